@@ -1,0 +1,53 @@
+# Everything runs in the project's own virtual environment, .venv, made on first use.
+#   make demo    train small models, eager beside compiled
+#   make test    all tests          make unit    the internal ones only
+#   make lint    style and types    make format  fix the style
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Named after this folder: an environment that was moved or copied here is installed again.
+READY := $(VENV)/ready$(subst /,-,$(CURDIR))
+
+.PHONY: demo test unit lint format env clean
+
+demo: $(READY)
+	$(RUN) -m demo
+
+test: $(READY)
+	$(PYTEST) test
+
+unit: $(READY)
+	$(PYTEST) test/unit
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+env: $(READY)
+
+clean:
+	rm -rf $(VENV)
+
+# One thread per worker: the workers together fill the machine.
+PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
+
+# torch first and alone, so that nothing else pulls a larger build of it.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "dicp needs Python 3.11 or newer; give one with: make PYTHON=python3.12"; exit 1; }
+	@$(RUN) -c '' 2>/dev/null || rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV) \
+	    || { echo "the Python module venv does not work (Debian: apt install python3-venv)"; exit 1; }
+	$(RUN) -m pip install --quiet $(TORCH)
+	$(RUN) -m pip install --quiet -e '.[test,demo,lint]'
+	$(RUN) -m pip install --quiet --no-deps $(TORCHVISION)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Measure compiler backends against each other: `python -m benchmarks --help`."""

@@ -1,0 +1,82 @@
+"""`python -m benchmarks models|kernels|compile|memory|scaling`: one table, JSON and a chart."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from benchmarks.machine import describe
+from benchmarks.options import Options
+from benchmarks.report import Progress, Report
+
+COMMANDS = {
+    "models": ("benchmarks.steps", "time of a step, inference and --train"),
+    "kernels": ("benchmarks.kernels", "memory-bound kernels beside a copy of as many bytes"),
+    "compile": ("benchmarks.compile", "time to the first result, caches empty, then filled"),
+    "memory": ("benchmarks.memory", "peak memory of a step and of the process"),
+    "scaling": ("benchmarks.scaling", "compile time and overhead against the number of layers"),
+}
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def backends(text: str) -> tuple[str, ...]:
+    """Split at commas, but keep `name:option=value,option=value` together."""
+    found: list[str] = []
+    for part in names(text):
+        if "=" in part and ":" not in part and found:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    top.add_argument("command", choices=COMMANDS)
+    top.add_argument("--backends", type=backends, default=backends("eager,inductor,cpugraph"))
+    top.add_argument("--models", "--kernels", dest="names", type=names, default=())
+    top.add_argument("--dtype", type=names, default=("float32",), help="float32,bfloat16")
+    top.add_argument("--train", action="store_true", help="training instead of inference")
+    top.add_argument("--both", action="store_true", help="inference and training")
+    top.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    top.add_argument("--layers", type=names, default=("1", "4", "16", "64"))
+    top.add_argument("--quick", action="store_true", help="fewer samples and sizes")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and write `benchmarks/results/`, also of a run that was interrupted."""
+    given = parser().parse_args(arguments)
+    options = Options(
+        command=given.command,
+        backends=given.backends,
+        names=given.names,
+        dtypes=given.dtype,
+        modes=(False, True) if given.both else (given.train,),
+        device=given.device,
+        quick=given.quick,
+        layers=tuple(int(n) for n in given.layers),
+    )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=180)
+    report = Report(options, unit="", machine=describe(options.device))
+    try:
+        importlib.import_module(COMMANDS[options.command][0]).run(
+            options, report, Progress(console)
+        )
+    finally:
+        if report.rows:
+            console.print(report.table())
+            for path in report.write():
+                console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Clocks: alternating samples of several functions, and what the machine itself can do."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+SHORTEST_SAMPLE = 2e-3
+"""Seconds; a faster function is called several times per sample."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds per call: the median and the quartiles of `count` samples."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def spread(self) -> float:
+        """The distance between the quartiles as a share of the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+    def as_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def summarize(seconds: list[float]) -> Sample:
+    """The median and quartiles of at least one sample."""
+    if len(seconds) == 1:
+        return Sample(seconds[0], seconds[0], seconds[0], 1)
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Sample(median, low, high, len(seconds))
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device to finish what it was given."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def timed(fn: Callable[[], Any], device: str = "cpu", calls: int = 1) -> float:
+    """Seconds per call."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    synchronize(device)
+    return (time.perf_counter() - start) / calls
+
+
+def alternate(
+    fns: Mapping[str, Callable[[], Any]], seconds: float, device: str = "cpu"
+) -> dict[str, Sample]:
+    """Sample the functions in turn, so that what disturbs the machine disturbs all of them alike.
+
+    Every function gets the same number of samples: 5 to 200, as many as fit into `seconds` each.
+    """
+    calls, longest = {}, 0.0
+    for name, fn in fns.items():
+        fn()
+        once = min(timed(fn, device), timed(fn, device))
+        calls[name] = max(1, round(SHORTEST_SAMPLE / max(once, 1e-7)))
+        longest = max(longest, once * calls[name])
+    rounds = min(200, max(5, round(seconds / longest)))
+    samples: dict[str, list[float]] = {name: [] for name in fns}
+    for turn in range(rounds):
+        names = list(fns)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            samples[name].append(timed(fns[name], device, calls[name]))
+    return {name: summarize(taken) for name, taken in samples.items()}
+
+
+def best(fn: Callable[[], Any], device: str = "cpu", repeat: int = 7) -> float:
+    """The fastest of several calls, in seconds."""
+    fn()
+    return min(timed(fn, device) for _ in range(repeat))
+
+
+def copy_bandwidth(device: str = "cpu", size: int = 256 << 20) -> float:
+    """Bytes per second, read and written, of a copy far larger than the caches."""
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / best(lambda: target.copy_(source), device)
+
+
+def matmul_rate(dtype: torch.dtype, device: str = "cpu") -> float:
+    """FLOP/s of a large matrix product in the fastest library that the framework carries."""
+    size = 1024 if device == "cpu" else 8192
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    roads: list[Callable[[], Any]] = [lambda: a @ a]
+    if device == "cpu" and torch.backends.mkldnn.is_available():
+        roads.append(lambda: torch.ops.mkldnn._linear_pointwise(a, a, None, "none", [], ""))
+    return 2 * size**3 / min(best(road, device) for road in roads)
+
+
+def convolution_rate(dtype: torch.dtype, device: str = "cpu") -> float:
+    """FLOP/s of a 3 by 3 convolution with 64 channels, in the faster of both memory formats."""
+    batch, side = (4, 56) if device == "cpu" else (128, 56)
+    image = torch.randn(batch, 64, side, side, device=device, dtype=dtype)
+    weight = torch.randn(64, 64, 3, 3, device=device, dtype=dtype)
+    last = [t.contiguous(memory_format=torch.channels_last) for t in (image, weight)]
+    roads = ((image, weight), (last[0], last[1]))
+    with torch.no_grad():
+        seconds = min(best(lambda r=r: F.conv2d(*r, padding=1), device) for r in roads)
+    return 2 * batch * side * side * 64 * 64 * 9 / seconds
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine reaches: FLOP/s of its libraries and bytes per second of a copy."""
+
+    matmul: float
+    convolution: float
+    copy: float
+
+    @classmethod
+    def measure(cls, dtype: torch.dtype, device: str) -> Rates:
+        return cls(
+            matmul_rate(dtype, device), convolution_rate(dtype, device), copy_bandwidth(device)
+        )
+
+    def limit(self, flops: Mapping[str, float], moved: float) -> float:
+        """Seconds that a step needs at least: its library FLOPs and its unavoidable bytes."""
+        return (
+            flops["matmul"] / self.matmul
+            + flops["convolution"] / self.convolution
+            + moved / self.copy
+        )

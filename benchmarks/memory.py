@@ -1,0 +1,126 @@
+"""`memory`: peak memory, one fresh process per model and backend.
+
+step: the most a step in steady state holds beyond what is held between steps. kept: what stays
+resident after it, beyond the model and its batch (compiler, code, workspaces). process: the peak
+of the whole process beyond the model and its batch, compilation included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks import child
+from benchmarks.backends import EAGER, parse
+from benchmarks.models import find
+from benchmarks.options import Options
+from benchmarks.report import Progress, Report, Row
+
+KINDS = ("step", "kept", "process")
+MIB = float(1 << 20)
+
+
+def measure(model: str, backend: str, train: bool, dtype: str, device: str) -> dict[str, float]:
+    """The three peaks in bytes."""
+    from benchmarks.workload import Workload
+
+    work = Workload.prepare(find((model,))[0], train, getattr(torch, dtype), device)
+    step = work.step(parse(backend))
+    return on_device(step, work.net) if device != "cpu" else on_host(step, work.net)
+
+
+def on_host(step: Callable[[], Any], net: torch.nn.Module) -> dict[str, float]:
+    # Weights and batch are resident; gradients are not, since a step frees them first.
+    baseline = resident()
+    for _ in range(3):
+        step()
+    net.zero_grad(set_to_none=True)
+    before = resident()
+    reset_peak()
+    step()
+    peak = status("VmHWM")
+    whole = max(peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+    net.zero_grad(set_to_none=True)
+    return {
+        "step": peak - before,
+        "kept": max(0.0, resident() - baseline),
+        "process": whole - baseline,
+    }
+
+
+def on_device(step: Callable[[], Any], net: torch.nn.Module) -> dict[str, float]:
+    baseline = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step()
+    whole = torch.cuda.max_memory_allocated()
+    net.zero_grad(set_to_none=True)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    peak = torch.cuda.max_memory_allocated()
+    net.zero_grad(set_to_none=True)
+    return {
+        "step": float(peak - before),
+        "kept": float(torch.cuda.memory_allocated() - baseline),
+        "process": float(whole - baseline),
+    }
+
+
+def resident() -> float:
+    """Bytes resident after garbage was collected and the allocator gave back what it could."""
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # not glibc: what the allocator keeps is counted
+    return float(psutil.Process().memory_info().rss)
+
+
+def reset_peak() -> None:
+    """Make Linux forget the highest resident size so far."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def status(key: str) -> float:
+    """A size in bytes from /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return float(int(line.split()[1]) << 10)
+    raise LookupError(key)
+
+
+def run(options: Options, report: Report, progress: Progress) -> None:
+    """Every model and backend, eager included."""
+    report.unit, report.group_by, report.note = "MiB", "peak", (__doc__ or "").partition("\n\n")[2]
+    backends = list(dict.fromkeys([EAGER, *options.backends]))
+    models = find(options.names)
+    cases = [(m, d, t) for t in options.modes for d in options.dtypes for m in models]
+    for model, dtype, train in progress.over(cases, lambda case: case[0].name):
+        mode = "training" if train else "inference"
+        facts = {"mode": mode, "dtype": dtype}
+        rows = {kind: Row(model.name, {"peak": kind, **facts}) for kind in KINDS}
+        report.rows.extend(rows.values())
+        for backend in backends:
+            arguments = {
+                "model": model.name,
+                "backend": backend,
+                "train": train,
+                "dtype": dtype,
+                "device": options.device,
+            }
+            try:
+                found = child.run("memory", arguments)
+            except child.ChildFailed as error:
+                for row in rows.values():
+                    row.failures[backend] = str(error)
+                continue
+            for kind, row in rows.items():
+                row.values[backend] = found[kind] / MIB

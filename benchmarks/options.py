@@ -1,0 +1,28 @@
+"""What one invocation measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, checked; `names` selects models or kernels, empty means all."""
+
+    command: str
+    backends: tuple[str, ...]
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    modes: tuple[bool, ...]
+    """Which of inference (False) and training (True)."""
+    device: str
+    quick: bool
+    layers: tuple[int, ...]
+
+    @property
+    def file_name(self) -> str:
+        """The name of the result files: one per command, mode, dtype and device."""
+        both = {(False,): "-inference", (True,): "-training"}.get(self.modes, "")
+        mode = "" if self.command == "kernels" else both
+        part = f"-{'-'.join(self.names)}" if self.names else ""
+        return f"{self.command}{mode}-{'-'.join(self.dtypes)}-{self.device}{part}"

@@ -1,0 +1,79 @@
+"""`models`: the time of a step, all backends in turn in one process per model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks import child
+from benchmarks.backends import EAGER, parse
+from benchmarks.measure import Rates, alternate
+from benchmarks.models import find
+from benchmarks.options import Options
+from benchmarks.report import Progress, Report, Row
+
+
+def measure(
+    model: str, backends: list[str], train: bool, dtype: str, device: str, seconds: float
+) -> dict[str, Any]:
+    """One model on every backend, in this process."""
+    from benchmarks.workload import Workload
+
+    kind = getattr(torch, dtype)
+    work = Workload.prepare(find((model,))[0], train, kind, device)
+    reference = work.reference()
+    steps, found, failures = {}, {}, {}
+    for label in dict.fromkeys([EAGER, *backends]):
+        step = work.step(parse(label))
+        try:
+            step()
+            found[label] = work.worst_error(step, reference)
+        except Exception as error:  # a backend that fails leaves the others their numbers
+            failures[label] = f"{type(error).__name__}: {error}"[:2000]
+            continue
+        steps[label] = step
+    del reference
+    samples = alternate(steps, seconds, device)
+    costs, rates = work.costs(), Rates.measure(kind, device)
+    return {
+        "samples": {label: sample.as_json() for label, sample in samples.items()},
+        "errors": found,
+        "failures": failures,
+        "costs": costs,
+        "rates": asdict(rates),
+        "limit": rates.limit(costs, costs["bytes"]),
+    }
+
+
+def run(options: Options, report: Report, progress: Progress) -> None:
+    """Every model, dtype and mode that the options name."""
+    report.unit, report.floor_name = "ms", "limit"
+    report.note = "limit: library FLOPs at the best rate measured, plus unavoidable bytes"
+    models = find(options.names)
+    cases = [(m, d, t) for t in options.modes for d in options.dtypes for m in models]
+    for model, dtype, train in progress.over(cases, lambda case: case[0].name):
+        mode = "training" if train else "inference"
+        row = Row(model.name, {"kind": model.kind, "mode": mode, "dtype": dtype})
+        report.rows.append(row)
+        try:
+            result = child.run(
+                "step",
+                {
+                    "model": model.name,
+                    "backends": list(options.backends),
+                    "train": train,
+                    "dtype": dtype,
+                    "device": options.device,
+                    "seconds": 1.0 if options.quick else 4.0,
+                },
+            )
+        except child.ChildFailed as error:
+            row.failures = dict.fromkeys(options.backends, str(error))
+            continue
+        row.take_samples(result["samples"], scale=1e3)
+        row.wrong = {k: e["worst"] for k, e in result["errors"].items() if not e["ok"]}
+        row.failures = result["failures"]
+        row.floor = result["limit"] * 1e3
+        row.detail = {key: result[key] for key in ("errors", "costs", "rates")}

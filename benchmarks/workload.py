@@ -1,0 +1,116 @@
+"""A model made ready to run: weights and batch on a device, and the step that is measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
+from benchmarks.backends import Contestant
+from benchmarks.models import Batch, Model, without_dropout
+
+SEED = 20
+
+
+@dataclass
+class Workload:
+    """A model, its batch and labels; `train` says whether a step is forward plus backward."""
+
+    model: Model
+    net: nn.Module
+    batch: Batch
+    labels: Tensor
+    train: bool
+
+    @classmethod
+    def prepare(cls, model: Model, train: bool, dtype: torch.dtype, device: str) -> Workload:
+        """The same weights, batch and labels on every call."""
+        torch.manual_seed(SEED)
+        net = without_dropout(model.build()).to(device=device, dtype=dtype)
+        batch = pytree.tree_map_only(
+            Tensor,
+            lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else t.dtype),
+            model.batch(),
+        )
+        with torch.no_grad():
+            labels = model.labels(model.output(net.eval()(**batch)))
+        return cls(model, net.train(train), batch, labels, train)
+
+    def step(self, contestant: Contestant) -> Callable[[], Any]:
+        """A function that runs one step: the outputs, or the loss after its backward."""
+        if not self.train:
+            compiled = contestant.compile(self.net)
+
+            def infer() -> Any:
+                with torch.no_grad():
+                    return compiled(**self.batch)
+
+            return infer
+        loss_of = contestant.compile(self.model.loss)
+
+        def train() -> Any:
+            self.net.zero_grad(set_to_none=True)
+            loss = loss_of(self.net, self.batch, self.labels)
+            loss.backward()
+            return loss
+
+        return train
+
+    def results(self, step: Callable[[], Any]) -> list[dict[str, Tensor]]:
+        """What a step computes: its outputs; in training the loss, and the gradients."""
+        found = [named_tensors(step())]
+        if self.train:
+            gradients = self.net.named_parameters()
+            found.append({n: p.grad.clone() for n, p in gradients if p.grad is not None})
+        return found
+
+    def reference(self) -> list[dict[str, Tensor]]:
+        """The results of the same step in float64."""
+        double = Workload(
+            self.model,
+            copy.deepcopy(self.net).double(),
+            to_double(self.batch),
+            to_double(self.labels),
+            self.train,
+        )
+        with InDouble():
+            return double.results(double.step(Contestant("eager", "eager")))
+
+    def worst_error(self, step: Callable[[], Any], reference: list[dict[str, Tensor]]) -> Any:
+        """The result that uses most of what the fp64 rule allows, and how much of it."""
+        buffers = copy.deepcopy(dict(self.net.named_buffers()))
+        eager = self.results(self.step(Contestant("eager", "eager")))
+        self._restore(buffers)
+        got = self.results(step)
+        self._restore(buffers)
+        found = [e for g, p, r in zip(got, eager, reference, strict=True) for e in errors(g, p, r)]
+        worst = max(found, key=lambda e: e.excess)
+        return {"excess": worst.excess, "ok": all(e.ok for e in found), "worst": str(worst)}
+
+    def _restore(self, buffers: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, buffer in self.net.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def costs(self) -> dict[str, float]:
+        """Library FLOPs, and the bytes a step moves at least: parameters, batch and results."""
+        with FlopCounterMode(display=False) as counter:
+            outputs = self.results(self.step(Contestant("eager", "eager")))
+        counts = counter.get_flop_counts()["Global"]
+        convolution = sum(n for op, n in counts.items() if "convolution" in str(op))
+        tensors = [*self.net.parameters(), *self.batch.values()]
+        tensors += [t for group in outputs for t in group.values()]
+        if self.train:  # parameters are read by the forward and again by the backward
+            tensors += list(self.net.parameters())
+        return {
+            "matmul": float(sum(counts.values()) - convolution),
+            "convolution": float(convolution),
+            "bytes": float(sum(t.numel() * t.element_size() for t in tensors)),
+        }

@@ -1,0 +1,22 @@
+"""dicp: a torch.compile backend compiler with vendor code generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Backend", "__version__", "explain"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first asked for: `import dicp` alone costs nothing."""
+    if name == "explain":
+        from dicp.explain import explain
+
+        return explain
+    if name == "Backend":
+        from dicp.dynamo_bridge.backend import Backend
+
+        return Backend
+    raise AttributeError(f"module 'dicp' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m dicp`."""
+
+from dicp.cli import main
+
+main()

@@ -1,0 +1,387 @@
+"""The settings of dicp: one frozen, documented value, passed explicitly.
+
+This module alone reads the process environment. `OPTIONS` is the one table behind
+`Config.from_env`, `torch.compile(options=...)`, `python -m dicp config` and the README.
+An environment variable that is set but empty counts as unset.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+
+from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
+class _Invalid(Exception):
+    """A value outside its kind; turned into ConfigValueError by whoever knows its source."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of value: its name, what it accepts in words, and the parser for text and values."""
+
+    name: str
+    expected: str
+    fix: str
+    parse: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table of settings."""
+
+    name: str
+    kind: Kind
+    environment: tuple[str, ...]
+    default: str
+    meaning: str
+    changes_code: bool
+
+    def parse(self, value: object, source: str) -> Any:
+        """`value` as this option's type. Raises ConfigValueError naming `source`."""
+        try:
+            return self.kind.parse(value)
+        except _Invalid:
+            raise ConfigValueError(source, value, self.kind.expected, self.kind.fix) from None
+
+
+def _parse_boolean(value: Any) -> bool:
+    parsed = _BOOLEANS.get(str(value).strip().lower())
+    if parsed is None:
+        raise _Invalid
+    return parsed
+
+
+def _parse_count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _Invalid
+    try:
+        count = int(value)
+    except ValueError:
+        raise _Invalid from None
+    if count < 0:
+        raise _Invalid
+    return count
+
+
+def _parse_path(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike) or not str(value).strip():
+        raise _Invalid
+    try:
+        return Path(value).expanduser().absolute()
+    except (RuntimeError, TypeError, ValueError):  # no home folder, or bytes
+        raise _Invalid from None
+
+
+def _parse_optional_path(value: Any) -> Path | None:
+    return None if value is None else _parse_path(value)
+
+
+def _parse_words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        try:
+            return tuple(shlex.split(value))
+        except ValueError:  # an open quotation
+            raise _Invalid from None
+    if not isinstance(value, Sequence) or not all(isinstance(word, str) for word in value):
+        raise _Invalid
+    return tuple(value)
+
+
+def _parse_command(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Invalid
+    _parse_words(value)
+    return value.strip()
+
+
+BOOLEAN = Kind(
+    "bool",
+    "one of 1, true, on, yes, 0, false, off, no",
+    "Use 1 to switch it on and 0 to switch it off.",
+    _parse_boolean,
+)
+COUNT = Kind("int", "a whole number, 0 or more", "Give it in digits.", _parse_count)
+PATH = Kind("path", "the path of a folder", "Give a path, such as ~/.cache/dicp.", _parse_path)
+OPTIONAL_PATH = Kind(
+    "path",
+    "the path of a folder, or nothing",
+    "Give a path, or leave it unset.",
+    _parse_optional_path,
+)
+COMMAND = Kind(
+    "command",
+    "the command of a compiler, such as 'g++-13' or 'ccache g++'",
+    "Give it as in a shell, with every quotation closed.",
+    _parse_command,
+)
+WORDS = Kind(
+    "flags",
+    "compiler flags, such as '-O2 -g'",
+    "Give one text as in a shell, with every quotation closed, or a list of texts.",
+    _parse_words,
+)
+
+
+def _choice(*values: str) -> Kind:
+    def parse(value: Any) -> str:
+        if value not in values:
+            raise _Invalid
+        return str(value)
+
+    listed = " or ".join((", ".join(map(repr, values[:-1])), repr(values[-1])))
+    return Kind("|".join(values), listed, "Choose one of these.", parse)
+
+
+def default_cache_dir() -> Path:
+    """The user's cache folder for dicp, where the operating system wants it."""
+    return platformdirs.user_cache_path("dicp", appauthor=False)
+
+
+def _setting(
+    kind: Kind,
+    environment: str,
+    meaning: str,
+    *,
+    default: object = MISSING,
+    factory: Callable[[], Any] | None = None,
+    default_text: str = "",
+    changes_code: bool = False,
+) -> Any:
+    metadata = {
+        "kind": kind,
+        "environment": tuple(environment.split()),
+        "meaning": meaning,
+        "default_text": default_text or _as_text(default),
+        "changes_code": changes_code,
+    }
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None or value == () else str(value)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one compilation. Values are checked and normalized on construction."""
+
+    cache_dir: Path = _setting(
+        PATH,
+        "DICP_CACHE_DIR",
+        "folder of the disk cache; made private to the user",
+        factory=default_cache_dir,
+        default_text="the user's cache folder",
+    )
+    cache: bool = _setting(
+        BOOLEAN, "DICP_CACHE", "keep compiled results on disk between processes", default=True
+    )
+    cache_size_mb: int = _setting(
+        COUNT,
+        "DICP_CACHE_SIZE_MB",
+        "least recently used entries go when the cache is larger than this",
+        default=4096,
+    )
+    dump: Path | None = _setting(
+        OPTIONAL_PATH,
+        "DICP_DUMP",
+        "folder for the graph after each stage, the program and the generated source",
+        default=None,
+    )
+    timings: bool = _setting(
+        BOOLEAN, "DICP_TIMINGS", "report the seconds of each stage of a compilation", default=False
+    )
+    fallback: Literal["auto", "error"] = _setting(
+        _choice("auto", "error"),
+        "DICP_FALLBACK",
+        "an operator the target does not compile runs eagerly, or is an error",
+        default="auto",
+        changes_code=True,
+    )
+    on_compile_error: Literal["raise", "eager"] = _setting(
+        _choice("raise", "eager"),
+        "DICP_ON_COMPILE_ERROR",
+        "a failed compilation raises, or runs the graph eagerly with one warning",
+        default="raise",
+    )
+    runs_on: Literal["auto", "device", "simulator"] = _setting(
+        _choice("auto", "device", "simulator"),
+        "DICP_RUNS_ON",
+        "run on the device, on the target's simulator, or on whichever is there",
+        default="auto",
+        changes_code=True,
+    )
+    cxx: str = _setting(
+        COMMAND,
+        "DICP_CXX CXX",
+        "C++ compiler; empty: the first of g++, clang++ that is found",
+        default="",
+        changes_code=True,
+    )
+    cxx_flags: tuple[str, ...] = _setting(
+        WORDS,
+        "DICP_CXX_FLAGS",
+        "flags added after dicp's own when generated C++ is compiled",
+        default=(),
+        changes_code=True,
+    )
+    compile_jobs: int = _setting(
+        COUNT,
+        "DICP_COMPILE_JOBS",
+        "compilers run side by side; 0: one per processor",
+        default=0,
+    )
+    fuse: bool = _setting(
+        BOOLEAN,
+        "DICP_FUSE",
+        "fuse subgraphs such as attention and norms",
+        default=True,
+        changes_code=True,
+    )
+    layout: bool = _setting(
+        BOOLEAN,
+        "DICP_LAYOUT",
+        "choose memory formats per operator, such as channels-last convolutions",
+        default=True,
+        changes_code=True,
+    )
+    fallback_random: bool = _setting(
+        BOOLEAN,
+        "DICP_FALLBACK_RANDOM",
+        "draw random numbers with the eager operators, bit for bit",
+        default=False,
+        changes_code=True,
+    )
+    freeze: bool = _setting(
+        BOOLEAN,
+        "DICP_FREEZE",
+        "inference only: treat parameters as constants and fold them",
+        default=False,
+        changes_code=True,
+    )
+    check_bounds: bool = _setting(
+        BOOLEAN,
+        "DICP_CHECK_BOUNDS",
+        "indices from tensors are checked; off: an index out of range is undefined behaviour",
+        default=True,
+        changes_code=True,
+    )
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        _setting(
+            _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+            "DICP_MODE",
+            "as torch.compile's mode",
+            default="default",
+            changes_code=True,
+        )
+    )
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS:
+            value = option.parse(getattr(self, option.name), f"option {option.name!r}")
+            object.__setattr__(self, option.name, value)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """The defaults, changed by the environment variables of the table.
+
+        Raises ConfigValueError; an unknown DICP_ variable is a DicpWarning.
+        """
+        environ = os.environ if environ is None else environ
+        _warn_unknown_variables(environ)
+        values: dict[str, Any] = {}
+        for option in OPTIONS:
+            variable = next((name for name in option.environment if environ.get(name)), None)
+            if variable is not None:
+                source = f"environment variable {variable}"
+                values[option.name] = option.parse(environ[variable], source)
+        return cls(**values)
+
+    def with_options(
+        self, options: Mapping[str, object] | None = None, mode: str | None = None
+    ) -> Config:
+        """This config changed by torch.compile's `options` and `mode`.
+
+        Raises UnknownOptionError and ConfigValueError.
+        """
+        known = {option.name: option for option in OPTIONS}
+        values: dict[str, Any] = {}
+        for name, value in (options or {}).items():
+            if name not in known:
+                raise UnknownOptionError(str(name), tuple(known))
+            values[name] = known[name].parse(value, f"option {name!r}")
+        if mode is not None:
+            values["mode"] = _agreed_mode(known["mode"].parse(mode, "mode"), values.get("mode"))
+        return replace(self, **values) if values else self
+
+    def key(self) -> dict[str, object]:
+        """The settings that change generated code, as plain values for a cache key."""
+        return {o.name: getattr(self, o.name) for o in OPTIONS if o.changes_code}
+
+    @property
+    def cache_bytes(self) -> int:
+        """The cap of the disk cache in bytes."""
+        return self.cache_size_mb * 2**20
+
+    @property
+    def jobs(self) -> int:
+        """How many compilers to run side by side: at least one."""
+        return self.compile_jobs or _processors()
+
+
+def _agreed_mode(mode: str, option: str | None) -> str:
+    if option is not None and option != mode:
+        raise ConfigValueError(
+            "mode", mode, f"the same as option 'mode', which is {option!r}", "Give it once."
+        )
+    return mode
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _warn_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = {name for option in OPTIONS for name in option.environment}
+    for name in sorted(environ):
+        if name.startswith("DICP_") and name not in known:
+            warnings.warn(
+                f"environment variable {name} is not one that dicp reads; "
+                "`python -m dicp config` lists those.",
+                DicpWarning,
+                stacklevel=3,
+            )
+
+
+def _option(setting: Field[Any]) -> Option:
+    metadata = setting.metadata
+    return Option(
+        setting.name,
+        metadata["kind"],
+        metadata["environment"],
+        metadata["default_text"],
+        metadata["meaning"],
+        metadata["changes_code"],
+    )
+
+
+OPTIONS: tuple[Option, ...] = tuple(_option(setting) for setting in fields(Config))

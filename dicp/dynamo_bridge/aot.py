@@ -1,0 +1,499 @@
+"""Dynamo's graph through AOTAutograd: functional ATen graphs out, one compiled callable back.
+
+    Dynamo FX graph -> stored result? -> load it
+                       else capture -> partition -> compile_graph per graph -> store the result
+
+AOTAutograd's result (which graphs run, and how inputs and outputs are wrapped around them) is kept
+in dicp's own cache, signed with the user's secret, under a key that carries the backend's identity.
+A process that finds it traces and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import fx
+
+from dicp import torch_private
+from dicp.cache import Cache, Entry, key_of
+from dicp.dynamo_bridge.joint import merge_equal_nodes
+from dicp.errors import CacheWarning
+
+Kind = Literal["forward", "backward", "inference"]
+Executable = Callable[[list[Any]], Sequence[Any]]
+
+_CACHE_KIND: Final = "aot"
+_FORMAT: Final = 1
+_VARIANTS: Final = 8  # results kept per graph, told apart by their guards on sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphInfo:
+    """What AOTAutograd knows about a graph beyond its nodes.
+
+    static_inputs: positions of placeholders that are parameters or buffers: the same storage at
+        every call, so that work which depends on them alone can be kept between calls.
+    user_outputs: how many leading outputs are handed on to the caller (mutated inputs included);
+        what follows in a forward graph is saved for its backward graph.
+    """
+
+    kind: Kind
+    static_inputs: tuple[int, ...] = ()
+    user_outputs: int = 0
+
+
+class CompiledGraph(torch_private.OutputCode):
+    """A compiled graph: `executable` runs it, `artifact_json` is all that is ever stored of it.
+
+    Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
+    A graph without a stored form has `artifact_json` None: it works and is never stored.
+    """
+
+    def __init__(self, artifact_json: str | None, executable: Executable | None) -> None:
+        super().__init__()
+        self.artifact_json = artifact_json
+        self.executable = executable
+        self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        assert self.executable is not None, "a stored graph runs after post_compile"
+        return self.executable(inputs)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledGraph, (self.artifact_json, None)
+
+    def prepare_for_serialization(self) -> None:
+        self.executable = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Loads the executable of a graph that was read from the cache."""
+        self.executable = graph_kwargs["load_graph"](self.artifact_json).executable
+
+
+CompileGraph = Callable[[fx.GraphModule, list[Any], GraphInfo], CompiledGraph]
+LoadGraph = Callable[[str], CompiledGraph]
+JointPasses = Callable[[fx.GraphModule, Any], object]
+
+CacheState = Literal["off", "hit", "miss", "stored", "bypass", "damaged"]
+OnCache = Callable[[CacheState, str], object]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """The arguments of one `compile_graphs`."""
+
+    decompositions: dict[Any, Callable[..., Any]]
+    compile_graph: CompileGraph
+    load_graph: LoadGraph
+    identity: str
+    cache: Cache | None
+    joint_passes: JointPasses | None
+    on_cache: OnCache
+    keep_inference_input_mutations: bool
+
+    def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
+        merge_equal_nodes(joint.graph)
+        if self.joint_passes is not None:
+            self.joint_passes(joint, inputs)
+        return torch_private.min_cut_rematerialization_partition(joint, inputs, **known)
+
+
+def compile_graphs(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    compile_graph: CompileGraph,
+    load_graph: LoadGraph,
+    identity: str,
+    cache: Cache | None,
+    joint_passes: JointPasses | None = None,
+    on_cache: OnCache | None = None,
+    keep_inference_input_mutations: bool = True,
+) -> Callable[..., Any]:
+    """Compiles Dynamo's graph and returns what Dynamo calls in its place.
+
+    compile_graph: makes each functional graph executable; the backward graph's turn comes with the
+        first backward run, or at once where its sizes are symbolic.
+    load_graph: makes a graph executable again from the `artifact_json` stored of it.
+    identity: names everything else the result depends on: backend, target, versions, options, and
+        the decompositions and passes in use.
+    cache: where results are stored; None compiles without.
+    joint_passes: rewrites the joint graph in place before it is split into forward and backward.
+    on_cache: is told what the cache did, and why.
+    """
+    job = _Job(
+        decompositions=dict(decompositions),
+        compile_graph=compile_graph,
+        load_graph=load_graph,
+        identity=identity,
+        cache=cache,
+        joint_passes=joint_passes,
+        on_cache=on_cache or (lambda state, reason: None),
+        keep_inference_input_mutations=keep_inference_input_mutations,
+    )
+    compiled: Callable[..., Any]
+    if any(isinstance(value, (list, tuple, dict)) for value in example_inputs):
+        compiled = torch_private.flatten_graph_inputs(
+            gm, example_inputs, lambda flat_gm, inputs: _compile(job, flat_gm, inputs)
+        )
+    else:
+        compiled = _compile(job, gm, example_inputs)
+    return torch.compiler.disable(compiled, reason="compiled code is not traced")  # type: ignore
+
+
+# Every graph compiled by dicp runs AOTAutograd under these settings.
+# - cse: replaced by merge_equal_nodes, which does the same without importing a code generator.
+# - donated_buffer: a backward graph compiled to overwrite its inputs cannot run a second time, and
+#   backward(retain_graph=True) may ask for that.
+_SETTINGS: Final = {"cse": False, "donated_buffer": False}
+
+
+def _compile(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    with torch_private.functorch_config.patch(_SETTINGS), _collection_paused():
+        if not torch_private.STAGES_ARE_SEPARATE:
+            job.on_cache("off", "this PyTorch release has no result to store")
+            return _compile_unstored(job, gm, example_inputs)
+        return _compile_in_stages(job, gm, example_inputs)
+
+
+@contextlib.contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Compiling allocates much and drops little: full collections are a quarter of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    with contextlib.ExitStack() as stack:
+        prepared = torch_private.prepare_aot_module_simplified(
+            gm,
+            example_inputs,
+            None,
+            job.decompositions,
+            job.keep_inference_input_mutations,
+            False,
+            flatten=False,
+            force_non_lazy_backward_lowering=(
+                torch_private.functorch_config.force_non_lazy_backward_lowering
+            ),
+        )
+        function, parameters, _, _, fake_inputs, descriptions, aot_config, *rest = prepared
+        fake_mode, shape_env, _, _, active_inputs = rest
+        aot_config = dataclasses.replace(aot_config, enable_log=torch_private.logs_graphs())
+
+        slot = _find_slot(job, gm, fake_inputs, aot_config)
+        run = slot.loaded
+        if run is None:
+            stack.enter_context(torch_private.disable_compiled_autograd())
+            state = torch_private.create_aot_state(
+                stack, function, fake_inputs, descriptions, aot_config, fake_mode, shape_env
+            )
+            state.fw_metadata.act_input_indices = active_inputs
+            capture = torch_private.aot_stage1_graph_capture(state, function)
+            road = _compile_autograd if state.needs_autograd else _compile_inference
+            run = road(job, state, capture, slot)
+    return _with_parameters(gm, run, parameters)
+
+
+def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., Any]:
+    """`run` as Dynamo calls it: without the module's own parameters, inputs not boxed."""
+    if isinstance(gm, torch_private.GmWrapper):
+
+        def forward_boxed(inputs: list[Any]) -> Any:
+            everything = [*parameters, *inputs]
+            inputs.clear()
+            return run(everything)
+
+        return forward_boxed
+
+    def forward(*inputs: Any) -> Any:
+        return run([*parameters, *inputs])
+
+    return forward
+
+
+def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
+    graph, metadata, subclass = capture.graph_module, state.fw_metadata, capture.maybe_subclass_meta
+    torch_private.log_inference_graph(graph, state.aot_config)
+    torch_private.tensorify_python_scalars(graph)
+    graph = torch_private.run_passes_on_nested_graphs(
+        graph, None, state.aot_config, default_partition_fn=job.partition
+    )
+    graph = torch_private.rematerialize_checkpoints(graph)
+    made: list[CompiledGraph] = []
+
+    def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        static = torch_private.inner_metadata(subclass, metadata).static_input_indices
+        info = GraphInfo("inference", tuple(static or ()), len(_outputs(graph)))
+        made.append(job.compile_graph(graph, list(inputs), info))
+        return made[0]
+
+    compiled = torch_private.compile_inference(
+        graph, capture.updated_flat_args, subclass, metadata, state.aot_config, compile_one
+    )
+    torch_private.make_runtime_safe(metadata, subclass)
+    _store(
+        job,
+        slot,
+        metadata,
+        made,
+        compiled_fw=torch_private.BundledCompiledForward(made[0]),
+        compiled_bw=None,
+        dispatch_wrappers=capture.wrappers,
+        maybe_subclass_meta=subclass,
+        num_fw_outs_saved_for_bw=None,
+        indices_of_inps_to_detach=[],
+        sanitized_aot_config=state.aot_config.to_cacheable(),
+        serialized_bw_module=None,
+    )
+    compiled_run, _ = torch_private.make_inference_function(
+        state.aot_config, metadata, compiled, capture.wrappers, None
+    )
+    return compiled_run
+
+
+def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
+    joint, metadata, subclass = capture.graph_module, state.fw_metadata, capture.maybe_subclass_meta
+    aot_config = state.aot_config
+    torch_private.log_joint_graph(joint, aot_config)
+    torch_private.tensorify_python_scalars(joint)
+    forward, backward, saved_count, saved_symints, detached, inputs = (
+        torch_private.partition_joint_graph(
+            joint, capture.updated_flat_args, subclass, metadata, aot_config, job.partition
+        )
+    )
+    torch_private.log_split_graphs(forward, backward, subclass, metadata, aot_config)
+
+    inner = torch_private.inner_metadata(subclass, metadata)
+    metadata.bw_donated_idxs = inner.bw_donated_idxs = []  # None would forbid retain_graph as well
+    static = tuple(inner.static_input_indices or ())
+    forward_info = GraphInfo("forward", static, len(_outputs(forward)) - saved_count)
+    backward_info = GraphInfo(
+        "backward", _same_names(forward, static, backward), len(_outputs(backward))
+    )
+    made: dict[Kind, CompiledGraph] = {}
+
+    def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        made["forward"] = job.compile_graph(graph, list(inputs), forward_info)
+        return made["forward"]
+
+    def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        with _collection_paused():
+            made["backward"] = job.compile_graph(graph, list(inputs), backward_info)
+        return _untraced(made["backward"])
+
+    def store(compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any) -> None:
+        _store(
+            job,
+            slot,
+            metadata,
+            list(made.values()),
+            compiled_fw=torch_private.BundledCompiledForward(made["forward"]),
+            compiled_bw=torch_private.BundledCompiledBackward(made["backward"], [], saved_symints),
+            dispatch_wrappers=capture.wrappers,
+            maybe_subclass_meta=subclass,
+            num_fw_outs_saved_for_bw=saved_count,
+            indices_of_inps_to_detach=detached,
+            sanitized_aot_config=aot_config.to_cacheable(),
+            serialized_bw_module=torch_private.serialize_graph_module(backward),
+        )
+
+    strides, compiled_forward = torch_private.compile_forward(
+        forward, inputs, subclass, metadata, saved_count, aot_config, compile_forward
+    )
+    lazy, compiled_backward = torch_private.compile_backward(
+        backward,
+        subclass,
+        metadata,
+        strides,
+        saved_symints,
+        aot_config,
+        _untraced(compile_backward),
+    )
+    torch_private.make_runtime_safe(metadata, subclass)
+    if compiled_backward is not None and slot.key:
+        store(compiled_backward, backward, metadata, aot_config)
+    run, _ = torch_private.make_autograd_function(
+        aot_config,
+        state.flat_args,
+        metadata,
+        subclass,
+        capture.wrappers,
+        compiled_forward,
+        compiled_backward,
+        _untraced(compile_backward),
+        lazy,
+        store if compiled_backward is None and slot.key else None,
+        None,
+        detached,
+        saved_symints,
+    )
+    return run
+
+
+def _compile_unstored(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The same road in one call, for releases whose stages cannot be taken one by one."""
+
+    def compiler(kind: Kind) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+        def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            context = torch_private.TracingContext.try_get()
+            metadata = context.fw_metadata if context is not None else None
+            static = ()
+            if metadata is not None and kind != "backward":
+                static = metadata.static_input_indices
+                metadata.bw_donated_idxs = []
+            info = GraphInfo(kind, tuple(static or ()), len(_outputs(graph)))
+            compiled = job.compile_graph(graph, list(inputs), info)
+            return _untraced(compiled) if kind == "backward" else compiled
+
+        return _untraced(compile_one) if kind == "backward" else compile_one
+
+    return torch_private.aot_module_simplified(
+        gm,
+        example_inputs,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=job.partition,
+        decompositions=job.decompositions,
+        keep_inference_input_mutations=job.keep_inference_input_mutations,
+    )
+
+
+def _untraced(function: Any) -> Any:
+    """Dynamo may be tracing when backward runs: neither the compiler nor its result is for it."""
+    return torch.compiler.disable(function, reason="compiled code is not traced")
+
+
+def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
+    return graph.graph.output_node().args[0]  # type: ignore[return-value]
+
+
+def _same_names(
+    forward: fx.GraphModule, positions: tuple[int, ...], backward: fx.GraphModule
+) -> tuple[int, ...]:
+    """Positions in `backward` of the placeholders that `forward` has at `positions`."""
+    theirs = forward.graph.find_nodes(op="placeholder")
+    names = {theirs[position].name for position in positions}
+    ours = backward.graph.find_nodes(op="placeholder")
+    return tuple(position for position, node in enumerate(ours) if node.name in names)
+
+
+# ---- results stored and loaded -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Slot:
+    """Where this compilation's result is stored (no key: nowhere), or what was found there."""
+
+    key: str = ""
+    symints: tuple[torch.SymInt, ...] = ()
+    loaded: Any = None
+
+
+def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _Slot:
+    """Looks the graph up among the stored results; never raises for what it finds there."""
+    if job.cache is None:
+        job.on_cache("off", "no cache")
+        return _Slot()
+    try:
+        symints = tuple(_all_symints(fake_inputs))
+        base = key_of(
+            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), job.identity
+        )
+    except torch_private.NotCacheableError as error:
+        job.on_cache("bypass", str(error))
+        return _Slot()
+    for variant in range(_VARIANTS):
+        slot = _Slot(key_of(base, variant), symints)
+        entry = job.cache.get(_CACHE_KIND, slot.key)
+        if entry is None:
+            break
+        try:
+            guards = entry.read("guards").decode()
+            if guards and not torch_private.guards_hold(guards, list(symints)):
+                continue
+            loaded = _load(job, entry, fake_inputs, aot_config)
+        except Exception as error:  # whatever is wrong with it, it can be compiled again
+            job.on_cache("damaged", f"{type(error).__name__}: {error}")
+            warnings.warn(
+                f"a stored compilation result could not be loaded and is rebuilt ({error})",
+                CacheWarning,
+                stacklevel=2,
+            )
+            return slot
+        job.on_cache("hit", "")
+        return dataclasses.replace(slot, loaded=loaded)
+    job.on_cache("miss", "")
+    return slot
+
+
+def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
+    """The symbolic sizes among the inputs; guards on any other symbol could not be stored."""
+    symints = torch_private.backed_symints(fake_inputs)
+    known = {symbol for symint in symints for symbol in torch_private.free_symbols(symint)}
+    for value in fake_inputs:
+        if isinstance(value, (torch.Tensor, torch.SymInt)):
+            unknown = torch_private.free_symbols(value) - known
+            if unknown:
+                raise torch_private.NotCacheableError(f"sizes {unknown} are not inputs themselves")
+    return symints
+
+
+def _load(job: _Job, entry: Entry, fake_inputs: list[Any], aot_config: Any) -> Any:
+    # The cache has verified the entry against the user's secret: nobody else wrote this pickle.
+    result = pickle.loads(entry.read("result"))
+    settings = {
+        "cudagraphs": torch_private.BoxedBool(False),
+        "boxed_forward_device_index": None,
+        "compile_region_name": None,
+        "load_graph": job.load_graph,
+    }
+    return result.wrap_post_compile(fake_inputs, aot_config, settings)
+
+
+def _store(job: _Job, slot: _Slot, metadata: Any, made: list[CompiledGraph], **parts: Any) -> None:
+    """Stores AOTAutograd's result, or says why not; a failure costs the cache entry and no more."""
+    if job.cache is None or not slot.key:
+        return
+    reason = ""
+    if metadata.tokens:
+        reason = "operators with side effects are ordered by tokens, which are not restored"
+    elif any(graph.artifact_json is None for graph in made):
+        reason = "a compiled graph has no stored form"
+    if reason:
+        job.on_cache("bypass", reason)
+        return
+    try:
+        guards = torch_private.guards_on(list(slot.symints))
+        result = torch_private.BundledAOTAutogradResult(
+            runtime_metadata=metadata,
+            guards_expr=guards or None,
+            aot_joint_graph_str=None,
+            aot_forward_graph_str=None,
+            aot_backward_graph_str=None,
+            min_cut_info_str=None,
+            forward_time_taken_ns=0,
+            backward_time_taken_ns=0,
+            **parts,
+        )
+        with torch_private.disable_current_modes():
+            content = pickle.dumps(result)
+    except Exception as error:  # pickling runs arbitrary __reduce__ methods
+        job.on_cache("bypass", f"no stored form: {error}")
+        return
+    job.cache.put(_CACHE_KIND, slot.key, {"result": content, "guards": guards.encode()})
+    job.on_cache("stored", "")

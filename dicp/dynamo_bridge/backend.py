@@ -1,0 +1,85 @@
+"""What `torch.compile(backend=...)` calls: one backend per target, and one that picks the target.
+
+The names `<target>graph` are made from the installed targets, so that a new vendor needs no line
+here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
+from dicp.dynamo_bridge.observe import GraphReport
+from dicp.errors import DeviceMovedError, TargetNotFoundError
+from dicp.target import Target, discover, find_target
+
+SUFFIX = "graph"
+KEPT_REPORTS = 256
+
+
+class Backend:
+    """A `torch.compile` backend for one target, with options fixed beforehand if given.
+
+    `reports` holds one GraphReport per graph compiled through this object, newest last.
+    """
+
+    def __init__(self, target: str | None = None, **options: Any) -> None:
+        self.target_name = target
+        self.options = options
+        self.reports: deque[GraphReport] = deque(maxlen=KEPT_REPORTS)
+        self.__name__ = f"{target}{SUFFIX}" if target else "dicp"
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+    ) -> Callable[..., Any]:
+        config = Config.from_env().with_options({**self.options, **(options or {})}, mode)
+        target = self._target(gm, example_inputs)
+        return compile_fx(gm, example_inputs, target, config, self.reports.append)
+
+    def _target(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
+        devices = {x.device.type for x in example_inputs if isinstance(x, torch.Tensor)}
+        devices -= {"meta"}
+        if self.target_name is None:
+            return target_for_devices(devices)
+        target = find_target(self.target_name)
+        if devices and devices != {target.device_type} and devices != {"cpu"}:
+            raise DeviceMovedError(target.device_type, sorted(devices))
+        return target
+
+
+def target_for_devices(devices: set[str]) -> Target:
+    """The first installed target that runs on the inputs' device; CPU tensors where none is given.
+
+    Raises TargetNotFoundError.
+    """
+    wanted = next(iter(devices - {"cpu"}), "cpu")
+    for name in sorted(discover()):
+        target = find_target(name)
+        if target.device_type == wanted:
+            return target
+    raise TargetNotFoundError(f"(for device {wanted})", sorted(discover()))
+
+
+@lru_cache(maxsize=None)
+def _backend(name: str | None) -> Backend:
+    return Backend(name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "dicp":
+        return _backend(None)
+    if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in discover():
+        return _backend(name.removesuffix(SUFFIX))
+    raise AttributeError(name)

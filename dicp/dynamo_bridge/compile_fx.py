@@ -1,0 +1,200 @@
+"""The compiler from top to bottom: Dynamo's FX graph in, a callable out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp import __version__
+from dicp.cache import Cache, key_of
+from dicp.config import Config
+from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
+from dicp.dynamo_bridge.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.decompose import decompositions
+from dicp.dynamo_bridge.fuse import FUSE
+from dicp.dynamo_bridge.infer import Inference
+from dicp.dynamo_bridge.observe import GraphReport, Observer
+from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
+from dicp.errors import CompilerError, FallbackWarning, ToolchainError
+from dicp.target import Artifact, LowerContext, Target
+from dicp.torch_private import free_unbacked_symbols
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    target: Target,
+    config: Config,
+    on_report: Callable[[GraphReport], None],
+) -> Callable[..., Any]:
+    """Compile Dynamo's graph for `target`.
+
+    Raises ToolchainError or CompilerError where no code can be built (with
+    `on_compile_error="eager"` the graph then runs eagerly, with one warning), and
+    UnsupportedOperatorError where `fallback="error"` and an operator has no rule.
+    """
+    cache = Cache.open(config)
+    identity = key_of(
+        __version__, torch.__version__, target.name, target.fingerprint(config), config.key()
+    )
+
+    def compile_graph(
+        graph: fx.GraphModule, inputs: list[Any], info: GraphInfo
+    ) -> CompiledGraph:
+        report = GraphReport(info.kind, f"graph{key_of(str(id(graph)))[:8]}")
+        observer = Observer(config, report)
+        try:
+            return _compile_graph(graph, info, target, config, cache, identity, observer)
+        except (ToolchainError, CompilerError) as error:
+            if config.on_compile_error == "raise":
+                raise
+            warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
+            return run_eagerly(graph, report, "the code could not be built")
+        finally:
+            observer.finish()
+            on_report(report)
+
+    def load_graph(text: str) -> CompiledGraph:
+        report = GraphReport("loaded", cache="aot")
+        on_report(report)
+        return CompiledGraph(text, target.load(_decode(text), cache, config))
+
+    return compile_graphs(
+        gm,
+        example_inputs,
+        decompositions=decompositions(target),
+        compile_graph=compile_graph,
+        load_graph=load_graph,
+        identity=identity,
+        cache=cache if not config.freeze else None,
+    )
+
+
+def _compile_graph(
+    gm: fx.GraphModule,
+    info: GraphInfo,
+    target: Target,
+    config: Config,
+    cache: Cache,
+    identity: str,
+    observer: Observer,
+) -> CompiledGraph:
+    """One functional ATen graph: passes, program, source, artifact, executable."""
+    report = observer.report
+    observer.graph("aten", gm)
+    if has_data_dependent_sizes(gm):
+        return run_eagerly(gm, report, "sizes depend on data")
+
+    with observer.stage("graph key"):
+        key = graph_key(gm, info, identity)
+    with observer.stage("load"):
+        entry = cache.get("graph", key) if config.dump is None else None
+        if entry is not None:
+            text = entry.read("artifact.json").decode()
+            report.cache = "graph"
+            return CompiledGraph(text, target.load(_decode(text), cache, config))
+
+    context = PassContext(
+        target.facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
+    )
+    run_passes(gm, graph_passes(config), context, observer.after_pass)
+    with observer.stage("lower"):
+        lower = LowerContext(config, info.kind, frozenset(info.static_inputs))
+        program = target.lower(gm, lower)
+    report.nodes, report.kernels = program.nodes, program.kernels()
+    observer.text("program.txt", program.text() if config.dump else "")
+    if config.dump:
+        for name, text in target.render(program, config).files.items():
+            observer.text(name, text)
+    with observer.stage("build"):
+        artifact = target.build(program, cache, config)
+    with observer.stage("load"):
+        executable = target.load(artifact, cache, config)
+    if artifact.objects:
+        return CompiledGraph(None, executable)
+    text = _encode(artifact)
+    cache.put("graph", key, {"artifact.json": text.encode()})
+    return CompiledGraph(text, executable)
+
+
+def graph_passes(config: Config) -> tuple[Pass, ...]:
+    """The graph passes, in order."""
+    return (CANONICALIZE, *((FUSE,) if config.fuse else ()))
+
+
+def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> CompiledGraph:
+    """The graph as it is, operator by operator."""
+    from dicp.target import NodeReport
+
+    report.nodes = [
+        NodeReport(n.name, str(n.target), "eager", reason, "")
+        for n in gm.graph.nodes if n.op == "call_function"
+    ]  # fmt: skip
+    gm.recompile()
+
+    def run(inputs: list[Any]) -> Any:
+        args = list(inputs)
+        inputs.clear()
+        return gm(*args)
+
+    return CompiledGraph(None, run)
+
+
+def has_data_dependent_sizes(gm: fx.GraphModule) -> bool:
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for item in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(item, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                if free_unbacked_symbols(item):
+                    return True
+    return False
+
+
+def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str) -> str:
+    """What the compiled code depends on: operators, arguments, every input's layout, constants."""
+    inputs, constants = [], []
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        if node.op == "placeholder":
+            inputs.append(_layout(val))
+        elif node.op == "get_attr":
+            constants.append(_constant_digest(gm, str(node.target)))
+    gm.recompile()
+    return key_of(identity, info.kind, list(map(str, info.static_inputs)), gm.code, inputs,
+                  constants)  # fmt: skip
+
+
+def _layout(val: Any) -> str:
+    if isinstance(val, torch.Tensor) and val.layout == torch.strided:
+        return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device}"
+    return f"{type(val).__name__} {val}"
+
+
+def _constant_digest(gm: fx.GraphModule, name: str) -> str:
+    value: Any = gm
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, fx.GraphModule):
+        return value.code
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return str(id(value))
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    return key_of(data, _layout(value))
+
+
+def _encode(artifact: Artifact) -> str:
+    return json.dumps(
+        {"target": artifact.target, "program": artifact.program, "units": dict(artifact.units)}
+    )
+
+
+def _decode(text: str) -> Artifact:
+    return Artifact(**json.loads(text))
+
+

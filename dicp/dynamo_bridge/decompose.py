@@ -1,0 +1,28 @@
+"""Which ATen operators are decomposed: every one with a decomposition that the target lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dicp.target import Target
+from dicp.torch_private import OpOverload, all_decompositions
+
+aten = torch.ops.aten
+
+WHOLE = frozenset({aten.lift_fresh.default, aten.lift.default, aten.detach.default})
+"""Operators AOTAutograd itself expects to find whole."""
+
+
+@lru_cache(maxsize=32)
+def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for `target`; the framework's own table is left as it is."""
+    keep = target.facts.keep | WHOLE
+    return {
+        op: rule
+        for op, rule in all_decompositions.items()
+        if isinstance(op, OpOverload) and op not in keep
+    }

@@ -1,0 +1,422 @@
+"""Attention written out: softmax(q k^T * scale + mask) v, as one fused attention call.
+
+Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
+an additive mask or `where` with a fill of -inf (or the smallest finite number), conversions around
+the softmax, the softmax as one operator or spelled out, keys and values repeated for grouped heads.
+A training graph keeps its own form wherever the backward part reads the probabilities.
+
+The fused operator gives zero for a row with every key masked by -inf, where the written-out form
+gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where` on the
+rows' maxima.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
+from dicp.dynamo_bridge.fuse.terms import (
+    ANY,
+    As,
+    Dims,
+    Match,
+    Number,
+    Peel,
+    Term,
+    Var,
+    copy_source,
+    match_one,
+    one_of,
+    op,
+    reshape_source,
+    same_sizes,
+    sizes_of,
+)
+from dicp.dynamo_bridge.infer import expression, value_of
+from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.traits import is_pure
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
+"""The fused operator that inference graphs carry, by device type."""
+
+_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_HUGE = -1e30
+"""A finite fill below this swallows any score that is added to it, in float32 and wider."""
+
+_MASK_KIND = "dicp_mask_kind"
+_CONSTANT_LIMIT = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Term):
+    """A batched product of `left` and `right`, however the batch is flattened around `bmm`."""
+
+    left: Term
+    right: Term
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        if not isinstance(value, fx.Node):
+            return
+        product = value
+        if value.target is not aten.bmm.default:
+            source = reshape_source(value)
+            if source is None or source.target is not aten.bmm.default:
+                return
+            product = source
+            state = state.visit(value)
+        sizes, inner = sizes_of(value), sizes_of(product)
+        if sizes is None or inner is None or sizes[-2:] != inner[-2:]:
+            return
+        left = _unflatten(product.args[0], sizes[:-2])
+        right = _unflatten(product.args[1], sizes[:-2])
+        if left is None or right is None:
+            return
+        state = state.visit(product)
+        for node in (*left[1], *right[1]):
+            state = state.visit(node)
+        for first in match_one(self.left, left[0], state):
+            yield from match_one(self.right, right[0], first)
+
+    def roots(self) -> frozenset[Any]:
+        return frozenset({aten.bmm.default, aten.view.default, aten._unsafe_view.default})
+
+
+def _unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The operand with batch dimensions `batch` that `node` is a flattening of, and the way."""
+    way: list[fx.Node] = []
+    matrix = sizes_of(node)
+    if not isinstance(node, fx.Node) or matrix is None:
+        return None
+    while sizes_of(node) != (*batch, *matrix[-2:]):
+        source = reshape_source(node)
+        sizes = sizes_of(source)
+        if source is None or sizes is None or sizes[-2:] != matrix[-2:]:
+            return None
+        way.append(node)
+        node = source
+    return node, way
+
+
+def _keeps_rows(node: fx.Node) -> fx.Node | None:
+    """Sees through conversions, copies and reshapes of the leading dimensions."""
+    source = cast_source(node) or reshape_source(node)
+    left, right = sizes_of(node), sizes_of(source)
+    if source is None or left is None or right is None or left[-2:] != right[-2:]:
+        return None
+    return source
+
+
+def _around(term: Term) -> Peel:
+    return Peel(term, _keeps_rows)
+
+
+def _softmax(x: Term) -> Term:
+    """Softmax over the last dimension: one operator, or exp(x - max) over its sum."""
+    top = As("top", _around(x))
+    shifted = op(aten.sub.Tensor, top, op(aten.amax.default, Var("top"), Dims("top"), True))
+    powers = As("powers", op(aten.exp.default, shifted))
+    total = op(aten.sum.dim_IntList, Var("powers"), Dims("powers"), True)
+    return one_of(
+        op([aten._softmax.default, aten._safe_softmax.default], top, Dims("top"),
+           half_to_float=ANY),
+        op(aten.div.Tensor, powers, total),
+    )  # fmt: skip
+
+
+def written_out(
+    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, keep: Term, drop: Term,
+    fill: Number, scores: Term,
+) -> Term:  # fmt: skip
+    # softmax(where(keep, q kt * scale + mask, fill)) v
+    product = _around(MatMul(q, kt))
+    mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
+    scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
+    masked = As("scores", one_of(
+        op(aten.add.Tensor, scaled, mask),
+        op(aten.where.self, keep, scaled, fill),
+        op(aten.where.self, drop, fill, scaled),
+        scaled,
+    ))  # fmt: skip
+    return MatMul(_around(_softmax(masked)), v)
+
+
+def is_attention(match: Match, context: PassContext) -> bool:
+    """4-d operands of a supported dtype, equal head sizes, a mask that broadcasts to the scores."""
+    values = [value_of(match[name]) for name in ("q", "kt", "v")]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return False
+    q, kt, v = values
+    if q.device.type not in FUSED_BY_DEVICE or q.dtype not in _DTYPES:
+        return False
+    if len({value.dtype for value in values}) != 1 or len({x.dim() for x in values}) != 1:
+        return False
+    if q.dim() not in (3, 4) or expression(q.shape[-1]) != expression(v.shape[-1]):
+        return False
+    if any(expression(size) == 0 for value in values for size in value.shape):
+        return False
+    return _mask_fits(match) and all(
+        _is_scalar(match.bound.get(name)) for name in ("scale", "inverse")
+    )
+
+
+def _mask_fits(match: Match) -> bool:
+    bound = match.bound
+    mask = next((bound[name] for name in ("mask", "keep", "drop") if name in bound), None)
+    if mask is None:
+        return True
+    value = value_of(mask)
+    scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
+    q = value_of(bound["q"])
+    if not isinstance(value, torch.Tensor) or scores is None or sizes is None:
+        return False
+    if len(scores) != q.dim() or len(sizes) > len(scores):
+        return False
+    fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
+    if "mask" in bound:
+        return fits and value.dtype.is_floating_point
+    fill = bound["fill"]
+    swallows = fill == float("-inf") or (fill <= _HUGE and q.dtype != torch.float16)
+    return fits and value.dtype == torch.bool and swallows
+
+
+def _is_scalar(scale: Any) -> bool:
+    """A number, or a tensor of one element known to be one."""
+    if scale is None or isinstance(scale, (int, float)):
+        return True
+    sizes = sizes_of(scale)
+    return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
+
+
+def fused(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
+    keep: Any, drop: Any, fill: float | None, scores: fx.Node,
+) -> fx.Node | None:  # fmt: skip
+    rank = len(sizes_of(q) or ())
+    q, k = _original(q), _transposed(rw, kt)
+    factor = 1.0
+    numbers = [uniform_value(x) for x in (scale, inverse)]
+    if scale is not None and numbers[0] is not None:
+        factor = float(numbers[0])
+    elif inverse is not None and numbers[1] is not None:
+        factor = 1.0 / float(numbers[1])
+    elif scale is not None or inverse is not None:
+        q = _scaled_by_tensor(rw, q, scale, inverse)
+    k, v = _ungrouped(k), _ungrouped(v)
+    if not same_sizes(k, v):
+        return None
+    if rank == 3:
+        q, k, v = (rw(aten.unsqueeze.default, x, 0) for x in (q, k, v))
+    q, k, v = (_unit_stride(rw, x) for x in (q, k, v))
+    bias = _as_bias(rw, mask, keep, drop, fill, q)
+    causal = bias is not None and _is_causal(bias, q, k)
+    options: dict[str, Any] = {"scale": factor}
+    if bias is not None and not causal:
+        options["attn_mask"] = _four_dims(rw, bias)
+    target = FUSED_BY_DEVICE[value_of(q).device.type]
+    out = rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
+    if bias is not None and not causal and not _leaves_a_key(bias):
+        out = _nan_where_masked(rw, out, options["attn_mask"])
+    if rank == 3:
+        out = rw(aten.squeeze.dim, out, 0)
+    return _as_root(rw, out)
+
+
+def _as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
+    """`out` in the shape and dtype of the root."""
+    dtype = value_of(rw.root).dtype
+    if value_of(out).dtype != dtype:
+        out = rw(prims.convert_element_type.default, out, dtype)
+    if same_sizes(out, rw.root):
+        return out
+    out = rw(aten.clone.default, out, memory_format=torch.contiguous_format)
+    return rw(aten.view.default, out, rw.root.args[1])
+
+
+def _original(node: fx.Node) -> fx.Node:
+    """What `node` is a copy of: the fused operator takes any strides of the leading dimensions."""
+    while (source := copy_source(node)) is not None:
+        node = source
+    return node
+
+
+def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
+    node = _original(kt)
+    rank = len(sizes_of(node) or ())
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    if permutation_of(node) == swap and isinstance(node.args[0], fx.Node):
+        return node.args[0]
+    return rw(aten.permute.default, node, swap)
+
+
+def _scaled_by_tensor(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> fx.Node:
+    target = aten.mul.Tensor if scale is not None else aten.div.Tensor
+    scaled = rw(target, q, scale if scale is not None else inverse)
+    dtype = value_of(q).dtype
+    if value_of(scaled).dtype != dtype:
+        scaled = rw(prims.convert_element_type.default, scaled, dtype)
+    return scaled
+
+
+def _ungrouped(node: fx.Node) -> fx.Node:
+    """Keys or values before they were repeated for grouped heads, if they were."""
+    start = node = _original(node)
+    sizes = sizes_of(node)
+    assert sizes is not None
+    inner = reshape_source(node)
+    while inner is not None and inner.target is not aten.expand.default:
+        inner = reshape_source(inner)
+    if len(sizes) != 4 or inner is None or not isinstance(inner.args[0], fx.Node):
+        return start
+    narrow, wide = inner.args[0], sizes_of(inner)
+    before = sizes_of(narrow)
+    if wide is None or before is None or len(wide) != 5 or len(before) != 5:
+        return start
+    repeated = before[2] == 1 and (*before[:2], *before[3:]) == (*wide[:2], *wide[3:])
+    if not repeated or wide[0] != sizes[0] or wide[3:] != sizes[2:]:
+        return start
+    if narrow.target is aten.unsqueeze.default and narrow.args[1] in (2, -3):
+        heads = narrow.args[0]
+        return heads if isinstance(heads, fx.Node) else start
+    return start
+
+
+def _unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """The fused operator reads rows of the last dimension as if it had stride 1."""
+    if expression(value_of(node).stride(-1)) == 1:
+        return node
+    return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+
+def _as_bias(
+    rw: Rewriter, mask: Any, keep: Any, drop: Any, fill: float | None, q: fx.Node
+) -> fx.Node | None:
+    """The mask as something to add."""
+    dtype = value_of(q).dtype
+    if mask is not None:
+        if value_of(mask).dtype in (dtype, torch.float32) and dtype != torch.float64:
+            return mask  # type: ignore[no-any-return]
+        if value_of(mask).dtype == dtype:
+            return mask  # type: ignore[no-any-return]
+        return rw(prims.convert_element_type.default, mask, dtype)
+    if keep is None and drop is None:
+        return None
+    constant = {"dtype": torch.float64 if dtype == torch.float64 else torch.float32,
+                "device": value_of(q).device}  # fmt: skip
+    zero = rw(aten.full.default, [], 0.0, **constant)
+    low = rw(aten.full.default, [], fill, **constant)
+    if keep is not None:
+        return rw(aten.where.self, keep, zero, low)
+    return rw(aten.where.self, drop, low, zero)
+
+
+def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
+    while len(sizes_of(bias) or ()) < 4:
+        bias = rw(aten.unsqueeze.default, bias, 0)
+    return bias
+
+
+def _nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
+    top = rw(aten.amax.default, bias, [-1], True)
+    dead = rw(aten.eq.Scalar, top, float("-inf"))
+    value = value_of(out)
+    nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
+    return rw(aten.where.self, dead, nan, out)
+
+
+# What can be known of a mask at compile time.
+
+
+def _leaves_a_key(bias: fx.Node) -> bool:
+    """Every row is sure to have an entry above -inf."""
+    return _is_finite(bias) or _kind(bias) in ("causal", "alive")
+
+
+def _is_finite(node: Any) -> bool:
+    """Made of finite constants by `where`, views and conversions."""
+    while isinstance(node, fx.Node):
+        if node.target is aten.where.self:
+            return _is_finite(node.args[1]) and _is_finite(node.args[2])
+        source = node.args[0] if node.args else None
+        if source is not None and node.target in _VIEWS:
+            node = source
+        elif (source := cast_source(node)) is not None:
+            if value_of(node).dtype == torch.float16 and value_of(source).dtype != torch.float16:
+                return False
+            node = source
+        else:
+            break
+    number = uniform_value(node)
+    return number is not None and abs(number) < float("inf")
+
+
+_VIEWS = frozenset({
+    aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,
+    aten.permute.default, aten.clone.default, aten.squeeze.dim, aten.select.int,
+})  # fmt: skip
+
+
+def _is_causal(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
+    rows, columns = (sizes_of(q) or ())[-2], (sizes_of(k) or ())[-2]
+    return (
+        isinstance(rows, int)
+        and rows == columns
+        and (sizes_of(bias) or ())[-2:] == (rows, rows)
+        and _kind(bias) == "causal"
+    )
+
+
+def _kind(bias: fx.Node) -> str:
+    """ "causal", "alive" (no fully masked row) or "unknown", by computing a constant mask."""
+    known: str | None = bias.meta.get(_MASK_KIND)
+    if known is None:
+        value = _constant(bias, {})
+        known = bias.meta[_MASK_KIND] = "unknown" if value is None else _classify(value)
+    return known
+
+
+def _classify(value: torch.Tensor) -> str:
+    rows, columns = value.shape[-2:]
+    allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
+    if bool(torch.where(allowed, value == 0, value <= _HUGE).all()):
+        return "causal"
+    alive = bool((value.amax(-1) > float("-inf")).all())
+    return "alive" if alive else "unknown"
+
+
+def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+    """The value of a node that depends on no input, or None."""
+    if node in known:
+        return known[node]
+    known[node] = None
+    value = value_of(node)
+    if node.op != "call_function" or not is_pure(node.target) or node.target in _FUSED:
+        return None
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 and value.device.type != "cpu":
+        return None
+    if not all(isinstance(size, int) for size in value.shape) or value.numel() > _CONSTANT_LIMIT:
+        return None
+    inputs = {source: _constant(source, known) for source in node.all_input_nodes}
+    if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
+        return None
+    args = fx.node.map_arg(node.args, inputs.__getitem__)
+    known[node] = node.target(*args, **fx.node.map_arg(node.kwargs, inputs.__getitem__))
+    return known[node]
+
+
+_FUSED = frozenset(FUSED_BY_DEVICE.values())
+_SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
+
+PATTERNS = (
+    Pattern("attention", "written out", written_out, fused, is_attention,
+            (_SOFTMAX, frozenset({aten.bmm.default}))),
+)  # fmt: skip

@@ -1,0 +1,203 @@
+"""Finds the declared patterns in an FX graph and puts their replacements in.
+
+A pattern costs nothing until the operators it cannot do without occur in the graph: only then is
+its pattern function called, and only nodes with the root's operator are tried. Nodes are visited
+from the end, so that the widest spelling (with weight, bias, activation) is met before its parts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.canonicalize import cast_source
+from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
+from dicp.dynamo_bridge.infer import difference, value_of
+from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.traits import is_pure
+
+PatternFunction = Callable[..., Term]
+Guard = Callable[[Match, PassContext], bool]
+
+
+class Rewriter:
+    """Emits a replacement's calls in front of the pattern's root, inferred and with provenance."""
+
+    def __init__(self, root: fx.Node, match: Match, context: PassContext) -> None:
+        self.root = root
+        self.match = match
+        self.context = context
+        self.emitted: list[fx.Node] = []
+        self._origins = _in_order(dict.fromkeys(match.nodes), root)
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Emit one call."""
+        node = self.context.infer.emit(self.root, target, args, kwargs, self._origins)
+        self.emitted.append(node)
+        return node
+
+    def size(self, node: fx.Node, dim: int) -> fx.Node | int:
+        """One size of a tensor: a number, or a node if it is symbolic."""
+        size = value_of(node).shape[dim]
+        if isinstance(size, int):
+            return size
+        return self(torch.ops.aten.sym_size.int, node, dim % value_of(node).dim())
+
+    def undo(self) -> None:
+        for node in reversed(self.emitted):
+            self.root.graph.erase_node(node)
+
+
+def _in_order(nodes: dict[fx.Node, None], root: fx.Node) -> list[fx.Node]:
+    """The matched nodes with the root, whose line the user knows the result by, last."""
+    return [*(node for node in reversed(list(nodes)) if node is not root), root]
+
+
+Replacement = Callable[..., fx.Node | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """One spelling of a family: what to find, when it holds, and what to put in its place.
+
+    `replacement(rw, **bound)` emits calls through `rw` and returns the node that stands for the
+    root, or None if it finds that it cannot. `needs` are operators the pattern cannot occur
+    without, as groups of alternatives.
+    """
+
+    family: str
+    name: str
+    find: PatternFunction
+    replacement: Replacement
+    guard: Guard = lambda match, context: True
+    needs: tuple[frozenset[Any], ...] = ()
+
+    @cached_property
+    def term(self) -> Term:
+        """The pattern function, called with a wildcard per parameter."""
+        parameters = inspect.signature(self.find).parameters.values()
+        return self.find(*(_wildcard(parameter) for parameter in parameters))
+
+    def occurs(self, targets: frozenset[Any]) -> bool:
+        return all(not group.isdisjoint(targets) for group in self.needs)
+
+
+def _wildcard(parameter: inspect.Parameter) -> Term:
+    annotation = parameter.annotation
+    is_number = annotation is Number or annotation == "Number"
+    return Number(parameter.name) if is_number else Var(parameter.name)
+
+
+def apply_patterns(
+    gm: fx.GraphModule, patterns: Sequence[Pattern], context: PassContext
+) -> int:
+    """Replace every occurrence of `patterns`, first declared first; how many were replaced."""
+    graph = gm.graph
+    targets = frozenset(node.target for node in graph.nodes if node.op == "call_function")
+    by_root: dict[Any, list[Pattern]] = {}
+    for pattern in patterns:
+        if pattern.occurs(targets):
+            for root in pattern.term.roots() & targets:
+                by_root.setdefault(root, []).append(pattern)
+    if not by_root:
+        return 0
+    count = 0
+    erased: set[fx.Node] = set()
+    for node in reversed(list(graph.nodes)):
+        if node in erased or node.op != "call_function" or not node.users:
+            continue
+        for pattern in by_root.get(node.target, ()):
+            removed = _apply(pattern, node, context)
+            if removed is not None:
+                erased |= removed
+                count += 1
+                break
+    return count
+
+
+def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node] | None:
+    """Replace `pattern` at `root`; the nodes that are gone, or None if it does not match."""
+    for match in pattern.term.match(root, Match({})):
+        if not is_closed(root, match) or not pattern.guard(match, context):
+            continue
+        rewriter = Rewriter(root, match, context)
+        parameters = inspect.signature(pattern.find).parameters
+        new = pattern.replacement(rewriter, *(match.bound.get(name) for name in parameters))
+        if new is None or not _fits(root, new):
+            rewriter.undo()
+            continue
+        _substitute(root, new, context)
+        return _erase(match)
+    return None
+
+
+def is_closed(root: fx.Node, match: Match) -> bool:
+    """Nobody outside the match reads what would disappear.
+
+    Views, copies and conversions may be read by others: those stay, and cost nothing new.
+    """
+    inside = set(match.nodes)
+    for node in inside:
+        if node is root or all(user in inside for user in node.users):
+            continue
+        if not (is_cheap(node) and not _depends_on(node, inside)):
+            return False
+    return all(is_pure(node.target) for node in inside)
+
+
+def is_cheap(node: fx.Node) -> bool:
+    return reshape_source(node) is not None or cast_source(node) is not None
+
+
+def _depends_on(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """A node in the match that stays must not need a computation of the match."""
+    while is_cheap(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+        if node not in inside:
+            return False
+    return True
+
+
+def _fits(root: fx.Node, new: fx.Node) -> bool:
+    """Same shape and dtype. (A pattern may match across a conversion that changes the result.)"""
+    return difference(value_of(root), value_of(new), strides=False) is None
+
+
+def _substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
+    context.infer.check(root, new, strides=False)
+    users = list(root.users)
+    returned = any(user.op == "output" for user in users)
+    old = root.meta["val"]
+    changed = difference(old, new.meta["val"]) is not None
+    if changed and returned and isinstance(old, torch.Tensor):
+        copy = context.infer.restride(root, new, old)
+        for user in users:
+            if user.op == "output":
+                user.replace_input_with(root, copy)
+    root.replace_all_uses_with(new)
+    if changed:
+        context.infer.update([user for user in users if user.op == "call_function"])
+
+
+def _erase(match: Match) -> set[fx.Node]:
+    """Erase what the match leaves unread, users before what they use."""
+    removed: set[fx.Node] = set()
+    waiting = list(dict.fromkeys(match.nodes))
+    progress = True
+    while progress:
+        progress = False
+        for node in list(waiting):
+            if not node.users:
+                node.graph.erase_node(node)
+                waiting.remove(node)
+                removed.add(node)
+                progress = True
+    return removed

@@ -1,0 +1,124 @@
+"""Layer norm and RMS norm written out, as one normalization operator over the last dimension.
+
+Conversions to float32 and back around the norm, as models in half precision write them, are taken
+in where the weight has the input's dtype: the operator computes in float32 inside.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
+from dicp.dynamo_bridge.fuse.terms import Dims, Match, Number, Term, cast, one_of, op, sizes_of
+from dicp.dynamo_bridge.infer import value_of
+from dicp.dynamo_bridge.passes import PassContext
+
+aten = torch.ops.aten
+
+
+def _square(x: Term) -> Term:
+    return one_of(op(aten.pow.Tensor_Scalar, x, 2), op(aten.mul.Tensor, x, x))
+
+
+def _mean(x: Term, of: str = "x") -> Term:
+    return op(aten.mean.dim, x, Dims(of), True)
+
+
+def _over_root(x: Term, variance: Term, eps: Term) -> Term:
+    """x / sqrt(variance + eps), with rsqrt, a division or a reciprocal."""
+    inner = op([aten.add.Tensor, aten.add.Scalar], variance, eps)
+    root = op(aten.sqrt.default, inner)
+    inverse = one_of(
+        op(aten.rsqrt.default, inner),
+        op(aten.reciprocal.default, root),
+        op(aten.pow.Tensor_Scalar, inner, -0.5),
+    )
+    return one_of(op(aten.mul.Tensor, x, inverse), op(aten.div.Tensor, x, root))
+
+
+def layer_norm(x: Term, eps: Number) -> Term:
+    # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
+    source = cast(x)
+    centered = op(aten.sub.Tensor, source, _mean(source))
+    variance = one_of(
+        _mean(_square(centered)),
+        op(aten.var.correction, source, Dims("x"), correction=0, keepdim=True),
+    )
+    return cast(_over_root(centered, variance, eps))
+
+
+def layer_norm_weight(x: Term, weight: Term, eps: Number) -> Term:
+    return cast(op(aten.mul.Tensor, layer_norm(x, eps), weight))
+
+
+def layer_norm_weight_bias(x: Term, weight: Term, bias: Term, eps: Number) -> Term:
+    return cast(op(aten.add.Tensor, layer_norm_weight(x, weight, eps), bias))
+
+
+def rms_norm(x: Term, eps: Number) -> Term:
+    # x / sqrt(mean(x^2) + eps)
+    source = cast(x)
+    return cast(_over_root(source, _mean(_square(source)), eps))
+
+
+def rms_norm_weight(x: Term, weight: Term, eps: Number) -> Term:
+    return cast(op(aten.mul.Tensor, rms_norm(x, eps), weight))
+
+
+def _applies(match: Match, context: PassContext) -> bool:
+    """Floating point, weight and bias of the last dimension's size and the result's dtype."""
+    x, root = value_of(match["x"]), value_of(match.nodes[0])
+    if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point or x.dim() == 0:
+        return False
+    if x.dtype != root.dtype or sizes_of(match["x"]) != sizes_of(match.nodes[0]):
+        return False
+    return all(
+        sizes_of(match[name]) == (sizes_of(match["x"]) or ())[-1:]
+        and value_of(match[name]).dtype == x.dtype
+        for name in ("weight", "bias")
+        if name in match.bound
+    )
+
+
+def _layer(rw: Rewriter, x: fx.Node, weight: Any, bias: Any, eps: float) -> fx.Node:
+    size = rw.size(x, -1)
+    out = rw(aten.native_layer_norm.default, x, [size], weight, bias, float(eps))
+    return rw(operator.getitem, out, 0)
+
+
+def _layer_plain(rw: Rewriter, x: fx.Node, eps: float) -> fx.Node:
+    return _layer(rw, x, None, None, eps)
+
+
+def _layer_weight(rw: Rewriter, x: fx.Node, weight: fx.Node, eps: float) -> fx.Node:
+    return _layer(rw, x, weight, None, eps)
+
+
+def _rms_weight(rw: Rewriter, x: fx.Node, weight: fx.Node | None, eps: float) -> fx.Node | None:
+    size = rw.size(x, -1)
+    if not isinstance(size, int):  # the operator's sizes are plain integers
+        return None
+    out = rw(aten._fused_rms_norm.default, x, [size], weight, float(eps))
+    return rw(operator.getitem, out, 0)
+
+
+def _rms_plain(rw: Rewriter, x: fx.Node, eps: float) -> fx.Node | None:
+    return _rms_weight(rw, x, None, eps)
+
+
+_NEEDS = (
+    frozenset({aten.rsqrt.default, aten.sqrt.default, aten.pow.Tensor_Scalar}),
+    frozenset({aten.mean.dim, aten.var.correction}),
+)
+
+PATTERNS = (
+    Pattern("layer_norm", "weight and bias", layer_norm_weight_bias, _layer, _applies, _NEEDS),
+    Pattern("layer_norm", "weight", layer_norm_weight, _layer_weight, _applies, _NEEDS),
+    Pattern("layer_norm", "plain", layer_norm, _layer_plain, _applies, _NEEDS),
+    Pattern("rms_norm", "weight", rms_norm_weight, _rms_weight, _applies, _NEEDS),
+    Pattern("rms_norm", "plain", rms_norm, _rms_plain, _applies, _NEEDS),
+)

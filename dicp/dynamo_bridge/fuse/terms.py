@@ -1,0 +1,316 @@
+"""The language patterns are written in: terms that match nodes of the FX graph.
+
+A pattern function receives one term per parameter (a wildcard, or a number if annotated `Number`)
+and combines them with calls such as `op(aten.add.Tensor, x, y)`. Matching is by structure and never
+by sizes, so symbolic shapes match like static ones; where an operator commutes both orders are
+tried; arguments a pattern does not mention must have their default.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.canonicalize import CASTS, cast_source, uniform_value
+from dicp.dynamo_bridge.infer import expression, value_of
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the wildcards stand for so far, and the nodes matched on the way (root first)."""
+
+    bound: Mapping[str, Any]
+    nodes: tuple[fx.Node, ...] = ()
+
+    def bind(self, name: str, value: Any) -> Match | None:
+        if name in self.bound:
+            return self if _equal(self.bound[name], value) else None
+        return replace(self, bound={**self.bound, name: value})
+
+    def visit(self, node: fx.Node) -> Match:
+        return replace(self, nodes=(*self.nodes, node))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.bound[name]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, fx.Node) or isinstance(right, fx.Node):
+        return left is right
+    return type(left) is type(right) and bool(left == right)
+
+
+class Term(abc.ABC):
+    """Something that a value in the graph (a node or a constant) may match, in several ways."""
+
+    @abc.abstractmethod
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        """Every way in which `value` matches, given what is bound already."""
+
+    def roots(self) -> frozenset[Any]:
+        """Targets of the nodes this term can match at the top; empty: anything."""
+        return frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Var(Term):
+    """Any value; the same name must stand for the same value everywhere in a pattern."""
+
+    name: str
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        if (bound := state.bind(self.name, value)) is not None:
+            yield bound
+
+
+@dataclass(frozen=True, eq=False)
+class Number(Term):
+    """A Python number or a tensor filled with one; bound as the number."""
+
+    name: str
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        number = uniform_value(value)
+        if number is not None and (bound := state.bind(self.name, number)) is not None:
+            yield bound
+
+
+@dataclass(frozen=True, eq=False)
+class Literal(Term):
+    """Exactly this number (within `tolerance`, relative), as a number or a filled tensor."""
+
+    number: float
+    tolerance: float = 0.0
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        number = uniform_value(value)
+        if number is None or isinstance(number, bool):
+            return
+        if abs(number - self.number) <= self.tolerance * abs(self.number):
+            yield state
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Term):
+    """A call of one of `targets` whose leading arguments match `args`."""
+
+    targets: frozenset[Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        if not isinstance(value, fx.Node) or value.target not in self.targets:
+            return
+        given = list(value.args)
+        if len(given) < len(self.args) or not self._rest_is_default(value):
+            return
+        state = state.visit(value)
+        yield from match_all(self.args, given, state)
+        if len(self.args) >= 2 and _commutes(value.target):
+            swapped = (self.args[1], self.args[0], *self.args[2:])
+            yield from match_all(swapped, given, state)
+
+    def _rest_is_default(self, node: fx.Node) -> bool:
+        defaults, names = _defaults(node.target)
+        for position in range(len(self.args), len(node.args)):
+            wanted = self.kwargs.get(names[position], defaults.get(names[position]))
+            if wanted is not ANY and not _same_constant(node.args[position], wanted):
+                return False
+        for name, value in node.kwargs.items():
+            wanted = self.kwargs.get(name, defaults.get(name))
+            if wanted is not ANY and not _same_constant(value, wanted):
+                return False
+        given = {*names[: len(node.args)], *node.kwargs}
+        return all(
+            name in given or wanted is ANY or _same_constant(defaults.get(name), wanted)
+            for name, wanted in self.kwargs.items()
+        )
+
+    def roots(self) -> frozenset[Any]:
+        return self.targets
+
+
+ANY: Any = type("Any", (), {"__repr__": lambda self: "ANY"})()
+"""In a pattern's keyword arguments: whatever the node has."""
+
+
+def _same_constant(left: Any, right: Any) -> bool:
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_same_constant(a, b) for a, b in pairs)
+    return bool(left is right or (not isinstance(left, fx.Node) and left == right))
+
+
+def match_all(terms: Iterable[Any], values: Iterable[Any], state: Match) -> Iterator[Match]:
+    """Every way in which all `values` match their `terms` together."""
+    terms, values = tuple(terms), tuple(values)
+    if not terms:
+        yield state
+        return
+    for first in match_one(terms[0], values[0], state):
+        yield from match_all(terms[1:], values[1:], first)
+
+
+def match_one(term: Any, value: Any, state: Match) -> Iterator[Match]:
+    """Match a term, or compare with a constant that stands in a pattern as it is."""
+    if isinstance(term, Term):
+        yield from term.match(value, state)
+    elif isinstance(term, (list, tuple)) and isinstance(value, (list, tuple)):
+        if len(term) == len(value):
+            yield from match_all(term, value, state)
+    elif isinstance(term, (int, float)) and not isinstance(term, bool):
+        yield from Literal(term).match(value, state)
+    elif _same_constant(value, term):
+        yield state
+
+
+@lru_cache(maxsize=None)
+def _defaults(target: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return {}, ()
+    names = tuple(argument.name for argument in schema.arguments)
+    return {a.name: a.default_value for a in schema.arguments if a.has_default_value()}, names
+
+
+_COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "bitwise_and"})
+
+
+@lru_cache(maxsize=None)
+def _commutes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.name.split("::")[-1] in _COMMUTATIVE
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf(Term):
+    """Any of several spellings, tried in order."""
+
+    terms: tuple[Term, ...]
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        for term in self.terms:
+            yield from term.match(value, state)
+
+    def roots(self) -> frozenset[Any]:
+        roots = [term.roots() for term in self.terms]
+        return frozenset().union(*roots) if all(roots) else frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Peel(Term):
+    """`term`, below any number of unary nodes that `through` sees through, or right away."""
+
+    term: Any
+    through: Callable[[fx.Node], fx.Node | None]
+    targets: frozenset[Any] = frozenset()
+    """What `through` sees through, where a pattern may have it at the root."""
+
+    def roots(self) -> frozenset[Any]:
+        return self.targets | self.term.roots() if isinstance(self.term, Term) else frozenset()
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        yield from match_one(self.term, value, state)
+        while isinstance(value, fx.Node) and (source := self.through(value)) is not None:
+            state = state.visit(value)
+            value = source
+            yield from match_one(self.term, value, state)
+
+
+@dataclass(frozen=True, eq=False)
+class As(Term):
+    """`term`, with the node it matches bound under a name of its own."""
+
+    name: str
+    term: Term
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        if (bound := state.bind(self.name, value)) is not None:
+            yield from self.term.match(value, bound)
+
+    def roots(self) -> frozenset[Any]:
+        return self.term.roots()
+
+
+@dataclass(frozen=True, eq=False)
+class Dims(Term):
+    """A list of dimensions that are the last `count` of the tensor bound to `of`."""
+
+    of: str
+    count: int | None = 1
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        tensor = value_of(state.bound.get(self.of))
+        dims = [value] if isinstance(value, int) else value
+        if not isinstance(dims, (list, tuple)) or not isinstance(tensor, torch.Tensor):
+            return
+        rank = tensor.dim()
+        last = sorted(int(dim) % max(rank, 1) for dim in dims)
+        if last and last == list(range(rank - len(last), rank)):
+            if self.count is None or len(last) == self.count:
+                yield state
+
+
+def op(target: Any, *args: Any, **kwargs: Any) -> Op:
+    """A call of `target`: an overload, a packet (all its overloads) or a set of either."""
+    targets = target if isinstance(target, (set, frozenset, list, tuple)) else (target,)
+    return Op(frozenset(overload for t in targets for overload in _overloads(t)), args, kwargs)
+
+
+@lru_cache(maxsize=None)
+def _overloads(target: Any) -> tuple[Any, ...]:
+    names = getattr(target, "overloads", None)
+    if names is None:
+        return (target,)
+    return tuple(getattr(target, name) for name in names() if "out" not in name)
+
+
+def one_of(*terms: Term) -> OneOf:
+    return OneOf(terms)
+
+
+def cast(term: Any) -> Peel:
+    """`term`, converted to another dtype or not."""
+    return Peel(term, cast_source, CASTS)
+
+
+_RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
+_COPIES = frozenset({aten.clone.default, aten.contiguous.default, aten.alias.default})
+
+
+def reshape_source(node: fx.Node) -> fx.Node | None:
+    """What a node shows in another shape or layout, element order unchanged."""
+    if node.target in _RESHAPES or node.target in _COPIES:
+        source = node.args[0]
+        return source if isinstance(source, fx.Node) else None
+    if node.target is aten.expand.default and isinstance(node.args[0], fx.Node):
+        same = sizes_of(node) == sizes_of(node.args[0])
+        return node.args[0] if same else None
+    return None
+
+
+def copy_source(node: fx.Node) -> fx.Node | None:
+    """What a node copies or shows unchanged: same shape, dtype and values."""
+    source = reshape_source(node)
+    if source is None or sizes_of(source) != sizes_of(node):
+        return None
+    return source
+
+
+def sizes_of(node: Any) -> tuple[Any, ...] | None:
+    """The symbolic sizes of a tensor node."""
+    value = value_of(node)
+    return tuple(map(expression, value.shape)) if isinstance(value, torch.Tensor) else None
+
+
+def same_sizes(*nodes: Any) -> bool:
+    return all(sizes_of(node) == sizes_of(nodes[0]) for node in nodes)

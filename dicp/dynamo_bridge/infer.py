@@ -1,0 +1,270 @@
+"""Shapes, dtypes and strides of new or changed nodes, by running them on fake tensors.
+
+The framework's fake tensors know every operator's shape, dtype and stride rule, symbolic sizes
+included, so nothing is inferred twice here: a pass asks for the nodes it made or changed, and only
+those (and what depends on them) are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from dicp.dynamo_bridge.provenance import inherit
+from dicp.errors import InferenceMismatchError
+
+aten = torch.ops.aten
+
+
+def expression(size: Any) -> Any:
+    """An integer or its symbolic expression, comparable with `==` without adding a guard."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return size.node.expr
+    return size
+
+
+def expressions(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(expression(size) for size in sizes)
+
+
+def shape_of(value: torch.Tensor) -> tuple[Any, ...]:
+    return expressions(value.shape)
+
+
+def strides_of(value: torch.Tensor) -> tuple[Any, ...] | None:
+    """The strides, or None for a tensor without (sparse, nested)."""
+    return expressions(value.stride()) if value.layout == torch.strided else None
+
+
+def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return strides_of(left) == strides_of(right)
+
+
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Row-major by its symbolic strides; never adds a guard (unknown counts as no)."""
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        size, stride = expression(size), expression(stride)
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def value_of(arg: Any) -> Any:
+    """What is known of an argument: a node's `meta["val"]`, anything else itself."""
+    return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
+
+
+def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any, Any] | None:
+    """The first (field, expected, got) in which two inferred values differ, or None."""
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        fields: list[tuple[str, Any, Any]] = [
+            ("shape", shape_of(expected), shape_of(got)),
+            ("dtype", expected.dtype, got.dtype),
+            ("device", expected.device, got.device),
+            ("layout", expected.layout, got.layout),
+        ]
+        if strides:
+            fields.append(("strides", strides_of(expected), strides_of(got)))
+        return next((field for field in fields if field[1] != field[2]), None)
+    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
+        if len(expected) != len(got):
+            return ("number of results", len(expected), len(got))
+        pairs = zip(expected, got, strict=True)
+        return next((d for e, g in pairs if (d := difference(e, g, strides))), None)
+    left, right = expression(expected), expression(got)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) or left != right:
+        return ("value", left, right)
+    return None
+
+
+class Inference:
+    """Runs nodes on the fake tensors of one graph and keeps `meta["val"]` true."""
+
+    def __init__(self, fake_mode: contextlib.AbstractContextManager[Any] | None) -> None:
+        self._fake_mode = fake_mode
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> Inference:
+        """The inference for `gm`, with the fake mode its values were made in."""
+        for node in gm.graph.nodes:
+            mode = getattr(node.meta.get("val"), "fake_mode", None)
+            if mode is not None:
+                return cls(mode)
+        return cls(None)
+
+    def compute(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The fake result of a call whose arguments may be nodes."""
+        fake_args = map_arg(tuple(args), value_of)
+        fake_kwargs = map_arg(dict(kwargs), value_of)
+        with self._fake_mode or contextlib.nullcontext(), torch.no_grad():
+            return target(*fake_args, **fake_kwargs)
+
+    def infer(self, node: fx.Node) -> Any:
+        """Compute and store the value of one node."""
+        assert node.op == "call_function", node.op
+        value = self.compute(node.target, node.args, node.kwargs)
+        node.meta["val"] = value
+        node.meta.pop("tensor_meta", None)
+        return value
+
+    def emit(
+        self,
+        before: fx.Node,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        origins: Sequence[fx.Node] = (),
+    ) -> fx.Node:
+        """Insert an inferred call before `before`, standing for the nodes `origins`."""
+        with before.graph.inserting_before(before):
+            node = before.graph.call_function(target, args, dict(kwargs or {}))
+        inherit(node, origins)
+        try:
+            self.infer(node)
+        except BaseException:
+            before.graph.erase_node(node)
+            raise
+        return node
+
+    def update(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
+        """Re-infer `dirty` and everything whose inputs' metadata changed; return what changed.
+
+        A `view` that the new strides no longer allow reads a contiguous copy instead. A graph
+        output keeps the strides it had: it returns a copy in the old layout.
+        """
+        return Propagation(self).run(dirty)
+
+    def check(self, old: fx.Node, new: fx.Node, strides: bool) -> None:
+        """Raise InferenceMismatchError unless `new` may stand in for `old`."""
+        found = difference(old.meta.get("val"), new.meta.get("val"), strides)
+        if found is not None:
+            field, expected, got = found
+            raise InferenceMismatchError(str(old.format_node() or old), field, expected, got)
+
+    def restride(self, before: fx.Node, node: fx.Node, like: torch.Tensor) -> fx.Node:
+        """A copy of `node`, laid out as `like` (dense strides), inserted before `before`."""
+        origins = (node,)
+        order = stride_order(like)
+        if order == list(range(like.dim())):
+            kwargs = {"memory_format": torch.contiguous_format}
+            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+        if is_channels_last(like):
+            kwargs = {"memory_format": torch.channels_last}
+            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+        inverse = [order.index(dim) for dim in range(len(order))]
+        out = self.emit(before, aten.permute.default, (node, order), None, origins)
+        kwargs = {"memory_format": torch.contiguous_format}
+        out = self.emit(before, aten.clone.default, (out,), kwargs, origins)
+        return self.emit(before, aten.permute.default, (out, inverse), None, origins)
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Some permutation of the dimensions is row-major: no holes and no overlap."""
+    order = stride_order(value)
+    return is_contiguous(value) or is_contiguous(value.permute(order))
+
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """A 4-d tensor whose strides order it batch, height, width, channel."""
+    return value.dim() == 4 and _ordered(value, (0, 2, 3, 1))
+
+
+def _ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
+    expected: Any = 1
+    for dim in reversed(order):
+        size, stride = expression(value.shape[dim]), expression(value.stride(dim))
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def stride_order(value: torch.Tensor) -> list[int]:
+    """Dimensions from the largest stride to the smallest, symbolic sizes taken by their hint."""
+    if is_contiguous(value):
+        return list(range(value.dim()))
+    hints = [_hint(stride) for stride in value.stride()]
+    sizes = [_hint(size) for size in value.shape]
+    return sorted(range(value.dim()), key=lambda dim: (-hints[dim], sizes[dim] == 1, dim))
+
+
+def _hint(size: Any) -> int:
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 1 << 20
+    return int(size)
+
+
+class Propagation:
+    """One worklist run of `Inference.update`, in graph order."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._heap: list[tuple[int, fx.Node]] = []
+        self._seen: set[fx.Node] = set()
+        self._position: dict[fx.Node, int] = {}
+        self._restored: dict[fx.Node, fx.Node] = {}
+
+    def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
+        roots = list(dirty)
+        if not roots:
+            return []
+        self._position = {node: index for index, node in enumerate(roots[0].graph.nodes)}
+        for node in roots:
+            self._push(node)
+        changed = []
+        while self._heap:
+            node = heapq.heappop(self._heap)[1]
+            self._seen.discard(node)
+            if self._visit(node):
+                changed.append(node)
+                for user in node.users:
+                    if user.op == "call_function":
+                        self._push(user)
+        return changed
+
+    def _push(self, node: fx.Node) -> None:
+        position = self._position.get(node)
+        if position is not None and node not in self._seen:
+            self._seen.add(node)
+            heapq.heappush(self._heap, (position, node))
+
+    def _visit(self, node: fx.Node) -> bool:
+        old = node.meta.get("val")
+        try:
+            new = self._inference.infer(node)
+        except (RuntimeError, ValueError):
+            if node.target is not aten.view.default:
+                raise
+            source = self._contiguous(node)
+            node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
+            new = self._inference.infer(node)
+        if difference(old, new) is None:
+            node.meta["val"] = old
+            return False
+        self._keep_output_strides(node, old)
+        return True
+
+    def _contiguous(self, view: fx.Node) -> fx.Node:
+        source = view.args[0]
+        assert isinstance(source, fx.Node)
+        kwargs = {"memory_format": torch.contiguous_format}
+        return self._inference.emit(view, aten.clone.default, (source,), kwargs, (source,))
+
+    def _keep_output_strides(self, node: fx.Node, old: Any) -> None:
+        outputs = [user for user in node.users if user.op == "output"]
+        new = node.meta["val"]
+        if not outputs or not isinstance(old, torch.Tensor) or same_strides(old, new):
+            return
+        output = outputs[0]
+        copy = self._inference.restride(output, node, old)
+        output.replace_input_with(node, copy)

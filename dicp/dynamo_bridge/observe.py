@@ -1,0 +1,121 @@
+"""Watching a compilation: reports, stage times, and the dump of every stage."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import fx
+
+from dicp.config import Config
+from dicp.target import KernelReport, NodeReport
+
+
+@dataclass
+class GraphReport:
+    """What became of one graph: stage times in seconds, every operator, every kernel."""
+
+    kind: str
+    name: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    nodes: Sequence[NodeReport] = ()
+    kernels: Sequence[KernelReport] = ()
+    cache: str = "cold"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Operators by what became of them; `fused` counts those sharing a kernel with others."""
+        found = Counter(node.decision for node in self.nodes)
+        fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
+        kinds = ("compiled", "library", "view", "eager")
+        return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {k}" for k, n in self.counts.items())
+        lines = [f"{self.kind} graph {self.name} ({self.cache}): {counts}"]
+        lines.append("  " + ", ".join(f"{k} {s * 1e3:.1f} ms" for k, s in self.stages.items()))
+        for node in self.nodes:
+            if node.decision == "eager":
+                place = f" at {node.user_line}" if node.user_line else ""
+                lines.append(f"  eager: {node.op} ({node.name}){place}: {node.reason}")
+        for kernel in self.kernels:
+            lines += [f"  {kernel.name}", *(f"    {row}" for row in kernel.text.splitlines())]
+        return "\n".join(lines)
+
+
+class Observer:
+    """Fills one report and writes the dump folder where the config asks for it."""
+
+    def __init__(self, config: Config, report: GraphReport) -> None:
+        self.config = config
+        self.report = report
+        self._folder = self._make_folder() if config.dump is not None else None
+        self._step = 0
+
+    def _make_folder(self) -> Path:
+        assert self.config.dump is not None
+        base = Path(self.config.dump)
+        name = re.sub(r"[^\w.-]", "_", f"{self.report.name}_{self.report.kind}")
+        folder, number = base / name, 1
+        while folder.exists():
+            number += 1
+            folder = base / f"{name}_{number}"
+        folder.mkdir(parents=True)
+        return folder
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.report.stages[name] = self.report.stages.get(name, 0.0) + spent
+
+    def after_pass(self, name: str, gm: fx.GraphModule, seconds: float, changed: bool) -> None:
+        self.report.stages[name] = self.report.stages.get(name, 0.0) + seconds
+        if changed:
+            self.graph(name, gm)
+
+    def graph(self, name: str, gm: fx.GraphModule) -> None:
+        if self._folder is not None:
+            self._write(f"{name}.txt", graph_text(gm))
+
+    def text(self, name: str, text: str) -> None:
+        if self._folder is not None:
+            self._write(name, text)
+
+    def _write(self, name: str, text: str) -> None:
+        assert self._folder is not None
+        (self._folder / f"{self._step:02d}_{name}").write_text(text)
+        self._step += 1
+
+    def finish(self) -> None:
+        if self._folder is not None:
+            self._write("report.txt", f"{self.report}\n")
+        if self.config.timings:
+            total = sum(self.report.stages.values())
+            parts = ", ".join(f"{k} {s * 1e3:.1f}" for k, s in self.report.stages.items())
+            sys.stderr.write(
+                f"dicp: {self.report.kind} graph {self.report.name} ({self.report.cache}) "
+                f"{total * 1e3:.1f} ms: {parts}\n"
+            )
+
+
+def graph_text(gm: fx.GraphModule) -> str:
+    """One line per node: name, operator, arguments, dtype and shape, and the user's line."""
+    lines = []
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        shape = f"{str(val.dtype).removeprefix('torch.')}{list(val.shape)}" if hasattr(
+            val, "dtype"
+        ) and hasattr(val, "shape") else f"{val}"  # fmt: skip
+        args = ", ".join([*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
+        target = node.target if node.op != "output" else "output"
+        lines.append(f"{node.name}: {shape} = {target}({args})")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,46 @@
+"""Operators of our own that fusion puts into a graph, with eager and fake implementations.
+
+They are ordinary `torch.library` operators in the namespace `dicp`: a target that has no kernel for
+one can run it as an eager call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+"""What `dicp::linear` may apply to its result, by the name it takes."""
+
+torch.library.define(
+    "dicp::linear",
+    "(Tensor input, Tensor weight, Tensor? bias, str activation) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("dicp::linear", "CompositeExplicitAutograd")
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """`activation(input @ weight.T + bias)`; input (..., k), weight (n, k), bias (n,)."""
+    return ACTIVATIONS[activation](F.linear(input, weight, bias))
+
+
+@torch.library.register_fake("dicp::linear")
+def _linear_fake(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    torch._check(activation in ACTIVATIONS, lambda: f"unknown activation {activation!r}")
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+linear = torch.ops.dicp.linear.default

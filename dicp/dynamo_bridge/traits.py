@@ -1,0 +1,102 @@
+"""What a pass must know of an operator: does it return a view, write, draw random numbers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_ALIASES_BEYOND_SCHEMA = frozenset({aten._unsafe_view.default, aten.lift_fresh.default})
+"""Operators whose result shares storage with their first argument though the schema is silent."""
+
+_MAY_COPY = frozenset({"reshape", "contiguous", "to", "flatten"})
+"""Operators that return a view or a copy, depending on strides."""
+
+_KNOWN_NAMESPACES = frozenset({"aten", "prims", "dicp"})
+
+_UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided",
+                            "new_empty_strided", "empty_permuted"})  # fmt: skip
+
+_CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
+
+
+@lru_cache(maxsize=None)
+def is_view(target: Any) -> bool:
+    """The result may share storage with the first argument."""
+    if target in _ALIASES_BEYOND_SCHEMA:
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if op_name(target) in _MAY_COPY:
+        return True
+    returns = target._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+@lru_cache(maxsize=None)
+def is_random(target: Any) -> bool:
+    """Draws from a random generator."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+@lru_cache(maxsize=None)
+def is_mutating(target: Any) -> bool:
+    """Writes to an argument."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+@lru_cache(maxsize=None)
+def op_name(target: Any) -> str:
+    """The operator's name without namespace and overload."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).split("::")[-1]
+    return getattr(target, "__name__", str(target))
+
+
+@lru_cache(maxsize=None)
+def is_pure(target: Any) -> bool:
+    """Equal arguments give an equal result, nothing else happens: may be merged or removed."""
+    if isinstance(target, torch._ops.OpOverload):
+        return (
+            target.namespace in _KNOWN_NAMESPACES
+            and not target._schema.is_mutable
+            and not is_random(target)
+            and op_name(target) not in _UNINITIALISED
+            and not op_name(target).startswith(_CHECKS)
+        )
+    module = getattr(target, "__module__", "")
+    return module in {"_operator", "operator", "math", "torch", "torch.utils._sympy.functions"} and (
+        callable(target)
+    )
+
+
+@lru_cache(maxsize=None)
+def is_removable(target: Any) -> bool:
+    """May be dropped when nobody reads the result."""
+    return is_pure(target) or op_name(target) in _UNINITIALISED
+
+
+def alias_root(node: fx.Node) -> fx.Node:
+    """The node whose storage `node` may share: itself unless it is a chain of views."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        if not (is_view(node.target) or _takes_item(node)):
+            break
+        node = node.args[0]
+    return node
+
+
+def _takes_item(node: fx.Node) -> bool:
+    """Item of a list of views, such as those of a split."""
+    source = node.args[0]
+    return (
+        getattr(node.target, "__name__", "") == "getitem"
+        and isinstance(source, fx.Node)
+        and is_view(source.target)
+    )

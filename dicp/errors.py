@@ -1,0 +1,285 @@
+"""Every message a user of dicp can meet: one class each.
+
+A message says what was given, what was expected, where in the user's code, and what to do.
+Fields stay on the exception, so that tools need not parse text. Impossible states are asserts, not
+classes in this file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_SHOWN_DIAGNOSTICS = 3
+_SHOWN_SOURCES = 8
+
+
+class DicpError(RuntimeError):
+    """Base of all errors raised by dicp. The eager model stays usable after any of them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default rebuilds from the constructor's arguments, which are fields here and not the
+        # message; errors have to survive the way back from a worker process.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(cls: type[DicpError], args: tuple[Any, ...], fields: dict[str, Any]) -> DicpError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    return error
+
+
+class UnknownOptionError(DicpError):
+    """An option name that no config field has."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        self.nearest = _nearest(name, known)
+        super().__init__(
+            f"unknown option {name!r}.{_did_you_mean(self.nearest)} "
+            f"Valid options: {', '.join(sorted(known))}. "
+            "`python -m dicp config` describes each."
+        )
+
+
+class ConfigValueError(DicpError, ValueError):
+    """A known option with a value it cannot take. `source` says where the value came from."""
+
+    def __init__(self, source: str, given: object, expected: str, fix: str) -> None:
+        self.source = source
+        self.given = given
+        self.expected = expected
+        self.fix = fix
+        super().__init__(f"{source} is {given!r}; expected {expected}. {fix}")
+
+
+class TargetNotFoundError(DicpError):
+    """No installed target has this name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        self.nearest = _nearest(name, known)
+        installed = ", ".join(sorted(known)) if known else "none"
+        super().__init__(
+            f"no target named {name!r} is installed.{_did_you_mean(self.nearest)} "
+            f"Installed targets: {installed}. A target is registered by an entry point in the "
+            "group 'dicp.targets'; install the package that brings it, or choose another backend."
+        )
+
+
+class ToolchainError(DicpError):
+    """A tool the target needs is missing, too old or does not work."""
+
+    def __init__(self, target: str, tool: str, detail: str, fix: str) -> None:
+        self.target = target
+        self.tool = tool
+        self.detail = detail
+        self.fix = fix
+        super().__init__(
+            f"target {target!r} needs {tool}: {detail}. {_sentence(fix)} "
+            "`python -m dicp doctor` checks the whole toolchain; "
+            "on_compile_error='eager' runs the model uncompiled meanwhile."
+        )
+
+
+class CompilerError(DicpError):
+    """The target's compiler refused generated source. `diagnostics` holds its whole output."""
+
+    def __init__(
+        self,
+        target: str,
+        command: Sequence[str],
+        diagnostics: str,
+        kernel_sources: Sequence[str] = (),
+    ) -> None:
+        self.target = target
+        self.command = tuple(command)
+        self.diagnostics = diagnostics
+        self.kernel_sources = tuple(kernel_sources)
+        lines = [f"target {target!r}: the compiler failed on generated code."]
+        lines += ["command:", *_indent(shlex.join(self.command))]
+        lines += ["first errors:", *_indent(_first_errors(diagnostics))]
+        if kernel_sources:
+            lines += ["compiled from:", *_indent("\n".join(_shortened(self.kernel_sources)))]
+        lines.append(
+            "Set dump=<folder> (DICP_DUMP) to keep the source, check the compiler with "
+            "`python -m dicp doctor`, or set on_compile_error='eager' to run uncompiled."
+        )
+        super().__init__("\n".join(lines))
+
+
+class UnsupportedOperatorError(DicpError):
+    """An operator would run eagerly and the user forbade that with fallback='error'."""
+
+    def __init__(
+        self,
+        op: str,
+        dtypes: Sequence[object],
+        shapes: Sequence[object],
+        target: str,
+        user_line: str,
+        reason: str,
+    ) -> None:
+        self.op = op
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        self.target = target
+        self.user_line = user_line
+        self.reason = reason
+        operands = ", ".join(
+            f"{dtype}{_shape(shape)}" for dtype, shape in zip(dtypes, shapes, strict=False)
+        )
+        super().__init__(
+            f"target {target!r} does not compile {op}({operands}): {reason}.{_at(user_line)} "
+            "fallback='error' forbids running it eagerly; set fallback='auto' (DICP_FALLBACK), "
+            "or rewrite the line."
+        )
+
+
+class InferenceMismatchError(DicpError):
+    """The target sees a node otherwise than PyTorch's own inference does: a defect in dicp."""
+
+    def __init__(self, node: str, field: str, expected: object, got: object) -> None:
+        self.node = node
+        self.field = field
+        self.expected = expected
+        self.got = got
+        super().__init__(
+            f"{node}: the target infers {field} {got}, PyTorch infers {expected}. This is a "
+            "defect of the conversion, not of the model: please report it with the graph that "
+            "dump=<folder> (DICP_DUMP) writes."
+        )
+
+
+class InputMismatchError(DicpError):
+    """An input contradicts what the graph was compiled for."""
+
+    def __init__(self, index: int, expected: str, got: str) -> None:
+        self.index = index
+        self.expected = expected
+        self.got = got
+        super().__init__(
+            f"input {index} of the compiled graph is {got}; the graph was compiled for {expected}. "
+            "Call the function returned by torch.compile, which recompiles where that is needed, "
+            "and not the compiled graph itself."
+        )
+
+
+class DeviceMovedError(DicpError):
+    """The model or its inputs went to another device after compilation."""
+
+    def __init__(self, expected: object, got: object) -> None:
+        self.expected = str(expected)
+        self.got = str(got)
+        super().__init__(
+            f"the graph was compiled for device {expected} and is called with tensors on {got}. "
+            "Move the model and its inputs to one device before the call, and call torch.compile "
+            "again after moving the model."
+        )
+
+
+class IndexOutOfBoundsError(DicpError, IndexError):
+    """An index outside its dimension, found by a compiled kernel (check_bounds=True)."""
+
+    def __init__(self, op: str, user_line: str, detail: str) -> None:
+        self.op = op
+        self.user_line = user_line
+        self.detail = detail
+        super().__init__(f"{op}: index out of range: {detail}.{_at(user_line)}")
+
+
+class IntegerDivisionByZeroError(DicpError, ZeroDivisionError):
+    """An integer division or remainder by zero, found by a compiled kernel."""
+
+    def __init__(self, op: str, user_line: str) -> None:
+        self.op = op
+        self.user_line = user_line
+        super().__init__(
+            f"{op}: integer division or remainder by zero.{_at(user_line)} "
+            "Mask the divisor, or divide in a floating-point type."
+        )
+
+
+class SimulatorForbiddenError(DicpError):
+    """runs_on='device' and there is no device."""
+
+    def __init__(self, target: str, fix: str) -> None:
+        self.target = target
+        self.fix = fix
+        super().__init__(
+            f"target {target!r} has no device here and runs_on='device' forbids its simulator. "
+            f"{_sentence(fix)} Or set runs_on='auto' or 'simulator' (DICP_RUNS_ON)."
+        )
+
+
+class CacheFolderError(DicpError):
+    """The cache folder cannot be used, where that cannot be worked around."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        super().__init__(
+            f"cache folder {str(path)!r}: {reason}. Point DICP_CACHE_DIR (option cache_dir) at a "
+            "folder that belongs to you and that nobody else can write."
+        )
+
+
+class DicpWarning(UserWarning):
+    """Base of all warnings given by dicp."""
+
+
+class CacheWarning(DicpWarning):
+    """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
+
+
+class SimulatorWarning(DicpWarning):
+    """A simulator stands in for a device: its numerics count, its speed does not."""
+
+
+class FallbackWarning(DicpWarning):
+    """Something runs eagerly that would otherwise be compiled."""
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    matches = difflib.get_close_matches(name.lower(), known, n=1)
+    return matches[0] if matches else None
+
+
+def _did_you_mean(nearest: str | None) -> str:
+    return f" Did you mean {nearest!r}?" if nearest else ""
+
+
+def _at(user_line: str) -> str:
+    return f" At: {user_line.strip()}." if user_line.strip() else ""
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _shape(shape: object) -> str:
+    return f"[{', '.join(map(str, shape))}]" if isinstance(shape, Sequence) else f"[{shape}]"
+
+
+def _indent(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def _shortened(sources: Sequence[str]) -> list[str]:
+    rest = len(sources) - _SHOWN_SOURCES
+    return [*sources[:_SHOWN_SOURCES], *([f"... and {rest} more"] if rest > 0 else [])]
+
+
+def _first_errors(diagnostics: str) -> str:
+    """The first lines that report an error, or the first lines of all if none does."""
+    lines = [line for line in diagnostics.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    rest = len(errors) - _SHOWN_DIAGNOSTICS
+    shown = errors[:_SHOWN_DIAGNOSTICS] or ["(the compiler printed nothing)"]
+    return "\n".join([*shown, *([f"... and {rest} more"] if rest > 0 else [])])

@@ -1,0 +1,1 @@
+"""The loop program family: kernels as loop nests over explicit expression DAGs."""

@@ -1,0 +1,811 @@
+"""C++ text of loop kernels: expressions from the operator table, loops from the kernel's kind."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import (
+    FloorDiv,
+    Index,
+    Indirect,
+    Mod,
+    Size,
+    Var,
+    contiguous_strides,
+    flatten,
+    product,
+    variable,
+)
+from dicp.loop.ir import Expr, Load, Ref
+from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.ops import CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+
+VALUE_TYPE = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "float",
+    torch.float16: "float",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+STORAGE_TYPE = VALUE_TYPE | {torch.bfloat16: "d_bf16", torch.float16: "d_f16"}
+"""Element types in memory; 16-bit floats are held as bits and widened on load."""
+
+PARALLEL_COST = 32768
+"""Elementary operations below which a thread team costs more than it brings."""
+COLUMN_TILE = 512
+CHUNKS = 16
+
+
+@dataclass(frozen=True)
+class CppKernel:
+    """A rendered kernel: equal work has equal `body`, hence an equal name."""
+
+    name: str
+    body: str
+    args: tuple[Ref, ...]
+    symbols: tuple[sympy.Symbol, ...]
+    kernel: Kernel
+    sites: tuple[str, ...]
+    """What each checked place in the code is, for error messages."""
+
+
+def render(kernel: Kernel) -> CppKernel:
+    return _Renderer(kernel).render()
+
+
+@dataclass
+class _Scope:
+    """A block of code: the loop variables known in it and the values already computed there."""
+
+    variables: frozenset[Var]
+    indent: int
+    lines: list[str] = field(default_factory=list)
+    values: dict[object, str] = field(default_factory=dict)
+
+
+class _Renderer:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.args: dict[Ref, str] = {}
+        self.stored = {
+            s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)
+        }
+        self.symbols: dict[sympy.Symbol, str] = {}
+        self.scopes: list[_Scope] = []
+        self.sites: list[str] = []
+        self.array_names: set[str] = set()
+        self.local_names: dict[str, int] = {}
+        self._uses: dict[int, frozenset[Var]] = {}
+        self._depth: dict[int, int] = {}
+        self._temp = 0
+
+    # ---- whole kernels ----------------------------------------------------------------------
+
+    def render(self) -> CppKernel:
+        lines = {
+            "pointwise": self._pointwise,
+            "row": self._row,
+            "column": self._column,
+            "scatter": self._scatter,
+        }[self.kernel.kind]()
+        head = []
+        for k, (ref, name) in enumerate(self.args.items()):
+            ctype = STORAGE_TYPE[ref.dtype]
+            const = "" if ref.root in self.stored else "const "
+            head.append(f"  {const}{ctype}* {name} = ({const}{ctype}*)args[{k}];")
+        for k, name in enumerate(self.symbols.values()):
+            head.append(f"  const int64_t {name} = sizes[{k}];")
+        body = "\n".join([*head, *lines])
+        name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
+        return CppKernel(
+            name, body, tuple(self.args), tuple(self.symbols), self.kernel, tuple(self.sites)
+        )
+
+    def _pointwise(self) -> list[str]:
+        rows = self.kernel.rows
+        if not rows:
+            scope = self._push((), 1)
+            self._stmts(self._all_stmts(), scope)
+            return scope.lines
+        outer, last = rows[:-1], rows[-1]
+        if not outer:
+            scope = self._push((last,), 2)
+            self._stmts(self._all_stmts(), scope)
+            pragma = self._parallel(rows, 0, simd=True)
+            return [f"  {pragma}", *self._loop(last, scope, 1)]
+        row_scope = self._push(outer, 1 + len(outer))
+        scope = self._push((last,), 2 + len(outer))
+        self._stmts(self._all_stmts(), scope)
+        inner = [
+            *row_scope.lines, f"{_pad(row_scope.indent)}#pragma omp simd",
+            *self._loop(last, scope, row_scope.indent),
+        ]  # fmt: skip
+        return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+
+    def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
+        lines = [f"  {pragma}"] if pragma else []
+        for depth, var in enumerate(loops):
+            lines.append(f"{_pad(1 + depth)}{self._for(var)} {{")
+        lines += inner
+        lines += [f"{_pad(1 + depth)}}}" for depth in reversed(range(len(loops)))]
+        return lines
+
+    def _row(self) -> list[str]:
+        kernel = self.kernel
+        if self._splittable():
+            return self._split_row()
+        scan = any(isinstance(s, Running) for s in self._all_stmts())
+        depth = 1 + len(kernel.rows)
+        scope = self._push(kernel.rows, depth)
+        for phase in kernel.phases:
+            if phase.level == "row":
+                self._stmts(phase.stmts, scope)
+            else:
+                self._inner_loops(phase, scope, kernel.inner, serial=scan)
+        if not kernel.rows:
+            return scope.lines
+        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
+        return self._outer_loops(kernel.rows, scope.lines, pragma)
+
+    def _inner_loops(
+        self, phase: Phase, scope: _Scope, loops: Sequence[Var], serial: bool = False,
+        first_range: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """The inner loops of one phase; accumulators are declared before them."""
+        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        for stmt in accumulators:
+            scope.lines.append(_pad(scope.indent) + self._declare(stmt))
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        for stmt in phase.stmts:
+            if isinstance(stmt, Save):
+                size = product(v.size for v in self.kernel.inner)
+                ctype = VALUE_TYPE[stmt.dtype]
+                scope.lines.append(f"{_pad(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
+        if not loops:
+            self._stmts(phase.stmts, scope)
+            return
+        outer, last = loops[:-1], loops[-1]
+        middle = self._push(outer, scope.indent + len(outer)) if outer else scope
+        body = self._push((last,), middle.indent + 1)
+        before = len(middle.lines) if not outer else 0
+        self._stmts(phase.stmts, body)
+        arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
+        pragma = [] if serial or arg else [_pad(middle.indent) + self._simd(accumulators)]
+        inner = [*pragma, *self._loop(last, body, middle.indent, None if outer else first_range)]
+        self._pop(body)
+        if not outer:
+            scope.lines += inner
+            assert before <= len(scope.lines)
+            return
+        self._pop(middle)
+        for depth, var in enumerate(outer):
+            bounds = first_range if depth == 0 else None
+            scope.lines.append(f"{_pad(scope.indent + depth)}{self._for(var, bounds)} {{")
+        scope.lines += [*middle.lines, *inner]
+        for depth in reversed(range(len(outer))):
+            scope.lines.append(f"{_pad(scope.indent + depth)}}}")
+
+    def _splittable(self) -> bool:
+        """Few rows and one sweep: the sweep itself is shared among threads."""
+        kernel = self.kernel
+        if any(isinstance(s, (Running, Save)) for s in self._all_stmts()):
+            return False
+        if [p.level for p in kernel.phases if p.level == "inner"] != ["inner"]:
+            return False
+        if kernel.phases[0].level != "inner":
+            return False
+        return self._few_rows() and bool(kernel.inner)
+
+    def _few_rows(self) -> bool:
+        rows, inner = self.kernel.rows, self.kernel.inner
+        count = product(v.size for v in rows)
+        work = product(v.size for v in inner)
+        return isinstance(count, int) and count < 4 and (
+            not isinstance(work, int) or work >= PARALLEL_COST
+        )
+
+    def _split_row(self) -> list[str]:
+        kernel = self.kernel
+        depth = 1 + len(kernel.rows)
+        scope = self._push(kernel.rows, depth)
+        inner_phase, *tail = kernel.phases
+        accumulators = [s for s in inner_phase.stmts if isinstance(s, Accumulate)]
+        pad = _pad(depth)
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
+            if stmt.op.startswith("arg"):
+                scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[{CHUNKS}];")
+        first = kernel.inner[0]
+        total = self._size(first.size)
+        chunk = self._push((), depth + 1)
+        low, high = f"chunk * {total} / {CHUNKS}", f"(chunk + 1) * {total} / {CHUNKS}"
+        chunk.lines.append(f"{pad}  const int64_t low = {low}, high = {high};")
+        self._inner_loops(inner_phase, chunk, kernel.inner, first_range=("low", "high"))
+        for stmt in accumulators:
+            chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {_local(stmt.name)};")
+            if stmt.op.startswith("arg"):
+                chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
+        self._pop(chunk)
+        scope.lines += [
+            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{", *chunk.lines, f"{pad}}}",
+        ]  # fmt: skip
+        for stmt in accumulators:
+            scope.lines.append(pad + self._declare(stmt))
+            scope.lines.append(f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{")
+            scope.lines.append(f"{pad}  {self._combine(stmt, f'part_{stmt.name}[chunk]', 'chunk')}")
+            scope.lines.append(f"{pad}}}")
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        for phase in tail:
+            self._stmts(phase.stmts, scope)
+        return self._outer_loops(kernel.rows, scope.lines, "")
+
+    # ---- columns ----------------------------------------------------------------------------
+
+    def _column(self) -> list[str]:
+        """Accumulators for a tile of columns, swept over the reduced loops."""
+        kernel = self.kernel
+        outer, column = kernel.rows[:-1], kernel.rows[-1]
+        width = self._size(column.size)
+        accumulators = [s for s in self._all_stmts() if isinstance(s, Accumulate)]
+        tiles = product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)]) if (
+            isinstance(column.size, int)
+        ) else sympy.oo
+        many = not isinstance(tiles, int) or tiles >= 4
+        split = not many and product(v.size for v in kernel.inner) != 1 and self._worth_splitting()
+        depth = 2 + len(outer)
+        scope = self._push(outer, depth)
+        pad = _pad(depth)
+        inner = [p for p in kernel.phases if p.level == "inner"]
+        tail = [p for p in kernel.phases if p.level == "row"]
+        lines: list[str] = []
+        step = f"{COLUMN_TILE}" if not split else width
+        scope.lines.append(
+            f"{pad}const int64_t tile_end = tile + {step} < {width} ? tile + {step} : {width};"
+        )
+        if split:
+            lines += self._split_column(scope, inner, accumulators, column)
+        else:
+            for stmt in accumulators:
+                scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
+            self._sweep_columns(scope, inner, column, kernel.inner, None)
+        self._column_tail(scope, tail, column, accumulators)
+        if split:
+            for stmt in accumulators:
+                scope.lines.append(f"{pad}d_free(acc_{stmt.name});")
+        head = [
+            f"{_pad(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
+        ]
+        inside = [*head, *scope.lines, f"{_pad(1 + len(outer))}}}"]
+        pragma = "" if split else self._parallel(
+            (*kernel.rows, *kernel.inner), len(outer) + 1
+        )
+        return self._outer_loops(outer, inside, pragma)
+
+    def _worth_splitting(self) -> bool:
+        work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
+        return not isinstance(work, int) or work >= PARALLEL_COST
+
+    def _accumulator_array(self, stmt: Accumulate, pad: str, size: str) -> list[str]:
+        ctype = VALUE_TYPE[stmt.dtype]
+        lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
+        if stmt.op.startswith("arg"):
+            lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
+        return lines + self._fill_array(stmt, pad, size)
+
+    def _fill_array(self, stmt: Accumulate, pad: str, size: str) -> list[str]:
+        zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
+        start = _start(stmt.op, stmt.dtype)
+        return [f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"]
+
+    def _sweep_columns(
+        self, scope: _Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
+        first_range: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        for phase in phases:
+            middle = self._push(loops, scope.indent + len(loops))
+            body = self._push((column,), middle.indent + 1)
+            for stmt in phase.stmts:
+                if isinstance(stmt, Accumulate):
+                    value = self.value(stmt.value)
+                    body.lines.append(
+                        _pad(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
+                    )
+                else:
+                    self._stmts((stmt,), body)
+            bounds = ("tile", "tile_end")
+            inner = [
+                f"{_pad(middle.indent)}#pragma omp simd",
+                *self._loop(column, body, middle.indent, bounds),
+            ]
+            self._pop(body)
+            self._pop(middle)
+            for depth, var in enumerate(loops):
+                limits = first_range if depth == 0 else None
+                scope.lines.append(f"{_pad(scope.indent + depth)}{self._for(var, limits)} {{")
+            scope.lines += [*middle.lines, *inner]
+            for depth in reversed(range(len(loops))):
+                scope.lines.append(f"{_pad(scope.indent + depth)}}}")
+
+    def _split_column(
+        self, scope: _Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var
+    ) -> list[str]:
+        """Each chunk of the reduced loops fills its own accumulators, which are then combined."""
+        pad, inner = _pad(scope.indent), self.kernel.inner
+        width = "(tile_end - tile)"
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(
+                f"{pad}{ctype}* acc_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * "
+                f"{CHUNKS} * {width});"
+            )
+        total = self._size(inner[0].size)
+        chunk = self._push((), scope.indent + 1)
+        chunk.lines.append(
+            f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}, "
+            f"high = (chunk + 1) * {total} / {CHUNKS};"
+        )
+        names = [(f"acc_{s.name}", f"{s.name}") for s in accumulators]
+        for stmt, (array, _) in zip(accumulators, names, strict=True):
+            ctype = VALUE_TYPE[stmt.dtype]
+            chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
+            chunk.lines.append(
+                f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
+                f"for (int64_t c = 0; c < {width}; ++c) acc[c] = {_start(stmt.op, stmt.dtype)}; }}"
+            )
+        body = self._push((), scope.indent + 1)
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            body.lines.append(
+                f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
+            )
+        self._sweep_columns(body, phases, column, inner, ("low", "high"))
+        self._pop(body)
+        self._pop(chunk)
+        scope.lines += [
+            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
+            *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
+        ]  # fmt: skip
+        for stmt in accumulators:
+            value = f"acc_{stmt.name}[chunk * {width} + c]"
+            combined = self._combine_at(stmt, value, "c")
+            scope.lines.append(
+                f"{pad}for (int64_t chunk = 1; chunk < {CHUNKS}; ++chunk) "
+                f"for (int64_t c = 0; c < {width}; ++c) {{ {combined} }}"
+            )
+        return []
+
+    def _column_tail(
+        self, scope: _Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Accumulate]
+    ) -> None:
+        stmts = [s for p in phases for s in p.stmts]
+        body = self._push((column,), scope.indent + 1)
+        for stmt in accs:
+            source = "acc_at_" if stmt.op.startswith("arg") else "acc_"
+            body.lines.append(
+                f"{_pad(body.indent)}const auto {_result(stmt)} = "
+                f"{source}{stmt.name}[{column.key} - tile];"
+            )
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        self._stmts(stmts, body)
+        scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
+        self._pop(body)
+
+    # ---- scatter ----------------------------------------------------------------------------
+
+    def _scatter(self) -> list[str]:
+        """Colliding stores: one thread, or threads that each own a range of the last axis."""
+        rows = self.kernel.rows
+        if not rows:
+            return self._pointwise()
+        last = rows[-1]
+        store = next(s for s in self._all_stmts() if isinstance(s, Store))
+        owned = _owns(store.index, last) and last.size != 1
+        scope = self._push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
+        body = self._push((last,), scope.indent + 1)
+        self._stmts(self._all_stmts(), body)
+        bounds = ("low", "high") if owned else None
+        pragma = [f"{_pad(scope.indent)}#pragma omp simd"] if owned else []
+        inner = [*scope.lines, *pragma, *self._loop(last, body, scope.indent, bounds)]
+        lines: list[str] = []
+        base = 1
+        if owned:
+            size = self._size(last.size)
+            base = 2
+            lines = [
+                f"  {self._parallel(rows, 1)}",
+                "  for (int64_t chunk = 0; chunk < 4; ++chunk) {",
+                f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
+            ]
+        for depth, var in enumerate(rows[:-1]):
+            lines.append(f"{_pad(base + depth)}{self._for(var)} {{")
+        lines += inner
+        lines += [f"{_pad(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
+        return [*lines, "  }"] if owned else lines
+
+    # ---- loops and pragmas ------------------------------------------------------------------
+
+    def _all_stmts(self) -> list[Stmt]:
+        return [s for p in self.kernel.phases for s in p.stmts]
+
+    def _for(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
+        low, high = bounds or ("0", self._size(var.size))
+        name = var.key
+        return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
+
+    def _loop(
+        self, var: Var, body: _Scope, indent: int, bounds: tuple[str, str] | None = None
+    ) -> list[str]:
+        return [f"{_pad(indent)}{self._for(var, bounds)} {{", *body.lines, f"{_pad(indent)}}}"]
+
+    def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
+        clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "d_max", "min": "d_min"}
+        parts = [f"reduction({clauses[s.op]}: {_local(s.name)})" for s in accumulators]
+        return " ".join(["#pragma omp simd", *parts])
+
+    def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
+        cost = self._cost()
+        work = product([*(v.size for v in loops), cost])
+        if isinstance(work, int) and work < PARALLEL_COST:
+            return "#pragma omp simd" if simd else ""
+        text = "#pragma omp parallel for" + (" simd" if simd else "")
+        if collapse > 1:
+            text += f" collapse({collapse})"
+        text += " schedule(static)"
+        if not isinstance(work, int):
+            text += f" if ({self._size(work)} >= {PARALLEL_COST})"
+        return text
+
+    def _cost(self) -> int:
+        seen: set[int] = set()
+        total = 1
+        for expr in self.kernel.exprs():
+            for e in ir.walk(expr, seen):
+                row = SCALAR_OPS.get(e.op)
+                total += row.cost // 4 if row else 0
+        return total
+
+    # ---- scopes and statements --------------------------------------------------------------
+
+    def _push(self, variables: Sequence[Var], indent: int) -> _Scope:
+        known = self.scopes[-1].variables if self.scopes else frozenset()
+        scope = _Scope(known | frozenset(variables), indent)
+        self.scopes.append(scope)
+        return scope
+
+    def _pop(self, scope: _Scope) -> None:
+        assert self.scopes[-1] is scope
+        self.scopes.pop()
+
+    def _stmts(self, stmts: Iterable[Stmt], scope: _Scope) -> None:
+        pad = _pad(scope.indent)
+        stores: list[str] = []
+        for stmt in stmts:
+            value = self.value(stmt.value)
+            if isinstance(stmt, Store):
+                stores.append(pad + self._store(stmt, value))
+            elif isinstance(stmt, Accumulate):
+                position = self._index(stmt.position) if stmt.position is not None else ""
+                scope.lines.append(pad + self._combine(stmt, value, position))
+            elif isinstance(stmt, Running):
+                scope.lines.append(pad + self._combine(stmt, value, ""))
+            elif isinstance(stmt, Save):
+                scope.lines.append(f"{pad}saved_{stmt.name}[{self._inner_position()}] = {value};")
+            elif isinstance(stmt, Define):
+                ctype = VALUE_TYPE[stmt.dtype]
+                scope.lines.append(f"{pad}const {ctype} {_local(stmt.name)} = {value};")
+                self.local_names[stmt.name] = len(self.scopes) - 1
+        scope.lines += stores
+
+    def _inner_position(self) -> str:
+        sizes = [v.size for v in self.kernel.inner]
+        coords = [variable(v) for v in self.kernel.inner]
+        return self._index(flatten(coords, contiguous_strides(sizes)))
+
+    def _store(self, stmt: Store, value: str) -> str:
+        place = f"{self._arg(stmt.ref)}[{self._index(stmt.index)}]"
+        if stmt.op:
+            old = _widened(place, stmt.ref.dtype)
+            value = REDUCTIONS[stmt.op].combine.format(old, value)
+        narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
+        return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
+
+    def _declare(self, stmt: Accumulate | Running) -> str:
+        ctype = _accumulator_type(stmt)
+        text = f"{ctype} {_local(stmt.name)} = {_start(stmt.op, stmt.dtype)};"
+        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.op.startswith("arg") else "")
+
+    def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
+        name = _local(stmt.name)
+        if stmt.op.startswith("arg"):
+            at = f"at_{stmt.name}"
+            if position == "chunk":
+                position = f"part_at_{stmt.name}[chunk]"
+            return (
+                f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
+                f"{at} = {position}; }}"
+            )
+        return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
+
+    def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
+        slot = f"acc_{stmt.name}[{at}]"
+        if stmt.op.startswith("arg"):
+            assert stmt.position is not None
+            position = self._index(stmt.position)
+            return (
+                f"{{ const bool better = d_better_{stmt.op[3:]}({value}, {slot}); "
+                f"{slot} = better ? {value} : {slot}; "
+                f"acc_at_{stmt.name}[{at}] = better ? {position} : acc_at_{stmt.name}[{at}]; }}"
+            )
+        return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
+
+    # ---- expressions ------------------------------------------------------------------------
+
+    def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
+        """The C++ name or literal of `expr`, computed in the outermost scope that can."""
+        if expr.op == "const":
+            return literal(expr.attr, expr.dtype)
+        if expr.op == "masked":
+            return self._masked(expr, guard, guard_depth)
+        if expr.op == "acc":
+            kind = self._reduction_of(expr.attr)
+            return f"at_{expr.attr}" if kind.startswith("arg") else _local(expr.attr)
+        if expr.op == "saved":
+            return f"saved_{expr.attr}[{self._inner_position()}]"
+        depth = max(self._depth_of(expr), guard_depth if guard else 0)
+        key = (id(expr), guard)
+        for scope in self.scopes[: depth + 1]:
+            if key in scope.values:
+                return scope.values[key]
+            if (id(expr), "") in scope.values:
+                return scope.values[id(expr), ""]
+        text = self._text(expr, guard, guard_depth)
+        scope = self.scopes[depth]
+        same = (expr.op, expr.dtype, text)
+        name = scope.values.get(same)
+        if name is None:
+            self._temp += 1
+            name = f"x{self._temp}"
+            ctype = VALUE_TYPE[expr.dtype]
+            scope.lines.append(f"{_pad(scope.indent)}const {ctype} {name} = {text};")
+            scope.values[same] = name
+        scope.values[key] = name
+        return name
+
+    def _reduction_of(self, name: str) -> str:
+        for stmt in self._all_stmts():
+            if isinstance(stmt, Accumulate) and stmt.name == name:
+                return stmt.op
+        return ""
+
+    def _masked(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        test, value = expr.args
+        name = self.value(test, guard, guard_depth)
+        depth = max(self._depth_of(test), guard_depth if guard else 0)
+        if guard:
+            both = f"{guard} & {name}"
+            scope = self.scopes[depth]
+            joined = scope.values.get(("guard", both))
+            if joined is None:
+                self._temp += 1
+                joined = f"x{self._temp}"
+                scope.lines.append(f"{_pad(scope.indent)}const bool {joined} = {both};")
+                scope.values["guard", both] = joined
+            name = joined
+        return self.value(value, name, depth)
+
+    def _depth_of(self, expr: Expr) -> int:
+        """Index of the outermost scope in which `expr` can be computed."""
+        needed = self._variables(expr)
+        local = self._local_depth(expr)
+        for depth, scope in enumerate(self.scopes):
+            if depth >= local and needed <= scope.variables:
+                return depth
+        return len(self.scopes) - 1
+
+    def _local_depth(self, expr: Expr) -> int:
+        """Scopes before which the row's named values that `expr` reads do not exist."""
+        depth = 0
+        for e in ir.walk(expr):
+            if e.op == "acc":
+                depth = max(depth, self.local_names.get(e.attr, len(self.scopes) - 1))
+            elif e.op == "saved":
+                return len(self.scopes) - 1
+        return depth
+
+    def _variables(self, expr: Expr) -> frozenset[Var]:
+        found = self._uses.get(id(expr))
+        if found is None:
+            parts: set[Var] = set()
+            for arg in expr.args:
+                parts |= self._variables(arg)
+            for index in ir.indices_of(expr):
+                parts |= index.variables()
+                for inner in ir._indirect_exprs(index):
+                    parts |= self._variables(inner)
+            found = self._uses[id(expr)] = frozenset(parts)
+        return found
+
+    def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        if expr.op == "read":
+            return self._read(expr, guard, guard_depth)
+        if expr.op == "index":
+            return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
+        args = [self.value(a, guard, guard_depth) for a in expr.args]
+        if expr.op in ("cast", "widen"):
+            return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
+        if expr.op == "check_index":
+            return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{_guarded(guard)})"
+        row = SCALAR_OPS[expr.op]
+        site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
+        width = "d" if expr.dtype == torch.float64 else "f"
+        return row.cpp.format(*args, site=site, width=width)
+
+    def _site(self, expr: Expr) -> int:
+        self.sites.append(expr.op)
+        return len(self.sites)
+
+    def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        item: Load = expr.attr
+        place = f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+        text = _widened(place, item.ref.dtype)
+        if guard:
+            zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"
+            return f"{guard} ? {text} : {zero}"
+        return text
+
+    def _arg(self, ref: Ref) -> str:
+        if ref not in self.args:
+            self.args[ref] = f"a{len(self.args)}"
+        return self.args[ref]
+
+    # ---- indices ----------------------------------------------------------------------------
+
+    def _index(self, index: Index, guard: str = "", guard_depth: int = 0) -> str:
+        parts = []
+        for atom, c in index.terms:
+            text = self._atom(atom, guard, guard_depth)
+            parts.append(text if c == 1 else f"{self._size(c)} * {text}")
+        if index.const != 0 or not parts:
+            parts.append(self._size(index.const))
+        return " + ".join(parts)
+
+    def _atom(self, atom: Var | FloorDiv | Mod | Indirect, guard: str, guard_depth: int) -> str:
+        if isinstance(atom, Var):
+            return atom.key
+        if isinstance(atom, Indirect):
+            return self.value(atom.expr, guard, guard_depth)
+        sign = "/" if isinstance(atom, FloorDiv) else "%"
+        inner = self._index(atom.value, guard, guard_depth)
+        return f"(({inner}) {sign} {self._size(atom.divisor)})"
+
+    def _size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return str(size) if size >= 0 else f"({size})"
+        renamed = {}
+        for symbol in sorted(size.free_symbols, key=str):
+            if symbol not in self.symbols:
+                self.symbols[symbol] = f"n{len(self.symbols)}"
+            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
+        return f"({size_text(size.xreplace(renamed))})"
+
+
+def _pad(depth: int) -> str:
+    return "  " * depth
+
+
+def _local(name: str) -> str:
+    return f"v_{name}"
+
+
+def _result(stmt: Accumulate) -> str:
+    return f"at_{stmt.name}" if stmt.op.startswith("arg") else _local(stmt.name)
+
+
+def _guarded(guard: str) -> str:
+    return f", {guard}" if guard else ""
+
+
+def _owns(index: Index, var: Var) -> bool:
+    """Whether distinct values of `var` always store to distinct places of the last axis."""
+    hidden = any(
+        var in _deep_variables(atom) for atom, _ in index.terms if not isinstance(atom, Var)
+    )
+    return index.coefficient(var) == 1 and not hidden
+
+
+def _deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
+    if isinstance(atom, Indirect):
+        return {v for e in ir.walk(atom.expr) for i in ir.indices_of(e) for v in i.variables()}
+    return atom.value.variables() if isinstance(atom, (FloorDiv, Mod)) else {atom}
+
+
+def _widened(place: str, dtype: torch.dtype) -> str:
+    wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
+    return f"{wide}({place})" if wide else place
+
+
+def _accumulator_type(stmt: Accumulate | Running) -> str:
+    return "int" if stmt.dtype == torch.bool else VALUE_TYPE[stmt.dtype]
+
+
+def _start(op: str, dtype: torch.dtype) -> str:
+    ctype = VALUE_TYPE[dtype]
+    kind = REDUCTIONS[op].start
+    return {
+        "zero": "0",
+        "one": "1",
+        "lowest": f"d_lowest<{ctype}>()",
+        "highest": f"d_highest<{ctype}>()",
+    }[kind]
+
+
+def size_text(size: sympy.Expr) -> str:
+    """C++ of a symbolic size, which is a non-negative integer in all its parts."""
+    if size.is_Integer or size.is_Symbol:
+        return str(size)
+    parts = [size_text(a) for a in size.args]
+    kind = type(size).__name__
+    if kind in ("Add", "Mul"):
+        return "(" + (" + " if kind == "Add" else " * ").join(parts) + ")"
+    if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+        return f"({parts[0]} / {parts[1]})"
+    if kind in ("Mod", "PythonMod"):
+        return f"({parts[0]} % {parts[1]})"
+    if kind == "ModularIndexing":
+        return f"({parts[0]} / {parts[1]} % {parts[2]})"
+    if kind in ("Max", "Min"):
+        sign = ">" if kind == "Max" else "<"
+        text = parts[0]
+        for part in parts[1:]:
+            text = f"({text} {sign} {part} ? {text} : {part})"
+        return text
+    if kind in ("Pow", "PowByNatural") and size.args[1].is_Integer and size.args[1] > 0:
+        return "(" + " * ".join([parts[0]] * int(size.args[1])) + ")"
+    raise NotImplementedError(f"size expression {size}")
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A C++ literal of exactly this value."""
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if dtype.is_floating_point:
+        number = float(value)
+        suffix = "" if dtype == torch.float64 else "f"
+        if math.isnan(number):
+            return f"d_nan{suffix}"
+        if math.isinf(number):
+            return f"({'-' if number < 0 else ''}d_inf{suffix})"
+        text = repr(number)
+        text = text if any(c in text for c in ".e") else text + ".0"
+        return f"{text}{suffix}" if number >= 0 and not text.startswith("-") else f"({text}{suffix})"
+    whole = int(value)
+    if whole == -(2**63):
+        return "INT64_MIN"
+    return f"({VALUE_TYPE[dtype]}){whole}" if whole >= 0 else f"({VALUE_TYPE[dtype]})({whole})"
+
+
+def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
+    if target == torch.bool:
+        return f"{text} != 0"
+    if target == torch.bfloat16:
+        return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
+    if target == torch.float16:
+        return f"d_round_f16((float){text})" if rounded else f"(float){text}"
+    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
+        return f"({VALUE_TYPE[target]})(int64_t){text}"
+    return f"({VALUE_TYPE[target]}){text}"

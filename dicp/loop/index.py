@@ -1,0 +1,427 @@
+"""Index expressions: affine in loop variables, with floor division, modulo and indirect atoms.
+
+An `Index` is `const + sum(coefficient * atom)`. Coefficients and sizes are Python integers, or
+sympy expressions over ShapeEnv's symbols when a dimension is dynamic. Keeping the affine form
+explicit makes substitution and stride extraction a dictionary walk rather than symbolic algebra.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+
+Size: TypeAlias = int | sympy.Expr
+
+
+@lru_cache(maxsize=65536)
+def _expand(value: sympy.Expr) -> Size:
+    value = sympy.expand(value)
+    return int(value) if value.is_Integer else value
+
+
+def normal(value: Any) -> Size:
+    """`value` as a Python int where it is one, else as an expanded sympy expression."""
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, int)):
+        return int(value)
+    return _expand(sympy.sympify(value))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    result: Size = 1
+    for size in sizes:
+        result = result * size
+    return normal(result)
+
+
+def is_positive(value: Size) -> bool:
+    """Whether `value` is provably greater than zero for every size it may take."""
+    if isinstance(value, int):
+        return value > 0
+    return bool(value.is_positive) or bool(_minimum(value) > 0)
+
+
+@lru_cache(maxsize=65536)
+def _minimum(value: sympy.Expr) -> Any:
+    """A lower bound, taking every symbol to be an integer of at least one."""
+    shifted = {s: sympy.Symbol(f"_{s}", integer=True, nonnegative=True) for s in value.free_symbols}
+    moved = sympy.expand(value.subs({s: t + 1 for s, t in shifted.items()}))
+    if not moved.is_polynomial(*shifted.values()):
+        return -sympy.oo
+    constant, rest = moved.as_coeff_Add()
+    nonnegative = all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(rest))
+    return constant if nonnegative else -sympy.oo
+
+
+def quotient(value: Size, divisor: Size) -> Size | None:
+    """`value / divisor` where the division is provably exact, else None."""
+    if isinstance(value, int) and isinstance(divisor, int):
+        return value // divisor if divisor and value % divisor == 0 else None
+    return _symbolic_quotient(sympy.sympify(value), sympy.sympify(divisor))
+
+
+@lru_cache(maxsize=65536)
+def _symbolic_quotient(value: sympy.Expr, divisor: sympy.Expr) -> Size | None:
+    if value == 0:
+        return 0
+    ratio = sympy.cancel(value / divisor)
+    numerator, denominator = sympy.fraction(ratio)
+    if denominator != 1 or ratio.has(sympy.floor) or not ratio.is_polynomial(*ratio.free_symbols):
+        return None
+    if any(not c.is_Integer for c in sympy.Poly(ratio, *ratio.free_symbols).coeffs()) if (
+        ratio.free_symbols
+    ) else not ratio.is_Integer:
+        return None
+    return normal(ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A loop variable: `position` in its domain, running over 0 .. size-1."""
+
+    position: int
+    size: Size
+
+    @property
+    def key(self) -> str:
+        return f"v{self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class FloorDiv:
+    value: Index
+    divisor: Size
+
+    @property
+    def key(self) -> str:
+        return f"({self.value}//{self.divisor})"
+
+
+@dataclass(frozen=True, slots=True)
+class Mod:
+    value: Index
+    divisor: Size
+
+    @property
+    def key(self) -> str:
+        return f"({self.value}%{self.divisor})"
+
+
+@dataclass(frozen=True, slots=True)
+class Indirect:
+    """A coordinate read from memory or computed: `expr` is an integer expression."""
+
+    expr: Any
+    size: Size
+
+    @property
+    def key(self) -> str:
+        return f"[{id(self.expr):x}]"
+
+
+Atom: TypeAlias = Var | FloorDiv | Mod | Indirect
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """`const + sum(coefficient * atom)`, terms sorted by atom."""
+
+    const: Size
+    terms: tuple[tuple[Atom, Size], ...] = ()
+
+    def __add__(self, other: Index | Size) -> Index:
+        if isinstance(other, Index):
+            return combine([(self, 1), (other, 1)])
+        return Index(normal(self.const + other), self.terms)
+
+    def __mul__(self, factor: Size) -> Index:
+        if isinstance(factor, int):
+            if factor == 1:
+                return self
+            if factor == 0:
+                return ZERO
+        return Index(
+            normal(self.const * factor), tuple((a, normal(c * factor)) for a, c in self.terms)
+        )
+
+    def __str__(self) -> str:
+        parts = [a.key if c == 1 else f"{_factor(c)}*{a.key}" for a, c in self.terms]
+        if self.const != 0 or not parts:
+            parts.append(str(self.const))
+        return " + ".join(parts)
+
+    def coefficient(self, atom: Atom) -> Size:
+        return next((c for a, c in self.terms if a == atom), 0)
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether every atom is a plain loop variable."""
+        return all(isinstance(a, Var) for a, _ in self.terms)
+
+    def substitute(self, mapping: Mapping[Var, Index], indirect: Any = None) -> Index:
+        """This index with each loop variable replaced; `indirect` rewrites indirect expressions."""
+        if not self.terms:
+            return self
+        return combine(
+            [(Index(self.const), 1)]
+            + [(_substitute_atom(a, mapping, indirect), c) for a, c in self.terms]
+        )
+
+    def variables(self) -> set[Var]:
+        """The loop variables that occur, those inside indirect expressions left out."""
+        found: set[Var] = set()
+        for atom, _ in self.terms:
+            if isinstance(atom, Var):
+                found.add(atom)
+            elif isinstance(atom, (FloorDiv, Mod)):
+                found |= atom.value.variables()
+        return found
+
+    def maximum(self) -> Size | None:
+        """The largest value taken, where every coefficient is provably non-negative."""
+        total = self.const
+        for atom, c in self.terms:
+            if c != 0 and not is_positive(c):
+                return None
+            bound = _atom_maximum(atom)
+            if bound is None:
+                return None
+            total = total + c * bound
+        return normal(total)
+
+
+ZERO = Index(0)
+
+
+def _factor(value: Size) -> str:
+    return str(value) if isinstance(value, int) or value.is_Symbol else f"({value})"
+
+
+def _atom_maximum(atom: Atom) -> Size | None:
+    if isinstance(atom, Mod):
+        return normal(atom.divisor - 1)
+    if isinstance(atom, FloorDiv):
+        top = atom.value.maximum()
+        if top is None:
+            return None
+        if isinstance(top, int) and isinstance(atom.divisor, int):
+            return top // atom.divisor
+        exact = quotient(normal(top + 1), atom.divisor)
+        return None if exact is None else normal(exact - 1)
+    return normal(atom.size - 1)
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[Var, Index], indirect: Any) -> Index:
+    if isinstance(atom, Var):
+        return mapping.get(atom) or Index(0, ((atom, 1),))
+    if isinstance(atom, FloorDiv):
+        return floordiv(atom.value.substitute(mapping, indirect), atom.divisor)
+    if isinstance(atom, Mod):
+        return mod(atom.value.substitute(mapping, indirect), atom.divisor)
+    if indirect is None:
+        return Index(0, ((atom, 1),))
+    return Index(0, ((Indirect(indirect(atom.expr), atom.size), 1),))
+
+
+def combine(parts: Iterable[tuple[Index, Size]]) -> Index:
+    """The linear combination of `parts`."""
+    const: Size = 0
+    terms: dict[Atom, Size] = {}
+    for index, factor in parts:
+        const = const + index.const * factor
+        for atom, c in index.terms:
+            terms[atom] = terms.get(atom, 0) + c * factor
+    kept = [(a, normal(c)) for a, c in terms.items()]
+    kept = _rejoin([(a, c) for a, c in kept if c != 0])
+    kept.sort(key=lambda t: t[0].key)
+    return Index(normal(const), tuple(kept))
+
+
+def _rejoin(terms: list[tuple[Atom, Size]]) -> list[tuple[Atom, Size]]:
+    """c*d*(x//d) + c*(x%d) = c*x."""
+    for atom, c in terms:
+        if not isinstance(atom, Mod):
+            continue
+        whole = FloorDiv(atom.value, atom.divisor)
+        for other, k in terms:
+            if other == whole and normal(c * atom.divisor) == k:
+                rest = [t for t in terms if t[0] not in (atom, whole)]
+                return list(combine([(Index(0, tuple(rest)), 1), (atom.value, c)]).terms)
+    return terms
+
+
+def variable(var: Var) -> Index:
+    return ZERO if var.size == 1 else Index(0, ((var, 1),))
+
+
+def floordiv(value: Index, divisor: Size) -> Index:
+    """`value // divisor`, with the terms that divide exactly taken out."""
+    if divisor == 1:
+        return value
+    exact, rest = _split(value, divisor)
+    top = rest.maximum()
+    if top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest):
+        return exact
+    rest, divisor = _reduce(rest, divisor)
+    return combine([(exact, 1), (Index(0, ((FloorDiv(rest, divisor), 1),)), 1)])
+
+
+def mod(value: Index, divisor: Size) -> Index:
+    """`value % divisor`, with the terms that divide exactly dropped."""
+    if divisor == 1:
+        return ZERO
+    _, rest = _split(value, divisor)
+    top = rest.maximum()
+    if top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest):
+        return rest
+    return Index(0, ((Mod(rest, divisor), 1),))
+
+
+def _nonnegative(index: Index) -> bool:
+    return index.const == 0 or is_positive(index.const)
+
+
+def _split(value: Index, divisor: Size) -> tuple[Index, Index]:
+    """`value = exact * divisor + rest` with as much as possible in `exact`."""
+    exact, rest = [], []
+    for atom, c in value.terms:
+        q = quotient(c, divisor)
+        if q is None:
+            rest.append((atom, c))
+        else:
+            exact.append((atom, q))
+    q = quotient(value.const, divisor)
+    if q is None:
+        return Index(0, tuple(exact)), Index(value.const, tuple(rest))
+    return Index(q, tuple(exact)), Index(0, tuple(rest))
+
+
+def _reduce(value: Index, divisor: Size) -> tuple[Index, Size]:
+    """(g*x + c) // (g*d) = (x + c//g) // d."""
+    numbers = [c for _, c in value.terms] + [divisor]
+    if not all(isinstance(n, int) for n in numbers) or not isinstance(value.const, int):
+        return value, divisor
+    g = math.gcd(*(n for n in numbers if isinstance(n, int)))
+    if g <= 1:
+        return value, divisor
+    terms = tuple((a, c // g) for a, c in value.terms if isinstance(c, int))
+    assert isinstance(divisor, int)
+    return Index(value.const // g, terms), divisor // g
+
+
+def domain(shape: Sequence[Size]) -> tuple[Index, ...]:
+    """The coordinates of a loop nest over `shape`."""
+    return tuple(variable(Var(i, s)) for i, s in enumerate(shape))
+
+
+def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = normal(step * size)
+    return tuple(reversed(strides))
+
+
+def flatten(coords: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:
+    """The memory offset (in elements) of `coords` under `strides`."""
+    return combine([(Index(offset), 1), *zip(coords, strides, strict=True)])
+
+
+def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] | None:
+    """The coarsest row-major split of both shapes: (size, axis of a, axis of b) per piece.
+
+    None where the shapes do not split into common pieces.
+    """
+    pieces: list[tuple[Size, int, int]] = []
+    i = j = 0
+    left: Size = 1
+    right: Size = 1
+    while True:
+        while left == 1 and i < len(a):
+            left, i = a[i], i + 1
+        while right == 1 and j < len(b):
+            right, j = b[j], j + 1
+        if left == 1 and right == 1:
+            return pieces
+        # The innermost common piece comes last, so what is taken here is the outer factor.
+        if left == right:
+            pieces.append((left, i - 1, j - 1))
+            left = right = 1
+        elif left != 1 and right != 1 and (q := quotient(left, right)) is not None:
+            pieces.append((right, i - 1, j - 1))
+            left, right = q, 1
+        elif left != 1 and right != 1 and (q := quotient(right, left)) is not None:
+            pieces.append((left, i - 1, j - 1))
+            left, right = 1, q
+        else:
+            return None
+
+
+def reshape_coords(coords: Sequence[Index], old: Sequence[Size], new: Sequence[Size]) -> list[Index]:
+    """Coordinates in `old` of the element whose coordinates in `new` are `coords`.
+
+    Both shapes hold the same number of elements in row-major order.
+    """
+    result: list[Index] = []
+    pieces = _matching_blocks(old, new)
+    for old_axes, new_axes in pieces:
+        if len(old_axes) == 1 and len(new_axes) == 1:
+            result.append(coords[new_axes[0]])
+            continue
+        sizes = [new[k] for k in new_axes]
+        flat = flatten([coords[k] for k in new_axes], contiguous_strides(sizes))
+        olds = [old[k] for k in old_axes]
+        for n, (size, stride) in enumerate(zip(olds, contiguous_strides(olds), strict=True)):
+            part = floordiv(flat, stride)
+            result.append(part if n == 0 else mod(part, size))
+    return result
+
+
+def _matching_blocks(
+    old: Sequence[Size], new: Sequence[Size]
+) -> list[tuple[list[int], list[int]]]:
+    """Runs of axes of both shapes with equal products, in order; every axis of `old` occurs."""
+    blocks: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [], []
+        p: Size = 1
+        q: Size = 1
+        if i < len(old):
+            left, p, i = [i], old[i], i + 1
+        if j < len(new):
+            right, q, j = [j], new[j], j + 1
+        while p != q and (i < len(old) or j < len(new)):
+            grow_left = j >= len(new) or (i < len(old) and not _at_least(p, q))
+            if grow_left and i < len(old):
+                left.append(i)
+                p, i = normal(p * old[i]), i + 1
+            else:
+                right.append(j)
+                q, j = normal(q * new[j]), j + 1
+        if left or (right and blocks):
+            if not left:
+                blocks[-1][1].extend(right)
+            else:
+                blocks.append((left, right))
+        elif right and i < len(old):
+            blocks.append(([], right))
+    return _repair(blocks)
+
+
+def _at_least(p: Size, q: Size) -> bool:
+    if isinstance(p, int) and isinstance(q, int):
+        return p >= q
+    return quotient(q, p) is None
+
+
+def _repair(blocks: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """Blocks of `new` axes alone hold only size-1 axes and constrain nothing."""
+    return [b for b in blocks if b[0]]

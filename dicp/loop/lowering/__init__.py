@@ -1,0 +1,13 @@
+"""From ATen to the loop IR: one file per operator family, one rule per operator."""
+
+from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value
+from dicp.loop.lowering.indexing import INDEXING
+from dicp.loop.lowering.library import LIBRARY
+from dicp.loop.lowering.pointwise import POINTWISE
+from dicp.loop.lowering.random import RANDOM
+from dicp.loop.lowering.reduction import REDUCTION
+from dicp.loop.lowering.views import VIEWS
+
+RULES = POINTWISE.merged(VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY)
+
+__all__ = ["RULES", "Lowering", "NoRule", "RuleTable", "Value"]

@@ -1,0 +1,677 @@
+"""Lowering of a functional ATen graph to the loop IR: the walk, the rule table, and its vocabulary.
+
+A rule is a function `rule(lw, *args, **kwargs) -> Value | Size | tuple` registered for one or more
+ATen overloads. Tensor arguments arrive as `Value`s, symbolic integers as sympy expressions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from dicp.loop import ir
+from dicp.loop.index import (
+    Index,
+    Size,
+    Var,
+    ZERO,
+    contiguous_strides,
+    domain,
+    flatten,
+    normal,
+    product,
+    reshape_coords,
+    variable,
+)
+from dicp.loop.ir import Call, Compute, Expr, Graph, Origin, Ref
+from dicp.target import DecisionKind, LowerContext, NodeReport
+from dicp.torch_private import OpOverload, OpOverloadPacket
+
+Rule: TypeAlias = Callable[..., Any]
+
+
+class NoRule(Exception):
+    """A rule cannot take this particular call; the node stays an eager ATen call."""
+
+
+@dataclass(frozen=True)
+class RuleEntry:
+    function: Rule
+    kind: DecisionKind
+
+
+class RuleTable:
+    """ATen overload -> lowering rule. Built once per module import, then only read."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Any, RuleEntry] = {}
+
+    def register(self, *ops: Any, kind: DecisionKind = "compiled") -> Callable[[Rule], Rule]:
+        """Register a rule for overloads, or for every overload of an overload packet."""
+
+        def add(function: Rule) -> Rule:
+            for op in ops:
+                self.add(op, function, kind)
+            return function
+
+        return add
+
+    def add(self, op: Any, function: Rule, kind: DecisionKind = "compiled") -> None:
+        overloads: Iterable[Any] = (
+            [getattr(op, name) for name in op.overloads()]
+            if isinstance(op, OpOverloadPacket)
+            else [op]
+        )
+        for overload in overloads:
+            name = overload._schema.overload_name
+            if isinstance(op, OpOverloadPacket) and "out" in name:
+                continue
+            self._rules[overload] = RuleEntry(function, kind)
+
+    def merged(self, *others: RuleTable) -> RuleTable:
+        table = RuleTable()
+        for source in (self, *others):
+            table._rules.update(source._rules)
+        return table
+
+    def get(self, op: Any) -> RuleEntry | None:
+        return self._rules.get(op)
+
+    def ops(self) -> frozenset[Any]:
+        return frozenset(self._rules)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor during lowering: coordinates into a Ref, as functions of its own axes."""
+
+    ref: Ref
+    shape: tuple[Size, ...]
+    coords: tuple[Index, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.ref.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def at(self, idx: Sequence[Index]) -> Expr:
+        """The element at `idx` (one index per axis)."""
+        return ir.load(self.ref, self.place(idx))
+
+    def place(self, idx: Sequence[Index]) -> tuple[Index, ...]:
+        mapping = {Var(i, s): x for i, (s, x) in enumerate(zip(self.shape, idx, strict=True))}
+        return tuple(c.substitute(mapping) for c in self.coords)
+
+    def broadcast_at(self, idx: Sequence[Index]) -> Expr:
+        """The element at `idx` of a larger shape this tensor broadcasts to."""
+        own = list(idx[len(idx) - self.ndim :]) if self.ndim else []
+        return self.at([ZERO if s == 1 else x for s, x in zip(self.shape, own, strict=True)])
+
+
+def as_size(value: Any) -> Size:
+    """A Python int or the sympy expression of a SymInt."""
+    return normal(value.node.expr) if isinstance(value, torch.SymInt) else normal(value)
+
+
+def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
+    return tuple(as_size(v) for v in values)
+
+
+class Lowering:
+    """Walks one FX graph and fills an `ir.Graph`."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        context: LowerContext,
+        rules: RuleTable,
+        decide: Callable[[fx.Node], Any],
+    ) -> None:
+        self.gm = gm
+        self.context = context
+        self.rules = rules
+        self.decide = decide
+        self.graph = Graph()
+        self.env: dict[fx.Node, Any] = {}
+        self.reports: list[NodeReport] = []
+        self.node: fx.Node | None = None
+        self._origins: tuple[Origin, ...] = ()
+        self._count = 0
+        self._seed: Ref | None = None
+        self._random_sites = 0
+        self._written: dict[Ref, Any] = {}
+
+    # ---- the walk -------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        for node in self.gm.graph.nodes:
+            self.node = node
+            if node.op == "placeholder":
+                self.env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op == "output":
+                self._output(node)
+            else:
+                self.env[node] = self._call_node(node)
+        return self.graph
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        position = len(self.graph.inputs)
+        val = node.meta.get("val")
+        name = f"in{position}"
+        if isinstance(val, torch.Tensor):
+            ref = self._tensor_ref(name, val, "input")
+            self.graph.inputs.append(ref)
+            return self.value_of(ref)
+        self.graph.inputs.append(Ref(name, (), torch.int64, (), "input"))
+        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
+            expr = as_size(val)
+            self.graph.sizes[position] = expr
+            return expr
+        return val
+
+    def _attribute(self, node: fx.Node) -> Any:
+        target: Any = self.gm
+        for part in str(node.target).split("."):
+            target = getattr(target, part)
+        if not isinstance(target, torch.Tensor):
+            return target
+        name = f"const{len(self.graph.constants)}"
+        self.graph.constants[name] = target
+        return self.value_of(self._tensor_ref(name, target, "constant"))
+
+    def _output(self, node: fx.Node) -> None:
+        for item in node.args[0]:  # type: ignore[union-attr]
+            value = self.env[item] if isinstance(item, fx.Node) else item
+            if isinstance(value, Value):
+                val = item.meta["val"]
+                self.graph.outputs.append(self.realize(value, sizes_of(val.stride())))
+            else:
+                self.graph.outputs.append(value)
+
+    def _call_node(self, node: fx.Node) -> Any:
+        decision = self.decide(node)
+        self._origins = origins_of(node)
+        result: Any = None
+        if decision.kind != "eager":
+            entry = self.rules.get(node.target)
+            mark = len(self.graph.nodes)
+            try:
+                args, kwargs = self._map((node.args, node.kwargs))
+                result = (
+                    entry.function(self, *args, **kwargs)
+                    if entry
+                    else evaluate_size(node, args, kwargs)
+                )
+            except NoRule as reason:
+                del self.graph.nodes[mark:]
+                decision = type(decision)("eager", str(reason))
+        if decision.kind == "eager":
+            self._refuse_if_forbidden(node, decision.reason)
+            result = self.eager(node)
+        self._report(node, decision)
+        return result
+
+    def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
+        if self.context.config.fallback == "error":
+            from dicp.errors import UnsupportedOperatorError
+
+            tensors = [a.meta["val"] for a in node.all_input_nodes if "val" in a.meta]
+            tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
+            raise UnsupportedOperatorError(
+                op=str(node.target),
+                dtypes=[str(t.dtype) for t in tensors],
+                shapes=[tuple(t.shape) for t in tensors],
+                target=self.context.kind,
+                user_line=user_line(node),
+                reason=reason,
+            )
+
+    def _report(self, node: fx.Node, decision: Any) -> None:
+        if isinstance(node.target, OpOverload) or decision.kind == "eager":
+            origin = self._origins[-1]
+            self.reports.append(
+                NodeReport(
+                    node.name, str(node.target), decision.kind, decision.reason, origin.user_line
+                )
+            )
+
+    def _map(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self.env[value]
+        if isinstance(value, (list, tuple)):
+            return [self._map(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self._map(v) for k, v in value.items()}
+        return value
+
+    # ---- tensors --------------------------------------------------------------------------
+
+    def _name(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def _tensor_ref(self, name: str, val: torch.Tensor, role: ir.Role) -> Ref:
+        strided = val.layout == torch.strided
+        strides = sizes_of(val.stride()) if strided else ()
+        return Ref(name, sizes_of(val.shape), val.dtype, strides, role)
+
+    def value_of(self, ref: Ref) -> Value:
+        return Value(ref, ref.shape, domain(ref.shape))
+
+    def meta(self, output: int | None = None) -> torch.Tensor:
+        """The FakeTensor of the node being lowered (or of one of its outputs)."""
+        assert self.node is not None
+        val = self.node.meta["val"]
+        return val if output is None else val[output]  # type: ignore[no-any-return]
+
+    def temp(
+        self, shape: Sequence[Size], dtype: torch.dtype, strides: Sequence[Size] | None = None
+    ) -> Ref:
+        shape = tuple(shape)
+        if strides is None:
+            strides = self._meta_strides(shape) or contiguous_strides(shape)
+        return Ref(self._name("t"), shape, dtype, tuple(strides), "temp")
+
+    def _meta_strides(self, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:
+        """The strides eager gives the node's result, where `shape` is the result's shape."""
+        assert self.node is not None
+        val = self.node.meta.get("val")
+        candidates = val if isinstance(val, (tuple, list)) else [val]
+        for item in candidates:
+            if isinstance(item, torch.Tensor) and item.ndim == len(shape):
+                if sizes_of(item.shape) == shape and item.layout == torch.strided:
+                    strides = sizes_of(item.stride())
+                    if is_dense(shape, strides):
+                        return strides
+        return None
+
+    def add(self, compute: Compute) -> Compute:
+        compute.origins = self._origins
+        if compute.out.producer is None:
+            compute.out.producer = compute
+        extra = {
+            id(w): w for r in compute.reads() if (w := self._written.get(r.root)) is not None
+        }
+        if extra:
+            compute.after = (*compute.after, *extra.values())
+        self.graph.nodes.append(compute)
+        return compute
+
+    # ---- vocabulary of rules --------------------------------------------------------------
+
+    def pointwise(
+        self,
+        shape: Sequence[Size],
+        dtype: torch.dtype,
+        body: Callable[[tuple[Index, ...]], Expr],
+        strides: Sequence[Size] | None = None,
+    ) -> Value:
+        """A tensor of `shape` whose element at `idx` is `body(idx)`."""
+        out = self.temp(shape, dtype, strides)
+        self.add(Compute(out, out.shape, body(domain(out.shape))))
+        return self.value_of(out)
+
+    def map(
+        self, fn: Callable[..., Expr], *values: Value, dtype: torch.dtype | None = None
+    ) -> Value:
+        """`fn` of the broadcast elements; `dtype` defaults to the first value's."""
+        shape = broadcast_shapes(*(v.shape for v in values))
+        return self.pointwise(
+            shape,
+            values[0].dtype if dtype is None else dtype,
+            lambda idx: fn(*(v.broadcast_at(idx) for v in values)),
+        )
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        if value.dtype == dtype:
+            return value
+        return self.map(lambda x: ir.cast(x, dtype), value, dtype=dtype)
+
+    def reduce(
+        self,
+        op: str,
+        shape: Sequence[Size],
+        axes: Sequence[int],
+        dtype: torch.dtype,
+        body: Callable[[tuple[Index, ...]], Expr],
+        keepdim: bool = True,
+    ) -> Value:
+        """`body` over `shape`, combined along `axes` with `op`."""
+        shape = tuple(shape)
+        kept = tuple(1 if i in axes else s for i, s in enumerate(shape))
+        if not axes or all(shape[a] == 1 for a in axes):
+            value = self.pointwise(kept, dtype, lambda idx: single(op, body(idx), dtype))
+            return value if keepdim else self.squeeze(value, axes)
+        squeezed = tuple(s for i, s in enumerate(shape) if i not in axes)
+        strides = None if keepdim else self._meta_strides(squeezed)
+        if strides is not None:
+            rest = iter(strides)
+            strides = tuple(1 if i in axes else next(rest) for i in range(len(shape)))
+        out = self.temp(kept, dtype, strides)
+        self.add(Compute(out, shape, body(domain(shape)), "reduce", tuple(axes), op))
+        value = self.value_of(out)
+        return value if keepdim else self.squeeze(value, axes)
+
+    def view(
+        self,
+        value: Value,
+        shape: Sequence[Size],
+        coords: Callable[[tuple[Index, ...]], Sequence[Index]],
+    ) -> Value:
+        """`value` seen under another shape: `coords` maps new coordinates to old ones."""
+        shape = tuple(shape)
+        return Value(value.ref, shape, value.place(coords(domain(shape))))
+
+    def reshape(self, value: Value, shape: Sequence[Size]) -> Value:
+        shape = tuple(shape)
+        if shape == value.shape:
+            return value
+        return self.view(value, shape, lambda idx: reshape_coords(idx, value.shape, shape))
+
+    def permute(self, value: Value, order: Sequence[int]) -> Value:
+        order = [d % value.ndim for d in order]
+        shape = [value.shape[d] for d in order]
+        return self.view(
+            value, shape, lambda idx: [idx[order.index(d)] for d in range(value.ndim)]
+        )
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        kept = [i for i in range(value.ndim) if i not in axes]
+        return self.view(
+            value,
+            [value.shape[i] for i in kept],
+            lambda idx: [idx[kept.index(i)] if i in kept else ZERO for i in range(value.ndim)],
+        )
+
+    def unsqueeze(self, value: Value, axis: int) -> Value:
+        shape = list(value.shape)
+        shape.insert(axis, 1)
+        return self.view(value, shape, lambda idx: [*idx[:axis], *idx[axis + 1 :]])
+
+    def expand(self, value: Value, shape: Sequence[Size]) -> Value:
+        lead = len(shape) - value.ndim
+        full = tuple(
+            value.shape[i - lead] if s == -1 else s for i, s in enumerate(shape)
+        )
+        return self.view(
+            value,
+            full,
+            lambda idx: [
+                ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)
+            ],
+        )
+
+    def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, or a symbolic size, as a constant expression."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            value = value.node.expr
+        if isinstance(value, sympy.Basic):
+            if not value.is_number:
+                return ir.index_value(Index(normal(value)), dtype)
+            value = int(value) if value.is_Integer else float(value)
+        return ir.const(value, dtype)
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    def realize(self, value: Value, strides: Sequence[Size] | None = None) -> Ref:
+        """A Ref in memory holding `value`, with exactly `strides` where given."""
+        shape = value.shape
+        ref = value.ref
+        flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
+        if flat is not None and flat.is_affine:
+            own = tuple(
+                flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape)
+            )
+            if strides is None or same_layout(shape, own, tuple(strides)):
+                self._force(ref)
+                if own == ref.strides and shape == ref.shape and flat.const == 0:
+                    return ref
+                exact = tuple(strides) if strides is not None else _tidy(shape, own)
+                return Ref(
+                    self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref
+                )
+        if strides is None or not is_dense(shape, tuple(strides)):
+            strides = contiguous_strides(shape)
+        out = self.pointwise(shape, value.dtype, value.at, strides)
+        self._force(out.ref)
+        return out.ref
+
+    def _force(self, ref: Ref) -> None:
+        if isinstance(ref.root.producer, Compute):
+            ref.root.producer.realize = True
+
+    def call(
+        self,
+        op: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None = None,
+        *,
+        out_variant: Any = None,
+        kind: Any = "library",
+        outs: Sequence[torch.Tensor] | None = None,
+    ) -> tuple[Value, ...]:
+        """A library call; tensor arguments are put into memory as they are (strided views stay)."""
+        assert self.node is not None
+        val = self.node.meta["val"]
+        metas = outs if outs is not None else (val if isinstance(val, (tuple, list)) else [val])
+        refs = tuple(self._tensor_ref(self._name("c"), m, "temp") for m in metas)
+        node = Call(
+            op,
+            tuple(self.realized(a) for a in args),
+            {k: self.realized(v) for k, v in (kwargs or {}).items()},
+            refs,
+            out_variant,
+            kind,
+            origins=self._origins,
+        )
+        self._finish_call(node)
+        return tuple(self.value_of(r) for r in refs)
+
+    def _finish_call(self, node: Call) -> None:
+        for ref in node.outs:
+            ref.producer = node
+        node.after = tuple(
+            w for r in node.reads() if (w := self._written.get(r.root)) is not None
+        )
+        self.graph.nodes.append(node)
+
+    def realized(self, value: Any) -> Any:
+        if isinstance(value, Value):
+            return self.realize(value)
+        if isinstance(value, (list, tuple)):
+            return [self.realized(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self.realized(v) for k, v in value.items()}
+        return value
+
+    def eager(self, node: fx.Node) -> Any:
+        """The node as an eager ATen call between generated kernels."""
+        args, kwargs = self._map((node.args, node.kwargs))
+        args, kwargs = self._strided_as_eager(node.args, args), self._strided_as_eager(
+            node.kwargs, kwargs
+        )
+        refs: list[Ref] = []
+
+        def out_of(val: Any) -> Any:
+            if isinstance(val, torch.Tensor):
+                ref = self._tensor_ref(self._name("e"), val, "temp")
+                refs.append(ref)
+                return self.value_of(ref)
+            if isinstance(val, (tuple, list)):
+                return [out_of(v) for v in val]
+            ref = Ref(self._name("s"), (), torch.int64, (), "temp")
+            refs.append(ref)
+            if isinstance(val, torch.SymInt):
+                self.graph.sizes[-len(self.graph.sizes) - 1] = (ref, as_size(val))
+                return as_size(val)
+            return ref
+
+        result = out_of(node.meta.get("val"))
+        schema = getattr(node.target, "_schema", None)
+        call = Call(
+            node.target,
+            tuple(args),
+            kwargs,
+            tuple(refs),
+            kind="eager",
+            mutates=bool(schema and schema.is_mutable),
+            origins=self._origins,
+        )
+        aliasing = bool(schema) and any(r.alias_info is not None for r in schema.returns)
+        if aliasing or schema is None:
+            sources = call.reads()
+            for ref in refs:
+                ref.base = sources[0] if sources else None
+                ref.role = "alias" if sources else "temp"
+        self._finish_call(call)
+        if call.mutates:
+            for ref in call.reads():
+                self._written[ref.root] = call
+        return result
+
+    def _strided_as_eager(self, nodes: Any, values: Any) -> Any:
+        """Arguments in memory with the strides eager would pass."""
+        if isinstance(nodes, fx.Node):
+            if isinstance(values, Value):
+                val = nodes.meta["val"]
+                if val.layout != torch.strided:
+                    return values.ref
+                return self.realize(values, sizes_of(val.stride()))
+            return values
+        if isinstance(nodes, (list, tuple)):
+            return [self._strided_as_eager(n, v) for n, v in zip(nodes, values, strict=True)]
+        if isinstance(nodes, dict):
+            return {k: self._strided_as_eager(n, values[k]) for k, n in nodes.items()}
+        return values
+
+    def write(self, target: Value, value: Value) -> None:
+        """Store `value` into an input's memory (a mutation that AOTAutograd left in the graph)."""
+        root = target.ref.root
+        readers = tuple(
+            n for n in self.graph.nodes if any(r.root is root for r in n.reads())
+        )
+        alias = Ref(
+            self._name("w"), target.ref.shape, target.dtype, target.ref.strides, "alias",
+            target.ref.offset, base=target.ref,
+        )  # fmt: skip
+        body = ir.cast(value.broadcast_at(domain(target.shape)), target.dtype)
+        compute = Compute(alias, target.shape, body, after=readers, realize=True)
+        self.add(compute)
+        self._written[root] = compute
+
+    # ---- random numbers -------------------------------------------------------------------
+
+    def seed(self) -> tuple[Ref, int]:
+        """The run's seed (one int64 drawn from the default generator) and a site number."""
+        if self._seed is None:
+            self._seed = Ref("seed", (1,), torch.int64, (1,), "seed")
+        self._random_sites += 1
+        return self._seed, self._random_sites
+
+
+def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """A node that computes a size: its value is already known as an expression."""
+    val = node.meta.get("val")
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    if isinstance(val, torch.SymInt):
+        return as_size(val)
+    if isinstance(val, (torch.SymFloat, torch.SymBool)):
+        return val.node.expr
+    if val is None and callable(node.target):
+        return node.target(*args, **kwargs)
+    return val
+
+
+def single(op: str, value: Expr, dtype: torch.dtype) -> Expr:
+    """A reduction over one element."""
+    if op in ("argmax", "argmin"):
+        return ir.const(0, dtype)
+    if op in ("any", "all"):
+        return ir.cast(value, torch.bool)
+    return ir.opmath(value, dtype)
+
+
+def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Size] = []
+    for axis in range(rank):
+        sizes = [s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0]
+        wide = [s for s in sizes if s != 1]
+        result.append(wide[0] if wide else 1)
+    return tuple(result)
+
+
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether a tensor covers its memory without holes or overlap (any order of axes)."""
+    if any(s == 0 for s in shape):
+        return True
+    pairs = [(st, s) for s, st in zip(shape, strides, strict=True) if s != 1]
+    expected: Size = 1
+    while pairs:
+        found = next((p for p in pairs if p[0] == expected), None)
+        if found is None:
+            return False
+        pairs.remove(found)
+        expected = normal(expected * found[1])
+    return True
+
+
+def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    if any(s == 0 for s in shape):
+        return True
+    return all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
+
+
+def _tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides of size-1 axes set to what a contiguous tensor of this order would have."""
+    result = list(strides)
+    step: Size = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1:
+            result[axis] = step
+        else:
+            step = normal(result[axis] * shape[axis]) if result[axis] != 0 else step
+    return tuple(result)
+
+
+def origins_of(node: fx.Node) -> tuple[Origin, ...]:
+    line = user_line(node)
+    return (Origin(node.name, str(node.target), line),)
+
+
+def user_line(node: fx.Node) -> str:
+    """`file:line` of the innermost frame of the user's stack that the node came from."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return ""
+    frames = [x.strip() for x in trace.splitlines() if x.strip().startswith("File ")]
+    if not frames:
+        return ""
+    parts = frames[-1].split('"')
+    number = frames[-1].partition(", line ")[2].partition(",")[0]
+    return f"{parts[1]}:{number}" if len(parts) > 1 else ""
+
+
+__all__ = [
+    "Index",
+    "Lowering",
+    "NoRule",
+    "RuleTable",
+    "Value",
+    "as_size",
+    "broadcast_shapes",
+    "product",
+    "variable",
+]

@@ -1,0 +1,99 @@
+"""Operators handed to the framework's libraries: matrix products, convolution, attention, sorting.
+
+The out-variant is used where there is one, so that results land in the planned workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.loop.lowering.core import Lowering, RuleTable, Value
+
+aten = torch.ops.aten
+LIBRARY = RuleTable()
+
+
+def _product_rule(op: Any) -> Any:
+    def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
+        return lw.call(op.default, args, kwargs, out_variant=op.out)[0]
+
+    return lowered
+
+
+for _op in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm, aten.addbmm, aten.addmv, aten.mv,
+            aten.dot, aten.vdot, aten.addr):  # fmt: skip
+    LIBRARY.add(_op.default, _product_rule(_op), "library")
+
+
+def _plain(op: Any) -> Any:
+    """A functional library call, every result a fresh tensor."""
+
+    def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
+        results = lw.call(op, args, kwargs)
+        assert lw.node is not None
+        return results if isinstance(lw.node.meta["val"], (tuple, list)) else results[0]
+
+    return lowered
+
+
+for _op in (
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+):
+    LIBRARY.add(_op, _plain(_op), "library")
+
+
+@LIBRARY.register(aten.convolution_backward.default, kind="library")
+def convolution_backward(lw: Lowering, *args: Any) -> Any:
+    """The library's gradients; the bias gradient is a plain sum and is generated."""
+    grad, mask = args[0], list(args[-1])
+    assert lw.node is not None
+    metas = lw.node.meta["val"]
+    wanted_bias = mask[2]
+    mask[2] = False
+    outs = [m for m, on in zip(metas, mask, strict=True) if on]
+    results: list[Any] = [None, None, None]
+    if outs:
+        found = lw.call(
+            aten.convolution_backward.default, (*args[:-1], mask), outs=_full_outs(metas, mask)
+        )
+        for k in range(2):
+            results[k] = found[k] if mask[k] else None
+    if wanted_bias:
+        from dicp.loop.lowering.reduction import total, wide
+
+        axes = [i for i in range(grad.ndim) if i != 1]
+        summed = lw.squeeze(total(lw, grad, axes, wide(grad.dtype)), axes)
+        results[2] = lw.cast(summed, grad.dtype)
+    return results
+
+
+def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]:
+    """One FakeTensor per result position; an absent result is an empty tensor nobody reads."""
+    like = next(m for m in metas if isinstance(m, torch.Tensor))
+    return [
+        m if on and isinstance(m, torch.Tensor) else like.new_empty((0,))
+        for m, on in zip(metas, mask, strict=True)
+    ]
+
+
+@LIBRARY.register(aten.sort.default, aten.sort.stable, kind="library")
+def sort(lw: Lowering, x: Value, *args: Any, **kwargs: Any) -> Any:
+    assert lw.node is not None
+    return lw.call(lw.node.target, (x, *args), kwargs)
+
+
+@LIBRARY.register(
+    aten.topk.default, aten.kthvalue.default, aten.median.dim, aten.mode.default,
+    aten.cummax.default, aten.cummin.default, kind="library",
+)  # fmt: skip
+def values_and_indices(lw: Lowering, x: Value, *args: Any, **kwargs: Any) -> Any:
+    assert lw.node is not None
+    return lw.call(lw.node.target, (x, *args), kwargs)
+
+
+__all__ = ["LIBRARY"]

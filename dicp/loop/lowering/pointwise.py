@@ -1,0 +1,528 @@
+"""Elementwise operators: one table row each where the operator is one scalar operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import Index
+from dicp.loop.ir import Expr, apply, cast, const, opmath
+from dicp.loop.lowering.core import Lowering, RuleTable, Value, broadcast_shapes, sizes_of
+
+aten = torch.ops.aten
+POINTWISE = RuleTable()
+rule = POINTWISE.register
+
+
+def is_number(x: Any) -> bool:
+    return not isinstance(x, Value)
+
+
+def elementwise(
+    lw: Lowering,
+    args: tuple[Any, ...],
+    fn: Callable[..., Expr],
+    compute: torch.dtype | None = None,
+    out: torch.dtype | None = None,
+) -> Value:
+    """`fn` over the broadcast elements of `args`, each converted to the dtype `compute`."""
+    meta = lw.meta()
+    dtype = meta.dtype if compute is None else compute
+    shape = sizes_of(meta.shape)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        operands = [
+            lw.scalar(a, dtype) if is_number(a) else opmath(a.broadcast_at(idx), dtype)
+            for a in args
+        ]
+        return fn(*operands)
+
+    return lw.pointwise(shape, out or meta.dtype, body)
+
+
+def promoted(lw: Lowering) -> torch.dtype:
+    """The dtype that comparison operands are brought to."""
+    assert lw.node is not None
+    operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in lw.node.args[:2]]
+    if len(operands) == 1:
+        return operands[0].dtype  # type: ignore[no-any-return]
+    operands = [_plain(a) for a in operands]
+    return torch.result_type(operands[0], operands[1])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (torch.SymInt, torch.SymBool)):
+        return 1
+    return 1.0 if isinstance(value, torch.SymFloat) else value
+
+
+def same(op: str) -> Callable[..., Value]:
+    """Operands and result share the result's dtype."""
+
+    def lowered(lw: Lowering, *args: Any) -> Value:
+        dtype = lw.meta().dtype
+        return elementwise(lw, args, lambda *e: apply(op, dtype, *e))
+
+    return lowered
+
+
+def compared(op: str) -> Callable[..., Value]:
+    def lowered(lw: Lowering, *args: Any) -> Value:
+        return elementwise(
+            lw, args, lambda *e: apply(op, torch.bool, *e), compute=promoted(lw), out=torch.bool
+        )
+
+    return lowered
+
+
+def tested(op: str) -> Callable[..., Value]:
+    """A predicate of one tensor."""
+
+    def lowered(lw: Lowering, x: Value) -> Value:
+        if op in ("isinf", "isnan", "signbit") and not x.dtype.is_floating_point:
+            if op != "signbit" or x.dtype == torch.bool:
+                return lw.pointwise(x.shape, torch.bool, lambda idx: const(False, torch.bool))
+        return elementwise(lw, (x,), lambda e: apply(op, torch.bool, e), x.dtype, torch.bool)
+
+    return lowered
+
+
+SAME = {
+    "abs": aten.abs, "neg": aten.neg, "sign": aten.sign, "reciprocal": aten.reciprocal,
+    "maximum": aten.maximum, "minimum": aten.minimum, "fmax": aten.fmax, "fmin": aten.fmin,
+    "exp": aten.exp, "exp2": aten.exp2, "expm1": aten.expm1,
+    "log": aten.log, "log2": aten.log2, "log10": aten.log10, "log1p": aten.log1p,
+    "sqrt": aten.sqrt, "rsqrt": aten.rsqrt, "sin": aten.sin, "cos": aten.cos, "tan": aten.tan,
+    "asin": aten.asin, "acos": aten.acos, "atan": aten.atan, "atan2": aten.atan2,
+    "sinh": aten.sinh, "cosh": aten.cosh, "tanh": aten.tanh, "asinh": aten.asinh,
+    "acosh": aten.acosh, "atanh": aten.atanh, "erf": aten.erf, "erfc": aten.erfc,
+    "erfinv": aten.erfinv, "lgamma": aten.lgamma, "digamma": aten.digamma,
+    "hypot": aten.hypot, "copysign": aten.copysign, "nextafter": aten.nextafter,
+    "sigmoid": aten.sigmoid, "fmod": aten.fmod, "bitwise_not": aten.bitwise_not,
+    "bitwise_and": aten.bitwise_and, "bitwise_or": aten.bitwise_or,
+    "bitwise_xor": aten.bitwise_xor, "lshift": aten.bitwise_left_shift,
+    "rshift": aten.bitwise_right_shift, "remainder": aten.remainder,
+}  # fmt: skip
+for _name, _op in SAME.items():
+    POINTWISE.add(_op, same(_name))
+POINTWISE.add(aten.__lshift__, same("lshift"))
+POINTWISE.add(aten.__rshift__, same("rshift"))
+
+COMPARED = {
+    "eq": aten.eq, "ne": aten.ne, "lt": aten.lt, "le": aten.le, "gt": aten.gt, "ge": aten.ge,
+    "logical_and": aten.logical_and, "logical_or": aten.logical_or,
+    "logical_xor": aten.logical_xor,
+}  # fmt: skip
+for _name, _op in COMPARED.items():
+    POINTWISE.add(_op, compared(_name))
+
+for _name, _op in {
+    "isnan": aten.isnan,
+    "isinf": aten.isinf,
+    "signbit": aten.signbit,
+    "logical_not": aten.logical_not,
+}.items():
+    POINTWISE.add(_op, tested(_name))
+
+
+def _rounded(op: str) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, decimals: int = 0) -> Value:
+        if not x.dtype.is_floating_point:
+            return lw.map(lambda e: e, x)
+        if not decimals:
+            return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
+        scale = 10.0 ** abs(decimals)
+
+        def body(e: Expr) -> Expr:
+            if decimals > 0:
+                return apply("round", x.dtype, e * scale) / scale
+            return apply("round", x.dtype, e / scale) * scale
+
+        return elementwise(lw, (x,), body)
+
+    return lowered
+
+
+for _name, _op in {
+    "floor": aten.floor, "ceil": aten.ceil, "trunc": aten.trunc, "round": aten.round,
+}.items():  # fmt: skip
+    POINTWISE.add(_op, _rounded(_name))
+POINTWISE.add(aten.fix, _rounded("trunc"))
+
+
+@rule(aten.add.Tensor, aten.add.Scalar)
+def add(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
+    dtype = lw.meta().dtype
+    if dtype == torch.bool:
+        return elementwise(lw, (a, b), lambda x, y: apply("logical_or", dtype, x, y))
+    return elementwise(lw, (a, b), lambda x, y: x + _scaled(lw, y, alpha))
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar)
+def sub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
+    return elementwise(lw, (a, b), lambda x, y: x - _scaled(lw, y, alpha))
+
+
+@rule(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
+    return elementwise(lw, (a, b), lambda x, y: y - _scaled(lw, x, alpha))
+
+
+def _scaled(lw: Lowering, x: Expr, alpha: Any) -> Expr:
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return x
+    return x * lw.scalar(alpha, x.dtype)
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar)
+def mul(lw: Lowering, a: Any, b: Any) -> Value:
+    if lw.meta().dtype == torch.bool:
+        return elementwise(lw, (a, b), lambda x, y: apply("logical_and", torch.bool, x, y))
+    return elementwise(lw, (a, b), lambda x, y: x * y)
+
+
+@rule(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
+    dtype = lw.meta().dtype
+    if rounding_mode is None:
+        return elementwise(lw, (a, b), lambda x, y: x / y)
+    op = "floor_div" if rounding_mode == "floor" else "trunc_div"
+    return elementwise(lw, (a, b), lambda x, y: apply(op, dtype, x, y))
+
+
+@rule(aten.floor_divide)
+def floor_divide(lw: Lowering, a: Any, b: Any) -> Value:
+    return div(lw, a, b, "floor")
+
+
+@rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+def pow_(lw: Lowering, a: Any, b: Any) -> Value:
+    dtype = lw.meta().dtype
+    if is_number(b) and isinstance(b, (int, float)) and (short := _small_power(b, dtype)):
+        return elementwise(lw, (a,), short)
+    return elementwise(lw, (a, b), lambda x, y: apply("pow", dtype, x, y))
+
+
+def _small_power(exponent: float, dtype: torch.dtype) -> Callable[[Expr], Expr] | None:
+    table: dict[float, Callable[[Expr], Expr]] = {
+        1: lambda x: x,
+        2: lambda x: x * x,
+        3: lambda x: x * x * x,
+    }
+    if dtype.is_floating_point:
+        table |= {
+            0.5: lambda x: apply("sqrt", dtype, x),
+            -0.5: lambda x: apply("rsqrt", dtype, x),
+            -1: lambda x: apply("reciprocal", dtype, x),
+            -2: lambda x: apply("reciprocal", dtype, x * x),
+        }
+    if dtype == torch.bool:
+        return None
+    return table.get(exponent)
+
+
+@rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(lw: Lowering, condition: Value, a: Any, b: Any) -> Value:
+    meta = lw.meta()
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        test = cast(condition.broadcast_at(idx), torch.bool)
+        x, y = (
+            lw.scalar(v, meta.dtype) if is_number(v) else opmath(v.broadcast_at(idx), meta.dtype)
+            for v in (a, b)
+        )
+        return apply("where", meta.dtype, test, x, y)
+
+    return lw.pointwise(sizes_of(meta.shape), meta.dtype, body)
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(lw: Lowering, x: Value, mask: Value, value: Any) -> Value:
+    return where(lw, mask, value, x)
+
+
+@rule(aten.clamp.default, aten.clamp.Tensor)
+def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
+    dtype = lw.meta().dtype
+    args = [v for v in (low, high) if v is not None]
+
+    def body(e: Expr, *bounds: Expr) -> Expr:
+        rest = list(bounds)
+        if low is not None:
+            e = apply("maximum", dtype, e, rest.pop(0))
+        return apply("minimum", dtype, e, rest.pop(0)) if high is not None else e
+
+    return elementwise(lw, (x, *args), body)
+
+
+@rule(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(lw: Lowering, x: Value, low: Any) -> Value:
+    return clamp(lw, x, low, None)
+
+
+@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(lw: Lowering, x: Value, high: Any) -> Value:
+    return clamp(lw, x, None, high)
+
+
+def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value) -> Value:
+        return elementwise(lw, (x,), fn)
+
+    return lowered
+
+
+def sigmoid_of(x: Expr) -> Expr:
+    return apply("sigmoid", x.dtype, x)
+
+
+def compare(op: str, a: Expr, b: Expr | float) -> Expr:
+    return apply(op, torch.bool, a, b if isinstance(b, Expr) else const(b, a.dtype))
+
+
+def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
+    dtype = a.dtype if isinstance(a, Expr) else b.dtype  # type: ignore[union-attr]
+    x, y = (v if isinstance(v, Expr) else const(v, dtype) for v in (a, b))
+    return apply("where", dtype, test, x, y)
+
+
+def maximum(a: Expr, b: float) -> Expr:
+    return apply("maximum", a.dtype, a, const(b, a.dtype))
+
+
+def minimum(a: Expr, b: float) -> Expr:
+    return apply("minimum", a.dtype, a, const(b, a.dtype))
+
+
+POINTWISE.add(aten.relu, unary(lambda x: maximum(x, 0)))
+POINTWISE.add(aten.relu6, unary(lambda x: minimum(maximum(x, 0), 6)))
+POINTWISE.add(aten.silu, unary(lambda x: x * sigmoid_of(x)))
+POINTWISE.add(aten.square, unary(lambda x: x * x))
+POINTWISE.add(
+    aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) / 6.0)
+)
+POINTWISE.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) / 6.0))
+
+
+@rule(aten.gelu)
+def gelu(lw: Lowering, x: Value, approximate: str = "none") -> Value:
+    return elementwise(lw, (x,), _gelu_tanh if approximate == "tanh" else _gelu_erf)
+
+
+def _gelu_erf(x: Expr) -> Expr:
+    return x * 0.5 * (apply("erf", x.dtype, x * math.sqrt(0.5)) + 1.0)
+
+
+def _tanh_inner(x: Expr) -> Expr:
+    return (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+
+
+def _gelu_tanh(x: Expr) -> Expr:
+    return x * 0.5 * (apply("tanh", x.dtype, _tanh_inner(x)) + 1.0)
+
+
+@rule(aten.gelu_backward)
+def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -> Value:
+    def erf_form(g: Expr, x: Expr) -> Expr:
+        cdf = (apply("erf", x.dtype, x * math.sqrt(0.5)) + 1.0) * 0.5
+        pdf = apply("exp", x.dtype, x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return g * (cdf + x * pdf)
+
+    def tanh_form(g: Expr, x: Expr) -> Expr:
+        t = apply("tanh", x.dtype, _tanh_inner(x))
+        slope = (x * x * (3 * 0.044715) + 1.0) * math.sqrt(2 / math.pi)
+        return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * slope)
+
+    return elementwise(lw, (g, x), tanh_form if approximate == "tanh" else erf_form)
+
+
+@rule(aten.silu_backward)
+def silu_backward(lw: Lowering, g: Value, x: Value) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        s = sigmoid_of(x)
+        return g * s * (x * (1.0 - s) + 1.0)
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.sigmoid_backward)
+def sigmoid_backward(lw: Lowering, g: Value, y: Value) -> Value:
+    return elementwise(lw, (g, y), lambda g, y: g * (1.0 - y) * y)
+
+
+@rule(aten.tanh_backward)
+def tanh_backward(lw: Lowering, g: Value, y: Value) -> Value:
+    return elementwise(lw, (g, y), lambda g, y: g * (1.0 - y * y))
+
+
+@rule(aten.threshold_backward)
+def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
+    dtype = lw.meta().dtype
+    limit = lw.scalar(threshold, dtype)
+    return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
+
+
+@rule(aten.hardtanh)
+def hardtanh(lw: Lowering, x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
+    return clamp(lw, x, low, high)
+
+
+@rule(aten.leaky_relu)
+def leaky_relu(lw: Lowering, x: Value, slope: float = 0.01) -> Value:
+    return elementwise(lw, (x,), lambda x: select(compare("gt", x, 0), x, x * slope))
+
+
+@rule(aten.leaky_relu_backward)
+def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: float, is_result: bool) -> Value:
+    return elementwise(lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * slope))
+
+
+@rule(aten.elu)
+def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+    def body(x: Expr) -> Expr:
+        low = apply("expm1", x.dtype, x * float(input_scale)) * float(alpha * scale)
+        return select(compare("gt", x, 0), x * float(scale), low)
+
+    return elementwise(lw, (x,), body)
+
+
+@rule(aten.addcmul)
+def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
+    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a * b, value))
+
+
+@rule(aten.addcdiv)
+def addcdiv(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
+    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a / b, value))
+
+
+@rule(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(lw: Lowering, a: Value, b: Value, weight: Any) -> Value:
+    def body(a: Expr, b: Expr, w: Expr) -> Expr:
+        near = compare("lt", apply("abs", w.dtype, w), 0.5)
+        return select(near, a + w * (b - a), b - (b - a) * (1.0 - w))
+
+    return elementwise(lw, (a, b, weight), body)
+
+
+@rule(aten.full.default, aten.full_like, aten.new_full.default)
+def full(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
+    meta = lw.meta()
+    value = lw.scalar(args[-1], meta.dtype)
+    return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: value)
+
+
+def _filled(number: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
+        meta = lw.meta()
+        return lw.pointwise(
+            sizes_of(meta.shape), meta.dtype, lambda idx: const(_as(number, meta), meta.dtype)
+        )
+
+    return lowered
+
+
+def _as(number: int, meta: torch.Tensor) -> float | int | bool:
+    if meta.dtype == torch.bool:
+        return bool(number)
+    return float(number) if meta.dtype.is_floating_point else number
+
+
+for _op in (aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty.memory_format,
+            aten.empty_like, aten.empty_permuted, aten.new_empty, aten.empty_strided,
+            aten.new_empty_strided):  # fmt: skip
+    POINTWISE.add(_op, _filled(0))
+for _op in (aten.ones, aten.ones_like, aten.new_ones):
+    POINTWISE.add(_op, _filled(1))
+
+
+@rule(aten.scalar_tensor)
+def scalar_tensor(lw: Lowering, value: Any, **kwargs: Any) -> Value:
+    return full(lw, value)
+
+
+@rule(aten.arange.start_step, aten.arange.start, aten.arange.default)
+def arange(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
+    meta = lw.meta()
+    start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
+    wide = torch.int64 if not meta.dtype.is_floating_point else torch.float64
+    first, each = lw.scalar(start, wide), lw.scalar(step, wide)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        return cast(first + cast(ir.index_value(idx[0]), wide) * each, meta.dtype)
+
+    return lw.pointwise(sizes_of(meta.shape), meta.dtype, body)
+
+
+@rule(torch.ops.prims.iota.default)
+def iota(lw: Lowering, length: Any, *, start: Any, step: Any, **kwargs: Any) -> Value:
+    meta = lw.meta()
+    first, each = lw.scalar(start, torch.int64), lw.scalar(step, torch.int64)
+    return lw.pointwise(
+        sizes_of(meta.shape),
+        meta.dtype,
+        lambda idx: cast(first + ir.index_value(idx[0]) * each, meta.dtype),
+    )
+
+
+@rule(aten.fill.Scalar, aten.fill.Tensor)
+def fill(lw: Lowering, x: Value, value: Any) -> Value:
+    meta = lw.meta()
+    return elementwise(lw, (value,), lambda e: e) if isinstance(value, Value) else full(lw, value)
+
+
+@rule(aten.copy.default)
+def copy(lw: Lowering, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    meta = lw.meta()
+    return lw.pointwise(
+        sizes_of(meta.shape),
+        meta.dtype,
+        lambda idx: cast(source.broadcast_at(idx), meta.dtype),
+    )
+
+
+@rule(aten.copy_.default)
+def copy_(lw: Lowering, target: Value, source: Value, non_blocking: bool = False) -> Value:
+    lw.write(target, source)
+    return target
+
+
+def _triangle(keep_lower: bool) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, diagonal: int = 0) -> Value:
+        def body(idx: tuple[Index, ...]) -> Expr:
+            row, column = ir.index_value(idx[-2] + diagonal), ir.index_value(idx[-1])
+            keep = apply("le" if keep_lower else "ge", torch.bool, column, row)
+            return apply("where", x.dtype, keep, x.at(idx), const(0, x.dtype))
+
+        return lw.pointwise(x.shape, x.dtype, body)
+
+    return lowered
+
+
+POINTWISE.add(aten.tril.default, _triangle(True))
+POINTWISE.add(aten.triu.default, _triangle(False))
+
+
+@rule(aten.nan_to_num)
+def nan_to_num(
+    lw: Lowering, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None
+) -> Value:
+    if not x.dtype.is_floating_point:
+        return lw.map(lambda e: e, x)
+    info = torch.finfo(x.dtype)
+    top = info.max if posinf is None else posinf
+    bottom = info.min if neginf is None else neginf
+
+    def body(e: Expr) -> Expr:
+        e = select(compare("eq", e, math.inf), top, e)
+        e = select(compare("eq", e, -math.inf), bottom, e)
+        return select(apply("isnan", torch.bool, e), 0.0 if nan is None else nan, e)
+
+    return elementwise(lw, (x,), body)
+
+
+__all__ = ["POINTWISE", "broadcast_shapes", "compare", "elementwise", "select"]

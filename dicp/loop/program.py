@@ -1,0 +1,269 @@
+"""A scheduled graph in plain form: buffers, steps, kernel texts. This is what is stored and run."""
+
+from __future__ import annotations
+
+import ast
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import sympy
+import torch
+
+from dicp.loop import ir
+from dicp.loop.cpp import CppKernel
+from dicp.loop.index import Size
+from dicp.loop.ir import Call, Ref
+from dicp.loop.schedule import Schedule
+from dicp.target import KernelReport, NodeReport
+from dicp.torch_private import OpOverload, python_size
+
+MAX_CONSTANT_BYTES = 1 << 22
+
+
+@dataclass
+class LoopProgram:
+    """Kernels, library calls and the buffers between them.
+
+    `plain` holds everything in JSON form; `objects` what has no such form (a higher-order
+    operator's subgraph, a large constant): a program with objects is not stored.
+    """
+
+    plain: dict[str, Any]
+    kernel_texts: dict[str, str]
+    nodes: Sequence[NodeReport] = ()
+    reports: Sequence[KernelReport] = ()
+    objects: list[Any] = field(default_factory=list)
+
+    @property
+    def storable(self) -> bool:
+        return not self.objects
+
+    def kernels(self) -> Sequence[KernelReport]:
+        return self.reports
+
+    def text(self) -> str:
+        lines = [
+            f"{b['name']}: {b['role']} {b['dtype']}{b['shape']} strides {b['strides']}"
+            for b in self.plain["buffers"]
+        ]
+        for step in self.plain["steps"]:
+            if "kernel" in step:
+                args = ", ".join(self.plain["buffers"][i]["name"] for i in step["args"])
+                lines.append(f"run {step['kernel']}({args})  # {'; '.join(step['origins'])}")
+            else:
+                lines.append(f"call {step['call']} {step['args']}  # {'; '.join(step['origins'])}")
+        for report in self.reports:
+            lines += ["", report.name, report.text]
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        return self.plain
+
+
+class ProgramBuilder:
+    """Numbers buffers and turns steps into plain data."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.buffers: list[dict[str, Any]] = []
+        self.numbers: dict[Ref, int] = {}
+        self.objects: list[Any] = []
+
+    def build(
+        self, rendered: Mapping[int, CppKernel], nodes: Sequence[NodeReport]
+    ) -> LoopProgram:
+        graph = self.schedule.graph
+        inputs = [
+            None if k in graph.sizes or not self._is_tensor(ref) else self.number(ref)
+            for k, ref in enumerate(graph.inputs)
+        ]
+        steps = [
+            self._call(step) if isinstance(step, Call) else self._launch(rendered[k])
+            for k, step in enumerate(self.schedule.steps)
+        ]
+        plain = {
+            "inputs": inputs,
+            "symbols": self._symbols(),
+            "outputs": [self.encode(o) for o in graph.outputs],
+            "steps": steps,
+            "constants": {},
+            "buffers": self.buffers,
+        }
+        for name, tensor in graph.constants.items():
+            plain["constants"][name] = self._constant(tensor)  # type: ignore[index]
+        texts = {r.name: r.body for r in rendered.values()}
+        reports = [
+            KernelReport(r.name, tuple(map(str, r.kernel.origins)), r.kernel.text())
+            for r in rendered.values()
+        ]
+        return LoopProgram(plain, texts, nodes, reports, self.objects)
+
+    def _is_tensor(self, ref: Ref) -> bool:
+        return bool(ref.shape) or ref.name in {r.name for r in self._tensor_inputs()}
+
+    def _tensor_inputs(self) -> list[Ref]:
+        return [
+            r for k, r in enumerate(self.schedule.graph.inputs)
+            if k not in self.schedule.graph.sizes
+        ]  # fmt: skip
+
+    def _symbols(self) -> dict[str, list[Any]]:
+        """Symbol -> where its value is found: [input] or [input, axis]."""
+        graph = self.schedule.graph
+        found: dict[str, list[Any]] = {}
+        for position, expr in graph.sizes.items():
+            if isinstance(expr, sympy.Symbol):
+                found.setdefault(str(expr), [position])
+        for position, ref in enumerate(graph.inputs):
+            for axis, size in enumerate(ref.shape):
+                if isinstance(size, sympy.Symbol):
+                    found.setdefault(str(size), [position, axis])
+        return found
+
+    def number(self, ref: Ref) -> int:
+        known = self.numbers.get(ref)
+        if known is not None:
+            return known
+        base = None if ref.base is None else self.number(ref.base)
+        self.numbers[ref] = len(self.buffers)
+        self.buffers.append(
+            {
+                "name": ref.name,
+                "role": ref.role,
+                "dtype": str(ref.dtype).removeprefix("torch."),
+                "shape": [encode_size(s) for s in ref.shape],
+                "strides": [encode_size(s) for s in ref.strides],
+                "offset": encode_size(ref.offset),
+                "base": base,
+            }
+        )
+        return self.numbers[ref]
+
+    def _launch(self, kernel: CppKernel) -> dict[str, Any]:
+        return {
+            "kernel": kernel.name,
+            "args": [self.number(r) for r in kernel.args],
+            "symbols": [str(s) for s in kernel.symbols],
+            "writes": [
+                self.number(r)
+                for r in kernel.args
+                if r.root in {s.ref.root for p in kernel.kernel.phases for s in p.stmts
+                              if hasattr(s, "ref")}
+            ],  # fmt: skip
+            "origins": [str(o) for o in kernel.kernel.origins],
+            "sites": list(kernel.sites),
+        }
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        use_out = call.out_variant is not None
+        op = call.out_variant if use_out else call.op
+        if isinstance(op, OpOverload):
+            name: Any = f"{op._schema.name}.{op._schema.overload_name}"
+        else:
+            name = self._object(op)
+        return {
+            "call": name,
+            "kind": call.kind,
+            "args": [self.encode(a) for a in call.args],
+            "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
+            "outs": [self.number(r) for r in call.outs],
+            "into": use_out,
+            "origins": [str(o) for o in call.origins],
+        }
+
+    def _object(self, value: Any) -> dict[str, int]:
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
+
+    def encode(self, value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, Ref):
+            return {"ref": self.number(value)}
+        if isinstance(value, sympy.Basic):
+            return {"size": python_size(value)}
+        if isinstance(value, (list, tuple)):
+            return [self.encode(v) for v in value]
+        if isinstance(value, torch.dtype):
+            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, (torch.layout, torch.memory_format)):
+            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        return self._object(value)
+
+    def _constant(self, tensor: torch.Tensor) -> Any:
+        plain = tensor.layout == torch.strided and not tensor.is_quantized
+        if not plain or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
+            return self._object(tensor)
+        flat = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.numel() else tensor
+        data = bytes(flat.reshape(-1).tolist()) if tensor.numel() else b""
+        return {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "strides": list(tensor.stride()),
+            "data": base64.b64encode(data).decode(),
+        }
+
+
+def encode_size(size: Size) -> int | str:
+    return size if isinstance(size, int) else python_size(size)
+
+
+def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, plain["dtype"])
+    data = bytearray(base64.b64decode(plain["data"]))
+    if not data:
+        return torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
+    tensor = torch.frombuffer(data, dtype=dtype).reshape(plain["shape"])
+    result = torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
+    return result.copy_(tensor)
+
+
+_ALLOWED = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.Load, ast.Add,
+    ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare,
+    ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or, ast.Attribute,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> CodeType:
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            raise ValueError(f"not a size expression: {text!r}")
+    return compile(tree, "<size>", "eval")
+
+
+class _Math:
+    """What a size expression may call."""
+
+    floor = staticmethod(lambda x: x.__floor__())
+    ceil = staticmethod(lambda x: x.__ceil__())
+    trunc = staticmethod(int)
+
+
+def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
+    """The value of an encoded size."""
+    if isinstance(size, int):
+        return size
+    scope = {"__builtins__": {}, "max": max, "min": min, "abs": abs, "math": _Math, "int": int}
+    return int(eval(_compiled(size), scope, dict(symbols)))  # noqa: S307
+
+
+Resolver = Callable[[str], Any]
+
+
+def resolve_operator(name: str) -> Any:
+    """The ATen overload called `namespace::name.overload`."""
+    qualified, overload = name.rsplit(".", 1)
+    namespace, base = qualified.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
+__all__ = ["LoopProgram", "ProgramBuilder", "evaluate_size", "ir", "resolve_operator"]

@@ -1,0 +1,174 @@
+"""The contract between shared code and a vendor: facts, decisions, and the road from graph to code.
+
+A target states what it can do and provides `lower`, `render`, `build` and `load`. Shared code asks
+for capabilities and never for names. Third parties register a class through the entry-point group
+`dicp.targets`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.errors import TargetNotFoundError
+
+ENTRY_POINT_GROUP = "dicp.targets"
+
+DecisionKind = Literal["compiled", "library", "view", "eager"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one graph node: generated code, a library call, a view, or eager ATen."""
+
+    kind: DecisionKind
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a target's hardware and libraries can do; graph passes read these and nothing else."""
+
+    dtypes: frozenset[torch.dtype]
+    symbolic_shapes: bool = True
+    keep: frozenset[Any] = frozenset()
+    """ATen overloads that the target takes undecomposed."""
+    fusions: frozenset[str] = frozenset()
+    """Names of the graph-level pattern families the target wants."""
+    conv_channels_last: bool = False
+    """Whether convolutions run faster on channels-last tensors."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `python -m dicp doctor`."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What became of one operator of the graph, and where it stands in the user's program."""
+
+    name: str
+    op: str
+    decision: DecisionKind
+    reason: str
+    user_line: str
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One generated kernel: its name, the graph nodes it computes, and its loop program."""
+
+    name: str
+    sources: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Generated source text by file name, and the key of each kernel in it."""
+
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LowerContext:
+    """What lowering needs besides the graph."""
+
+    config: Config
+    kind: str
+    static_inputs: frozenset[int] = frozenset()
+
+
+class Program(Protocol):
+    """A lowered graph: readable text, reports, and a plain (JSON) form."""
+
+    nodes: Sequence[NodeReport]
+
+    def text(self) -> str: ...
+
+    def kernels(self) -> Sequence[KernelReport]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Executable = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built program in plain form: everything `Target.load` needs, in this or another process."""
+
+    target: str
+    program: dict[str, Any]
+    units: Mapping[str, Any] = field(default_factory=dict)
+    objects: Sequence[Any] = ()
+    """What has no plain form (a subgraph, say); an artifact with objects lives in memory only."""
+
+
+class Target(abc.ABC):
+    """A kind of hardware (or its simulator) that graphs are compiled for."""
+
+    name: str
+    device_type: str
+    facts: Facts
+
+    @abc.abstractmethod
+    def decide(self, node: fx.Node) -> Decision:
+        """Say what becomes of `node`, whose `meta["val"]` is filled in."""
+
+    @abc.abstractmethod
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
+        """Turn a functional ATen graph into a program."""
+
+    @abc.abstractmethod
+    def render(self, program: Any, config: Config) -> Source:
+        """Write the program's source text."""
+
+    @abc.abstractmethod
+    def build(self, program: Any, cache: Cache, config: Config) -> Artifact:
+        """Compile what the cache does not hold yet."""
+
+    @abc.abstractmethod
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        """Make a built program runnable in this process."""
+
+    @abc.abstractmethod
+    def fingerprint(self, config: Config) -> str:
+        """Everything outside the graph that changes the code: toolchain, flags, versions."""
+
+    @abc.abstractmethod
+    def doctor(self, config: Config) -> list[Check]:
+        """Say what is present, what is missing and how to fix it."""
+
+
+def discover() -> dict[str, EntryPoint]:
+    """Targets installed on this machine, by name; nothing is imported."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@lru_cache(maxsize=None)
+def find_target(name: str) -> Target:
+    """The target called `name`.
+
+    Raises TargetNotFoundError, which lists the installed targets.
+    """
+    points = discover()
+    if name not in points:
+        raise TargetNotFoundError(name, sorted(points))
+    target: Target = points[name].load()()
+    return target

@@ -1,0 +1,22 @@
+"""One jinja2 environment for all skeletons; a name that is not given is an error."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+
+
+@lru_cache(maxsize=64)
+def _template(path: Path) -> Template:
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(path.read_text())
+
+
+def render_template(path: Path, **values: Any) -> str:
+    """The skeleton file at `path` filled in; raises jinja2.UndefinedError for a missing value."""
+    return _template(path).render(**values)

@@ -1,0 +1,214 @@
+"""The only module that touches PyTorch's private names.
+
+Everything here is re-exported under a public name. The release is checked once, at import, against
+the window these names were verified with; outside it the import fails and says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+OLDEST: Final = (2, 11)
+NEWEST: Final = (2, 13)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """The (major, minor) of a version such as ``2.13.0+cpu`` or ``2.13.0a0+git123``."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
+def check_release(version: str) -> None:
+    """Raises ImportError when this PyTorch release was not verified with dicp."""
+    if OLDEST <= release_of(version) <= NEWEST:
+        return
+    window = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    raise ImportError(
+        f"dicp needs PyTorch {window} and found {version}. "
+        f'Install one of them, for example: pip install "torch=={NEWEST[0]}.{NEWEST[1]}.*"'
+    )
+
+
+check_release(torch.__version__)
+
+# ruff: noqa: E402
+from torch._dynamo import compiled_autograd
+from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import autograd_cache, graph_compile
+from torch._functorch._aot_autograd.aot_autograd_result import (
+    BundledAOTAutogradResult,
+    BundledCompiledBackward,
+    BundledCompiledForward,
+    serialize_graph_module,
+)
+from torch._functorch._aot_autograd.runtime_wrappers import make_runtime_safe
+from torch._functorch.aot_autograd import (
+    aot_module_simplified,
+    aot_stage1_graph_capture,
+    create_aot_state,
+    prepare_aot_module_simplified,
+)
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import FxGraphCache
+from torch._inductor.output_code import OutputCode
+from torch._inductor.utils import BoxedBool
+from torch._logging._internal import log_state, trace_log
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols, free_unbacked_symbols
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+disable_compiled_autograd = compiled_autograd._disable
+
+
+from torch._decomp import decomposition_table as all_decompositions
+
+
+def python_size(size: Any) -> str:
+    """A symbolic size as a Python expression of its symbols' names."""
+    return str(PythonPrinter().doprint(size))
+
+# The stages AOTAutograd runs after capture were given their compilers as arguments in 2.13. Before
+# that the whole road is taken through aot_module_simplified, which has no results to store.
+STAGES_ARE_SEPARATE: Final = release_of(torch.__version__) >= (2, 13)
+
+if STAGES_ARE_SEPARATE:
+    from torch._functorch._activation_checkpointing import (
+        remat_using_tags_for_fwd_loss_bwd_graph_pass as _checkpoints,
+    )
+
+    compile_backward = graph_compile._aot_stage2b_bw_compile
+    compile_forward = graph_compile._aot_stage2b_fw_compile
+    compile_inference = graph_compile._aot_stage2b_inference_compile
+    inner_metadata = graph_compile._get_inner_meta
+    make_autograd_function = graph_compile._aot_stage2c_make_autograd_function
+    make_inference_function = graph_compile._aot_stage2c_make_inference_function
+    partition_joint_graph = graph_compile._aot_stage2a_partition
+    rematerialize_checkpoints = _checkpoints.remat_using_tags_for_fwd_loss_bwd_graph
+    run_passes_on_nested_graphs = graph_compile.run_joint_graph_passes_on_hops
+    tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
+
+
+def logs_graphs() -> bool:
+    """Whether somebody listens to AOTAutograd's own log of its graphs."""
+    names = ("aot_graphs", "aot_joint_graph")
+    return bool(trace_log.handlers) or any(map(log_state.is_artifact_enabled, names))
+
+
+def log_joint_graph(joint: torch.fx.GraphModule, aot_config: Any) -> None:
+    graph_compile._log_joint_graph(joint, aot_config)
+
+
+def log_split_graphs(
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule,
+    subclass_meta: Any,
+    metadata: Any,
+    aot_config: Any,
+) -> None:
+    graph_compile._log_fw_bw_graphs(forward, backward, subclass_meta, metadata, aot_config)
+
+
+def log_inference_graph(graph: torch.fx.GraphModule, aot_config: Any) -> None:
+    graph_compile._log_inference_graph(graph, aot_config)
+
+
+class NotCacheableError(Exception):
+    """AOTAutograd's result for this graph must not be stored; the text says why."""
+
+
+class _KeyDetails(autograd_cache.AOTAutogradCacheDetails):
+    """What decides AOTAutograd's result for a graph.
+
+    Overrides the half of the framework's details that describes its own code generator: computing
+    that imports the generator and hashes the framework's sources, and none of it matters here.
+    """
+
+    def get_triton_source_codes_from_gm(self, gm: torch.fx.GraphModule) -> list[str]:
+        return []  # only custom operators hold such sources, and those are not cached at all
+
+    def _init_fx_graph_hash_details(self, gm: Any, example_inputs: Any, fx_config: Any) -> None:
+        FxGraphCache._check_can_cache(gm, example_inputs, fx_config)
+        self.gm = gm
+        self.example_inputs = list(example_inputs)
+        self.fx_kwargs: dict[str, object] = {}
+        self.cache_key_tag = torch.compiler.config.cache_key_tag
+        self.torch_version = f"{torch.__version__} {torch.version.git_version}".encode()
+        self.default_dtype = torch.get_default_dtype()
+        self.default_device = str(torch.get_default_device())
+        self.deterministic_algorithms_settings = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        )
+        shape_env = current_shape_env()
+        hints = shape_env.var_to_hint_override if shape_env is not None else {}
+        self.var_to_hint_override = {str(name): hints[name] for name in sorted(hints, key=str)}
+
+
+def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
+    """What AOTAutograd's result for `gm` depends on, hashed.
+
+    Raises NotCacheableError for a graph whose result may differ between processes although
+    everything that can be hashed is equal.
+    """
+    graph = gm.gm if isinstance(gm, GmWrapper) else gm
+    with (
+        autograd_cache.sanitize_gm_for_cache(graph),
+        inductor_config.patch(fx_graph_cache=True, freezing=False),
+    ):
+        try:
+            autograd_cache.check_cacheable(graph)
+            for module in graph.modules():
+                _check_no_custom_operator(module)
+            details = _KeyDetails(graph, fake_inputs, aot_config, {})  # type: ignore[arg-type]
+            return autograd_cache.AOTAutogradCachePickler(graph).get_hash(details)
+        except Exception as error:  # the framework's own road treats every failure as a bypass
+            raise NotCacheableError(str(error) or type(error).__name__) from error
+
+
+def _check_no_custom_operator(module: torch.nn.Module) -> None:
+    for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+        target = node.target
+        if not isinstance(target, (OpOverload, OpOverloadPacket)):
+            continue
+        name = target.name() if isinstance(target, OpOverload) else str(target)
+        if name.replace(".", "::").split("::")[0] not in ("aten", "prims"):
+            raise NotCacheableError(
+                f"custom operator {name}: its decomposition and gradient may change unnoticed"
+            )
+
+
+def current_shape_env() -> ShapeEnv | None:
+    """The symbols and guards of the compilation under way, if any."""
+    context = TracingContext.try_get()
+    return context.fake_mode.shape_env if context is not None and context.fake_mode else None
+
+
+def backed_symints(inputs: list[Any]) -> list[torch.SymInt]:
+    return autograd_cache.AOTAutogradCache._filter_backed_symints(inputs)
+
+
+def guards_on(symints: list[torch.SymInt]) -> str:
+    """The guards taken on `symints` so far, as an expression ("" for none)."""
+    shape_env = current_shape_env()
+    if shape_env is None:
+        return ""
+    guards = shape_env.get_pruned_guards(symints)
+    return shape_env.produce_guards_expression(placeholders=symints, guards=guards) or ""
+
+
+def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
+    """Whether `expression` holds for the present sizes; takes no guard in doing so."""
+    shape_env = current_shape_env()
+    if shape_env is None:
+        return False
+    hints = [autograd_cache.guarding_hint_or_throw(symint) for symint in symints]
+    return bool(shape_env.evaluate_guards_expression(expression, hints))

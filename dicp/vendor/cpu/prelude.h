@@ -1,0 +1,278 @@
+// Scalar operations of generated kernels. No framework and no standard library header is read:
+// a translation unit costs little more than the kernels in it.
+#pragma once
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef uint16_t d_bf16;
+typedef uint16_t d_f16;
+#define INT64_MIN (-0x7fffffffffffffffL - 1)
+#define d_inline static inline __attribute__((always_inline))
+
+static const double d_inf = __builtin_inf(), d_nan = __builtin_nan("");
+static const float d_inff = __builtin_inff(), d_nanf = __builtin_nanf("");
+
+// Vector variants come from libmvec where the toolchain has it (DICP_LIBMVEC).
+#ifdef DICP_LIBMVEC
+#define d_vector __attribute__((simd("notinbranch"), const))
+#else
+#define d_vector __attribute__((const))
+#endif
+#define d_math1(name) \
+  extern "C" d_vector double name(double); extern "C" d_vector float name##f(float); \
+  d_inline double d_##name(double x) { return name(x); } \
+  d_inline float d_##name(float x) { return name##f(x); }
+#define d_math2(name) \
+  extern "C" d_vector double name(double, double); \
+  extern "C" d_vector float name##f(float, float); \
+  d_inline double d_##name(double x, double y) { return name(x, y); } \
+  d_inline float d_##name(float x, float y) { return name##f(x, y); }
+d_math1(exp) d_math1(exp2) d_math1(expm1) d_math1(log) d_math1(log2) d_math1(log10) d_math1(log1p)
+d_math1(sin) d_math1(cos) d_math1(tan) d_math1(asin) d_math1(acos) d_math1(atan)
+d_math1(sinh) d_math1(cosh) d_math1(asinh) d_math1(acosh) d_math1(atanh)
+d_math1(erf) d_math1(erfc) d_math2(atan2) d_math2(hypot)
+#undef d_vector
+#define d_vector __attribute__((const))
+d_math1(lgamma) d_math2(nextafter)
+#ifdef DICP_LIBMVEC
+#undef d_vector
+#define d_vector __attribute__((simd("notinbranch"), const))
+#endif
+d_math1(tanh)
+extern "C" d_vector double pow(double, double);
+extern "C" d_vector float powf(float, float);
+extern "C" void* malloc(unsigned long);
+extern "C" void free(void*);
+extern "C" double fmod(double, double);
+extern "C" float fmodf(float, float);
+
+d_inline void* d_alloc(uint64_t bytes) { return malloc(bytes ? bytes : 1); }
+d_inline void d_free(void* p) { free(p); }
+
+// ---- 16-bit floats: stored as bits, computed in float --------------------------------------
+d_inline uint32_t d_bits(float x) { uint32_t u; __builtin_memcpy(&u, &x, 4); return u; }
+d_inline float d_float(uint32_t u) { float x; __builtin_memcpy(&x, &u, 4); return x; }
+d_inline float d_from_bf16(d_bf16 x) { return d_float((uint32_t)x << 16); }
+d_inline d_bf16 d_to_bf16(float x) {
+  const uint32_t u = d_bits(x);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+  return x != x ? (d_bf16)0x7fc0 : (d_bf16)rounded;
+}
+d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
+d_inline float d_from_f16(d_f16 h) {
+  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16;
+  const uint32_t rest = ((uint32_t)h & 0x7fffu) << 13;
+  const float scaled = d_float(rest) * 0x1p112f;
+  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? (rest | 0x7f800000u) : d_bits(scaled);
+  return d_float(sign | special);
+}
+d_inline d_f16 d_to_f16(float x) {
+  const uint32_t sign = d_bits(x) & 0x80000000u;
+  const uint32_t u = d_bits(x) ^ sign;
+  // Subnormal results: adding 0.5 lines the significand up and rounds it to nearest even.
+  const uint32_t small = d_bits(d_float(u) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1)) >> 13;
+  const uint32_t large = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t magnitude = u >= 0x47800000u ? large : u < 0x38800000u ? small : normal;
+  return (d_f16)(magnitude | (sign >> 16));
+}
+d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
+
+// ---- limits ----------------------------------------------------------------------------------
+template <class T> d_inline T d_lowest();
+template <class T> d_inline T d_highest();
+#define d_limits(T, low, high) \
+  template <> inline T d_lowest<T>() { return low; } \
+  template <> inline T d_highest<T>() { return high; }
+d_limits(float, -d_inff, d_inff) d_limits(double, -d_inf, d_inf)
+d_limits(int8_t, -128, 127) d_limits(uint8_t, 0, 255) d_limits(bool, false, true)
+d_limits(int16_t, -32768, 32767) d_limits(int32_t, -2147483647 - 1, 2147483647)
+d_limits(int64_t, INT64_MIN, 0x7fffffffffffffffL)
+
+// ---- arithmetic with PyTorch's rules ---------------------------------------------------------
+template <class T> d_inline T d_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
+template <class T> d_inline T d_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
+template <class T> d_inline T d_fmax(T a, T b) { return (a > b || b != b) ? a : b; }
+template <class T> d_inline T d_fmin(T a, T b) { return (a < b || b != b) ? a : b; }
+template <class T> d_inline bool d_better_max(T a, T b) { return a > b || (a != a && b == b); }
+template <class T> d_inline bool d_better_min(T a, T b) { return a < b || (a != a && b == b); }
+template <class T> d_inline T d_start_max(T) { return d_lowest<T>(); }
+template <class T> d_inline T d_start_min(T) { return d_highest<T>(); }
+#pragma omp declare reduction(d_max : float, double, int8_t, uint8_t, int16_t, int32_t, int64_t, bool \
+  : omp_out = d_maximum(omp_out, omp_in)) initializer(omp_priv = d_start_max(omp_orig))
+#pragma omp declare reduction(d_min : float, double, int8_t, uint8_t, int16_t, int32_t, int64_t, bool \
+  : omp_out = d_minimum(omp_out, omp_in)) initializer(omp_priv = d_start_min(omp_orig))
+
+d_inline float d_abs(float x) { return __builtin_fabsf(x); }
+d_inline double d_abs(double x) { return __builtin_fabs(x); }
+template <class T> d_inline T d_abs(T x) { return x < 0 ? (T)-x : x; }
+template <class T> d_inline T d_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+d_inline bool d_signbit(float x) { return __builtin_signbitf(x) != 0; }
+d_inline bool d_signbit(double x) { return __builtin_signbit(x) != 0; }
+template <class T> d_inline bool d_signbit(T x) { return x < 0; }
+d_inline float d_sqrt(float x) { return __builtin_sqrtf(x); }
+d_inline double d_sqrt(double x) { return __builtin_sqrt(x); }
+d_inline float d_floor(float x) { return __builtin_floorf(x); }
+d_inline double d_floor(double x) { return __builtin_floor(x); }
+d_inline float d_ceil(float x) { return __builtin_ceilf(x); }
+d_inline double d_ceil(double x) { return __builtin_ceil(x); }
+d_inline float d_trunc(float x) { return __builtin_truncf(x); }
+d_inline double d_trunc(double x) { return __builtin_trunc(x); }
+d_inline float d_round(float x) { return __builtin_rintf(x); }
+d_inline double d_round(double x) { return __builtin_rint(x); }
+d_inline float d_copysign(float x, float y) { return __builtin_copysignf(x, y); }
+d_inline double d_copysign(double x, double y) { return __builtin_copysign(x, y); }
+d_inline bool d_isinf(float x) { return __builtin_fabsf(x) == d_inff; }
+d_inline bool d_isinf(double x) { return __builtin_fabs(x) == d_inf; }
+template <class T> d_inline T d_bitwise_not(T x) { return (T)~x; }
+d_inline bool d_bitwise_not(bool x) { return !x; }
+template <class T> d_inline T d_lshift(T x, T n) {
+  return n < 0 || n >= (T)(8 * sizeof(T)) ? (T)0 : (T)((uint64_t)x << n);
+}
+template <class T> d_inline T d_rshift(T x, T n) {
+  const T most = (T)(8 * sizeof(T) - 1);
+  return (T)(x >> (n < 0 || n > most ? most : n));
+}
+d_inline float d_pow(float x, float y) { return powf(x, y); }
+d_inline double d_pow(double x, double y) { return pow(x, y); }
+template <class T> d_inline T d_pow(T x, T n) {
+  if (n < 0) return x == (T)1 ? (T)1 : x == (T)-1 ? (T)((n % 2) ? -1 : 1) : (T)0;
+  T result = 1;
+  for (; n; n /= 2) { if (n % 2) result = (T)(result * x); x = (T)(x * x); }
+  return result;
+}
+
+// Integer division by zero is reported through `status`, as PyTorch raises it.
+d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
+  if (status[0] == 0) { status[0] = code; status[1] = site; }
+}
+#define d_status status
+template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  return b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
+}
+template <class T> d_inline T d_floor_div(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  if (b == (T)-1) return (T)(0 - (uint64_t)a);
+  const T q = (T)(a / b);
+  return (T)(q - ((a % b != 0) && ((a < 0) != (b < 0))));
+}
+template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  if (b == (T)-1) return 0;
+  const T r = (T)(a % b);
+  return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
+}
+template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  return b == (T)-1 ? (T)0 : (T)(a % b);
+}
+#define d_float_division(T, MOD) \
+  d_inline T d_trunc_div(T a, T b, int64_t*, int) { return d_trunc(a / b); } \
+  d_inline T d_fmod(T a, T b, int64_t*, int) { return MOD(a, b); } \
+  d_inline T d_remainder(T a, T b, int64_t*, int) { \
+    const T r = MOD(a, b); \
+    return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; \
+  } \
+  d_inline T d_floor_div(T a, T b, int64_t*, int) { \
+    if (b == 0) return a / b; \
+    const T r = MOD(a, b); \
+    T q = (a - r) / b; \
+    if (r != 0 && ((r < 0) != (b < 0))) q -= 1; \
+    if (q == 0) return d_copysign((T)0, a / b); \
+    const T f = d_floor(q); \
+    return q - f > (T)0.5 ? f + 1 : f; \
+  }
+d_float_division(float, fmodf) d_float_division(double, fmod)
+
+// ---- indices from memory -----------------------------------------------------------------------
+d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+  if (i >= 0 && i < n) return i;
+  if (active) d_report(status, 1, site);
+  return 0;
+}
+
+// ---- special functions ---------------------------------------------------------------------------
+// Giles, "Approximating the erfinv function" (2010), with one Newton step for full precision.
+d_inline double d_erfinv(double y) {
+  if (!(y > -1 && y < 1)) return y == 1 ? d_inf : y == -1 ? -d_inf : d_nan;
+  double w = -log((1 - y) * (1 + y)), p;
+  if (w < 5) {
+    w -= 2.5;
+    p = 2.81022636e-08; p = 3.43273939e-07 + p * w; p = -3.5233877e-06 + p * w;
+    p = -4.39150654e-06 + p * w; p = 0.00021858087 + p * w; p = -0.00125372503 + p * w;
+    p = -0.00417768164 + p * w; p = 0.246640727 + p * w; p = 1.50140941 + p * w;
+  } else {
+    w = d_sqrt(w) - 3;
+    p = -0.000200214257; p = 0.000100950558 + p * w; p = 0.00134934322 + p * w;
+    p = -0.00367342844 + p * w; p = 0.00573950773 + p * w; p = -0.0076224613 + p * w;
+    p = 0.00943887047 + p * w; p = 1.00167406 + p * w; p = 2.83297682 + p * w;
+  }
+  double x = p * y;
+  for (int k = 0; k < 2; ++k) {
+    const double e = (y < 0 ? erfc(-x) - (1 + y) : (1 - y) - erfc(x)) * (y < 0 ? -1.0 : 1.0);
+    const double step = (y < 0 ? -e : e) * 0.886226925452758013649 * exp(x * x);
+    x += y < 0 ? -step : -(-step);
+  }
+  return x;
+}
+d_inline float d_erfinv(float y) { return (float)d_erfinv((double)y); }
+// Recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18); reflection below 0.
+d_inline double d_digamma(double x) {
+  if (x == 0) return d_copysign(d_inf, -x);
+  double result = 0;
+  if (x < 0) {
+    if (x == d_floor(x)) return d_nan;
+    const double pi = 3.14159265358979323846;
+    const double whole = d_trunc(x);
+    result = -pi / tan(pi * (x - whole));
+    x = 1 - x;
+  }
+  while (x < 10) { result -= 1 / x; x += 1; }
+  const double z = 1 / (x * x);
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 -
+      z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
+  return result + log(x) - 0.5 / x - series;
+}
+d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
+
+// ---- random numbers: Philox 4x32-10 (Salmon et al., SC 2011) -----------------------------------
+d_inline uint64_t d_philox(int64_t seed, int64_t site, int64_t counter) {
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)((uint64_t)counter >> 32);
+  uint32_t c2 = (uint32_t)site, c3 = 0;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return ((uint64_t)c1 << 32) | c0;
+}
+d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t counter) {
+  return (int64_t)(d_philox(seed, site, counter) >> 1);
+}
+d_inline float d_unit(uint32_t bits) { return (float)(int32_t)(bits >> 8) * 0x1p-24f; }
+d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t counter) {
+  return d_unit((uint32_t)d_philox(seed, site, counter));
+}
+d_inline double d_philox_uniform_d(int64_t seed, int64_t site, int64_t counter) {
+  return (double)(int64_t)(d_philox(seed, site, counter) >> 11) * 0x1p-53;
+}
+// Box and Muller (1958): one normal number from two uniform ones.
+d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t counter) {
+  const uint64_t bits = d_philox(seed, site, counter);
+  const float u = d_unit((uint32_t)bits), v = d_unit((uint32_t)(bits >> 32));
+  return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * v);
+}
+d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t counter) {
+  const double u = d_philox_uniform_d(seed, site, counter);
+  const double v = d_philox_uniform_d(seed, site + 0x40000000, counter);
+  return d_sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v);
+}

@@ -1,0 +1,113 @@
+"""The host C++ compiler: finding it, its flags, and running it without a shell."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dicp.config import Config
+from dicp.errors import CompilerError, ToolchainError
+
+BASE_FLAGS = (
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
+    "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
+)  # fmt: skip
+COMPILERS = ("g++", "clang++")
+TIMEOUT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C++ compiler with its version and the flags kernels are built with."""
+
+    compiler: str
+    version: str
+    flags: tuple[str, ...]
+
+    @property
+    def identity(self) -> str:
+        return f"{self.version} {' '.join(self.flags)} {cpu_model()}"
+
+
+@lru_cache(maxsize=16)
+def _locate(requested: str) -> tuple[str, str]:
+    names = (requested,) if requested else COMPILERS
+    for name in names:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        result = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+        if result.returncode == 0:
+            return path, result.stdout.splitlines()[0]
+        raise ToolchainError("cpu", name, f"{path} --version fails", "Reinstall the compiler.")
+    raise ToolchainError(
+        "cpu",
+        "a C++ compiler",
+        f"none of {', '.join(names)} is on the PATH",
+        "Install g++ (Debian: apt install g++), or name a compiler in DICP_CXX.",
+    )
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The processor's name and features, since code is built for exactly this one."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    rows: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in wanted:
+            rows.setdefault(name.strip(), value.strip())
+    return "|".join(rows.values())
+
+
+def has_libmvec() -> bool:
+    """Whether the C library brings vector math (glibc 2.35 or later on x86-64)."""
+    name, version = platform.libc_ver()
+    if name != "glibc" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    major, minor = (int(x) for x in version.split(".")[:2])
+    return (major, minor) >= (2, 35)
+
+
+def find_toolchain(config: Config) -> Toolchain:
+    """The compiler that `config` asks for, else the first one found.
+
+    Raises ToolchainError with what to install.
+    """
+    path, version = _locate(config.cxx)
+    vector = ("-DDICP_LIBMVEC",) if has_libmvec() and "clang" not in version else ()
+    return Toolchain(path, version, (*BASE_FLAGS, *vector, *config.cxx_flags))
+
+
+def compile_shared(toolchain: Toolchain, files: dict[str, str], main: str) -> bytes:
+    """The shared object built from `main` (other files lie beside it).
+
+    Raises CompilerError with the compiler's first messages.
+    """
+    with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
+        for name, text in files.items():
+            Path(folder, name).write_text(text)
+        output = Path(folder, "unit.so")
+        command = [toolchain.compiler, *toolchain.flags, main, "-o", str(output), "-lm"]
+        try:
+            result = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, check=False,
+                timeout=TIMEOUT_SECONDS,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompilerError("cpu", command, str(error)) from error
+        if result.returncode != 0 or not output.exists():
+            raise CompilerError("cpu", command, result.stderr, [files[main]])
+        return output.read_bytes()

@@ -1,0 +1,115 @@
+"""Options and fixtures that every test shares: which backend, static or dynamic shapes.
+
+    pytest test                                             everything, on cpugraph
+    pytest test/op --backend inductor --dynamic false       any backend Dynamo knows
+    pytest -c test/cpu_scripts/ops/static.ini --backend cpugraph --dynamic false
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+TEST_ROOT = Path(__file__).resolve().parent
+if str(TEST_ROOT) not in sys.path:
+    sys.path.insert(0, str(TEST_ROOT))  # `from support import ...` in every test file
+
+if TYPE_CHECKING:
+    from support import BackendUnderTest
+
+DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dicp")
+    group.addoption(
+        "--backend",
+        default="cpugraph",
+        help="a backend registered with torch._dynamo, or the name of a dicp target",
+    )
+    group.addoption(
+        "--dynamic",
+        default="both",
+        type=str.lower,
+        choices=tuple(DYNAMIC_CHOICES),
+        help="shapes of the operator and model tests: true, false or both (default)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
+    config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
+    config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
+    _use_testpaths_of_the_ini_file(config)
+
+
+def _use_testpaths_of_the_ini_file(config: pytest.Config) -> None:
+    """`pytest -c some/list.ini` runs the list wherever it is started from.
+
+    pytest itself reads `testpaths` only when it is started in the folder of the ini file.
+    """
+    if config.args_source is not pytest.Config.ArgsSource.INVOCATION_DIR or not config.inipath:
+        return
+    listed = [config.inipath.parent / path for path in config.getini("testpaths")]
+    missing = [str(path) for path in listed if not path.exists()]
+    if missing:
+        raise pytest.UsageError(f"{config.inipath} lists what does not exist: {missing}")
+    if listed:
+        config.args = [str(path.resolve()) for path in listed]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes `dynamic` once per wanted value, one that takes `case` per CASES."""
+    if "case" in metafunc.fixturenames and hasattr(metafunc.module, "CASES"):
+        metafunc.parametrize("case", metafunc.module.CASES, ids=lambda case: case.name)
+    if "dynamic" in metafunc.fixturenames:
+        values = DYNAMIC_CHOICES[metafunc.config.getoption("--dynamic")]
+        if any(metafunc.definition.iter_markers("static_only")):
+            values = [value for value in values if not value]
+        if any(metafunc.definition.iter_markers("dynamic_only")):
+            values = [value for value in values if value]
+        metafunc.parametrize("dynamic", values, ids=["dynamic" if v else "static" for v in values])
+
+
+@pytest.fixture(scope="session")
+def backend_name(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--backend"))
+
+
+@pytest.fixture
+def backend(backend_name: str) -> BackendUnderTest:
+    """The backend under test: pass it to `torch.compile(..., backend=backend)`."""
+    from support import BackendUnderTest
+
+    return BackendUnderTest(backend_name)
+
+
+@pytest.fixture
+def check_op(backend: BackendUnderTest, dynamic: bool) -> Callable[..., None]:
+    """`check_op(fn, *input_specs, **options)`: see `support.cases.Op`."""
+    from support import Op, op
+
+    def check(fn: Any, *specs: Any, **options: Any) -> None:
+        case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
+        case.check(backend, dynamic)
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No compiled code, default dtype or random state leaks from one test into the next."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    torch.manual_seed(0)
+    default_dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(default_dtype)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

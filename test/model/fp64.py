@@ -1,0 +1,196 @@
+"""Compare compiled models with eager ones by the fp64 rule.
+
+Every model runs three times on the same weights and inputs: in float64 (the reference), eager, and
+compiled. The compiled error may be at most twice eager's own error plus a few roundings of the
+largest value: `|compiled - ref64| <= 2 * |eager - ref64| + floor`, for the largest and for the
+root-mean-square error of each tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+FLOOR_ROUNDINGS = 4
+"""How many roundings of the largest value the floor allows."""
+
+
+class InDouble(TorchFunctionMode):
+    """Turn the casts to float32 inside model code (norms, rotary tables) into casts to float64."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        args, kwargs = pytree.tree_map_only(torch.dtype, _widen, (tuple(args), kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _widen(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
+
+
+def to_double(value: Any) -> Any:
+    """A copy of a tree of tensors with the floating ones in float64."""
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.double() if t.is_floating_point() else t.clone(), value
+    )
+
+
+def check_tensors(
+    compiled: Mapping[str, Tensor], eager: Mapping[str, Tensor], reference: Mapping[str, Tensor]
+) -> None:
+    """Apply the fp64 rule to tensors of one kind; their largest value sets the common floor."""
+    assert compiled.keys() == eager.keys() == reference.keys()
+    floating = [t for t in reference.values() if t.is_floating_point() and t.numel()]
+    largest = max((float(t.abs().max()) for t in floating), default=0.0)
+    failures = []
+    for name, expected in reference.items():
+        got, plain = compiled[name], eager[name]
+        assert (got.shape, got.dtype) == (plain.shape, plain.dtype), name
+        if not expected.is_floating_point():
+            assert torch.equal(got, plain), f"{name}: not the values of eager"
+            continue
+        floor = FLOOR_ROUNDINGS * torch.finfo(plain.dtype).eps * largest
+        for measure in (_largest_error, _mean_error):
+            error, allowed = measure(got, expected), 2 * measure(plain, expected) + floor
+            if not error <= allowed:
+                failures.append(f"{name}: {measure.__name__} {error:.3e} > {allowed:.3e}")
+    assert not failures, f"{len(failures)} of {len(reference)} tensors:\n" + "\n".join(
+        failures[:20]
+    )
+
+
+def _largest_error(value: Tensor, reference: Tensor) -> float:
+    return float((value.double() - reference).abs().max()) if value.numel() else 0.0
+
+
+def _mean_error(value: Tensor, reference: Tensor) -> float:
+    return float((value.double() - reference).square().mean().sqrt()) if value.numel() else 0.0
+
+
+def named_tensors(value: Any) -> dict[str, Tensor]:
+    """The tensors of an output tree, keyed by their place in it."""
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return {pytree.keystr(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _mark_common_sizes_static(tensors: Sequence[Tensor]) -> None:
+    for dimension, sizes in enumerate(zip(*(t.shape for t in tensors), strict=True)):
+        if len(set(sizes)) == 1:
+            for tensor in tensors:
+                torch._dynamo.mark_static(tensor, dimension)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run leaves behind."""
+
+    losses: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+LossOf = Callable[[nn.Module, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class AgainstEager:
+    """Run models compiled by one backend, and compare them with eager."""
+
+    backend: Any
+    dynamic: bool
+
+    def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.compile` as the command line asks; a graph break is an error."""
+        return torch.compile(fn, backend=self.backend, dynamic=self.dynamic, fullgraph=True)
+
+    def shapes(self, static: Any, *others: Any) -> list[Any]:
+        """The batch, and with dynamic shapes the others too, which must not recompile.
+
+        Sizes that are the same in all of them are static: a symbol for each size of a large
+        convolutional network costs the framework's front end most of a minute.
+        """
+        batches = [static, *others] if self.dynamic else [static]
+        if self.dynamic:
+            for tensors in zip(*(pytree.tree_leaves(batch) for batch in batches), strict=True):
+                _mark_common_sizes_static([t for t in tensors if isinstance(t, Tensor)])
+        return batches
+
+    def inference(self, model: nn.Module, *batches: Mapping[str, Any]) -> None:
+        """Compare outputs (values, dtypes, strides) for keyword inputs; eval mode, no gradients."""
+        model.eval()
+        double = copy.deepcopy(model).double()
+        compiled = self.compile(model)
+        with torch.no_grad():
+            for index, batch in enumerate(self.shapes(*batches)):
+                with InDouble():
+                    reference = named_tensors(double(**to_double(batch)))
+                eager = named_tensors(model(**batch))
+                with no_recompile(index > 0):
+                    got = named_tensors(compiled(**batch))
+                check_tensors(got, eager, reference)
+                strides = {name: t.stride() for name, t in got.items()}
+                assert strides == {name: t.stride() for name, t in eager.items()}
+
+    def training(
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        batch_of: Callable[[int], Any],
+        steps: int = 2,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """Compare every loss, the last gradients and the final state after some optimizer steps.
+
+        `batch_of` makes a batch of a size: always the same one, or with dynamic shapes growing.
+        """
+        grow = 1 if self.dynamic else 0
+        batches = [batch_of(2 + grow * step) for step in range(steps)]
+        model.train()
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-2))
+        compiled_model, double = copy.deepcopy(model), copy.deepcopy(model).double()
+        with InDouble():
+            reference = train(double, loss_of, to_double(batches), make)
+        eager = train(model, loss_of, batches, make)
+        self.shapes(*batches)
+        got = train(compiled_model, self.compile(loss_of), batches, make, steady=True)
+        check_tensors(got.losses, eager.losses, reference.losses)
+        check_tensors(got.gradients, eager.gradients, reference.gradients)
+        check_tensors(got.state, eager.state, reference.state)
+
+
+def train(
+    model: nn.Module,
+    loss_of: LossOf,
+    batches: Sequence[Any],
+    make_optimizer: Callable[[Any], torch.optim.Optimizer],
+    steady: bool = False,
+) -> Trained:
+    """One optimizer step per batch; with `steady`, compiling again after the first is an error."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = make_optimizer(list(trainable.values()))
+    losses, gradients = {}, {}
+    for step, batch in enumerate(batches):
+        with no_recompile(steady and step > 0):
+            loss = loss_of(model, batch)
+        loss.backward()
+        losses[f"step {step}"] = loss.detach()
+        gradients = {n: p.grad.clone() for n, p in trainable.items() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+    return Trained(losses, gradients, dict(model.state_dict()))
+
+
+def no_recompile(wanted: bool) -> Any:
+    """A context in which compiling again is an error."""
+    return torch.compiler.set_stance("fail_on_recompile") if wanted else nullcontext()

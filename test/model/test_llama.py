@@ -1,0 +1,102 @@
+"""Llama: prefill and greedy decode with a key-value cache, and LoRA fine-tuning."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fp64 import AgainstEager, InDouble, check_tensors, no_recompile
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+
+VOCABULARY = 211
+PROMPT, NEW_TOKENS = 12, 6
+
+
+def llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+        )
+    ).eval()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    tokens: Tensor
+    logits: dict[str, Tensor]
+
+
+def decode(
+    model: Any, prompt: Tensor, forward: Callable[..., Any], tokens: Tensor | None = None
+) -> Decoded:
+    """Greedy decoding: one prefill call, then one call per token; `tokens` forces the choices."""
+    config = model.config
+    cache = StaticCache(config, max_cache_len=prompt.shape[1] + NEW_TOKENS)
+    head_dim = config.hidden_size // config.num_attention_heads
+    cache.early_initialization(
+        prompt.shape[0], config.num_key_value_heads, head_dim, model.dtype, prompt.device
+    )
+    inputs, chosen, logits = prompt, [], {}
+    for step in range(NEW_TOKENS):
+        # Prefill and the first decoding step compile; later ones must not.
+        with no_recompile(forward is not model and step > 1):
+            last = forward(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits[f"token {step}"] = last.clone()
+        best = last.argmax(-1, keepdim=True)
+        chosen.append(best)
+        inputs = best if tokens is None else tokens[:, step : step + 1]
+    return Decoded(torch.cat(chosen, 1), logits)
+
+
+def check_decoding(against_eager: AgainstEager, model: Any, prompt: Tensor) -> None:
+    """Compiled greedy decoding chooses eager's tokens, with logits inside the fp64 rule."""
+    double = copy.deepcopy(model).double()
+    with torch.no_grad():
+        eager = decode(model, prompt, model)
+        with InDouble():
+            reference = decode(double, prompt, double, eager.tokens)
+        compiled = decode(model, prompt, against_eager.compile(model))
+    assert torch.equal(compiled.tokens, eager.tokens)
+    check_tensors(compiled.logits, eager.logits, reference.logits)
+
+
+def test_llama_prefill_and_decode(against_eager):
+    check_decoding(against_eager, llama(), torch.randint(0, VOCABULARY, (2, PROMPT)))
+
+
+def test_llama_weights_prefill_and_decode(against_eager, weights):
+    model = AutoModelForCausalLM.from_pretrained(weights("LLAMA_MODEL_DIR"), dtype=torch.float32)
+    prompt = torch.randint(0, model.config.vocab_size, (1, PROMPT))
+    check_decoding(against_eager, model.eval(), prompt)
+
+
+def test_llama_inference_in_bfloat16(against_eager):
+    batches = [
+        {"input_ids": torch.randint(0, VOCABULARY, shape), "use_cache": False}
+        for shape in ((2, 16), (3, 21))
+    ]
+    against_eager.inference(llama().bfloat16(), *batches)
+
+
+def test_llama_lora_fine_tuning(against_eager):
+    torch.manual_seed(0)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
+    model = get_peft_model(llama(), lora)
+    against_eager.training(
+        model,
+        lambda model, ids: model(input_ids=ids, labels=ids, use_cache=False).loss,
+        lambda n: torch.randint(0, VOCABULARY, (n, 16)),
+        steps=3,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-4),
+    )

@@ -1,0 +1,75 @@
+"""Vision: ResNet-50 training, ResNet-18 inference, a vision transformer, a depthwise network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
+
+CLASSES = 10
+
+
+def images(batch: int, size: int) -> Tensor:
+    return torch.randn(batch, 3, size, size)
+
+
+def labelled(batch: int, size: int) -> tuple[Tensor, Tensor]:
+    return images(batch, size), torch.randint(0, CLASSES, (batch,))
+
+
+def loss_of(model: nn.Module, batch: Any) -> Tensor:
+    pictures, classes = batch
+    output = model(pictures)
+    return F.cross_entropy(getattr(output, "logits", output), classes)
+
+
+def vit() -> ViTForImageClassification:
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
+            image_size=32,
+            patch_size=8,
+            num_labels=CLASSES,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
+
+def test_resnet50_training(against_eager):
+    model = torchvision.models.resnet50(num_classes=CLASSES)
+    against_eager.training(
+        model,
+        loss_of,
+        lambda n: labelled(2 * n, 64),
+        steps=5,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+    )
+
+
+def test_resnet18_inference(against_eager):
+    model = torchvision.models.resnet18(num_classes=CLASSES)
+    with torch.no_grad():
+        for _ in range(2):  # running statistics that are not the identity
+            model(images(4, 64))
+    against_eager.inference(model, {"x": images(2, 64)}, {"x": images(3, 96)})
+
+
+def test_mobilenet_v3_inference(against_eager):
+    model = torchvision.models.mobilenet_v3_small(num_classes=CLASSES)
+    against_eager.inference(model, {"x": images(2, 64)}, {"x": images(3, 64)})
+
+
+def test_vit_inference(against_eager):
+    against_eager.inference(vit(), {"pixel_values": images(2, 32)}, {"pixel_values": images(3, 32)})
+
+
+def test_vit_training(against_eager):
+    against_eager.training(vit(), loss_of, lambda n: labelled(n, 32))

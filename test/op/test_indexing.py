@@ -1,0 +1,116 @@
+"""Indexing: gather, scatter, index, index_put, select, slices, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from support import FLOATS, INTS, LAYOUTS, T, index, op
+
+X = (6, 37)
+ANY = (*FLOATS, *INTS)
+F32 = (torch.float32,)
+F32_F64 = (torch.float32, torch.float64)
+MASK = T(X, dtype=torch.bool)
+
+
+def _index_forms(x: Any, i: Any, j: Any) -> Any:
+    return x[i], x[:, j], x[i, j], x[i[:, None], j], x[None, i], x[..., j]
+
+
+def _set_forms(x: Any, i: Any, v: Any) -> Any:
+    y = x.clone()
+    y[i] = v
+    y[0, 1] = 7
+    y[-1] = y[0]
+    return y
+
+
+CASES = [
+    op("slice_step", lambda x: (x[::2], x[:, 1::3], x[1:5:2, ::2]), X, dtypes=ANY, exact=True),
+    op("slice_drop_last", lambda x: (x[:-1], x[:, :-1], x[-3:], x[1:]), X, dtypes=ANY, exact=True),
+    op("slice_out_of_range", lambda x: (x[100:], x[:100], x[4:2], x[-100:3]), X, dtypes=F32),
+    op("slice_values", lambda x: x[::2] * 2 + x[1::2], (6, 37), fixed=(6,)),
+    op("select", lambda x: (x[0], x[-1], x.select(1, 2), x[2, 3]), X, dtypes=ANY, exact=True),
+    op("index", _index_forms, X, index((6,), 6), index((6,), 37), dtypes=(*FLOATS, torch.int64)),
+    op("index_negative", lambda x, i: x[i], X, index((9,), 6, low=-6), dtypes=ANY),
+    op("index_int32", lambda x, i: x[i], X, index((9,), 6, dtype=torch.int32), dtypes=F32),
+    op("index_two_dims", lambda x, i: x[i], X, index((4, 5), 6), dtypes=ANY),
+    op("index_middle", lambda x, i, j: (x[:, i, :, j], x[:, i, j]), (4, 5, 6, 7), index((3,), 5),
+       index((3,), 6), dtypes=F32_F64),
+    op("index_mask_unbacked", lambda x, m: x[m], X, MASK, dtypes=(*FLOATS, torch.int64),
+       unbacked=True, layouts=("contiguous",)),
+    op("index_mask", lambda x, m: x[m] * 2, X, MASK, dtypes=F32, fullgraph=False, graphs=3,
+       layouts=("contiguous",)),
+    op("masked_select", torch.masked_select, X, MASK, dtypes=F32, unbacked=True,
+       layouts=("contiguous",)),
+    op("nonzero", torch.nonzero, T(X, 0, 2), dtypes=(torch.int64, torch.bool, torch.float32),
+       unbacked=True, grad=False, layouts=("contiguous", "transposed")),
+    op("index_select", lambda x, i: (x.index_select(0, i), x.index_select(1, i)), X, index((9,), 6),
+       dtypes=ANY),
+    op("index_set", _set_forms, X, index((4,), 6), (4, 37), dtypes=(torch.float32,), grad=False),
+    op("index_put", lambda x, i, v: x.index_put((i,), v), X, torch.tensor([4, 0, 2]), (3, 37),
+       dtypes=(*FLOATS, torch.int64), fixed=(3, 6)),
+    op("index_put_accumulate", lambda x, i, v: x.index_put((i,), v, accumulate=True), X,
+       index((9,), 6), (9, 37), dtypes=(*F32_F64, torch.bfloat16, torch.int64), floor=4.0),
+    op("index_put_pairs", lambda x, i, j, v: x.index_put((i, j), v, accumulate=True), X,
+       index((9,), 6), index((9,), 37), (9,), dtypes=F32_F64),
+    op("index_put_mask", lambda x, m: x.index_put((m,), torch.zeros((), dtype=x.dtype)), X, MASK,
+       dtypes=F32_F64),
+    op("index_put_in_place", lambda x, i, v: x.index_put_((i,), v), X, torch.tensor([4, 0, 2]),
+       (3, 37), dtypes=F32, grad=False, layouts=("contiguous", "transposed", "sliced"),
+       fixed=(3, 6)),
+    op("index_add", lambda x, i, v: x.index_add(0, i, v, alpha=2), X, index((9,), 6), (9, 37),
+       dtypes=(*F32_F64, torch.int64)),
+    op("index_copy", lambda x, i, v: x.index_copy(0, i, v), X, torch.tensor([4, 0, 2]), (3, 37),
+       dtypes=F32_F64, fixed=(3, 6)),
+    op("index_fill", lambda x, i: x.index_fill(0, i, 1.5), X, torch.tensor([4, 0, 2]),
+       dtypes=F32_F64, fixed=(3, 6)),
+    op("gather", lambda x, i: x.gather(1, i), X, index((6, 9), 37), dtypes=ANY),
+    op("gather_first_dim", lambda x, i: x.gather(0, i), X, index((4, 30), 6),
+       dtypes=(torch.float32, torch.bfloat16)),
+    op("take_along_dim", lambda x, i: torch.take_along_dim(x, i, 1), X, index((6, 9), 37),
+       dtypes=F32_F64),
+    op("take", lambda x, i: torch.take(x, i), X, index((9,), 37), dtypes=F32_F64),
+    op("scatter", lambda x, i, s: x.scatter(1, i, s), X,
+       torch.tensor([[4, 0, 2], [1, 2, 3], [36, 5, 7]]), (3, 3), dtypes=ANY, fixed=(3,)),
+    op("scatter_value", lambda x, i: x.scatter(0, i, 1.5), X, index((4, 9), 6), dtypes=F32_F64),
+    op("scatter_add", lambda x, i, s: x.scatter_add(1, i, s), X, index((6, 20), 37), (6, 20),
+       dtypes=(*F32_F64, torch.bfloat16, torch.int64), floor=4.0),
+    *[
+        op(f"scatter_reduce_{how}",
+           lambda x, i, s, how=how: x.scatter_reduce(0, i, s, how), T(X, 0.5, 2), index((9, 37), 6),
+           T((9, 37), 0.5, 2), dtypes=(*F32_F64, torch.int64), floor=4.0, grad=how != "prod",
+           layouts=("contiguous", "transposed"))
+        for how in ("sum", "mean", "amax", "amin", "prod")
+    ],
+    op("scatter_reduce_no_self",
+       lambda x, i, s: x.scatter_reduce(0, i, s, "amax", include_self=False), X, index((9, 37), 6),
+       (9, 37), dtypes=F32_F64, layouts=("contiguous",)),
+    op("masked_scatter", torch.masked_scatter, X, MASK, X, dtypes=(*F32_F64, torch.int64)),
+    op("select_scatter", lambda x, s: torch.select_scatter(x, s, 1, 2), X, (6,), dtypes=ANY),
+    op("slice_scatter", lambda x, s: torch.slice_scatter(x, s, 1, 1, 7, 2), X, (6, 3), fixed=(3,),
+       dtypes=ANY),
+    op("slice_scatter_to_end", lambda x, s: torch.slice_scatter(x, s, 0, 2), (6, 37), (4, 37),
+       fixed=(6, 4), dtypes=F32_F64),
+    op("diagonal_scatter", torch.diagonal_scatter, (5, 5), (5,), dtypes=F32_F64),
+    op("slice_assign", lambda x, v: x[:, 2:5].copy_(v), X, (6, 3), fixed=(3,), dtypes=F32,
+       grad=False, layouts=("contiguous", "transposed", "sliced")),
+    op("kv_cache_update",
+       lambda cache, new, at: cache.index_copy_(2, at, new).sum(-1), (2, 3, 16, 8), (2, 3, 2, 8),
+       torch.tensor([5, 6]), dtypes=F32, grad=False, layouts=("contiguous",), fixed=(2, 16)),
+    op("argwhere", torch.argwhere, T((5, 7), 0, 2), dtypes=(torch.int64,), unbacked=True,
+       layouts=("contiguous",)),
+    op("one_hot", lambda i: F.one_hot(i, 10), index((6, 5), 4), dtypes=(torch.int64,)),
+    op("bucketize", lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 2.0])), X, dtypes=F32),
+    op("searchsorted", lambda x: torch.searchsorted(torch.arange(-2.0, 3.0, 0.5), x, right=True), X,
+       dtypes=F32),
+    op("isin", lambda x: torch.isin(x, torch.tensor([1, 3, 5])), X, dtypes=(torch.int64,)),
+    op("tril_triu", lambda x: (x.tril(), x.triu(1), x.tril(-2), x.triu(-1)), (5, 7),
+       dtypes=(*FLOATS, torch.int64, torch.bool)),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

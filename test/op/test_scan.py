@@ -1,0 +1,35 @@
+"""Scans: cumulative sums, products, extremes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support import FLOATS, LAYOUTS, T, op
+
+X = (6, 37)
+NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
+F32_F64 = (torch.float32, torch.float64)
+
+CASES = [
+    op("cumsum", lambda x: (x.cumsum(0), x.cumsum(1), x.cumsum(-1)), X, dtypes=NUMBERS,
+       layouts=(*LAYOUTS, "scalar", "empty"), floor=2.0),
+    op("cumsum_middle", lambda x: x.cumsum(1), (3, 7, 5), dtypes=(torch.float32,)),
+    op("cumsum_dtype", lambda x: (x.cumsum(1, dtype=torch.float64), x.cumsum(0, dtype=torch.int64)),
+       X, dtypes=(torch.float32, torch.int32, torch.bool), grad=False),
+    op("cumsum_fused", lambda x: (x.exp().cumsum(1) + 1).sum(0), X, dtypes=F32_F64),
+    op("cumprod", lambda x: x.cumprod(1), T((5, 7), 0.5, 1.5),
+       dtypes=(torch.float32, torch.float64, torch.bfloat16), floor=4.0),
+    op("cumprod_ints", lambda x: x.cumprod(1), T((5, 7), 1, 3), dtypes=(torch.int64, torch.bool)),
+    op("cummax", lambda x: x.cummax(1), X, dtypes=(torch.float32, torch.bfloat16, torch.int64)),
+    op("cummin", lambda x: x.cummin(0), X, dtypes=(torch.float32, torch.bfloat16, torch.int64)),
+    op("logcumsumexp", lambda x: x.logcumsumexp(1), X, dtypes=F32_F64, floor=4.0),
+    op("diff", lambda x: (torch.diff(x), torch.diff(x, n=2, dim=0)), X, dtypes=(*FLOATS, torch.int64)),
+    op("cumsum_mask_positions", lambda m: (m.cumsum(1) - 1).masked_fill(~m, 1),
+       T(X, dtype=torch.bool), dtypes=(torch.bool,)),
+    op("trapezoid", lambda y: torch.trapezoid(y, dx=0.5), X, dtypes=F32_F64),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

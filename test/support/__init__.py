@@ -1,0 +1,21 @@
+"""What the tests share: operator cases, the fp64 rule, the backend under test."""
+
+from support.backends import BackendUnderTest
+from support.cases import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, Op, op
+from support.compare import Rule, assert_matches, check_tensor
+from support.inputs import T, index
+
+__all__ = [
+    "ALL_LAYOUTS",
+    "FLOATS",
+    "INTS",
+    "LAYOUTS",
+    "BackendUnderTest",
+    "Op",
+    "Rule",
+    "T",
+    "assert_matches",
+    "check_tensor",
+    "index",
+    "op",
+]

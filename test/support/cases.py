@@ -1,0 +1,363 @@
+"""An operator case: one function, all its dtypes and layouts in one graph, against eager in fp64.
+
+`op(torch.relu, (6, 37))` is a whole test. Compiling a graph costs far more than running it, so a
+case compiles one graph that applies the function to every variant of its inputs; only when that
+graph fails to compile or to run is each variant tried alone, to name the culprit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from support.backends import BackendUnderTest
+from support.compare import Rule, check_tensor, storage_relations
+from support.inputs import (
+    LAYOUT_OF,
+    Sizes,
+    T,
+    clone_exactly,
+    draw,
+    map_specs,
+    special_columns,
+)
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTS = (torch.int64, torch.int32, torch.uint8, torch.bool)
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
+ALL_LAYOUTS = (*LAYOUTS, "channels_last", "offset")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One set of inputs of a case. `layout` may also be `scalar`, `empty` or `special`."""
+
+    dtype: torch.dtype
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.layout}"
+
+
+@dataclass
+class Results:
+    """What one call gave: outputs and gradients per variant, and the inputs as it left them."""
+
+    outputs: list[list[Any]]
+    inputs: list[list[Any]]
+    grads: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator case; see `op` for the fields."""
+
+    name: str
+    fn: Callable[..., Any]
+    specs: tuple[Any, ...]
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    layouts: tuple[str, ...] = LAYOUTS
+    grad: bool = True
+    rule: Rule = field(default_factory=Rule)
+    expect: str | None = None
+    fixed: tuple[int, ...] = ()
+    graphs: int = 1
+    fullgraph: bool = True
+    unbacked: bool = False
+    static_only: bool = False
+
+    def variants(self) -> list[Variant]:
+        """Every dtype contiguous; every other layout in the first dtype."""
+        wanted = [Variant(dtype) for dtype in self.dtypes]
+        wanted += [Variant(self.dtypes[0], name) for name in self.layouts if name != "contiguous"]
+        if "special" in self.layouts and torch.bfloat16 in self.dtypes:
+            wanted.append(Variant(torch.bfloat16, "special"))
+        return wanted
+
+    def size_maps(self, dynamic: bool) -> list[Sizes]:
+        """The sizes to run with: as written, then, for dynamic shapes, two more sets."""
+        dims: set[int] = set()
+
+        def note(spec: T) -> torch.Tensor:
+            dims.update(spec.shape)
+            return torch.empty(0)
+
+        for spec in self.specs:
+            map_specs(spec, note)
+        free = dims - {0, 1} - set(self.fixed)
+        if not dynamic:
+            return [{}]
+        return [{}, {d: d + 3 for d in free}, {d: d + 8 for d in free}]
+
+    def build(self, variant: Variant, sizes: Sizes) -> list[Any]:
+        """The arguments of one variant, the same on every call."""
+        gen = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {variant}".encode()))
+        if variant.layout == "special":
+            columns = iter(special_columns(len(self.specs), variant.dtype))
+            return [map_specs(spec, lambda _: next(columns)) for spec in self.specs]
+
+        def one(spec: T) -> torch.Tensor:
+            if variant.layout == "scalar":
+                return draw(T((), spec.low, spec.high, spec.dtype), variant.dtype, {}, gen)
+            if variant.layout == "empty" and spec.shape:
+                first = self._first_dim()
+                return draw(spec, variant.dtype, {**sizes, first: 0}, gen)
+            value = draw(spec, variant.dtype, sizes, gen)
+            return LAYOUT_OF.get(variant.layout, LAYOUT_OF["contiguous"])(
+                value
+            ) if spec.layout else value
+
+        return [map_specs(spec, one) for spec in self.specs]
+
+    def _first_dim(self) -> int:
+        found: list[int] = []
+
+        def note(spec: T) -> torch.Tensor:
+            found.extend(spec.shape)
+            return torch.empty(0)
+
+        for spec in self.specs:
+            map_specs(spec, note)
+        return found[0]
+
+    def grad_flags(self) -> list[bool]:
+        """Per tensor input, in order, whether a gradient is wanted where its dtype allows one."""
+        flags: list[bool] = []
+
+        def note(spec: T) -> torch.Tensor:
+            flags.append(self.grad and spec.grad)
+            return torch.empty(0)
+
+        for spec in self.specs:
+            before = len(flags)
+            map_specs(spec, note)
+            if isinstance(spec, torch.Tensor) and len(flags) == before:
+                flags.append(False)
+        return flags
+
+    def check(self, backend: BackendUnderTest, dynamic: bool) -> None:
+        """Compile and compare; AssertionError names the variant, the output and the element."""
+        variants = self.variants()
+        try:
+            problems = self._run(variants, backend, dynamic)
+        except Exception as error:
+            if len(variants) == 1:
+                raise
+            problems = self._run_singly(variants, backend, dynamic)
+            if not problems:
+                raise AssertionError(
+                    f"{self.name}: each variant alone works, all in one graph fail"
+                ) from error
+        if problems:
+            shown = "\n  ".join(problems[:12])
+            raise AssertionError(f"{self.name}: {len(problems)} problems\n  {shown}")
+
+    def _run_singly(
+        self, variants: Sequence[Variant], backend: BackendUnderTest, dynamic: bool
+    ) -> list[str]:
+        problems = []
+        for variant in variants:
+            try:
+                problems += self._run([variant], backend, dynamic)
+            except Exception as error:
+                problems.append(f"[{variant}] {type(error).__name__}: {str(error)[:1500]}")
+        return problems
+
+    def _run(
+        self, variants: Sequence[Variant], backend: BackendUnderTest, dynamic: bool
+    ) -> list[str]:
+        backend.start_over()
+        problems: list[str] = []
+        with torch._dynamo.config.patch(
+            capture_dynamic_output_shape_ops=self.unbacked, capture_scalar_outputs=self.unbacked
+        ):
+            compiled = torch.compile(
+                self._all_variants(), backend=backend, dynamic=dynamic, fullgraph=self.fullgraph
+            )
+            for sizes in self.size_maps(dynamic):
+                where = f" {dict(sizes)}" if sizes else ""
+                groups = [self.build(variant, sizes) for variant in variants]
+                eager = self._evaluate(self._all_variants(), groups)
+                truth = self._truth(groups)
+                got = self._evaluate(compiled, groups)
+                for i, variant in enumerate(variants):
+                    found = self._compare(variant, i, got, eager, truth)
+                    problems += [f"[{variant}{where}] {text}" for text in found]
+        problems += self._check_graphs(backend)
+        return problems
+
+    def _all_variants(self) -> Callable[[list[list[Any]]], list[Any]]:
+        fn = self.fn
+
+        def run_all(groups: list[list[Any]]) -> list[Any]:
+            return [fn(*arguments) for arguments in groups]
+
+        return run_all
+
+    def _truth(self, groups: list[list[Any]]) -> Results | None:
+        """The results in fp64, or None where the function has no fp64 form."""
+        def widen(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+                return value.double()
+            if isinstance(value, torch.Tensor) and value.dtype.is_complex:
+                return value.to(torch.complex128)
+            return value
+
+        wide = pytree.tree_map(widen, groups)
+        eager_cotangents = self._cotangent_dtypes(groups)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return self._evaluate(self._all_variants(), wide, eager_cotangents)
+        except Exception:
+            return None
+        finally:
+            torch.set_default_dtype(before)
+
+    def _cotangent_dtypes(self, groups: list[list[Any]]) -> list[list[torch.dtype]]:
+        """The output dtypes of eager: the fp64 run is given cotangents rounded to them."""
+        with torch.no_grad():
+            outputs = self._all_variants()(pytree.tree_map(_copy, groups))
+        return [
+            [v.dtype for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor)]
+            for out in outputs
+        ]
+
+    def _evaluate(
+        self,
+        call: Callable[..., Any],
+        groups: list[list[Any]],
+        rounding: list[list[torch.dtype]] | None = None,
+    ) -> Results:
+        """Run on copies of the inputs, forward and, where an output asks for it, backward."""
+        flags = self.grad_flags()
+        copies = pytree.tree_map(_copy, groups)
+        tensors = [
+            [v for v in pytree.tree_leaves(group) if isinstance(v, torch.Tensor)]
+            for group in copies
+        ]
+        for group in tensors:
+            for value, wanted in zip(group, flags, strict=True):
+                if wanted and (value.dtype.is_floating_point or value.dtype.is_complex):
+                    value.requires_grad_(True)
+        raw = call(copies)
+        outputs = [
+            [v for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor | int | float)]
+            for out in raw
+        ]
+        roots: list[torch.Tensor] = []
+        cotangents: list[torch.Tensor] = []
+        gen = torch.Generator().manual_seed(1)
+        for g, group_outputs in enumerate(outputs):
+            only_tensors = [v for v in group_outputs if isinstance(v, torch.Tensor)]
+            for o, value in enumerate(only_tensors):
+                if not value.requires_grad:
+                    continue
+                shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
+                noise = torch.randn(shape, generator=gen, dtype=torch.float64)
+                if value.dtype.is_complex:
+                    noise = torch.view_as_complex(noise)
+                if rounding is not None:
+                    noise = noise.to(rounding[g][o])
+                roots.append(value)
+                cotangents.append(noise.to(value.dtype))
+        grads: list[list[Any]] = [[] for _ in groups]
+        if roots:
+            leaves = [v for group in tensors for v in group if v.requires_grad]
+            flat = iter(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+            grads = [[next(flat) if v.requires_grad else None for v in group] for group in tensors]
+        return Results(outputs, [list(group) for group in tensors], grads)
+
+    def _compare(
+        self, variant: Variant, i: int, got: Results, eager: Results, truth: Results | None
+    ) -> list[str]:
+        loose = Rule(floor=self.rule.floor, strides=False)
+        kinds = (
+            ("output", got.outputs[i], eager.outputs[i], truth and truth.outputs[i], self.rule),
+            ("input after the call", got.inputs[i], eager.inputs[i], None, self.rule),
+            ("gradient", got.grads[i], eager.grads[i], truth and truth.grads[i], loose),
+        )
+        problems: list[str] = []
+        for kind, mine, theirs, real, rule in kinds:
+            if len(mine) != len(theirs):
+                problems.append(f"{len(mine)} {kind}s, eager has {len(theirs)}")
+                continue
+            for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+                r = real[k] if real else None
+                problems += [f"{kind} {k}: {text}" for text in _compare_one(a, b, r, rule)]
+        mine_shared = storage_relations(got.outputs[i], got.inputs[i])
+        eager_shared = storage_relations(eager.outputs[i], eager.inputs[i])
+        if mine_shared != eager_shared:
+            problems.append(f"shares memory as {mine_shared}, eager as {eager_shared}")
+        return problems
+
+    def _check_graphs(self, backend: BackendUnderTest) -> list[str]:
+        problems = []
+        if backend.frames() > self.graphs:
+            problems.append(f"compiled {backend.frames()} times, {self.graphs} expected")
+        if self.expect and backend.is_dicp:
+            counts: dict[str, int] = {}
+            for report in backend.reports():
+                for kind, number in report.counts.items():
+                    counts[kind] = counts.get(kind, 0) + number
+            native = counts.get("compiled", 0) + counts.get("library", 0) + counts.get("view", 0)
+            if self.expect == "native" and (counts.get("eager", 0) or not native):
+                problems.append(f"expected no eager calls, decisions were {counts}")
+            elif self.expect != "native" and not counts.get(self.expect, 0):
+                problems.append(f"expected a {self.expect} node, decisions were {counts}")
+        return problems
+
+
+def _copy(value: Any) -> Any:
+    return clone_exactly(value) if isinstance(value, torch.Tensor) else value
+
+
+def _compare_one(mine: Any, theirs: Any, real: Any, rule: Rule) -> list[str]:
+    if isinstance(theirs, torch.Tensor) and isinstance(mine, torch.Tensor):
+        return check_tensor(mine, theirs, real, rule)
+    if mine is None and isinstance(theirs, torch.Tensor) and not theirs.any():
+        return []  # autograd may say None or zeros for an input that does not matter
+    if theirs is None and isinstance(mine, torch.Tensor) and not mine.any():
+        return []
+    return [] if mine == theirs else [f"{mine}, eager has {theirs}"]
+
+
+def op(*arguments: Any, **options: Any) -> Op:
+    """One operator case: `op([name], fn, *input_specs, **options)`.
+
+    Input specs: a shape, a `T`, a list of those (for a list of tensors), a tensor, or any other
+    value, which is passed on. Options:
+      dtypes   the dtypes that inputs without one of their own take; all are in the one graph.
+      layouts  memory layouts of the inputs: contiguous, transposed, sliced, expanded,
+               channels_last, offset, and the shapes `scalar` (0-dim) and `empty` (first size 0),
+               and `special`, vectors of every combination of 0, -0, NaN, infinities and others.
+      grad     whether to compare gradients where eager has them (default True).
+      exact, elementwise, floor, strides: see `Rule`.
+      expect   what a dicp backend must have done: compiled, library, eager, or native (no eager).
+      fixed    sizes that stay as they are in dynamic runs.
+      graphs   how many compilations are allowed over all sizes (default 1).
+      unbacked capture data-dependent sizes in the graph.  fullgraph=False allows graph breaks.
+    """
+    name = None
+    if isinstance(arguments[0], str):
+        name, *arguments = arguments  # type: ignore[assignment]
+    fn, *specs = arguments
+    if name is None:
+        name = str(fn) if isinstance(fn, torch._ops.OpOverload) else fn.__name__
+    rule = Rule(
+        **{key: options.pop(key) for key in ("exact", "elementwise", "floor", "strides")
+           if key in options}
+    )
+    return Op(name, fn, tuple(specs), rule=rule, **options)
+
+
+def pointwise(*arguments: Any, **options: Any) -> Op:
+    """A case whose elements are independent: 0-dim, empty and special inputs too."""
+    options.setdefault("elementwise", True)
+    options.setdefault("layouts", (*LAYOUTS, "scalar", "empty", "special"))
+    return op(*arguments, **options)

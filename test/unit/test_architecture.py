@@ -1,0 +1,317 @@
+"""Rules of the source itself, read from its syntax trees: import direction, names and idioms that
+do not belong in a room, sizes. Each rule is a function from a source file to what breaks it, and
+each has a small example that it must find."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "dicp"
+
+# A room imports from itself and from rooms of a lower rank.
+RANKS = {
+    "errors": 0,
+    "torch_private": 0,
+    "config": 1,
+    "cache": 2,
+    "template": 2,
+    "target": 3,
+    "loop": 4,
+    "graphop": 4,
+    "vendor": 5,
+    "dynamo_bridge": 6,
+    "explain": 7,
+    "op_tools": 7,
+    "conformance": 7,
+    "cli": 8,
+    "__main__": 9,
+    "__init__": 9,
+}
+VENDOR_NAMES = re.compile(
+    r"(?<![a-z])(triton|cuda|nvidia|nvcc|ascend|huawei|npu|cann|maca|metax|mxcc|tops|topsrider|"
+    r"enflame|cpugraph)(graph)?(?![a-z])",
+    re.IGNORECASE,
+)
+PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
+# AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
+SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
+FILE_LINES = 800
+FUNCTION_LINES = 80
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; `name` is its place in the package, such as ("loop", "ir")."""
+
+    name: tuple[str, ...]
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def room(self) -> str:
+        return self.name[0]
+
+    @property
+    def package(self) -> tuple[str, ...]:
+        return ("dicp", *self.name[:-1])
+
+
+Breaches = Iterator[str]
+Rule = Callable[[Module], Breaches]
+
+
+def module_at(path: Path) -> Module:
+    return Module(path.relative_to(PACKAGE).with_suffix("").parts, path.read_text("utf-8"))
+
+
+PATHS = sorted(PACKAGE.rglob("*.py"))
+MODULES = [module_at(path) for path in PATHS]
+
+
+def imports(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything imported, inside functions too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.package[: len(module.package) - node.level + 1] if node.level else ()
+            base = ".".join((*package, *filter(None, [node.module])))
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def chains(module: Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every attribute chain, its root resolved through the imports."""
+    known: dict[str, str] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            known |= {
+                a.asname or a.name.split(".")[0]: a.asname and a.name or a.name.split(".")[0]
+                for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    inner = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(module.tree):
+        names: list[str] = []
+        root: ast.AST = node
+        while isinstance(root, ast.Attribute):
+            names.append(root.attr)
+            root = root.value
+        if names and isinstance(root, ast.Name) and id(node) not in inner:
+            yield root.lineno, ".".join([known.get(root.id, root.id), *reversed(names)])
+
+
+def calls(module: Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+
+
+def import_direction(module: Module) -> Breaches:
+    if module.room not in RANKS:
+        yield f"room {module.room!r} has no rank: give it one in this test and in the design"
+        return
+    for line, name in imports(module):
+        parts = name.split(".")
+        if parts[0] != "dicp":
+            continue
+        room = parts[1] if len(parts) > 1 and parts[1] in RANKS else "__init__"
+        if room != module.room and RANKS[room] >= RANKS[module.room]:
+            yield f"line {line}: {module.room} imports {name}"
+        if room == module.room == "vendor" and parts[2:3] != list(module.name[1:2]):
+            yield f"line {line}: one vendor imports another: {name}"
+
+
+def no_vendor_names(module: Module) -> Breaches:
+    # torch_private names members of PyTorch, where they are as PyTorch has them.
+    if module.room in ("vendor", "torch_private"):
+        return
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        found = VENDOR_NAMES.search(token.string)
+        if found and token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
+            yield f"line {token.start[0]}: {found.group()!r}"
+
+
+def no_environment(module: Module) -> Breaches:
+    if module.room == "config":
+        return
+    for line, name in (*chains(module), *imports(module)):
+        if re.match(r"os\.(environb?|getenvb?|putenv|unsetenv)\b", name):
+            yield f"line {line}: {name}"
+
+
+def no_private_torch(module: Module) -> Breaches:
+    if module.room == "torch_private":
+        return
+    for line, name in (*imports(module), *chains(module)):
+        parts = name.split(".")
+        private = any(part.startswith("_") and not part.startswith("__") for part in parts)
+        if parts[0] == "torch" and parts[1:2] != ["ops"] and private:
+            yield f"line {line}: {name}"
+    for call in calls(module):
+        for value in call.args:
+            if isinstance(value, ast.Constant) and re.match(r"torch\.(\w+\.)*_", str(value.value)):
+                yield f"line {call.lineno}: {value.value!r}"
+
+
+def no_shell(module: Module) -> Breaches:
+    for line, name in (*chains(module), *imports(module)):
+        if re.match(
+            r"(os\.(system|popen)|subprocess\.getoutput|subprocess\.getstatusoutput)$", name
+        ):
+            yield f"line {line}: {name}"
+    for call in calls(module):
+        for keyword in call.keywords:
+            value = keyword.value
+            if keyword.arg == "shell" and not (
+                isinstance(value, ast.Constant) and value.value is False
+            ):
+                yield f"line {call.lineno}: shell={ast.unparse(value)}"
+
+
+def no_pickle(module: Module) -> Breaches:
+    if module.name in SIGNED_PICKLES:
+        return
+    for line, name in imports(module):
+        if name.split(".")[0] in PICKLES:
+            yield f"line {line}: {name}"
+
+
+def no_global(module: Module) -> Breaches:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield f"line {node.lineno}: global {', '.join(node.names)}"
+
+
+def no_print(module: Module) -> Breaches:
+    for call in calls(module):
+        if isinstance(call.func, ast.Name) and call.func.id == "print":
+            yield f"line {call.lineno}: print"
+
+
+def readable_sizes(module: Module) -> Breaches:
+    lines = module.text.count("\n")
+    if lines > FILE_LINES:
+        yield f"{lines} lines"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES:
+                yield f"line {node.lineno}: {node.name} has {length} lines"
+
+
+RULES: tuple[Rule, ...] = (
+    import_direction,
+    no_vendor_names,
+    no_environment,
+    no_private_torch,
+    no_shell,
+    no_pickle,
+    no_global,
+    no_print,
+    readable_sizes,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_source_keeps(rule: Rule) -> None:
+    breaches = [
+        f"dicp/{'/'.join(module.name)}.py: {breach}"
+        for module in MODULES
+        for breach in rule(module)
+    ]
+    assert not breaches, "\n".join(["", *breaches])
+
+
+def test_imports_have_no_cycle() -> None:
+    names = {".".join(("dicp", *m.name)).removesuffix(".__init__"): m for m in MODULES}
+    edges: dict[str, set[str]] = {}
+    for name, module in names.items():
+        found = {n if n in names else n.rpartition(".")[0] for _, n in imports(module)}
+        edges[name] = (found & names.keys()) - {name}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+def test_folders_with_source_are_packages() -> None:
+    folders = {path.parent for path in PATHS}
+    missing = [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+    assert not missing, "setuptools leaves out a folder without __init__.py"
+
+
+EXAMPLES: list[tuple[Rule, str, str, str]] = [
+    (import_direction, "loop/ir", "from dicp.vendor import cpu", "loop imports dicp.vendor.cpu"),
+    (import_direction, "loop/ir", "import dicp.graphop", "loop imports dicp.graphop"),
+    (import_direction, "loop/ir", "def f():\n    from .. import cli", "loop imports dicp.cli"),
+    (import_direction, "loop/ir", "from dicp import explain", "loop imports dicp.explain"),
+    (import_direction, "loop/ir", "from dicp import Backend", "loop imports dicp.Backend"),
+    (import_direction, "loop/ir", "import dicp", "loop imports dicp"),
+    (import_direction, "config", "from dicp import cache", "config imports dicp.cache"),
+    (import_direction, "vendor/a/x", "from dicp.vendor.b import y", "one vendor imports another"),
+    (import_direction, "newroom/x", "", "room 'newroom' has no rank"),
+    (no_vendor_names, "loop/ir", "def is_cuda(): ...", "'cuda'"),
+    (no_vendor_names, "loop/ir", "x = 'tritongraph'", "'tritongraph'"),
+    (no_vendor_names, "loop/ir", "# as Ascend wants it", "'Ascend'"),
+    (no_environment, "loop/ir", "import os\nos.environ['X']", "os.environ"),
+    (no_environment, "loop/ir", "import os as o\no.getenv('X')", "os.getenv"),
+    (no_environment, "loop/ir", "from os import environ as e", "os.environ"),
+    (no_private_torch, "loop/ir", "import torch\ntorch._ops.OpOverload", "torch._ops.OpOverload"),
+    (no_private_torch, "loop/ir", "import torch._dynamo", "torch._dynamo"),
+    (no_private_torch, "loop/ir", "from torch.fx import _x", "torch.fx._x"),
+    (no_private_torch, "loop/ir", "from torch import fx as g\ng._x.y", "torch.fx._x.y"),
+    (no_private_torch, "loop/ir", "load('torch._inductor')", "'torch._inductor'"),
+    (no_shell, "loop/ir", "run('x', shell=True)", "shell=True"),
+    (no_shell, "loop/ir", "run('x', shell=flag)", "shell=flag"),
+    (no_shell, "loop/ir", "import os\nos.system('x')", "os.system"),
+    (no_pickle, "loop/ir", "import pickle as p", "pickle"),
+    (no_pickle, "loop/ir", "from cloudpickle import loads", "cloudpickle.loads"),
+    (no_global, "loop/ir", "def f():\n    global x", "global x"),
+    (no_print, "loop/ir", "print('x')", "print"),
+    (readable_sizes, "loop/ir", "\n" * 801, "801 lines"),
+    (readable_sizes, "loop/ir", "def f():\n" + "    x\n" * 80, "f has 81 lines"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text", "breach"), EXAMPLES, ids=[f"{e[0].__name__}-{e[3]}" for e in EXAMPLES]
+)
+def test_rule_finds(rule: Rule, name: str, text: str, breach: str) -> None:
+    found = list(rule(Module(tuple(name.split("/")), text)))
+    assert any(breach in each for each in found), found
+
+
+ALLOWED: list[tuple[Rule, str, str]] = [
+    (import_direction, "loop/lowering/x", "from . import core\nfrom ..ir import Node"),
+    (import_direction, "vendor/a/x", "from dicp.vendor.a import y\nfrom dicp.loop import ir"),
+    (import_direction, "cli", "import torch\nfrom dicp.explain import explain"),
+    (no_vendor_names, "loop/ir", "x = 'max-autotune-no-cudagraphs'  # descending, stops"),
+    (no_vendor_names, "vendor/a/x", "cuda = 1"),
+    (no_environment, "config", "import os\nos.environ"),
+    (no_private_torch, "loop/ir", "import torch\ntorch.ops.aten._softmax.default"),
+    (no_private_torch, "loop/ir", "import torch\ntorch.Tensor.__add__\nself._x"),
+    (no_shell, "loop/ir", "run(['x'], shell=False)"),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), ALLOWED)
+def test_rule_allows(rule: Rule, name: str, text: str) -> None:
+    assert list(rule(Module(tuple(name.split("/")), text))) == []

@@ -1,0 +1,175 @@
+"""The command line, on targets that the tests register; messages as a user reads them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dicp import cli
+from dicp.cache import Cache, key_of
+from dicp.config import OPTIONS, Config
+from dicp.errors import TargetNotFoundError
+from dicp.target import Check
+
+
+@dataclass(frozen=True)
+class FakeTarget:
+    name: str
+    checks: tuple[Check, ...]
+
+    def doctor(self, config: Config) -> list[Check]:
+        return list(self.checks)
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    op: str
+    decision: str
+    reason: str
+
+
+READY = FakeTarget("ready", (Check("compiler", True, "cc 13.2, -O3"), Check("threads", True, "2")))
+SIMULATED = FakeTarget("simulated", (Check("simulator", True, "clean-room [bold]x[/bold]"),))
+MISSING = FakeTarget("missing", (Check("sdk", False, "no SDK in /opt", "install the SDK"),))
+ROWS = [
+    OperatorRow("aten.sort.default", "eager", "no rule: sorting is a library's work"),
+    OperatorRow("aten.add.Tensor", "compiled", "pointwise"),
+    OperatorRow("aten.mm.default", "library", "matrix product"),
+    OperatorRow("aten.abs.default", "compiled", "pointwise"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    monkeypatch.setenv("DICP_CACHE_DIR", str(tmp_path / "cache"))
+    return Cache.open(Config.from_env())
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def install(*targets: FakeTarget, broken: tuple[str, ...] = ()) -> None:
+        known = {target.name: target for target in targets}
+
+        def find(name: str) -> FakeTarget:
+            if name in broken:
+                raise ImportError("libsdk.so.1: cannot open shared object file")
+            return known[name]
+
+        monkeypatch.setattr(cli, "discover", lambda: dict.fromkeys([*known, *broken]))
+        monkeypatch.setattr(cli, "find_target", find)
+
+    return install
+
+
+def run(*arguments: str, status: int = 0) -> str:
+    result: Result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == status, (result.output, result.exception)
+    return result.output
+
+
+def test_doctor_shows_every_target_and_the_fix(install: Any, tmp_path: Path) -> None:
+    install(READY, SIMULATED, MISSING)
+    output = run("doctor")
+    assert "ready: device" in output and "cc 13.2, -O3" in output
+    assert "simulated: simulator" in output and "clean-room [bold]x[/bold]" in output
+    assert "missing: missing" in output
+    assert "no SDK in /opt" in output and "install the SDK" in output
+    assert "torch 2." in output and "python 3." in output
+    assert str(tmp_path) in output
+
+
+def test_doctor_survives_a_broken_target(install: Any) -> None:
+    install(READY, broken=("other",))
+    output = run("doctor")
+    assert "ready: device" in output and "other: missing" in output
+    assert "ImportError: libsdk.so.1" in output
+
+
+@pytest.mark.parametrize("name", ["missing", "missinggraph"])
+def test_doctor_fails_for_a_missing_target_that_was_asked_for(install: Any, name: str) -> None:
+    install(READY, MISSING)
+    output = run("doctor", "--backend", name, status=1)
+    assert "missing: missing" in output and "ready" not in output
+
+
+def test_doctor_of_an_unknown_target(install: Any) -> None:
+    install(READY)
+    result = CliRunner().invoke(cli.app, ["doctor", "--backend", "raedy"])
+    assert isinstance(result.exception, TargetNotFoundError)
+    assert "Did you mean 'ready'?" in str(result.exception)
+
+
+def test_ops_lists_every_operator_and_counts(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(READY)
+    conversion: Any = types.ModuleType("dicp.dynamo_bridge.conversion")
+    conversion.operator_table = lambda target: ROWS if target is READY else []
+    monkeypatch.setitem(sys.modules, conversion.__name__, conversion)
+    output = run("ops", "--backend", "readygraph")
+    assert all(row.op in output and row.reason in output for row in ROWS)
+    assert output.index("aten.abs.default") < output.index("aten.sort.default")
+    assert output.endswith("4 operators: 2 compiled, 1 eager, 1 library\n")
+
+
+def test_ops_needs_a_backend() -> None:
+    assert "--backend" in run("ops", status=2)
+
+
+def test_config_describes_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DICP_CXX_FLAGS", "-O1 -g")
+    output = run("config")
+    for option in OPTIONS:
+        assert option.name in output and all(name in output for name in option.environment)
+    assert "-O1 -g" in output
+
+
+def test_cache_info(cache: Cache, tmp_path: Path) -> None:
+    cache.put("art", key_of("a"), {"x": bytes(2048)})
+    output = run("cache", "info")
+    assert str(tmp_path / "cache") in output
+    assert "art" in output and "2.3 KiB" in output
+
+
+def test_cache_clear(cache: Cache) -> None:
+    cache.put("art", key_of("a"), {"x": b"1"})
+    assert "removed from" in run("cache", "clear")
+    assert cache.info().entries == 0
+
+
+def test_cache_gc(cache: Cache) -> None:
+    cache.put("art", key_of("a"), {"x": b"1"})
+    run("cache", "gc")
+    assert cache.info().entries == 1
+    run("cache", "gc", "--max-mb", "0")
+    assert cache.info().entries == 0
+
+
+def test_module_prints_an_error_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DICP_FUSE", "maybe")
+    command = [sys.executable, "-m", "dicp", "cache", "info"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == (
+        "error: environment variable DICP_FUSE is 'maybe'; expected one of 1, true, on, yes, 0, "
+        "false, off, no. Use 1 to switch it on and 0 to switch it off.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 * 2**20, "5.0 MiB"),
+        (2**40, "1024.0 GiB"),
+    ],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert cli._size(count) == text

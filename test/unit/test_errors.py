@@ -1,0 +1,184 @@
+"""Each error's exact message; errors survive pickling, as worker processes hand them back."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dicp import errors
+from dicp.errors import (
+    CacheFolderError,
+    CompilerError,
+    ConfigValueError,
+    DeviceMovedError,
+    DicpError,
+    DicpWarning,
+    IndexOutOfBoundsError,
+    InferenceMismatchError,
+    InputMismatchError,
+    IntegerDivisionByZeroError,
+    SimulatorForbiddenError,
+    TargetNotFoundError,
+    ToolchainError,
+    UnknownOptionError,
+    UnsupportedOperatorError,
+)
+
+CASES: list[tuple[DicpError, str]] = [
+    (
+        UnknownOptionError("cahce", ["fuse", "cache"]),
+        "unknown option 'cahce'. Did you mean 'cache'? Valid options: cache, fuse. "
+        "`python -m dicp config` describes each.",
+    ),
+    (
+        UnknownOptionError("zzz", ["fuse", "cache"]),
+        "unknown option 'zzz'. Valid options: cache, fuse. `python -m dicp config` describes each.",
+    ),
+    (
+        ConfigValueError("option 'x'", 3, "a text", "Give a text."),
+        "option 'x' is 3; expected a text. Give a text.",
+    ),
+    (
+        TargetNotFoundError("cpuu", ["cpu", "other"]),
+        "no target named 'cpuu' is installed. Did you mean 'cpu'? Installed targets: cpu, other. "
+        "A target is registered by an entry point in the group 'dicp.targets'; install the "
+        "package that brings it, or choose another backend.",
+    ),
+    (
+        TargetNotFoundError("x", []),
+        "no target named 'x' is installed. Installed targets: none. "
+        "A target is registered by an entry point in the group 'dicp.targets'; install the "
+        "package that brings it, or choose another backend.",
+    ),
+    (
+        ToolchainError("cpu", "a C++ compiler", "neither g++ nor clang++ is found", "Install g++"),
+        "target 'cpu' needs a C++ compiler: neither g++ nor clang++ is found. Install g++. "
+        "`python -m dicp doctor` checks the whole toolchain; "
+        "on_compile_error='eager' runs the model uncompiled meanwhile.",
+    ),
+    (
+        CompilerError("cpu", ["g++", "a b.cpp"], "", ()),
+        "target 'cpu': the compiler failed on generated code.\n"
+        "command:\n"
+        "  g++ 'a b.cpp'\n"
+        "first errors:\n"
+        "  (the compiler printed nothing)\n"
+        "Set dump=<folder> (DICP_DUMP) to keep the source, check the compiler with "
+        "`python -m dicp doctor`, or set on_compile_error='eager' to run uncompiled.",
+    ),
+    (
+        CompilerError(
+            "cpu",
+            ["g++", "a.cpp"],
+            "a.cpp: In function 'f':\n" + "".join(f"a.cpp:{i}: error: e{i}\n" for i in range(5)),
+            ["relu at model.py:3"],
+        ),
+        "target 'cpu': the compiler failed on generated code.\n"
+        "command:\n"
+        "  g++ a.cpp\n"
+        "first errors:\n"
+        "  a.cpp:0: error: e0\n"
+        "  a.cpp:1: error: e1\n"
+        "  a.cpp:2: error: e2\n"
+        "  ... and 2 more\n"
+        "compiled from:\n"
+        "  relu at model.py:3\n"
+        "Set dump=<folder> (DICP_DUMP) to keep the source, check the compiler with "
+        "`python -m dicp doctor`, or set on_compile_error='eager' to run uncompiled.",
+    ),
+    (
+        UnsupportedOperatorError(
+            "aten.svd.default",
+            ["float32"],
+            [(3, "s0")],
+            "cpu",
+            "model.py:7: torch.svd(x)",
+            "no rule and no decomposition",
+        ),
+        "target 'cpu' does not compile aten.svd.default(float32[3, s0]): no rule and no "
+        "decomposition. At: model.py:7: torch.svd(x). fallback='error' forbids running it "
+        "eagerly; set fallback='auto' (DICP_FALLBACK), or rewrite the line.",
+    ),
+    (
+        InferenceMismatchError("add_1", "shape", (2, 3), (3, 2)),
+        "add_1: the target infers shape (3, 2), PyTorch infers (2, 3). This is a defect of the "
+        "conversion, not of the model: please report it with the graph that dump=<folder> "
+        "(DICP_DUMP) writes.",
+    ),
+    (
+        InputMismatchError(1, "float32[2, 3]", "float16[2, 3]"),
+        "input 1 of the compiled graph is float16[2, 3]; the graph was compiled for "
+        "float32[2, 3]. Call the function returned by torch.compile, which recompiles where that "
+        "is needed, and not the compiled graph itself.",
+    ),
+    (
+        DeviceMovedError("cpu", "meta"),
+        "the graph was compiled for device cpu and is called with tensors on meta. Move the "
+        "model and its inputs to one device before the call, and call torch.compile again after "
+        "moving the model.",
+    ),
+    (
+        IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", "9 in a size of 4"),
+        "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x).",
+    ),
+    (
+        IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),
+        "aten.div.Tensor_mode: integer division or remainder by zero. "
+        "Mask the divisor, or divide in a floating-point type.",
+    ),
+    (
+        SimulatorForbiddenError("npu", "Install the driver"),
+        "target 'npu' has no device here and runs_on='device' forbids its simulator. "
+        "Install the driver. Or set runs_on='auto' or 'simulator' (DICP_RUNS_ON).",
+    ),
+    (
+        CacheFolderError(Path("/x"), "it belongs to another user"),
+        "cache folder '/x': it belongs to another user. Point DICP_CACHE_DIR (option cache_dir) "
+        "at a folder that belongs to you and that nobody else can write.",
+    ),
+]
+IDS = [f"{type(error).__name__}-{index}" for index, (error, _) in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("error", "message"), CASES, ids=IDS)
+def test_message(error: DicpError, message: str) -> None:
+    assert str(error) == message
+
+
+@pytest.mark.parametrize("error", [error for error, _ in CASES], ids=IDS)
+def test_survives_pickling(error: DicpError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error) and vars(again) == vars(error)
+
+
+def test_every_class_has_a_case() -> None:
+    classes = {c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DicpError)}
+    assert classes - {DicpError} == {type(error) for error, _ in CASES}
+
+
+def test_python_error_classes_hold() -> None:
+    assert issubclass(IndexOutOfBoundsError, IndexError)
+    assert issubclass(IntegerDivisionByZeroError, ZeroDivisionError)
+    assert issubclass(ConfigValueError, ValueError)
+    assert issubclass(DicpError, RuntimeError)
+
+
+def test_warnings_can_be_filtered_together() -> None:
+    names = ("CacheWarning", "SimulatorWarning", "FallbackWarning")
+    assert all(issubclass(getattr(errors, name), DicpWarning) for name in names)
+    assert issubclass(DicpWarning, UserWarning)
+
+
+def test_compiler_error_keeps_the_whole_output_and_shortens_sources() -> None:
+    output = "warning: w\n" + "x.cpp:1: error: e\n" * 9
+    error = CompilerError("cpu", ["cc"], output, [f"node {i}" for i in range(20)])
+    assert error.diagnostics == output and len(error.kernel_sources) == 20
+    assert "node 7\n  ... and 12 more\n" in str(error)
+    assert "warning: w" not in str(error)
+
+
+def test_compiler_error_without_the_word_error_shows_the_first_lines() -> None:
+    assert "first errors:\n  Killed\n" in str(CompilerError("cpu", ["cc"], "\nKilled\n"))

@@ -1,0 +1,353 @@
+"""The fusion families: each spelling fires, static and dynamic, keeps the numbers, and only then."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dicp.dynamo_bridge.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.fuse import FAMILIES, FUSE
+from support.graphs import capture, rewrite
+
+aten = torch.ops.aten
+PASSES = [CANONICALIZE, FUSE, CANONICALIZE]
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def fused(fn: Any, *args: Any, dynamic: bool = False, **options: Any) -> Any:
+    (graph,) = capture(fn, *args, dynamic=dynamic, **options)
+    counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)
+    return counts
+
+
+def qkv(heads: int = 4, kv: int | None = None, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    shapes = [(2, heads, 10, 8), (2, kv or heads, 10, 8), (2, kv or heads, 10, 8)]
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(8), -1) @ v
+
+
+def transposed_inputs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.3, dim=-1, dtype=torch.float32)
+    return torch.matmul(out.to(q.dtype), v).transpose(1, 2).contiguous().flatten(2)
+
+
+def unscaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.matmul((q * 0.25 @ k.mT).softmax(-1), v)
+
+
+def three_dims(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) * 0.5, -1), v)
+
+
+def spelled_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * 0.5
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+def causal_where(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    size = q.shape[2]
+    allowed = torch.ones(size, size, dtype=torch.bool).tril()
+    return (q @ k.mT * 0.5).masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+
+
+def causal_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    size = q.shape[2]
+    rows = torch.arange(size)
+    allowed = rows[None, :] <= rows[:, None]
+    bias = torch.where(allowed, 0.0, torch.finfo(q.dtype).min)[None, None]
+    return (q @ k.mT * 0.5 + bias).softmax(-1) @ v
+
+
+@symbolic
+@pytest.mark.parametrize(
+    "fn", [plain, transposed_inputs, unscaled, three_dims, spelled_out, causal_where, causal_added]
+)
+def test_attention_spellings(fn: Any, symbolic: bool) -> None:
+    counts = fused(fn, *qkv(), dynamic=symbolic)
+    assert counts[ATTENTION] == 1
+    assert not counts["aten.bmm.default"] and not counts["aten._softmax.default"]
+
+
+@pytest.mark.parametrize("fn", [causal_where, causal_added])
+def test_attention_causal_is_recognised(fn: Any) -> None:
+    counts = fused(fn, *qkv())
+    assert sum(counts.values()) <= 4, counts  # no mask is left
+
+
+@symbolic
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_attention_dtypes(dtype: torch.dtype, symbolic: bool) -> None:
+    counts = fused(transposed_inputs if dtype == torch.bfloat16 else plain, *qkv(dtype=dtype),
+                   dynamic=symbolic)  # fmt: skip
+    assert counts[ATTENTION] == 1
+
+
+@symbolic
+@pytest.mark.parametrize("shape", [(10, 10), (2, 1, 1, 10), (4, 10, 10), (2, 4, 10, 10)])
+def test_attention_additive_mask(shape: tuple[int, ...], symbolic: bool) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return (mask + q @ k.mT * 0.5).softmax(-1) @ v
+
+    assert fused(fn, *qkv(), torch.randn(shape), dynamic=symbolic)[ATTENTION] == 1
+
+
+@symbolic
+@pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min])
+def test_attention_boolean_mask_keeps_nan_rows(fill: float, symbolic: bool) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        return torch.where(keep, q @ k.mT, fill).softmax(-1) @ v
+
+    keep = torch.rand(2, 1, 10, 10) > 0.3
+    keep[:, :, 3] = False
+    assert fused(fn, *qkv(), keep, dynamic=symbolic)[ATTENTION] == 1
+
+
+@symbolic
+def test_attention_grouped_heads_are_not_repeated(symbolic: bool) -> None:
+    def repeat(x: Tensor) -> Tensor:
+        b, h, s, d = x.shape
+        return x[:, :, None].expand(b, h, 2, s, d).reshape(b, h * 2, s, d)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ repeat(k).transpose(2, 3) * 0.5).softmax(-1) @ repeat(v)
+
+    counts = fused(fn, *qkv(4, 2), dynamic=symbolic)
+    assert counts[ATTENTION] == 1 and not counts["aten.expand.default"]
+
+
+def other_dim(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT, -2) @ v
+
+
+def probabilities_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    p = torch.softmax(q @ k.mT, -1)
+    return p @ v, p
+
+
+def scale_not_scalar(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * q[:, :, :, :1], -1) @ v
+
+
+def other_head_size(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT, -1) @ v[..., :4]
+
+
+def small_fill(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.where(q[..., :1] > 0, q @ k.mT, -1e4).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "fn", [other_dim, probabilities_returned, scale_not_scalar, other_head_size, small_fill]
+)
+def test_attention_guards(fn: Any) -> None:
+    assert not fused(fn, *qkv())[ATTENTION]
+
+
+def test_attention_in_training_keeps_what_backward_reads() -> None:
+    args = [x.requires_grad_() for x in qkv()]
+    for graph in capture(plain, *args, train=True):
+        counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)
+        assert not counts[ATTENTION]
+
+
+def norm_mean(x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).pow(2).mean(-1, keepdim=True)
+    return w * (x - mean) / torch.sqrt(variance + eps) + b
+
+
+def norm_rsqrt(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    centered = x - mean
+    variance = (centered * centered).mean(-1, keepdim=True)
+    return b + (centered * torch.rsqrt(variance + 1e-5)) * w
+
+
+def norm_var(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    variance = x.var(-1, keepdim=True, unbiased=False)
+    return w * ((x - x.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()) + b
+
+
+@symbolic
+@pytest.mark.parametrize("fn", [norm_rsqrt, norm_var])
+def test_layer_norm(fn: Any, symbolic: bool) -> None:
+    args = torch.randn(3, 5, 16), torch.randn(16), torch.randn(16)
+    assert fused(fn, *args, dynamic=symbolic)["aten.native_layer_norm.default"] == 1
+
+
+def test_layer_norm_without_bias_or_weight() -> None:
+    def fn(x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        return centered * torch.rsqrt(centered.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    assert fused(fn, torch.randn(3, 5, 16))["aten.native_layer_norm.default"] == 1
+
+
+def test_layer_norm_guards() -> None:
+    def other_dim(x: Tensor) -> Tensor:
+        centered = x - x.mean(1, keepdim=True)
+        return centered * torch.rsqrt(centered.pow(2).mean(1, keepdim=True) + 1e-5)
+
+    def two_inputs(x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        return centered * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+    for fn in (other_dim, two_inputs):
+        assert not fused(fn, torch.randn(3, 5, 16))["aten.native_layer_norm.default"]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, dtype=dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        dtype = hidden.dtype
+        hidden = hidden.to(torch.float32)
+        variance = hidden.pow(2).mean(-1, keepdim=True)
+        hidden = hidden * torch.rsqrt(variance + 1e-6)
+        return self.weight * hidden.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@symbolic
+def test_rms_norm(dtype: torch.dtype, symbolic: bool) -> None:
+    counts = fused(RMSNorm(16, dtype), torch.randn(3, 5, 16, dtype=dtype), dynamic=symbolic)
+    assert counts["aten._fused_rms_norm.default"] == 1
+
+
+GELUS = {
+    "erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
+    "erf, half last": lambda x: (x * (1 + torch.erf(x * 0.7071067811865476))) / 2,
+    "erf, half in gate": lambda x: x * (0.5 * (torch.erf(x / 1.4142135623730951) + 1)),
+    "tanh": lambda x: 0.5
+    * x
+    * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "tanh, fast": lambda x: 0.5
+    * x
+    * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
+    "tanh, products": lambda x: 0.5
+    * x
+    * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x)))),
+}
+
+
+@symbolic
+@pytest.mark.parametrize("name", GELUS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu(name: str, dtype: torch.dtype, symbolic: bool) -> None:
+    counts = fused(GELUS[name], torch.randn(7, 5, dtype=dtype), dynamic=symbolic)
+    assert counts == {"aten.gelu.default": 1}
+
+
+def test_gelu_guards() -> None:
+    def other_constant(x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.erf(x / 1.5))
+
+    def gate_used_elsewhere(x: Tensor) -> tuple[Tensor, Tensor]:
+        gate = torch.erf(x / math.sqrt(2.0))
+        return x * 0.5 * (1.0 + gate), gate
+
+    for fn in (other_constant, gate_used_elsewhere):
+        assert not fused(fn, torch.randn(7, 5))["aten.gelu.default"]
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu written out": GELUS["erf"],
+}
+
+
+@symbolic
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_linear(name: str, bias: bool, symbolic: bool) -> None:
+    module = nn.Linear(8, 12, bias=bias)
+    counts = fused(lambda x: ACTIVATIONS[name](module(x)), torch.randn(3, 5, 8), dynamic=symbolic)
+    assert counts["dicp.linear.default"] == 1
+    assert set(counts) <= {"dicp.linear.default", "aten.view.default", "<built-in function mul>"}
+
+
+def test_linear_with_added_bias() -> None:
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return x @ w + b
+
+    args = torch.randn(3, 5, 8), torch.randn(8, 12), torch.randn(12)
+    assert fused(fn, *args)["dicp.linear.default"] == 1
+    residual = torch.randn(3, 5, 12)
+    assert not fused(fn, *args[:2], residual)["dicp.linear.default"]
+
+
+@symbolic
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy(dtype: torch.dtype, symbolic: bool) -> None:
+    def fn(x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(x, target)
+
+    target = torch.randint(0, 50, (12,))
+    target[3] = -100
+    args = torch.randn(12, 50, dtype=dtype) * 100, target
+    counts = fused(fn, *args, dynamic=symbolic)
+    assert not counts["aten._log_softmax.default"] and counts["aten.amax.default"] == 1
+
+
+def test_cross_entropy_keeps_a_log_softmax_used_elsewhere() -> None:
+    def fn(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        logits = F.log_softmax(x, -1)
+        return F.nll_loss(logits, target), logits
+
+    counts = fused(fn, torch.randn(12, 50), torch.randint(0, 50, (12,)))
+    assert counts["aten._log_softmax.default"] == 1
+
+
+@symbolic
+@pytest.mark.parametrize("bias", [True, False])
+def test_conv_bn(bias: bool, symbolic: bool) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 6, 3, bias=bias), nn.BatchNorm2d(6)).eval()
+    nn.init.uniform_(module[1].running_mean)
+    nn.init.uniform_(module[1].weight)
+    counts = fused(module, torch.randn(2, 3, 16, 16), dynamic=symbolic)
+    assert counts["aten.convolution.default"] == 1
+    assert not counts["aten._native_batch_norm_legit_no_training.default"]
+
+
+def test_conv_bn_is_left_where_the_weight_is_the_larger() -> None:
+    module = nn.Sequential(nn.Conv2d(16, 64, 3), nn.BatchNorm2d(64)).eval()
+    counts = fused(module, torch.randn(1, 16, 5, 5))
+    assert counts["aten._native_batch_norm_legit_no_training.default"] == 1
+
+
+def test_sources_are_joined() -> None:
+    (graph,) = capture(GELUS["erf"], torch.randn(7, 5))
+    rewrite(graph, PASSES, fusions=FAMILIES)
+    (node,) = (n for n in graph.gm.graph.nodes if n.op == "call_function")
+    assert len(node.meta["dicp_sources"]) == 5
+    assert "test_fuse.py" in node.meta["stack_trace"]
+
+
+def test_nothing_fires_that_the_target_does_not_want() -> None:
+    (graph,) = capture(plain, *qkv())
+    _, changed = rewrite(graph, [FUSE], fusions=frozenset())
+    assert not changed
