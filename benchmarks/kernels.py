@@ -1,7 +1,8 @@
 """`kernels`: functions bound by memory, beside a copy that moves as many bytes.
 
 copy: the time of a copy of as many bytes as the kernel has to read and write at least, measured in
-turn with it. small fits into the second-level cache, medium into the last, large into none.
+turn with it. small fits into the second-level cache, medium into the last, large into none. The
+allocator is told to keep what is freed: fresh pages would cost several times the kernel.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ WIDTH = 1024
 """The length of a row: hidden size, classes of a softmax."""
 
 COPY = "copy"
+
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""glibc's settings for an allocator that reuses its pages."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ def measure_size(
             except Exception as error:  # a backend that fails leaves the others their numbers
                 failures[label] = f"{type(error).__name__}: {error}"[:2000]
                 continue
-            wrong.update({label: str(e) for e in found if not e.ok})
+            wrong.update((label, str(e)) for e in found if not e.ok)
             own = to_copies(inputs)
             runs[label] = lambda compiled=compiled, own=own: compiled(*own)
         source = torch.ones(moved // 2, dtype=torch.uint8, device=device)
@@ -269,7 +273,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
             "seconds": 0.1 if options.quick else 0.5,
         }
         try:
-            found = child.run("kernel", arguments)
+            found = child.run("kernel", arguments, KEEP_FREED_MEMORY)
         except child.ChildFailed as error:
             for row in rows.values():
                 row.failures = dict.fromkeys(options.backends, str(error))

@@ -99,7 +99,8 @@ def status(key: str) -> float:
 
 def run(options: Options, report: Report, progress: Progress) -> None:
     """Every model and backend, eager included."""
-    report.unit, report.group_by, report.note = "MiB", "peak", (__doc__ or "").partition("\n\n")[2]
+    report.unit, report.group_by = "MiB", "peak"
+    report.note = (__doc__ or "").partition("\n\n")[2]
     backends = list(dict.fromkeys([EAGER, *options.backends]))
     models = find(options.names)
     cases = [(m, d, t) for t in options.modes for d in options.dtypes for m in models]

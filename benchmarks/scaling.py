@@ -53,7 +53,8 @@ def measure(layers: int, backend: str, train: bool, device: str) -> dict[str, An
 
 def run(options: Options, report: Report, progress: Progress) -> None:
     """Every number of layers on every backend."""
-    report.unit, report.group_by, report.note = "s", "what", (__doc__ or "").partition("\n\n")[2]
+    report.unit, report.group_by = "s", "what"
+    report.note = (__doc__ or "").partition("\n\n")[2]
     backends = list(dict.fromkeys([EAGER, *options.backends, FRONT_END]))
     cases = [(n, t, b) for t in options.modes for n in options.layers for b in backends]
     rows: dict[tuple[int, bool, str], Row] = {}

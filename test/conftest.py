@@ -7,7 +7,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +48,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
     _use_testpaths_of_the_ini_file(config)
+    _use_a_cache_of_our_own(config)
+
+
+def _use_a_cache_of_our_own(config: pytest.Config) -> None:
+    """A session starts from an empty cache that its workers share, unless DICP_CACHE_DIR is set."""
+    if "DICP_CACHE_DIR" in os.environ or hasattr(config, "workerinput"):
+        return
+    folder = tempfile.mkdtemp(prefix="dicp-test-cache-")
+    os.environ["DICP_CACHE_DIR"] = folder
+
+    def remove() -> None:
+        os.environ.pop("DICP_CACHE_DIR", None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    config.add_cleanup(remove)
 
 
 def _use_testpaths_of_the_ini_file(config: pytest.Config) -> None:

@@ -8,9 +8,8 @@ another one only where it did before.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -29,13 +28,12 @@ from dicp.dynamo_bridge.traits import (
     is_mutating,
     is_pure,
     is_removable,
-    is_view,
 )
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-Rewrite = fx.Node | int | float | bool | None
+Rewrite: TypeAlias = fx.Node | int | float | bool | None
 """What a rule says of a node: the value to use instead, or None to leave it."""
 
 
@@ -433,8 +431,6 @@ def _full_like(c: _Canonicalizer, node: fx.Node, fill: bool | int | float) -> Re
     return c._infer.emit(node, aten.full.default, (source.args[0], fill), kwargs, (source, node))
 
 
-
-
 # Neutral operands. x*1, x/1, x-0 and x**1 are exact for every x, NaN and -0.0 included. x+0 is not
 # (-0.0 + 0.0 = 0.0), so for floating point only x + -0.0 is removed.
 
@@ -477,6 +473,17 @@ def _sub(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return None
 
 
+def _neutral_bool(c: _Canonicalizer, node: fx.Node) -> Rewrite:
+    # x & True = x;  x | False = x
+    neutral = node.target in (aten.bitwise_and.Tensor, aten.logical_and.default)
+    left, right = node.args[:2]
+    if node.meta["val"].dtype != torch.bool:
+        return None
+    if uniform_value(right) is neutral:
+        return c.as_copied(node, left)
+    return c.as_copied(node, right) if uniform_value(left) is neutral else None
+
+
 Rule = Callable[[_Canonicalizer, fx.Node], Rewrite]
 
 RULES: dict[Any, Rule] = {
@@ -513,6 +520,10 @@ RULES: dict[Any, Rule] = {
     aten.add.Scalar: _add,
     aten.sub.Tensor: _sub,
     aten.sub.Scalar: _sub,
+    aten.bitwise_and.Tensor: _neutral_bool,
+    aten.bitwise_or.Tensor: _neutral_bool,
+    aten.logical_and.default: _neutral_bool,
+    aten.logical_or.default: _neutral_bool,
 }
 
 CANONICALIZE = Pass("canonicalize", canonicalize)

@@ -21,7 +21,7 @@ from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
-from dicp.target import Artifact, LowerContext, Target
+from dicp.target import Artifact, KernelReport, LowerContext, NodeReport, Target
 from dicp.torch_private import free_unbacked_symbols
 
 
@@ -60,9 +60,13 @@ def compile_fx(
             on_report(report)
 
     def load_graph(text: str) -> CompiledGraph:
-        report = GraphReport("loaded", cache="aot")
-        on_report(report)
-        return CompiledGraph(text, target.load(_decode(text), cache, config))
+        report = GraphReport("loaded")
+        observer = Observer(config, report)
+        try:
+            return _load(text, "aot", target, config, cache, observer)
+        finally:
+            observer.finish()
+            on_report(report)
 
     return compile_graphs(
         gm,
@@ -92,12 +96,10 @@ def _compile_graph(
 
     with observer.stage("graph key"):
         key = graph_key(gm, info, identity)
-    with observer.stage("load"):
-        entry = cache.get("graph", key) if config.dump is None else None
-        if entry is not None:
-            text = entry.read("artifact.json").decode()
-            report.cache = "graph"
-            return CompiledGraph(text, target.load(_decode(text), cache, config))
+    entry = cache.get("graph", key) if config.dump is None else None
+    if entry is not None:
+        text = entry.read("artifact.json").decode()
+        return _load(text, "graph", target, config, cache, observer)
 
     context = PassContext(
         target.facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
@@ -117,7 +119,7 @@ def _compile_graph(
         executable = target.load(artifact, cache, config)
     if artifact.objects:
         return CompiledGraph(None, executable)
-    text = _encode(artifact)
+    text = encode(artifact, report)
     cache.put("graph", key, {"artifact.json": text.encode()})
     return CompiledGraph(text, executable)
 
@@ -129,8 +131,6 @@ def graph_passes(config: Config) -> tuple[Pass, ...]:
 
 def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> CompiledGraph:
     """The graph as it is, operator by operator."""
-    from dicp.target import NodeReport
-
     report.nodes = [
         NodeReport(n.name, str(n.target), "eager", reason, "")
         for n in gm.graph.nodes if n.op == "call_function"
@@ -188,13 +188,29 @@ def _constant_digest(gm: fx.GraphModule, name: str) -> str:
     return key_of(data, _layout(value))
 
 
-def _encode(artifact: Artifact) -> str:
+def _load(
+    text: str, level: str, target: Target, config: Config, cache: Cache, observer: Observer
+) -> CompiledGraph:
+    """A graph stored by an earlier compilation, with its report."""
+    report = observer.report
+    with observer.stage("load"):
+        stored = json.loads(text)
+        kind, nodes, kernels = stored.pop("report")
+        report.cache, report.kind = level, kind
+        report.nodes = [NodeReport(*row) for row in nodes]
+        report.kernels = [KernelReport(name, tuple(sources), body) for name, sources, body in kernels]
+        return CompiledGraph(text, target.load(Artifact(**stored), cache, config))
+
+
+def encode(artifact: Artifact, report: GraphReport) -> str:
+    """An artifact and the report of its graph as JSON."""
+    kernels = [(k.name, k.sources, k.text) for k in report.kernels]
+    nodes = [(n.name, n.op, n.decision, n.reason, n.user_line) for n in report.nodes]
     return json.dumps(
-        {"target": artifact.target, "program": artifact.program, "units": dict(artifact.units)}
+        {
+            "target": artifact.target,
+            "program": artifact.program,
+            "units": dict(artifact.units),
+            "report": (report.kind, nodes, kernels),
+        }
     )
-
-
-def _decode(text: str) -> Artifact:
-    return Artifact(**json.loads(text))
-
-

@@ -17,6 +17,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from dicp.dynamo_bridge.provenance import inherit
+from dicp.dynamo_bridge.traits import is_pure
 from dicp.errors import InferenceMismatchError
 
 aten = torch.ops.aten
@@ -168,12 +169,6 @@ class Inference:
         return self.emit(before, aten.permute.default, (out, inverse), None, origins)
 
 
-def is_dense(value: torch.Tensor) -> bool:
-    """Some permutation of the dimensions is row-major: no holes and no overlap."""
-    order = stride_order(value)
-    return is_contiguous(value) or is_contiguous(value.permute(order))
-
-
 def is_channels_last(value: torch.Tensor) -> bool:
     """A 4-d tensor whose strides order it batch, height, width, channel."""
     return value.dim() == 4 and _ordered(value, (0, 2, 3, 1))
@@ -204,14 +199,26 @@ def _hint(size: Any) -> int:
     return int(size)
 
 
+_STRIDE_SENSITIVE = frozenset({
+    aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype,
+    aten._reshape_alias.default,
+})  # fmt: skip
+
+
+def reads_any_strides(target: Any) -> bool:
+    """The operator's numbers do not depend on the strides of its arguments."""
+    return target is aten.copy_.default or (is_pure(target) and target not in _STRIDE_SENSITIVE)
+
+
 class Propagation:
     """One worklist run of `Inference.update`, in graph order."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
         self._heap: list[tuple[int, fx.Node]] = []
-        self._seen: set[fx.Node] = set()
+        self._waiting: set[fx.Node] = set()
         self._position: dict[fx.Node, int] = {}
+        self._old: dict[fx.Node, Any] = {}
         self._restored: dict[fx.Node, fx.Node] = {}
 
     def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
@@ -224,22 +231,25 @@ class Propagation:
         changed = []
         while self._heap:
             node = heapq.heappop(self._heap)[1]
-            self._seen.discard(node)
+            self._waiting.discard(node)
             if self._visit(node):
                 changed.append(node)
-                for user in node.users:
+                for user in list(node.users):
                     if user.op == "call_function":
                         self._push(user)
         return changed
 
     def _push(self, node: fx.Node) -> None:
         position = self._position.get(node)
-        if position is not None and node not in self._seen:
-            self._seen.add(node)
+        if position is not None and node not in self._waiting:
+            self._waiting.add(node)
             heapq.heappush(self._heap, (position, node))
 
     def _visit(self, node: fx.Node) -> bool:
         old = node.meta.get("val")
+        if not reads_any_strides(node.target):
+            self._restore_inputs(node)
+            return False
         try:
             new = self._inference.infer(node)
         except (RuntimeError, ValueError):
@@ -251,8 +261,19 @@ class Propagation:
         if difference(old, new) is None:
             node.meta["val"] = old
             return False
+        self._old.setdefault(node, old)
         self._keep_output_strides(node, old)
         return True
+
+    def _restore_inputs(self, node: fx.Node) -> None:
+        """Give `node` the strides it was traced with: copies of the inputs that changed."""
+        for source in node.all_input_nodes:
+            old = self._old.get(source)
+            if not isinstance(old, torch.Tensor) or same_strides(old, source.meta["val"]):
+                continue
+            if source not in self._restored:
+                self._restored[source] = self._inference.restride(node, source, old)
+            node.replace_input_with(source, self._restored[source])
 
     def _contiguous(self, view: fx.Node) -> fx.Node:
         source = view.args[0]

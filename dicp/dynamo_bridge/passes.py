@@ -43,9 +43,7 @@ class Pass:
 class Observer(Protocol):
     """Called after each pass: to dump, time or count."""
 
-    def __call__(
-        self, name: str, gm: fx.GraphModule, seconds: float, changed: bool
-    ) -> None: ...
+    def __call__(self, name: str, gm: fx.GraphModule, seconds: float, changed: bool) -> None: ...
 
 
 def run_passes(

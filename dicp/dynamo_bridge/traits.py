@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
+
+from dicp.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -21,15 +23,18 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prims", "dicp"})
 _UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided",
                             "new_empty_strided", "empty_permuted"})  # fmt: skip
 
+_NUMBER_MODULES = frozenset({"_operator", "operator", "math", "torch"})
+"""Where the functions on symbolic numbers come from."""
+
 _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_view(target: Any) -> bool:
     """The result may share storage with the first argument."""
     if target in _ALIASES_BEYOND_SCHEMA:
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     if op_name(target) in _MAY_COPY:
         return True
@@ -37,33 +42,30 @@ def is_view(target: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_random(target: Any) -> bool:
     """Draws from a random generator."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_mutating(target: Any) -> bool:
     """Writes to an argument."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_name(target: Any) -> str:
     """The operator's name without namespace and overload."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target._schema.name).split("::")[-1]
     return getattr(target, "__name__", str(target))
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_pure(target: Any) -> bool:
     """Equal arguments give an equal result, nothing else happens: may be merged or removed."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return (
             target.namespace in _KNOWN_NAMESPACES
             and not target._schema.is_mutable
@@ -72,12 +74,16 @@ def is_pure(target: Any) -> bool:
             and not op_name(target).startswith(_CHECKS)
         )
     module = getattr(target, "__module__", "")
-    return module in {"_operator", "operator", "math", "torch", "torch.utils._sympy.functions"} and (
-        callable(target)
-    )
+    return module in {
+        "_operator",
+        "operator",
+        "math",
+        "torch",
+        "torch.utils._sympy.functions",
+    } and (callable(target))
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_removable(target: Any) -> bool:
     """May be dropped when nobody reads the result."""
     return is_pure(target) or op_name(target) in _UNINITIALISED

@@ -503,6 +503,8 @@ class _Renderer:
                 scope.lines.append(pad + self._combine(stmt, value, position))
             elif isinstance(stmt, Running):
                 scope.lines.append(pad + self._combine(stmt, value, ""))
+                # The running value changes at every point: what reads it stays in this loop.
+                self.local_names[stmt.name] = len(self.scopes) - 1
             elif isinstance(stmt, Save):
                 scope.lines.append(f"{pad}saved_{stmt.name}[{self._inner_position()}] = {value};")
             elif isinstance(stmt, Define):

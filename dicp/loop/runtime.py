@@ -21,6 +21,9 @@ from dicp.loop.program import decode_constant, evaluate_size, resolve_operator
 MAX_BOUND_PLANS = 64
 
 
+RunStep = Callable[[list[Any]], None]
+
+
 class Launch(ctypes.Structure):
     _fields_ = [
         ("function", ctypes.c_void_p),
@@ -139,19 +142,25 @@ class _Bound:
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
         self.status = (ctypes.c_int64 * 2)()
         self._dummy = torch.empty(64, dtype=torch.uint8)
+        self.aliases = self._alias_offsets()
         self._classify(program)
         self._plan_workspace(program)
         self._block: torch.Tensor | None = None
         self._temps: dict[int, torch.Tensor] = {}
-        self._alias_of: dict[int, tuple[Any, torch.Tensor]] = {}
         self.constants = {
             slot: executable.constants[b.name]
             for slot, b in enumerate(self.buffers) if b.role == "constant"
         }  # fmt: skip
         for slot, tensor in self.constants.items():
-            self.table[slot] = tensor.data_ptr() if tensor.layout == torch.strided else None
+            if tensor.layout == torch.strided:
+                self._place(slot, tensor.data_ptr())
         self.seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
-        self.outputs = [self._output(o) for o in program["outputs"]]
+        self._addressed = [bool(b.strides) or not b.shape for b in self.buffers]
+        self._allocations = [
+            (s, self.buffers[s].shape, self.buffers[s].strides, self.buffers[s].dtype)
+            for s in self.fresh
+        ]
+        self.outputs = [self._argument(o) for o in program["outputs"]]
         self.steps = self._compile_steps(program)
 
     def root(self, slot: int) -> int:
@@ -161,7 +170,24 @@ class _Bound:
                 return slot
             slot = base
 
+    def _place(self, slot: int, address: int) -> None:
+        """Record where a buffer lies, and with it every view of it."""
+        self.table[slot] = address
+        for alias, offset in self.aliases.get(slot, ()):
+            self.table[alias] = address + offset
+
     # ---- once per set of sizes ----------------------------------------------------------------
+
+    def _alias_offsets(self) -> dict[int, list[tuple[int, int]]]:
+        """Buffer -> its views, each with its distance in bytes."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for slot, buffer in enumerate(self.buffers):
+            base, offset = buffer.base, buffer.offset * buffer.dtype.itemsize
+            while base is not None:
+                found.setdefault(base, []).append((slot, offset))
+                offset += self.buffers[base].offset * self.buffers[base].dtype.itemsize
+                base = self.buffers[base].base
+        return found
 
     def _classify(self, program: Mapping[str, Any]) -> None:
         """Who owns each buffer: the caller, the workspace, a fresh allocation, or a call."""
@@ -201,26 +227,41 @@ class _Bound:
         ]  # fmt: skip
         self.workspace = plan(lifetimes)
 
-    def _compile_steps(self, program: Mapping[str, Any]) -> list[Callable[[list[Any]], None]]:
-        steps: list[Callable[[list[Any]], None]] = []
+    def _compile_steps(self, program: Mapping[str, Any]) -> list[tuple[RunStep, list[int]]]:
+        """What to do in order, and which tensors nobody reads after each step."""
+        dying = self._last_readers(program)
+        steps: list[tuple[RunStep, list[int]]] = []
         segment: list[Mapping[str, Any]] = []
+        dead: list[int] = []
         for k, step in enumerate(program["steps"]):
             if "kernel" in step:
                 if self._has_work(step):
                     segment.append(step)
+                dead += dying.get(k, [])
                 continue
             if segment:
-                steps.append(self._segment(segment))
-                segment = []
-            steps.append(self._call(step, k))
+                steps.append((self._segment(segment), dead))
+            steps.append((self._call(step), dying.get(k, [])))
+            segment, dead = [], []
         if segment:
-            steps.append(self._segment(segment))
+            steps.append((self._segment(segment), dead))
         return steps
+
+    def _last_readers(self, program: Mapping[str, Any]) -> dict[int, list[int]]:
+        """Step -> inputs and call results that are read there for the last time."""
+        kept = {self.root(o["ref"]) for o in program["outputs"] if _is_ref(o)}
+        movable = {slot for _, slot in self.inputs} | {s for s in self.from_call}
+        dying: dict[int, list[int]] = {}
+        for slot in movable:
+            last = self.last_use.get(self.root(slot))
+            if last is not None and self.root(slot) not in kept:
+                dying.setdefault(last, []).append(slot)
+        return dying
 
     def _has_work(self, step: Mapping[str, Any]) -> bool:
         return any(self.buffers[s].extent for s in step["writes"])
 
-    def _segment(self, launches: Sequence[Mapping[str, Any]]) -> Callable[[list[Any]], None]:
+    def _segment(self, launches: Sequence[Mapping[str, Any]]) -> RunStep:
         """Consecutive kernels behind one native call."""
         array = (Launch * len(launches))()
         keep: list[Any] = [array]
@@ -254,7 +295,7 @@ class _Bound:
             raise IntegerDivisionByZeroError(operator, line)
         raise IndexOutOfBoundsError(operator, line, detail)
 
-    def _call(self, step: Mapping[str, Any], position: int) -> Callable[[list[Any]], None]:
+    def _call(self, step: Mapping[str, Any]) -> RunStep:
         name = step["call"]
         op = self.executable.objects[name["object"]] if isinstance(name, dict) else (
             resolve_operator(name)
@@ -270,15 +311,12 @@ class _Bound:
                    **{k: v(env) for k, v in kwargs.items()})  # fmt: skip
 
             return call_into
-        expired = self._expired(step, position)
 
         def call(env: list[Any]) -> None:
             result = op(*(a(env) for a in args), **{k: v(env) for k, v in kwargs.items()})
             results = result if isinstance(result, (tuple, list)) else (result,)
             for slot, value in zip(outs, results, strict=False):
                 self._receive(env, slot, value)
-            for slot in expired:
-                env[slot] = None
 
         return call
 
@@ -288,18 +326,8 @@ class _Bound:
             if value.shape == buffer.shape and value.stride() != buffer.strides and value.numel():
                 copy = torch.empty_strided(buffer.shape, buffer.strides, dtype=value.dtype)
                 value = copy.copy_(value)
-            self.table[slot] = value.data_ptr() or self._dummy.data_ptr()
+            self._place(slot, value.data_ptr() or self._dummy.data_ptr())
         env[slot] = value
-
-    def _expired(self, step: Mapping[str, Any], position: int) -> list[int]:
-        """Results of earlier calls that nothing reads after this step."""
-        returned = {self.root(o["ref"]) for o in self.executable.program["outputs"] if _is_ref(o)}
-        return [
-            s for s in self.from_call
-            if self.last_use.get(self.root(s), -1) < position and self.root(s) not in returned
-            and self.root(s) == s and self.last_use.get(s, position) >= 0
-            and s not in step["outs"] and self.last_use.get(s, len(self.buffers)) < position
-        ]  # fmt: skip
 
     def _argument(self, plain: Any) -> Callable[[list[Any]], Any]:
         if isinstance(plain, dict):
@@ -329,22 +357,12 @@ class _Bound:
             return lambda env: env[slot]
         base = self._tensor_getter(buffer.base)
         shape, strides, offset = buffer.shape, buffer.strides, buffer.offset
-        cache = self._alias_of
 
         def alias(env: list[Any]) -> torch.Tensor:
             source = base(env)
-            known = cache.get(slot)
-            if known is not None and known[0] is source:
-                return known[1]
-            view = source.detach().as_strided(shape, strides, source.storage_offset() + offset)
-            if source.requires_grad or self.buffers[self.root(slot)].role != "input":
-                return view
-            return view
+            return source.as_strided(shape, strides, source.storage_offset() + offset)
 
         return alias
-
-    def _output(self, plain: Any) -> Callable[[list[Any]], Any]:
-        return self._argument(plain)
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Whether the inputs are laid out as the graph was compiled for."""
@@ -369,30 +387,26 @@ class _Bound:
 
     def run(self, inputs: list[Any]) -> list[Any]:
         env: list[Any] = [None] * len(self.buffers)
-        table = self.table
         dummy = self._dummy.data_ptr()
         for position, slot in self.inputs:
-            tensor = inputs[position]
-            env[slot] = tensor
-            if self.buffers[slot].strides or not self.buffers[slot].shape:
-                table[slot] = tensor.data_ptr() or dummy
+            tensor = env[slot] = inputs[position]
+            if self._addressed[slot]:
+                self._place(slot, tensor.data_ptr() or dummy)
         inputs.clear()
         for slot, tensor in self.constants.items():
             env[slot] = tensor
-        for slot in self.fresh:
-            b = self.buffers[slot]
-            tensor = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
-            env[slot] = tensor
-            table[slot] = tensor.data_ptr() or dummy
+        for slot, shape, strides, dtype in self._allocations:
+            tensor = env[slot] = torch.empty_strided(shape, strides, dtype=dtype)
+            self._place(slot, tensor.data_ptr() or dummy)
         for slot in self.seeds:
-            env[slot] = tensor = torch.randint(0, 2**62, (1,), dtype=torch.int64)
-            table[slot] = tensor.data_ptr()
+            tensor = env[slot] = torch.randint(0, 2**62, (1,), dtype=torch.int64)
+            self._place(slot, tensor.data_ptr())
         block = self._bind_workspace(env)
-        self._bind_aliases(table)
         try:
-            for step in self.steps:
+            for step, dead in self.steps:
                 step(env)
-                self._bind_call_aliases(table)
+                for slot in dead:
+                    env[slot] = None
             return [o(env) for o in self.outputs]
         finally:
             if block is not None:
@@ -403,32 +417,24 @@ class _Bound:
             return None
         block = self.executable.pool.take(self.workspace.total)
         if block is not self._block:
-            self._block = block
-            self._temps.clear()
-            start = block.data_ptr()
-            shift = -start % 64
-            for slot, offset in self.workspace.offsets.items():
-                b = self.buffers[slot]
-                self.table[slot] = start + shift + offset
-                if b.nbytes:
-                    piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
-                    self._temps[slot] = piece.as_strided(b.shape, b.strides)
-                else:
-                    self._temps[slot] = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
+            self._move_workspace(block)
         for slot, tensor in self._temps.items():
             env[slot] = tensor
         return block
 
-    def _bind_aliases(self, table: Any) -> None:
-        for slot, b in enumerate(self.buffers):
-            if b.base is not None and slot not in self.from_call:
-                base = table[b.base]
-                if base is not None:
-                    table[slot] = base + b.offset * b.dtype.itemsize
-
-    def _bind_call_aliases(self, table: Any) -> None:
-        if self.from_call:
-            self._bind_aliases(table)
+    def _move_workspace(self, block: torch.Tensor) -> None:
+        self._block = block
+        self._temps.clear()
+        start = block.data_ptr()
+        shift = -start % 64
+        for slot, offset in self.workspace.offsets.items():
+            b = self.buffers[slot]
+            self._place(slot, start + shift + offset)
+            if b.nbytes:
+                piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
+                self._temps[slot] = piece.as_strided(b.shape, b.strides)
+            else:
+                self._temps[slot] = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
 
 
 def _is_ref(plain: Any) -> bool:

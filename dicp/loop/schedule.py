@@ -195,7 +195,9 @@ class _KernelBuilder:
             value = ir.opmath(self._value(node, stage, False), node.out.dtype)
             named = Expr("acc", node.out.dtype, attr=name)
             stmts: list[Stmt] = [Running(name, node.op, node.out.dtype, value)]
-            return [*stmts, Store(node.out, self._flat(node), named)]
+            if self._is_stored(node):
+                stmts.append(Store(node.out, self._flat(node), named))
+            return stmts
         if not self._is_stored(node):
             return []
         value = ir.opmath(self._value(node, stage, False), node.out.dtype)

@@ -44,13 +44,14 @@ def vit() -> ViTForImageClassification:
 
 
 def test_resnet50_training(against_eager):
-    model = torchvision.models.resnet50(num_classes=CLASSES)
+    # Without it five steps amplify rounding a million times: nothing could be compared.
+    model = torchvision.models.resnet50(num_classes=CLASSES, zero_init_residual=True)
     against_eager.training(
         model,
         loss_of,
         lambda n: labelled(2 * n, 64),
         steps=5,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
     )
 
 

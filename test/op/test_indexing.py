@@ -41,7 +41,7 @@ CASES = [
        index((3,), 6), dtypes=F32_F64),
     op("index_mask_unbacked", lambda x, m: x[m], X, MASK, dtypes=(*FLOATS, torch.int64),
        unbacked=True, layouts=("contiguous",)),
-    op("index_mask", lambda x, m: x[m] * 2, X, MASK, dtypes=F32, fullgraph=False, graphs=3,
+    op("index_mask", lambda x, m: x[m] * 2, X, MASK, dtypes=F32, fullgraph=False, graphs=6,
        layouts=("contiguous",)),
     op("masked_select", torch.masked_select, X, MASK, dtypes=F32, unbacked=True,
        layouts=("contiguous",)),

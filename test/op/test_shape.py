@@ -27,7 +27,7 @@ VIEWS = [
     op("unsqueeze_squeeze", lambda x: (x.unsqueeze(1), x[:, None].squeeze(1), x.squeeze()), (6, 1, 5)),
     op("squeeze_dims", lambda x: (x.squeeze((0, 2)), x.squeeze(-1), x.squeeze(1)), (1, 6, 1)),
     op("expand", lambda x: (x.expand(4, -1, -1), x.expand(-1, 37) + 1), (6, 1)),
-    op("expand_gradient", lambda x: (x.expand(5, 6, 37) * 2).sum(0), (6, 37)),
+    op("expand_gradient", lambda x: (x.expand(5, -1, -1) * 2).sum(0), (6, 37)),
     op("as_strided", lambda x: (x.as_strided((3, 4), (2, 5), 1), x.as_strided((5, 5), (1, 2)) * 2),
        X, layouts=("contiguous",)),
     op("as_strided_overlapping", lambda x: x.as_strided((5, 5), (1, 1)).sum(1), (37,),
@@ -38,7 +38,7 @@ VIEWS = [
     op("alias_and_detach", lambda x: (x.detach(), aten.alias.default(x), x), X, grad=False),
     op("view_dtype", lambda x: (x.view(torch.int32), x.view(torch.uint8)), X, dtypes=F32, grad=False,
        layouts=("contiguous",)),
-    op("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), (5, 7, 2),
+    op("view_as_complex", lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), (5, 7, 2), fixed=(2,),
        dtypes=F32, layouts=("contiguous",)),
     op("contiguous_clone", lambda x: (x.contiguous(), x.clone(), x.clone(
         memory_format=torch.contiguous_format)), X, dtypes=ANY),
@@ -61,9 +61,11 @@ JOIN_AND_SPLIT = [
     op("split_sizes", lambda x: [p * 2 for p in x.split([7, 20, 10], 1)], X, fixed=(37,)),
     op("chunk", lambda x: [p.sum(1) for p in x.chunk(3, 1)], X, fixed=(37,)),
     op("unbind", lambda x: [p + 1 for p in x.unbind(0)], X, fixed=(6,)),
-    op("tensor_split", lambda x: x.tensor_split(3, 0), X, fixed=(6,), dtypes=F32),
-    op("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), (5,), (7,), dtypes=F32_F64),
-    op("atleast", lambda x: (torch.atleast_3d(x), torch.broadcast_to(x, (2, *x.shape))), X, dtypes=F32),
+    op("tensor_split", lambda x: [p * 1 for p in x.tensor_split(3, 0)], X, fixed=(6,), dtypes=F32),
+    op("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), (5,), (7,), dtypes=F32_F64,
+       layouts=("contiguous", "sliced")),
+    op("atleast", lambda x: (torch.atleast_3d(x), torch.broadcast_to(x, (2, *x.shape))), X, dtypes=F32,
+       layouts=("contiguous", "transposed", "sliced")),
 ]
 
 REPEAT = [
@@ -104,8 +106,6 @@ REARRANGE = [
        fixed=(27, 64)),
     op("kron", torch.kron, (3, 4), (2, 5), dtypes=F32_F64),
     op("tensor_properties", lambda x: x * (x.shape[0] + x.numel() + x.stride(0) + x.dim()), X, dtypes=F32),
-    op("storage_offset", lambda x: x + x.storage_offset(), X, dtypes=F32,
-       layouts=("contiguous",)),
     op("nothing_at_all", lambda x: x, X, layouts=LAYOUTS, dtypes=ANY),
 ]
 

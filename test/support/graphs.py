@@ -68,7 +68,7 @@ def promoted(gm: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
 def capture(
     fn: Callable[..., Any],
     *args: Any,
-    dynamic: bool = False,
+    dynamic: bool | None = False,
     train: bool = False,
     keep: Sequence[Any] = (),
 ) -> list[Graph]:

@@ -1,4 +1,4 @@
-"""The fusion families: each spelling fires, static and dynamic, keeps the numbers, and only then."""
+"""The fusion families: each spelling fires, static and symbolic, and keeps the numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
 from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.fuse import FAMILIES, FUSE
-from support.graphs import capture, rewrite
 
 aten = torch.ops.aten
 PASSES = [CANONICALIZE, FUSE, CANONICALIZE]
@@ -25,14 +25,14 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def fused(fn: Any, *args: Any, dynamic: bool = False, **options: Any) -> Any:
+def fused(fn: Any, *args: Any, dynamic: bool | None = False, **options: Any) -> Any:
     (graph,) = capture(fn, *args, dynamic=dynamic, **options)
     counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)
     return counts
 
 
 def qkv(heads: int = 4, kv: int | None = None, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    shapes = [(2, heads, 10, 8), (2, kv or heads, 10, 8), (2, kv or heads, 10, 8)]
+    shapes = [(3, heads, 10, 8), (3, kv or heads, 10, 8), (3, kv or heads, 10, 8)]
     return [torch.randn(shape, dtype=dtype) for shape in shapes]
 
 
@@ -100,7 +100,7 @@ def test_attention_dtypes(dtype: torch.dtype, symbolic: bool) -> None:
 
 
 @symbolic
-@pytest.mark.parametrize("shape", [(10, 10), (2, 1, 1, 10), (4, 10, 10), (2, 4, 10, 10)])
+@pytest.mark.parametrize("shape", [(10, 10), (3, 1, 1, 10), (4, 10, 10), (3, 4, 10, 10)])
 def test_attention_additive_mask(shape: tuple[int, ...], symbolic: bool) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return (mask + q @ k.mT * 0.5).softmax(-1) @ v
@@ -114,7 +114,7 @@ def test_attention_boolean_mask_keeps_nan_rows(fill: float, symbolic: bool) -> N
     def fn(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
         return torch.where(keep, q @ k.mT, fill).softmax(-1) @ v
 
-    keep = torch.rand(2, 1, 10, 10) > 0.3
+    keep = torch.rand(3, 1, 10, 10) > 0.3
     keep[:, :, 3] = False
     assert fused(fn, *qkv(), keep, dynamic=symbolic)[ATTENTION] == 1
 
@@ -128,8 +128,25 @@ def test_attention_grouped_heads_are_not_repeated(symbolic: bool) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ repeat(k).transpose(2, 3) * 0.5).softmax(-1) @ repeat(v)
 
-    counts = fused(fn, *qkv(4, 2), dynamic=symbolic)
+    args = qkv(4, 2)
+    if symbolic:
+        for x in args:
+            torch._dynamo.mark_dynamic(x, 0)
+            torch._dynamo.mark_dynamic(x, 2)
+    counts = fused(fn, *args, dynamic=None if symbolic else False)
     assert counts[ATTENTION] == 1 and not counts["aten.expand.default"]
+
+
+def test_fused_attention_reads_grouped_heads_directly() -> None:
+    def repeat(x: Tensor) -> Tensor:
+        b, h, s, d = x.shape
+        return x[:, :, None].expand(b, h, 2, s, d).reshape(b, h * 2, s, d)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, repeat(k), repeat(v), is_causal=True)
+
+    counts = fused(fn, *qkv(4, 2), keep=[aten._scaled_dot_product_flash_attention_for_cpu.default])
+    assert counts == {ATTENTION: 1, "<built-in function getitem>": 1}
 
 
 def other_dim(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -237,15 +254,15 @@ GELUS = {
     "erf": lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0))),
     "erf, half last": lambda x: (x * (1 + torch.erf(x * 0.7071067811865476))) / 2,
     "erf, half in gate": lambda x: x * (0.5 * (torch.erf(x / 1.4142135623730951) + 1)),
-    "tanh": lambda x: 0.5
-    * x
-    * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))),
-    "tanh, fast": lambda x: 0.5
-    * x
-    * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
-    "tanh, products": lambda x: 0.5
-    * x
-    * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x)))),
+    "tanh": lambda x: (
+        0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))))
+    ),
+    "tanh, fast": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+    ),
+    "tanh, products": lambda x: (
+        0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x))))
+    ),
 }
 
 

@@ -92,28 +92,33 @@ class MatMul(Term):
 
 
 def _unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The operand with batch dimensions `batch` that `node` is a flattening of, and the way."""
+    """The operand with batch dimensions `batch` that `node` is a flattening of, and the way.
+
+    If no such node is left in the graph: `node` itself.
+    """
     way: list[fx.Node] = []
     matrix = sizes_of(node)
     if not isinstance(node, fx.Node) or matrix is None:
         return None
-    while sizes_of(node) != (*batch, *matrix[-2:]):
-        source = reshape_source(node)
-        sizes = sizes_of(source)
-        if source is None or sizes is None or sizes[-2:] != matrix[-2:]:
-            return None
-        way.append(node)
-        node = source
-    return node, way
+    found: fx.Node | None = node
+    while found is not None and sizes_of(found) != (*batch, *matrix[-2:]):
+        way.append(found)
+        found = _row_source(found)
+    return (node, []) if found is None else (found, way)
 
 
-def _keeps_rows(node: fx.Node) -> fx.Node | None:
-    """Sees through conversions, copies and reshapes of the leading dimensions."""
-    source = cast_source(node) or reshape_source(node)
+def _row_source(node: fx.Node) -> fx.Node | None:
+    """Sees through copies and reshapes of the leading dimensions."""
+    source = reshape_source(node)
     left, right = sizes_of(node), sizes_of(source)
     if source is None or left is None or right is None or left[-2:] != right[-2:]:
         return None
     return source
+
+
+def _keeps_rows(node: fx.Node) -> fx.Node | None:
+    """Sees through conversions too."""
+    return cast_source(node) or _row_source(node)
 
 
 def _around(term: Term) -> Peel:
@@ -158,9 +163,11 @@ def is_attention(match: Match, context: PassContext) -> bool:
     q, kt, v = values
     if q.device.type not in FUSED_BY_DEVICE or q.dtype not in _DTYPES:
         return False
-    if len({value.dtype for value in values}) != 1 or len({x.dim() for x in values}) != 1:
+    if len({value.dtype for value in values}) != 1:
         return False
-    if q.dim() not in (3, 4) or expression(q.shape[-1]) != expression(v.shape[-1]):
+    if any(value.dim() not in (3, 4) for value in values):
+        return False
+    if expression(q.shape[-1]) != expression(v.shape[-1]):
         return False
     if any(expression(size) == 0 for value in values for size in value.shape):
         return False
@@ -176,10 +183,11 @@ def _mask_fits(match: Match) -> bool:
         return True
     value = value_of(mask)
     scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
-    q = value_of(bound["q"])
-    if not isinstance(value, torch.Tensor) or scores is None or sizes is None:
+    q, root = value_of(bound["q"]), sizes_of(match.nodes[0])
+    if not isinstance(value, torch.Tensor) or None in (scores, sizes, root):
         return False
-    if len(scores) != q.dim() or len(sizes) > len(scores):
+    assert scores is not None and sizes is not None and root is not None
+    if len(sizes) > len(scores) or (len(sizes) > 2 and scores[:-2] != root[:-2]):
         return False
     fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
     if "mask" in bound:
@@ -201,21 +209,15 @@ def fused(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
     keep: Any, drop: Any, fill: float | None, scores: fx.Node,
 ) -> fx.Node | None:  # fmt: skip
-    rank = len(sizes_of(q) or ())
-    q, k = _original(q), _transposed(rw, kt)
-    factor = 1.0
-    numbers = [uniform_value(x) for x in (scale, inverse)]
-    if scale is not None and numbers[0] is not None:
-        factor = float(numbers[0])
-    elif inverse is not None and numbers[1] is not None:
-        factor = 1.0 / float(numbers[1])
-    elif scale is not None or inverse is not None:
-        q = _scaled_by_tensor(rw, q, scale, inverse)
-    k, v = _ungrouped(k), _ungrouped(v)
+    k = _transposed(rw, kt)
+    groups, root = [_ungrouped(k), _ungrouped(v)], sizes_of(rw.root) or ()
+    if len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
+        k, v = (x for x in groups if x is not None)
+    else:
+        k, v = _batched(rw, k), _batched(rw, v)
     if not same_sizes(k, v):
         return None
-    if rank == 3:
-        q, k, v = (rw(aten.unsqueeze.default, x, 0) for x in (q, k, v))
+    q, factor = _scaled(rw, _batched(rw, q), scale, inverse)
     q, k, v = (_unit_stride(rw, x) for x in (q, k, v))
     bias = _as_bias(rw, mask, keep, drop, fill, q)
     causal = bias is not None and _is_causal(bias, q, k)
@@ -226,20 +228,32 @@ def fused(
     out = rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
     if bias is not None and not causal and not _leaves_a_key(bias):
         out = _nan_where_masked(rw, out, options["attn_mask"])
-    if rank == 3:
-        out = rw(aten.squeeze.dim, out, 0)
     return _as_root(rw, out)
 
 
 def _as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
     """`out` in the shape and dtype of the root."""
+    if len(sizes_of(rw.root) or ()) == 3:
+        out = rw(aten.squeeze.dim, out, 0)
     dtype = value_of(rw.root).dtype
     if value_of(out).dtype != dtype:
         out = rw(prims.convert_element_type.default, out, dtype)
-    if same_sizes(out, rw.root):
-        return out
-    out = rw(aten.clone.default, out, memory_format=torch.contiguous_format)
-    return rw(aten.view.default, out, rw.root.args[1])
+    return out
+
+
+def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """`node` in four dimensions, its batch split as the root's is."""
+    root = sizes_of(rw.root)
+    assert root is not None
+    if len(root) == 3:
+        return rw(aten.unsqueeze.default, _original(node), 0)
+    found, way = _unflatten(node, root[:-2]) or (node, [])
+    if way or sizes_of(found) == (*root[:-2], *(sizes_of(found) or ())[-2:]):
+        return _original(found)
+    batch = rw.root.args[1]
+    assert isinstance(batch, (list, tuple))
+    sizes = [*batch[:2], rw.size(node, -2), rw.size(node, -1)]
+    return rw(aten.view.default, node, sizes)
 
 
 def _original(node: fx.Node) -> fx.Node:
@@ -250,44 +264,55 @@ def _original(node: fx.Node) -> fx.Node:
 
 
 def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
-    node = _original(kt)
-    rank = len(sizes_of(node) or ())
+    """`kt` with its last two dimensions swapped back."""
+    node: fx.Node | None = kt
+    while node is not None:
+        rank = len(sizes_of(node) or ())
+        swap = [*range(rank - 2), rank - 1, rank - 2]
+        order = permutation_of(node)
+        if order == swap and isinstance(node.args[0], fx.Node):
+            return node.args[0]
+        node = _row_source(node)
+    rank = len(sizes_of(kt) or ())
     swap = [*range(rank - 2), rank - 1, rank - 2]
-    if permutation_of(node) == swap and isinstance(node.args[0], fx.Node):
-        return node.args[0]
-    return rw(aten.permute.default, node, swap)
+    return rw(aten.permute.default, _original(kt), swap)
 
 
-def _scaled_by_tensor(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> fx.Node:
+def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node, float]:
+    """The queries and the number that scales the scores; a scale in a tensor goes to the queries.
+
+    (Sizes and floats that may change between calls come as tensors of one element.)
+    """
+    number = uniform_value(scale if scale is not None else inverse)
+    if number is not None:
+        return q, float(number) if scale is not None else 1.0 / float(number)
+    if scale is None and inverse is None:
+        return q, 1.0
     target = aten.mul.Tensor if scale is not None else aten.div.Tensor
     scaled = rw(target, q, scale if scale is not None else inverse)
     dtype = value_of(q).dtype
     if value_of(scaled).dtype != dtype:
         scaled = rw(prims.convert_element_type.default, scaled, dtype)
-    return scaled
+    return scaled, 1.0
 
 
-def _ungrouped(node: fx.Node) -> fx.Node:
-    """Keys or values before they were repeated for grouped heads, if they were."""
-    start = node = _original(node)
-    sizes = sizes_of(node)
-    assert sizes is not None
-    inner = reshape_source(node)
-    while inner is not None and inner.target is not aten.expand.default:
-        inner = reshape_source(inner)
-    if len(sizes) != 4 or inner is None or not isinstance(inner.args[0], fx.Node):
-        return start
-    narrow, wide = inner.args[0], sizes_of(inner)
+def _ungrouped(node: fx.Node) -> fx.Node | None:
+    """Keys or values (batch, heads, rows, size) before they were repeated for grouped heads."""
+    matrix = (sizes_of(node) or ())[-2:]
+    found = reshape_source(node)
+    while found is not None and found.target is not aten.expand.default:
+        found = reshape_source(found)
+    if found is None or not isinstance(found.args[0], fx.Node):
+        return None
+    narrow, wide = found.args[0], sizes_of(found)
     before = sizes_of(narrow)
     if wide is None or before is None or len(wide) != 5 or len(before) != 5:
-        return start
+        return None
     repeated = before[2] == 1 and (*before[:2], *before[3:]) == (*wide[:2], *wide[3:])
-    if not repeated or wide[0] != sizes[0] or wide[3:] != sizes[2:]:
-        return start
-    if narrow.target is aten.unsqueeze.default and narrow.args[1] in (2, -3):
-        heads = narrow.args[0]
-        return heads if isinstance(heads, fx.Node) else start
-    return start
+    if not repeated or wide[3:] != matrix or narrow.target is not aten.unsqueeze.default:
+        return None
+    heads = narrow.args[0]
+    return heads if narrow.args[1] in (2, -3) and isinstance(heads, fx.Node) else None
 
 
 def _unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
@@ -416,7 +441,30 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
 _FUSED = frozenset(FUSED_BY_DEVICE.values())
 _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
 
+
+def repeated_heads(q: Term, k: Term, v: Term) -> Term:
+    # attention(q, repeat(k), repeat(v)): the fused operator takes the heads as they were
+    return op(_FUSED, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
+
+
+def _is_repeated(match: Match, context: PassContext) -> bool:
+    k, v = match["k"], match["v"]
+    narrow = [_ungrouped(k), _ungrouped(v)]
+    if any(x is None for x in narrow) or len(k.users) > 1 or len(v.users) > 1:
+        return False
+    return same_sizes(*narrow) and all(
+        (sizes_of(x) or ())[:1] == (sizes_of(match["q"]) or ())[:1] for x in narrow
+    )
+
+
+def _with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:
+    few = [_unit_stride(rw, x) for x in (_ungrouped(k), _ungrouped(v)) if x is not None]
+    return rw(rw.root.target, q, *few, *rw.root.args[3:], **rw.root.kwargs)
+
+
 PATTERNS = (
     Pattern("attention", "written out", written_out, fused, is_attention,
             (_SOFTMAX, frozenset({aten.bmm.default}))),
+    Pattern("attention", "repeated heads", repeated_heads, _with_fewer_heads, _is_repeated,
+            (_FUSED,)),
 )  # fmt: skip

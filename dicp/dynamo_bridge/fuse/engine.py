@@ -20,6 +20,7 @@ from dicp.dynamo_bridge.canonicalize import cast_source
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
 from dicp.dynamo_bridge.infer import difference, value_of
 from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.provenance import inherit
 from dicp.dynamo_bridge.traits import is_pure
 
 PatternFunction = Callable[..., Term]
@@ -39,6 +40,15 @@ class Rewriter:
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Emit one call."""
         node = self.context.infer.emit(self.root, target, args, kwargs, self._origins)
+        self.emitted.append(node)
+        return node
+
+    def known(self, value: Any, target: Any, *args: Any) -> fx.Node:
+        """Emit one call whose value is known: that of a node it stands for, layout included."""
+        with self.root.graph.inserting_before(self.root):
+            node = self.root.graph.call_function(target, args)
+        inherit(node, self._origins)
+        node.meta["val"] = value
         self.emitted.append(node)
         return node
 
@@ -84,6 +94,11 @@ class Pattern:
         parameters = inspect.signature(self.find).parameters.values()
         return self.find(*(_wildcard(parameter) for parameter in parameters))
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The wildcards, in the order the replacement takes them."""
+        return tuple(inspect.signature(self.find).parameters)
+
     def occurs(self, targets: frozenset[Any]) -> bool:
         return all(not group.isdisjoint(targets) for group in self.needs)
 
@@ -94,9 +109,7 @@ def _wildcard(parameter: inspect.Parameter) -> Term:
     return Number(parameter.name) if is_number else Var(parameter.name)
 
 
-def apply_patterns(
-    gm: fx.GraphModule, patterns: Sequence[Pattern], context: PassContext
-) -> int:
+def apply_patterns(gm: fx.GraphModule, patterns: Sequence[Pattern], context: PassContext) -> int:
     """Replace every occurrence of `patterns`, first declared first; how many were replaced."""
     graph = gm.graph
     targets = frozenset(node.target for node in graph.nodes if node.op == "call_function")
@@ -127,8 +140,7 @@ def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node
         if not is_closed(root, match) or not pattern.guard(match, context):
             continue
         rewriter = Rewriter(root, match, context)
-        parameters = inspect.signature(pattern.find).parameters
-        new = pattern.replacement(rewriter, *(match.bound.get(name) for name in parameters))
+        new = pattern.replacement(rewriter, *(match.bound.get(name) for name in pattern.names))
         if new is None or not _fits(root, new):
             rewriter.undo()
             continue

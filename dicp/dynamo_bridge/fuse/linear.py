@@ -31,6 +31,8 @@ from dicp.dynamo_bridge.passes import PassContext
 
 aten = torch.ops.aten
 
+_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
+
 
 def _view_source(node: fx.Node) -> fx.Node | None:
     """Sees through a reshape that keeps the last dimension."""
@@ -86,7 +88,9 @@ def find_bias(x: Term, w: Term, bias: Term) -> Term:
 
 def _applies(match: Match, context: PassContext) -> bool:
     """Real floating point matrices of one dtype, and a bias per column."""
-    x, w = value_of(match["x"]), value_of(match["w"])
+    x, w, root = value_of(match["x"]), value_of(match["w"]), match.nodes[0]
+    if value_of(root).dtype != x.dtype or not _has_view(match, root):
+        return False
     if not x.dtype.is_floating_point or x.dtype != w.dtype:
         return False
     bias = match.bound.get("bias")
@@ -97,26 +101,28 @@ def _applies(match: Match, context: PassContext) -> bool:
     return columns is not None and sizes == columns[1:] and value_of(bias).dtype == x.dtype
 
 
-def _replace(activation: str) -> Callable[..., fx.Node | None]:
-    def replacement(rw: Rewriter, x: fx.Node, w: fx.Node, bias: Any) -> fx.Node | None:
+def _has_view(match: Match, root: fx.Node) -> bool:
+    """The result is two-dimensional, or a view in the pattern shows it in the root's shape."""
+    sizes = sizes_of(root) or ()
+    views = [node for node in match.nodes if node.target is aten.view.default]
+    return len(sizes) == 2 or any(sizes_of(node) == sizes for node in views)
+
+
+def _replace(activation: str) -> Callable[..., fx.Node]:
+    def replacement(rw: Rewriter, x: fx.Node, w: fx.Node, bias: Any) -> fx.Node:
         source = w.args[0] if permutation_of(w) == [1, 0] else None
         weight = source if isinstance(source, fx.Node) else rw(aten.permute.default, w, [1, 0])
-        if value_of(rw.root).dtype != value_of(x).dtype:
-            return None
-        out = rw(ops.linear, x, weight, bias, activation)
+        product = next(node for node in rw.match.nodes if node.target in _PRODUCTS)
+        out = rw.known(value_of(product), ops.linear, x, weight, bias, activation)
         sizes = sizes_of(rw.root) or ()
         if len(sizes) == 2:
             return out
-        shown = next(
-            (node for node in rw.match.nodes
-             if node.target is aten.view.default and sizes_of(node) == sizes), None
-        )  # fmt: skip
-        return None if shown is None else rw(aten.view.default, out, shown.args[1])
+        shown = [node for node in rw.match.nodes if node.target is aten.view.default]
+        shown = [node for node in shown if sizes_of(node) == sizes]
+        return rw.known(value_of(shown[0]), aten.view.default, out, shown[0].args[1])
 
     return replacement
 
-
-_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
 
 PATTERNS = (
     *(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ def match_one(term: Any, value: Any, state: Match) -> Iterator[Match]:
         yield state
 
 
-@lru_cache(maxsize=None)
+@cache
 def _defaults(target: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     schema = getattr(target, "_schema", None)
     if schema is None:
@@ -185,7 +185,7 @@ def _defaults(target: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "bitwise_and"})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _commutes(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.name.split("::")[-1] in _COMMUTATIVE
@@ -266,7 +266,7 @@ def op(target: Any, *args: Any, **kwargs: Any) -> Op:
     return Op(frozenset(overload for t in targets for overload in _overloads(t)), args, kwargs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _overloads(target: Any) -> tuple[Any, ...]:
     names = getattr(target, "overloads", None)
     if names is None:

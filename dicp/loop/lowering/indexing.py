@@ -19,13 +19,15 @@ INDEXING = RuleTable()
 rule = INDEXING.register
 
 
-def place(lw: Lowering, index: Expr, size: Size, *, negative: bool = True) -> Index:
+def place(
+    lw: Lowering, index: Expr, size: Size, *, negative: bool = True, checked: bool = True
+) -> Index:
     """A coordinate taken from a tensor of indices, checked against `size`."""
     index = cast(index, torch.int64)
     if negative:
         wrapped = index + lw.scalar(size, torch.int64)
         index = select(compare("lt", index, 0), wrapped, index)
-    if lw.context.config.check_bounds:
+    if checked and lw.context.config.check_bounds:
         limit = lw.scalar(size, torch.int64)
         index = Expr("check_index", torch.int64, (index, limit))
     return Index(0, ((Indirect(index, size), 1),))

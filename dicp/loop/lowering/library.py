@@ -28,7 +28,7 @@ for _op in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm, aten.addbmm, aten.addmv
     LIBRARY.add(_op.default, _product_rule(_op), "library")
 
 
-def _plain(op: Any) -> Any:
+def plain(op: Any) -> Any:
     """A functional library call, every result a fresh tensor."""
 
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
@@ -43,8 +43,17 @@ for _op in (
     aten.convolution.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-):
-    LIBRARY.add(_op, _plain(_op), "library")
+    aten._cdist_forward.default, aten._cdist_backward.default,
+    aten._pdist_forward.default, aten._pdist_backward.default,
+    aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_backward.default, aten._embedding_bag_dense_backward.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
+    aten.masked_scatter.default, aten.randperm.default,
+    aten.histc.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
+    aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
+    aten._ctc_loss.default, aten._ctc_loss_backward.default,
+):  # fmt: skip
+    LIBRARY.add(_op, plain(_op), "library")
 
 
 @LIBRARY.register(aten.convolution_backward.default, kind="library")
@@ -81,19 +90,4 @@ def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]
     ]
 
 
-@LIBRARY.register(aten.sort.default, aten.sort.stable, kind="library")
-def sort(lw: Lowering, x: Value, *args: Any, **kwargs: Any) -> Any:
-    assert lw.node is not None
-    return lw.call(lw.node.target, (x, *args), kwargs)
-
-
-@LIBRARY.register(
-    aten.topk.default, aten.kthvalue.default, aten.median.dim, aten.mode.default,
-    aten.cummax.default, aten.cummin.default, kind="library",
-)  # fmt: skip
-def values_and_indices(lw: Lowering, x: Value, *args: Any, **kwargs: Any) -> Any:
-    assert lw.node is not None
-    return lw.call(lw.node.target, (x, *args), kwargs)
-
-
-__all__ = ["LIBRARY"]
+__all__ = ["LIBRARY", "plain"]

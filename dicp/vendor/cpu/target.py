@@ -18,13 +18,14 @@ from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.cpp import CppKernel, render
 from dicp.loop.ir import Call
-from dicp.loop.lowering import RULES, Lowering
+from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder
 from dicp.loop.runtime import Launch, LoopExecutable, Native, WorkspacePool
 from dicp.loop.schedule import schedule
 from dicp.target import Artifact, Check, Decision, Executable, Facts, LowerContext, Source, Target
 from dicp.template import render_template
 from dicp.torch_private import OpOverload
+from dicp.vendor.cpu.library import ONEDNN, fastest_linear, linear_rates
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain, has_libmvec
 
 FOLDER = Path(__file__).parent
@@ -32,6 +33,7 @@ MAX_ARGS = 1024
 UNIT_TEXT = 24_000
 """Characters of kernel text that justify a translation unit of its own."""
 
+RULES_WITH_ONEDNN = RULES.merged(ONEDNN)
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -61,9 +63,9 @@ class CpuTarget(Target):
 
     def decide(self, node: fx.Node) -> Decision:
         op = node.target
+        if _computes_size(node):
+            return Decision("view")
         if not isinstance(op, OpOverload):
-            if _computes_size(node):
-                return Decision("view")
             return Decision("eager", "not an ATen operator")
         entry = RULES.get(op)
         if entry is None:
@@ -84,11 +86,18 @@ class CpuTarget(Target):
     # ---- lower, render, build, load -------------------------------------------------------------
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        lowering = Lowering(gm, context, RULES, self.decide)
+        lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
         plan = schedule(graph, context.config.fuse)
         rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
+
+    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        """The rules, with the matrix products of the library that is fastest here."""
+        if not any(n.target in ONEDNN.ops() for n in gm.graph.nodes):
+            return RULES
+        fastest = fastest_linear(Cache.open(config))
+        return RULES_WITH_ONEDNN if fastest == "onednn" else RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         comments = {r.name: r.sources for r in program.reports}
@@ -213,6 +222,10 @@ class CpuTarget(Target):
         checks.append(Check("flags", True, " ".join(toolchain.flags)))
         detail = "libmvec" if has_libmvec() else "scalar (no libmvec in this C library)"
         checks.append(Check("vector math", True, detail))
+        rates = ", ".join(
+            f"{name} {rate:.0f} GFLOP/s" for name, rate in linear_rates(Cache.open(config)).items()
+        )
+        checks.append(Check("linear layers", True, rates))
         checks.append(Check("threads", True, str(torch.get_num_threads())))
         try:
             compile_shared(toolchain, {"t.cpp": 'extern "C" int one() { return 1; }\n'}, "t.cpp")

@@ -1,0 +1,127 @@
+"""Memory formats: where a target convolves faster on channels-last tensors, the graph becomes so.
+
+Each convolution asks for channels-last operands. An operand that has them already, or is a copy of
+a tensor that has them, costs nothing; otherwise one conversion is put in front and shared by all
+that ask for it. The changed strides then flow through whatever follows (pointwise, pooling, norms,
+residual sums) by inference, so that the next convolution usually finds its input converted. What
+the caller gets keeps the strides eager gives it.
+
+Run it on the joint graph in training, before it is divided: then what the forward part saves has
+the layout the backward part reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.canonicalize import remove_dead
+from dicp.dynamo_bridge.infer import is_channels_last
+from dicp.dynamo_bridge.passes import Pass, PassContext
+
+aten = torch.ops.aten
+
+STATIC = "dicp_static"
+"""Key in `node.meta` of a value that depends on parameters alone: computed once, if kept."""
+
+_OPERANDS = {
+    aten.convolution.default: (0, 1),
+    aten.convolution_backward.default: (0, 1, 2),
+}
+"""Positions of the tensors that a convolution wants channels-last."""
+
+
+def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
+    """Give the graph's convolutions channels-last operands; true if anything changed."""
+    if not (context.facts.conv_channels_last and context.config.layout):
+        return False
+    converted: dict[fx.Node, fx.Node] = {}
+    static = static_nodes(gm, context)
+    changed = False
+    for node in list(gm.graph.nodes):
+        if node.target not in _OPERANDS or not _wants(node):
+            continue
+        before = node.args
+        operands = {i: _channels_last(node, i, converted, static, context) for i in
+                    _OPERANDS[node.target]}  # fmt: skip
+        after = tuple(operands.get(i, argument) for i, argument in enumerate(before))
+        if after != before:
+            node.args = after
+            context.infer.update([node])
+            changed = True
+    if changed:
+        remove_dead(gm.graph)
+    return changed
+
+
+def static_nodes(gm: fx.GraphModule, context: PassContext) -> set[fx.Node]:
+    """Placeholders of parameters and buffers, and what is computed from them alone."""
+    static: set[fx.Node] = set()
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    static.update(placeholders[index] for index in context.static_inputs)
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            static.add(node)
+        elif node.op == "call_function" and node.all_input_nodes:
+            if static.issuperset(node.all_input_nodes):
+                static.add(node)
+    return static
+
+
+def _wants(node: fx.Node) -> bool:
+    """A convolution of real 4-d tensors: image, weight and output."""
+    for index in _OPERANDS[node.target]:
+        value = _value(node.args[index])
+        if value is None or value.dim() != 4 or not value.dtype.is_floating_point:
+            return False
+    return True
+
+
+def _value(argument: Any) -> torch.Tensor | None:
+    value = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _channels_last(
+    user: fx.Node,
+    index: int,
+    converted: dict[fx.Node, fx.Node],
+    static: set[fx.Node],
+    context: PassContext,
+) -> fx.Node:
+    """Operand `index` of `user`, channels-last."""
+    source = user.args[index]
+    assert isinstance(source, fx.Node)
+    original = source
+    while True:
+        value = _value(source)
+        if value is not None and is_channels_last(value):
+            return source
+        copied = _copied(source)
+        if copied is None:
+            break
+        source = copied
+    if original in converted:
+        return converted[original]
+    kwargs = {"memory_format": torch.channels_last}
+    node = context.infer.emit(user, aten.clone.default, (original,), kwargs, (original,))
+    if not node.meta.get("dicp_sources"):
+        node.meta["dicp_sources"] = (f"{aten.clone.default} ({original.name}, channels last)",)
+    if original in static:
+        node.meta[STATIC] = True
+        static.add(node)
+    converted[original] = node
+    return node
+
+
+def _copied(node: fx.Node) -> fx.Node | None:
+    """What `node` is a copy of in another layout, values and shape unchanged."""
+    if node.target is not aten.clone.default:
+        return None
+    source = node.args[0]
+    return source if isinstance(source, fx.Node) else None
+
+
+LAYOUT = Pass("layout", assign_layouts)

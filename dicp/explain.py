@@ -1,0 +1,69 @@
+"""`dicp.explain(fn, *args)`: what the compiler makes of a function, as an object and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.dynamo_bridge.backend import Backend
+from dicp.dynamo_bridge.observe import GraphReport
+from dicp.torch_private import pytree
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The reports of every graph that one call of a function was compiled to."""
+
+    reports: Sequence[GraphReport]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Operators of all graphs by what became of them."""
+        total: Counter[str] = Counter()
+        for report in self.reports:
+            total.update(report.counts)
+        return dict(total)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
+        head = f"{len(self.reports)} graphs: {counts}"
+        return "\n".join([head, *(str(report) for report in self.reports)])
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    backend: str | None = None,
+    dynamic: bool | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Compile `fn` for these arguments, run it once, and say what became of every operator.
+
+    The backward graph is compiled too where a result requires a gradient. `backend` is a target's
+    name ("cpu") and defaults to the one of the inputs' device. Nothing is read from the cache, so
+    that every stage is shown. The function's own compiled versions are left alone.
+    """
+    compiler = Backend(backend, **{"cache": False, **(options or {})})
+    compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
+    results = compiled(*args, **kwargs)
+    differentiable = [
+        r for r in pytree.tree_leaves(results)
+        if isinstance(r, torch.Tensor) and r.requires_grad
+    ]  # fmt: skip
+    if differentiable:
+        grads = [torch.ones_like(r) for r in differentiable]
+        inputs = [
+            t for t in pytree.tree_leaves((args, kwargs, _parameters(fn)))
+            if isinstance(t, torch.Tensor) and t.requires_grad
+        ]  # fmt: skip
+        torch.autograd.grad(differentiable, inputs, grads, allow_unused=True)
+    return Explanation(list(compiler.reports))
+
+
+def _parameters(fn: Callable[..., Any]) -> list[torch.Tensor]:
+    return list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []

@@ -1,0 +1,168 @@
+"""Activation functions and their gradients, one short expression each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dicp.loop.ir import Expr, apply, const
+from dicp.loop.lowering.core import Lowering, RuleTable, Value, sizes_of
+from dicp.loop.lowering.pointwise import (
+    compare,
+    elementwise,
+    minimum,
+    select,
+    sigmoid_of,
+    unary,
+)
+
+aten = torch.ops.aten
+ACTIVATION = RuleTable()
+rule = ACTIVATION.register
+
+
+def _exp(x: Expr) -> Expr:
+    return apply("exp", x.dtype, x)
+
+
+def _softplus_of(x: Expr) -> Expr:
+    """log(1 + exp(x)) without overflow: max(x, 0) + log1p(exp(-|x|))."""
+    tail = apply("log1p", x.dtype, _exp(-apply("abs", x.dtype, x)))
+    return apply("maximum", x.dtype, x, const(0.0, x.dtype)) + tail
+
+
+def _mish(x: Expr) -> Expr:
+    return x * apply("tanh", x.dtype, _softplus_of(x))
+
+
+ACTIVATION.add(aten.mish.default, unary(_mish))
+
+
+@rule(aten.mish_backward.default)
+def mish_backward(lw: Lowering, g: Value, x: Value) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        t = apply("tanh", x.dtype, _softplus_of(x))
+        return g * (t + x * sigmoid_of(x) * (1.0 - t * t))
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.threshold.default)
+def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
+    dtype = x.dtype
+    return elementwise(
+        lw, (x,),
+        lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.scalar(value, dtype), x),
+    )  # fmt: skip
+
+
+@rule(aten.softplus.default)
+def softplus(lw: Lowering, x: Value, beta: Any = 1, limit: Any = 20) -> Value:
+    def body(x: Expr) -> Expr:
+        z = x * float(beta)
+        soft = apply("log1p", x.dtype, _exp(z)) / float(beta)
+        return select(compare("gt", z, float(limit)), x, soft)
+
+    return elementwise(lw, (x,), body)
+
+
+@rule(aten.softplus_backward.default)
+def softplus_backward(lw: Lowering, g: Value, x: Value, beta: Any, limit: Any) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        z = x * float(beta)
+        return select(compare("gt", z, float(limit)), g, g * sigmoid_of(z))
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.log_sigmoid_forward.default)
+def log_sigmoid(lw: Lowering, x: Value) -> tuple[Value, Value]:
+    """The result, and exp(-|x|) where eager keeps it for the gradient."""
+
+    def tail(x: Expr) -> Expr:
+        return _exp(-apply("abs", x.dtype, x))
+
+    value = lw.map(
+        lambda x: minimum(x, 0.0) - apply("log1p", x.dtype, tail(x)), x
+    )
+    kept = lw.meta(1)
+    if sizes_of(kept.shape) == x.shape:
+        return value, lw.map(tail, x)
+    empty = lw.pointwise(sizes_of(kept.shape), kept.dtype, lambda idx: const(0.0, kept.dtype))
+    return value, empty
+
+
+@rule(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(lw: Lowering, g: Value, x: Value, buffer: Any) -> Value:
+    return elementwise(lw, (g, x), lambda g, x: g * sigmoid_of(-x))
+
+
+@rule(aten.hardtanh_backward.default)
+def hardtanh_backward(lw: Lowering, g: Value, x: Value, low: Any, high: Any) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        outside = apply("bitwise_or", torch.bool, compare("le", x, float(low)),
+                        compare("ge", x, float(high)))  # fmt: skip
+        return select(outside, 0.0, g)
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.hardswish_backward.default)
+def hardswish_backward(lw: Lowering, g: Value, x: Value) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        middle = select(compare("lt", x, 3.0), g * (x / 3.0 + 0.5), g)
+        return select(compare("le", x, -3.0), 0.0, middle)
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(lw: Lowering, g: Value, x: Value) -> Value:
+    def body(g: Expr, x: Expr) -> Expr:
+        inside = apply("bitwise_and", torch.bool, compare("gt", x, -3.0), compare("lt", x, 3.0))
+        return select(inside, g * (1 / 6), 0.0)
+
+    return elementwise(lw, (g, x), body)
+
+
+@rule(aten.elu_backward.default)
+def elu_backward(
+    lw: Lowering, g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
+) -> Value:
+    negative, positive, inner = float(alpha * scale), float(scale), float(input_scale)
+
+    def body(g: Expr, x: Expr) -> Expr:
+        slope = (x + negative) * inner if is_result else _exp(x * inner) * (inner * negative)
+        return g * select(compare("le", x, 0.0), slope, positive)
+
+    return elementwise(lw, (g, x), body)
+
+
+def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:
+    from dicp.loop.lowering.views import narrow, wrap
+
+    axis = wrap(dim, x.ndim)
+    half = sizes_of(lw.meta().shape)[axis]
+    return narrow(lw, x, axis, 0, 1, half), narrow(lw, x, axis, half, 1, half)
+
+
+@rule(aten.glu.default)
+def glu(lw: Lowering, x: Value, dim: int = -1) -> Value:
+    return elementwise(lw, _halves(lw, x, dim), lambda a, b: a * sigmoid_of(b))
+
+
+@rule(aten._prelu_kernel.default)
+def prelu(lw: Lowering, x: Value, weight: Value) -> Value:
+    return elementwise(lw, (x, weight), lambda x, w: select(compare("gt", x, 0.0), x, x * w))
+
+
+@rule(aten._prelu_kernel_backward.default)
+def prelu_backward(lw: Lowering, g: Value, x: Value, weight: Value) -> tuple[Value, Value]:
+    return (
+        lw.map(lambda g, x, w: select(compare("gt", x, 0.0), g, g * w), g, x, weight),
+        lw.map(lambda g, x: select(compare("gt", x, 0.0), 0.0, g * x), g, x),
+    )
+
+
+__all__ = ["ACTIVATION"]

@@ -1,0 +1,463 @@
+"""Pooling: maxima and averages over windows, and their gradients as sums over covering windows.
+
+A `Window` maps one spatial axis of the output to the input; the rules are written once for one,
+two and three spatial axes. Gradients gather: each input point sums over the windows that cover it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import (
+    Index,
+    Indirect,
+    Size,
+    contiguous_strides,
+    flatten,
+    floordiv,
+    is_positive,
+    normal,
+    product,
+)
+from dicp.loop.ir import Expr, apply, cast, const, masked
+from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
+from dicp.loop.lowering.indexing import place, scattered
+from dicp.loop.lowering.pointwise import compare, select
+
+aten = torch.ops.aten
+POOLING = RuleTable()
+rule = POOLING.register
+
+MAX_UNROLLED = 32
+"""Window points up to which a sum is written out instead of being looped over."""
+MAX_ARGMAX = 128
+"""Window points up to which a maximum is written out; its index needs the points in order."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Output position o covers input positions o * stride - padding + k * dilation."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    size: Size
+    out: Size
+
+    def start(self, o: Index) -> Index:
+        return o * self.stride + -self.padding
+
+    def taps(self) -> int:
+        return self.kernel
+
+    def at(self, o: Index, k: Index) -> tuple[Index, list[Expr]]:
+        """The input position of window point `k`, and what must hold for it to exist."""
+        place = self.start(o) + k * self.dilation
+        tests = []
+        if self.padding:
+            tests.append(compare("ge", ir.index_value(place), 0))
+        last = place.maximum() if not self.padding else self._last(k)
+        if last is None or not is_positive(normal(self.size - last)):
+            tests.append(compare("lt", ir.index_value(place), ir.index_value(Index(self.size))))
+        return place, tests
+
+    def _last(self, k: Index) -> Size | None:
+        top = k.maximum()
+        if top is None:
+            return None
+        return normal((self.out - 1) * self.stride - self.padding + top * self.dilation)
+
+    def covering(self) -> int:
+        """How many windows cover one input position, at most."""
+        return -(-self.kernel // self.stride)
+
+    def over(self, i: Index, j: Index) -> tuple[Index, list[Expr]]:
+        """The j-th window (from the last) that may cover input position `i` (dilation 1)."""
+        o = floordiv(i + self.padding, self.stride) + j * -1
+        here, begin = ir.index_value(o), ir.index_value(self.start(o))
+        tests = [
+            compare("ge", here, 0),
+            compare("lt", here, ir.index_value(Index(self.out))),
+            compare("lt", ir.index_value(i), begin + self.kernel),
+        ]
+        return o, tests
+
+    def count(self, o: Index, include_padding: bool) -> Expr:
+        """How many points of the window the average divides by."""
+        start = ir.index_value(self.start(o))
+        size = ir.index_value(Index(normal(self.size + self.padding)))
+        end = apply("minimum", torch.int64, start + self.kernel, size)
+        if include_padding:
+            return end - start
+        start = apply("maximum", torch.int64, start, const(0, torch.int64))
+        end = apply("minimum", torch.int64, end, ir.index_value(Index(self.size)))
+        return end - start
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Output position o covers input positions o * size // out .. ceil((o + 1) * size / out)."""
+
+    size: int
+    out: int
+
+    def taps(self) -> int:
+        return -(-self.size // self.out) + (self.size % self.out != 0)
+
+    def start(self, o: Index) -> Index:
+        return floordiv(o * self.size, self.out)
+
+    def end(self, o: Index) -> Index:
+        return floordiv(o * self.size + (self.size + self.out - 1), self.out)
+
+    def at(self, o: Index, k: Index) -> tuple[Index, list[Expr]]:
+        place = self.start(o) + k
+        if self.size % self.out == 0:
+            return place, []
+        return place, [compare("lt", ir.index_value(place), ir.index_value(self.end(o)))]
+
+    def count(self, o: Index, include_padding: bool) -> Expr:
+        return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
+
+    def covering(self) -> int:
+        return Adaptive(self.out, self.size).taps()
+
+    def over(self, i: Index, j: Index) -> tuple[Index, list[Expr]]:
+        return Adaptive(self.out, self.size).at(i, j)
+
+
+AnyWindow = Window | Adaptive
+
+
+def _static(values: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
+    values = list(values) if isinstance(values, (list, tuple)) else [values]
+    if not values and default is not None:
+        return list(default)
+    values = values * count if len(values) == 1 else values
+    if not all(isinstance(v, int) for v in values):
+        raise NoRule("a window of dynamic size")
+    return values
+
+
+def windows_of(
+    lw: Lowering, sizes: Sequence[Size], outs: Sequence[Size], kernel: Any, stride: Any,
+    padding: Any, dilation: Any = 1,
+) -> list[Window]:  # fmt: skip
+    n = len(sizes)
+    kernels = _static(kernel, n)
+    strides, paddings = _static(stride, n, kernels), _static(padding, n)
+    dilations = _static(dilation, n)
+    parts = zip(kernels, strides, paddings, dilations, sizes, outs, strict=True)
+    return [Window(*part) for part in parts]
+
+
+def adaptive_of(sizes: Sequence[Size], outs: Sequence[Size]) -> list[AnyWindow]:
+    """Equal windows where the sizes divide, else windows that overlap."""
+    found: list[AnyWindow] = []
+    for size, out in zip(sizes, outs, strict=True):
+        if not isinstance(size, int) or not isinstance(out, int):
+            raise NoRule("adaptive pooling over a dynamic size")
+        if size == 0 or out == 0:
+            raise NoRule("adaptive pooling of an empty axis")
+        found.append(Adaptive(size, out))
+    return found
+
+
+def both(tests: Sequence[Expr]) -> Expr | None:
+    result: Expr | None = None
+    for test in tests:
+        result = test if result is None else apply("bitwise_and", torch.bool, result, test)
+    return result
+
+
+def guarded(test: Expr | None, value: Expr, otherwise: float) -> Expr:
+    return value if test is None else select(test, masked(test, value), otherwise)
+
+
+def constants(counts: Sequence[int]) -> list[tuple[Index, ...]]:
+    return [tuple(Index(k) for k in ks) for ks in itertools.product(*map(range, counts))]
+
+
+def summed(
+    lw: Lowering, shape: Sequence[Size], counts: Sequence[int], dtype: torch.dtype,
+    term: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
+) -> Value:  # fmt: skip
+    """The sum over window points `k` of `term(position, k)`."""
+    points = math.prod(counts)
+    if points <= MAX_UNROLLED:
+
+        def body(idx: tuple[Index, ...]) -> Expr:
+            total: Expr | None = None
+            for k in constants(counts):
+                item = term(idx, k)
+                total = item if total is None else total + item
+            assert total is not None
+            return total
+
+        return lw.pointwise(shape, dtype, body)
+    rank = len(shape)
+    value = lw.reduce(
+        "sum", (*shape, *counts), range(rank, rank + len(counts)), dtype,
+        lambda idx: term(idx[:rank], idx[rank:]), keepdim=False,
+    )  # fmt: skip
+    return value
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in ir.LOW_PRECISION else dtype
+
+
+# ---- averages ------------------------------------------------------------------------------------
+
+
+def _divided(total: Expr, windows: Sequence[AnyWindow], o: Sequence[Index], include: bool,
+             divisor: Any) -> Expr:  # fmt: skip
+    if divisor is not None:
+        return total / const(divisor, total.dtype)
+    if all(isinstance(w, Window) and include and _whole(w) for w in windows):
+        return total / const(math.prod(w.taps() for w in windows), total.dtype)
+    count: Expr | None = None
+    for window, at in zip(windows, o, strict=True):
+        c = window.count(at, include)
+        count = c if count is None else count * c
+    assert count is not None
+    return total / cast(count, total.dtype)
+
+
+def _whole(w: Window) -> bool:
+    """Whether no window reaches beyond the padded input."""
+    last = normal((w.out - 1) * w.stride + w.kernel)
+    return is_positive(normal(w.size + 2 * w.padding - last + 1)) if (
+        w.padding == 0
+    ) else is_positive(normal(w.size + 2 * w.padding - last + 1))
+
+
+def average(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
+) -> Value:
+    meta = lw.meta()
+    dtype, n = _accumulator(x.dtype), len(windows)
+
+    def term(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        found = [w.at(o, i) for w, o, i in zip(windows, at, k, strict=True)]
+        test = both([t for _, tests in found for t in tests])
+        return guarded(test, cast(x.at([*lead, *(p for p, _ in found)]), dtype), 0)
+
+    total = summed(lw, sizes_of(meta.shape), [w.taps() for w in windows], dtype, term)
+    return lw.pointwise(
+        total.shape, meta.dtype,
+        lambda idx: cast(_divided(total.at(idx), windows, idx[-n:], include, divisor), meta.dtype),
+    )  # fmt: skip
+
+
+def average_backward(
+    lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
+) -> Value:
+    dtype, n = _accumulator(g.dtype), len(windows)
+
+    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        found = [w.over(i, k) for w, i, k in zip(windows, at, j, strict=True)]
+        test = both([t for _, tests in found for t in tests])
+        o = [p for p, _ in found]
+        share = _divided(cast(g.at([*lead, *o]), dtype), windows, o, include, divisor)
+        return guarded(test, share, 0)
+
+    total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
+    return lw.cast(total, x.dtype)
+
+
+def _avg_pool(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: Any = None,
+    ) -> Value:  # fmt: skip
+        if not x.dtype.is_floating_point:
+            raise NoRule("integer average pooling")
+        outs = sizes_of(lw.meta().shape)[-n:]
+        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding)
+        return average(lw, x, windows, count_include_pad, divisor_override)
+
+    return lowered
+
+
+def _avg_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any,
+        ceil_mode: bool, count_include_pad: bool, divisor_override: Any = None,
+    ) -> Value:  # fmt: skip
+        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding)
+        return average_backward(lw, g, x, windows, count_include_pad, divisor_override)
+
+    return lowered
+
+
+def _adaptive_avg_pool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, output_size: Any) -> Value:
+        if not x.dtype.is_floating_point:
+            raise NoRule("integer average pooling")
+        windows = adaptive_of(x.shape[-n:], sizes_of(lw.meta().shape)[-n:])
+        return average(lw, x, windows, True, None)
+
+    return lowered
+
+
+def _adaptive_avg_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, g: Value, x: Value) -> Value:
+        return average_backward(lw, g, x, adaptive_of(x.shape[-n:], g.shape[-n:]), True, None)
+
+    return lowered
+
+
+POOLING.add(aten.avg_pool1d.default, _avg_pool(1))
+POOLING.add(aten.avg_pool2d.default, _avg_pool(2))
+POOLING.add(aten.avg_pool3d.default, _avg_pool(3))
+POOLING.add(aten.avg_pool2d_backward.default, _avg_pool_backward(2))
+POOLING.add(aten.avg_pool3d_backward.default, _avg_pool_backward(3))
+POOLING.add(aten.adaptive_avg_pool1d.default, _adaptive_avg_pool(1))
+POOLING.add(aten._adaptive_avg_pool2d.default, _adaptive_avg_pool(2))
+POOLING.add(aten._adaptive_avg_pool3d.default, _adaptive_avg_pool(3))
+POOLING.add(aten._adaptive_avg_pool2d_backward.default, _adaptive_avg_pool_backward(2))
+POOLING.add(aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backward(3))
+
+
+# ---- maxima --------------------------------------------------------------------------------------
+
+
+def maximum_with_index(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
+) -> tuple[Value, Value]:
+    """The maximum of each window and its flat place; as in ATen, the last NaN wins."""
+    counts, n = [w.taps() for w in windows], len(windows)
+    if math.prod(counts) > MAX_ARGMAX:
+        raise NoRule("maximum over a large window")
+    strides = contiguous_strides(x.shape[-n:])
+    floating = x.dtype.is_floating_point
+    start = -math.inf if floating else _lowest(x.dtype)
+
+    def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        lead, at = idx[:-n], idx[-n:]
+        best, where = const(start, x.dtype), const(-1, torch.int64)
+        for k in constants(counts):
+            found = [w.at(o, i) for w, o, i in zip(windows, at, k, strict=True)]
+            places = [p for p, _ in found]
+            test = both([t for _, tests in found for t in tests])
+            item = guarded(test, x.at([*lead, *places]), start)
+            better = apply("bitwise_or", torch.bool, compare("gt", item, best),
+                           compare("lt", where, 0))  # fmt: skip
+            if floating:
+                nan = apply("isnan", torch.bool, item)
+                better = apply("bitwise_or", torch.bool, better, nan)
+            if test is not None:
+                better = apply("bitwise_and", torch.bool, better, test)
+            best = select(better, item, best)
+            where = select(better, ir.index_value(flatten(places, strides)), where)
+        return best, where
+
+    shape = sizes_of(lw.meta(0).shape)
+    values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
+    return values, lw.pointwise(shape, torch.int64, lambda idx: running(idx)[1])
+
+
+def _lowest(dtype: torch.dtype) -> int:
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
+    def lowered(
+        lw: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+        dilation: Any = 1, ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        outs = sizes_of(lw.meta(0).shape)[-n:]
+        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding, dilation)
+        return maximum_with_index(lw, x, windows)
+
+    return lowered
+
+
+def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
+    def lowered(lw: Lowering, x: Value, output_size: Any) -> tuple[Value, Value]:
+        return maximum_with_index(
+            lw, x, adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:])
+        )
+
+    return lowered
+
+
+def _chosen_windows(
+    lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
+) -> Value:
+    """Each input point sums the gradients of the windows whose maximum it is."""
+    n = len(windows)
+    dtype = _accumulator(g.dtype)
+    strides = contiguous_strides(x.shape[-n:])
+
+    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        found = [w.over(i, k) for w, i, k in zip(windows, at, j, strict=True)]
+        test = both([t for _, tests in found for t in tests])
+        o = [*lead, *(p for p, _ in found)]
+        here = ir.index_value(flatten(at, strides))
+        hit = apply("eq", torch.bool, index.at(o), here)
+        assert test is not None
+        hit = apply("bitwise_and", torch.bool, test, masked(test, hit))
+        return select(hit, masked(test, cast(g.at(o), dtype)), 0)
+
+    total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
+    return lw.cast(total, x.dtype)
+
+
+def scatter_to_chosen(lw: Lowering, g: Value, x: Value, index: Value, n: int) -> Value:
+    """Gradients stored into zeros at the flat places `index`."""
+    lead, size = x.shape[:-n], product(x.shape[-n:])
+    dtype = _accumulator(x.dtype)
+    zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))
+    result = scattered(
+        lw, zeros, g.shape,
+        lambda idx: cast(g.at(idx), dtype),
+        lambda idx: [*idx[:-n], place(lw, index.at(idx), size, negative=False)],
+        "sum",
+    )  # fmt: skip
+    return lw.cast(lw.reshape(result, x.shape), x.dtype)
+
+
+def _max_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: bool, index: Value,
+    ) -> Value:  # fmt: skip
+        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
+        if any(w.dilation != 1 for w in windows):
+            return scatter_to_chosen(lw, g, x, index, n)
+        return _chosen_windows(lw, g, x, index, windows)
+
+    return lowered
+
+
+def _adaptive_max_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, g: Value, x: Value, index: Value) -> Value:
+        return scatter_to_chosen(lw, g, x, index, n)
+
+    return lowered
+
+
+POOLING.add(aten.max_pool2d_with_indices.default, _max_pool(2))
+POOLING.add(aten.max_pool3d_with_indices.default, _max_pool(3))
+POOLING.add(aten.max_pool2d_with_indices_backward.default, _max_pool_backward(2))
+POOLING.add(aten.max_pool3d_with_indices_backward.default, _max_pool_backward(3))
+POOLING.add(aten.adaptive_max_pool2d.default, _adaptive_max_pool(2))
+POOLING.add(aten.adaptive_max_pool3d.default, _adaptive_max_pool(3))
+POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward(2))
+POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
+
+
+__all__ = ["POOLING", "Indirect", "Window"]

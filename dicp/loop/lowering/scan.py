@@ -1,0 +1,49 @@
+"""Running sums and products along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import domain
+from dicp.loop.ir import Compute, cast
+from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size
+from dicp.loop.lowering.views import wrap
+
+aten = torch.ops.aten
+SCAN = RuleTable()
+
+
+def _running_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Running totals are carried wider than they are stored, as ATen does on the host."""
+    if dtype in ir.LOW_PRECISION:
+        return torch.float32
+    return torch.float64 if dtype == torch.float32 else dtype
+
+
+def scan(lw: Lowering, x: Value, dim: int, op: str, dtype: torch.dtype) -> Value:
+    """The running `op` of `x` along `dim`, in `dtype`."""
+    axis = wrap(dim, x.ndim)
+    if not x.ndim or as_size(x.shape[axis]) == 1:
+        return lw.map(lambda e: cast(e, dtype), x, dtype=dtype)
+    wide = _running_dtype(dtype)
+    out = lw.temp(x.shape, wide)
+    body = cast(cast(x.at(domain(x.shape)), dtype), wide)
+    lw.add(Compute(out, x.shape, body, "scan", (axis,), op))
+    return lw.cast(lw.value_of(out), dtype)
+
+
+def _rule(op: str) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, dim: int, *, dtype: Any = None) -> Value:
+        return scan(lw, x, dim, op, lw.meta().dtype)
+
+    return lowered
+
+
+SCAN.add(aten.cumsum.default, _rule("sum"))
+SCAN.add(aten.cumprod.default, _rule("prod"))
+
+__all__ = ["SCAN", "scan"]

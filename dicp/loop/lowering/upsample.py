@@ -1,0 +1,100 @@
+"""Resampling: borders by reflection or replication, and the gradients of interpolation.
+
+Interpolation itself is decomposed by the framework into gathers, which are generated code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import Index, Indirect, Size, normal
+from dicp.loop.ir import Expr, apply, cast, const
+from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size, sizes_of
+from dicp.loop.lowering.indexing import scattered
+from dicp.loop.lowering.library import plain
+
+aten = torch.ops.aten
+UPSAMPLE = RuleTable()
+
+
+def _reflected(at: Expr, last: Expr) -> Expr:
+    """last - |last - |at||: mirrored at both ends, the border itself not repeated."""
+    return last - apply("abs", torch.int64, last - apply("abs", torch.int64, at))
+
+
+def _replicated(at: Expr, last: Expr) -> Expr:
+    low = apply("maximum", torch.int64, at, const(0, torch.int64))
+    return apply("minimum", torch.int64, low, last)
+
+
+def _sources(
+    fold: Callable[[Expr, Expr], Expr], idx: Sequence[Index], shape: Sequence[Size],
+    padding: Sequence[Any],
+) -> list[Index]:  # fmt: skip
+    """Where each point of the padded tensor is taken from."""
+    result = list(idx)
+    for k in range(len(padding) // 2):
+        axis = len(shape) - 1 - k
+        at = ir.index_value(idx[axis] + normal(-1 * as_size(padding[2 * k])))
+        last = ir.index_value(Index(normal(shape[axis] - 1)))
+        result[axis] = Index(0, ((Indirect(fold(at, last), shape[axis]), 1),))
+    return result
+
+
+def _pad(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, padding: Sequence[Any]) -> Value:
+        shape = sizes_of(lw.meta().shape)
+        return lw.pointwise(
+            shape, x.dtype, lambda idx: x.at(_sources(fold, idx, x.shape, padding))
+        )
+
+    return lowered
+
+
+def _pad_backward(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Value]:
+    def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
+        dtype = torch.float32 if g.dtype in ir.LOW_PRECISION else g.dtype
+        zeros = lw.pointwise(x.shape, dtype, lambda idx: const(0, dtype))
+        total = scattered(
+            lw, zeros, g.shape,
+            lambda idx: cast(g.at(idx), dtype),
+            lambda idx: _sources(fold, idx, x.shape, padding),
+            "sum",
+        )  # fmt: skip
+        return lw.cast(total, x.dtype)
+
+    return lowered
+
+
+for _fold, _forward, _backward in (
+    (_reflected,
+     (aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d),
+     (aten.reflection_pad1d_backward, aten.reflection_pad2d_backward,
+      aten.reflection_pad3d_backward)),
+    (_replicated,
+     (aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d),
+     (aten.replication_pad1d_backward, aten.replication_pad2d_backward,
+      aten.replication_pad3d_backward)),
+):  # fmt: skip
+    for _op in _forward:
+        UPSAMPLE.add(_op.default, _pad(_fold))
+    for _op in _backward:
+        UPSAMPLE.add(_op.default, _pad_backward(_fold))
+
+for _op in (
+    aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
+    aten.upsample_trilinear3d_backward, aten.upsample_bicubic2d_backward,
+    aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,
+    aten.upsample_nearest3d_backward, aten._upsample_nearest_exact1d_backward,
+    aten._upsample_nearest_exact2d_backward, aten._upsample_nearest_exact3d_backward,
+    aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward,
+    aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward,
+    aten.grid_sampler_2d_backward, aten.grid_sampler_3d, aten.grid_sampler_3d_backward,
+):  # fmt: skip
+    UPSAMPLE.add(_op.default, plain(_op.default), "library")
+
+__all__ = ["UPSAMPLE"]

@@ -1,0 +1,104 @@
+"""Library calls this processor runs fastest, measured once per machine and kept in the cache."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dicp.cache import Cache, key_of
+from dicp.loop.index import Size
+from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.vendor.cpu.toolchain import cpu_model
+
+aten = torch.ops.aten
+CALIBRATION_SHAPE = (384, 512, 512)
+ROUNDS = 5
+
+
+def has_onednn_linear() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def linear_libraries() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """x @ w.T by each library of the wheel, by name."""
+    table: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        "blas": lambda x, w: torch.mm(x, w.t())
+    }
+    if has_onednn_linear():
+        table["onednn"] = lambda x, w: torch.ops.mkldnn._linear_pointwise(
+            x, w, None, "none", [], ""
+        )
+    return table
+
+
+def measure_linear(dtype: torch.dtype) -> dict[str, float]:
+    """GFLOP/s of each library on one matrix product, best of alternating rounds."""
+    m, k, n = CALIBRATION_SHAPE
+    x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+    best = {name: float("inf") for name in linear_libraries()}
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            for name, run in linear_libraries().items():
+                start = time.perf_counter()
+                run(x, w)
+                best[name] = min(best[name], time.perf_counter() - start)
+    return {name: 2 * m * k * n / spent / 1e9 for name, spent in best.items()}
+
+
+def linear_rates(cache: Cache) -> dict[str, float]:
+    """The measured rates of this machine, from the cache after the first time."""
+    key = key_of("linear", cpu_model(), torch.__version__, str(torch.get_num_threads()))
+    entry = cache.get_or_build(
+        "calibration", key, lambda: {"rates.json": json.dumps(measure_linear(torch.float32)).encode()}
+    )
+    rates: dict[str, float] = json.loads(entry.read("rates.json"))
+    return rates
+
+
+def fastest_linear(cache: Cache) -> str:
+    rates = linear_rates(cache)
+    return max(rates, key=lambda name: rates[name])
+
+
+# ---- rules ----------------------------------------------------------------------------------
+
+ONEDNN = RuleTable()
+
+
+def _call(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Value:
+    algorithm = {"gelu": "none", "gelu_tanh": "tanh"}.get(activation, "")
+    return lw.call(
+        torch.ops.mkldnn._linear_pointwise.default,
+        (x, w, bias, activation.removesuffix("_tanh"), [], algorithm),
+    )[0]
+
+
+def _taken(lw: Lowering, *operands: Value) -> bool:
+    """Whether the library takes these operands as they lie in memory."""
+    return all(v.dtype in (torch.float32,) and _nonempty(v.shape) for v in operands)
+
+
+def _nonempty(shape: tuple[Size, ...]) -> bool:
+    return all(s != 0 for s in shape)
+
+
+@ONEDNN.register(aten.mm.default, kind="library")
+def mm(lw: Lowering, a: Value, b: Value) -> Value:
+    if not _taken(lw, a, b):
+        return lw.call(aten.mm.default, (a, b), out_variant=aten.mm.out)[0]
+    return _call(lw, a, lw.permute(b, [1, 0]), None)
+
+
+@ONEDNN.register(aten.addmm.default, kind="library")
+def addmm(
+    lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    row = bias.ndim == 1 and bias.shape[0] == b.shape[1]
+    if beta != 1 or alpha != 1 or not row or not _taken(lw, bias, a, b):
+        scale = {"beta": beta, "alpha": alpha}
+        return lw.call(aten.addmm.default, (bias, a, b), scale, out_variant=aten.addmm.out)[0]
+    return _call(lw, a, lw.permute(b, [1, 0]), bias)

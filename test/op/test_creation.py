@@ -1,0 +1,60 @@
+"""Tensors from nothing or from another tensor's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support import FLOATS, INTS, op
+
+X = (6, 37)
+ANY = (*FLOATS, *INTS, torch.int8)
+F32 = (torch.float32,)
+aten = torch.ops.aten
+
+
+def _ranges(x: torch.Tensor) -> Any:
+    n = x.shape[1]
+    return (
+        torch.arange(n), torch.arange(3, n), torch.arange(0, n, 3), torch.arange(n, 0, -2),
+        torch.arange(0.5, 9.0, 0.7), torch.arange(0, n, dtype=torch.float32),
+        torch.arange(5, dtype=torch.bfloat16),
+    )
+
+
+CASES = [
+    op("arange", _ranges, X, dtypes=F32, layouts=("contiguous",)),
+    op("arange_plus", lambda x: x + torch.arange(x.shape[1]) * 2, X),
+    op("linspace", lambda x: (torch.linspace(0, 1, 11) + x[0, 0], torch.logspace(0, 2, 5)), X, dtypes=F32),
+    op("full", lambda x: (torch.full((3, 4), 1.5), torch.full((2,), 7), torch.full((2, 2), True),
+                          torch.full(x.shape, float("-inf"), dtype=torch.float16)), X, dtypes=F32,
+       layouts=("contiguous",)),
+    op("full_like", lambda x: (torch.full_like(x, 3), torch.full_like(x, 2.7, dtype=torch.float64),
+                               torch.full_like(x, 1, dtype=torch.bool)), X, dtypes=ANY),
+    op("zeros_ones_like", lambda x: (torch.zeros_like(x), torch.ones_like(x), x.new_zeros(3),
+                                     x.new_ones(2, 2), x.new_full((2,), 5)), X, dtypes=ANY),
+    op("zeros_plus", lambda x: torch.zeros(x.shape) + x * torch.ones(1), X, dtypes=F32),
+    op("eye", lambda x: (torch.eye(5), torch.eye(3, 7), torch.eye(x.shape[0]) @ x), X, dtypes=F32),
+    op("scalar_tensor", lambda x: (x * torch.tensor(0.5), aten.scalar_tensor.default(3.0),
+                                   torch.scalar_tensor(2, dtype=torch.int64)), X, dtypes=FLOATS),
+    op("constant_tensor", lambda x: x[:, :3] + torch.tensor([1.5, -2.0, 1e-7]), X),
+    op("constant_extremes",
+       lambda x: (torch.full((), 3.4028234e38), torch.full((), float("nan")), torch.tensor(2**62 + 1),
+                  torch.full((2,), -(2**63), dtype=torch.int64), torch.full((1,), 1e-45) + x[0, 0]), X,
+       dtypes=F32, layouts=("contiguous",)),
+    op("empty_then_fill", lambda x: (torch.empty(x.shape).fill_(2.0), torch.empty_like(x).copy_(x),
+                                     torch.empty_strided((2, 3), (1, 2)).zero_()), X, dtypes=F32),
+    op("fill", lambda x: (aten.fill.Scalar(x, 2), torch.fill(x, 3)), X, dtypes=ANY),
+    op("copy", lambda x, y: aten.copy.default(x, y), X, (37,), dtypes=F32, grad=False),
+    op("causal_mask", lambda x: torch.triu(torch.full((x.shape[1], x.shape[1]), float("-inf")), 1) + x[0],
+       X, dtypes=F32),
+    op("tri_indices", lambda x: (torch.tril_indices(4, 5), torch.triu_indices(4, 5, 1)), X, dtypes=F32),
+    op("complex", lambda x, y: torch.view_as_real(torch.complex(x, y)), X, X,
+       dtypes=(torch.float32, torch.float64)),
+    op("window", lambda x: torch.hann_window(8) + x[0, 0], X, dtypes=F32),
+    op("to_device_and_back", lambda x: x.cpu().to(x.device).type_as(x), X, exact=True),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

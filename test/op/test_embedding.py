@@ -1,0 +1,49 @@
+"""Embeddings and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from support import FLOATS, T, index, op
+
+TABLE = (12, 8)
+F32_F64 = (torch.float32, torch.float64)
+aten = torch.ops.aten
+
+CASES = [
+    op("embedding", F.embedding, index((5, 7), 12), TABLE, dtypes=FLOATS),
+    op("embedding_int32", F.embedding, index((5,), 12, dtype=torch.int32), TABLE),
+    op("embedding_repeated_indices", F.embedding, index((40,), 3), TABLE, dtypes=(*F32_F64, torch.bfloat16)),
+    op("embedding_padding", lambda i, w: F.embedding(i, w, padding_idx=1), index((40,), 4), TABLE,
+       dtypes=F32_F64),
+    op("embedding_negative_padding", lambda i, w: F.embedding(i, w, padding_idx=-1), index((40,), 12),
+       TABLE, dtypes=F32_F64),
+    op("embedding_scale_grad", lambda i, w: F.embedding(i, w, scale_grad_by_freq=True), index((20,), 4),
+       TABLE, dtypes=F32_F64),
+    op("embedding_scalar_index", F.embedding, torch.tensor(3), TABLE, dtypes=F32_F64),
+    op("embedding_empty", F.embedding, index((0, 5), 12), TABLE, dtypes=F32_F64, layouts=("contiguous",)),
+    op("embedding_sum", lambda i, j, w, p: F.embedding(i, w) + F.embedding(j, p), index((5, 7), 12),
+       index((5, 7), 9), TABLE, (9, 8), dtypes=F32_F64),
+    op("embedding_dense_backward",
+       lambda g, i: aten.embedding_dense_backward.default(g, i, 12, 2, False), (20, 8), index((20,), 5),
+       grad=False, dtypes=F32_F64),
+    op("embedding_norm", lambda i, w, g: F.layer_norm(F.embedding(i, w), [8], g), index((5, 7), 12),
+       TABLE, (8,), dtypes=F32_F64, fixed=(8,)),
+    *[
+        op(f"embedding_bag_{mode}",
+           lambda i, w, mode=mode: F.embedding_bag(i, w, mode=mode), index((5, 7), 12), TABLE,
+           dtypes=F32_F64)
+        for mode in ("sum", "mean", "max")
+    ],
+    op("embedding_bag_offsets",
+       lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5]), mode="sum"), index((9,), 12), TABLE,
+       dtypes=F32_F64, fixed=(9,)),
+    op("tied_weights", lambda i, w: F.embedding(i, w) @ w.t(), index((5, 7), 12), T(TABLE),
+       dtypes=F32_F64),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

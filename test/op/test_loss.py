@@ -1,0 +1,67 @@
+"""Losses, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from support import T, index, op
+
+X = (6, 11)
+F32_F64 = (torch.float32, torch.float64)
+WITH_BF16 = (torch.float32, torch.float64, torch.bfloat16)
+PROBABILITY = T(X, 0.05, 0.95)
+TARGET = T(X, 0.0, 1.0, grad=False)
+
+
+def loss(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
+    options.setdefault("dtypes", F32_F64)
+    options.setdefault("layouts", ("contiguous", "transposed"))
+    return op(name, fn, *specs, floor=4.0, **options)
+
+
+CASES = [
+    loss("cross_entropy", F.cross_entropy, X, index((6,), 11), dtypes=WITH_BF16),
+    loss("cross_entropy_ignore", lambda x, t: F.cross_entropy(x, t, ignore_index=2), X, index((6,), 4)),
+    loss("cross_entropy_all_ignored", lambda x, t: F.cross_entropy(x, t, ignore_index=0), X,
+         index((6,), 1)),
+    loss("cross_entropy_smooth", lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), X,
+         index((6,), 11)),
+    loss("cross_entropy_weight", lambda x, t, w: F.cross_entropy(x, t, w), X, index((6,), 11),
+         T((11,), 0.5, 2, grad=False)),
+    loss("cross_entropy_none", lambda x, t: F.cross_entropy(x, t, reduction="none"), X, index((6,), 11)),
+    loss("cross_entropy_image", F.cross_entropy, (2, 5, 4, 3), index((2, 4, 3), 5), fixed=(5,)),
+    loss("cross_entropy_probabilities", F.cross_entropy, X, TARGET),
+    loss("language_model_loss",
+         lambda x, t: F.cross_entropy(x[:, :-1].reshape(-1, x.shape[-1]).float(), t[:, 1:].reshape(-1)),
+         (2, 6, 11), index((2, 6), 11), dtypes=WITH_BF16),
+    loss("nll", lambda x, t: F.nll_loss(F.log_softmax(x, 1), t, reduction="sum"), X, index((6,), 11)),
+    loss("nll_2d", lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), (2, 5, 4, 3), index((2, 4, 3), 5),
+         fixed=(5,)),
+    loss("mse", F.mse_loss, X, X, dtypes=WITH_BF16),
+    loss("mse_none", lambda x, y: F.mse_loss(x, y, reduction="none"), X, X),
+    loss("l1", F.l1_loss, X, X),
+    loss("smooth_l1", lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), X, X),
+    loss("huber", lambda x, y: F.huber_loss(x, y, delta=0.7), X, X),
+    loss("bce", F.binary_cross_entropy, PROBABILITY, TARGET),
+    loss("bce_logits", F.binary_cross_entropy_with_logits, X, TARGET),
+    loss("bce_logits_weighted",
+         lambda x, t, w: F.binary_cross_entropy_with_logits(x, t, pos_weight=w), X, TARGET,
+         T((11,), 0.5, 2, grad=False)),
+    loss("kl_div", lambda x, t: F.kl_div(F.log_softmax(x, 1), t, reduction="batchmean"), X, TARGET),
+    loss("hinge_embedding", F.hinge_embedding_loss, X, torch.tensor([1.0] * 5 + [-1.0] * 6),
+         fixed=(11,)),
+    loss("margin_ranking", lambda x, y: F.margin_ranking_loss(x, y, torch.ones(x.shape)), X, X,
+         dtypes=F32_F64[:1]),
+    loss("triplet", F.triplet_margin_loss, X, X, X),
+    loss("cosine_embedding", lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(x.shape[0])), X, X),
+    loss("poisson_nll", F.poisson_nll_loss, X, TARGET),
+    loss("gaussian_nll", F.gaussian_nll_loss, X, X, T(X, 0.5, 2), fullgraph=False, graphs=6),
+    loss("soft_margin", F.soft_margin_loss, X, T(X, 0.5, 1, grad=False)),
+    loss("multi_margin", F.multi_margin_loss, X, index((6,), 11), layouts=("contiguous",)),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

@@ -1,0 +1,162 @@
+"""Random operators: shape, dtype, seeding, distribution, and dropout's two passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+
+N = 20_000
+SIGNIFICANCE = 1e-6  # the chance that a right generator fails one of these tests
+
+UNIFORM: Callable[[Any], Any] = stats.uniform.cdf
+NORMAL: Callable[[Any], Any] = stats.norm.cdf
+
+CONTINUOUS = {
+    "rand": (lambda x: torch.rand(x.shape), UNIFORM),
+    "rand_like": (torch.rand_like, UNIFORM),
+    "rand_double": (lambda x: torch.rand(x.shape, dtype=torch.float64), UNIFORM),
+    "uniform": (lambda x: torch.empty_like(x).uniform_(0, 1), UNIFORM),
+    "randn": (lambda x: torch.randn(x.shape), NORMAL),
+    "randn_like": (torch.randn_like, NORMAL),
+    "normal": (lambda x: torch.normal(torch.zeros_like(x), 1.0), NORMAL),
+    "normal_in_place": (lambda x: torch.empty_like(x).normal_(), NORMAL),
+    "exponential": (lambda x: torch.empty_like(x).exponential_(), stats.expon.cdf),
+    "rand_scaled": (lambda x: (torch.rand_like(x) * 2 - 1) * 0.5 + 0.5, UNIFORM),
+}
+
+DISCRETE = {
+    "bernoulli_p": (lambda x: torch.empty_like(x).bernoulli_(0.3), {0.0: 0.7, 1.0: 0.3}),
+    "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), {0.0: 0.7, 1.0: 0.3}),
+    "randint": (lambda x: torch.randint(2, 6, x.shape), dict.fromkeys(range(2, 6), 0.25)),
+    "randint_like": (lambda x: torch.randint_like(x, 4), dict.fromkeys(range(4), 0.25)),
+    "dropout": (lambda x: F.dropout(torch.ones_like(x), 0.25), {0.0: 0.25, 4 / 3: 0.75}),
+}
+
+
+def compiled(fn: Any, backend: Any, dynamic: bool) -> Any:
+    return torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
+
+
+def sizes(dynamic: bool) -> list[tuple[int, ...]]:
+    return [(N,), (N + 17,)] if dynamic else [(N,)]
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous(name: str, backend: Any, dynamic: bool) -> None:
+    fn, distribution = CONTINUOUS[name]
+    run = compiled(fn, backend, dynamic)
+    for shape in sizes(dynamic):
+        x = torch.zeros(shape)
+        value, again = run(x), run(x)
+        eager = fn(x)
+        assert (value.shape, value.dtype) == (eager.shape, eager.dtype)
+        assert not torch.equal(value, again), "two calls gave the same numbers"
+        found = stats.kstest(value.double().numpy(), distribution)
+        assert found.pvalue > SIGNIFICANCE, found
+        assert abs(value.double().mean() - eager.double().mean()) < 0.06
+        assert value.unique().numel() > 0.99 * min(N, 2**20), "too few different numbers"
+        neighbours = stats.pearsonr(value[:-1].double().numpy(), value[1:].double().numpy())
+        assert neighbours.pvalue > SIGNIFICANCE, f"neighbours correlate: {neighbours}"
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_discrete(name: str, backend: Any, dynamic: bool) -> None:
+    fn, probabilities = DISCRETE[name]
+    run = compiled(fn, backend, dynamic)
+    for shape in sizes(dynamic):
+        x = torch.zeros(shape)
+        value, again = run(x), run(x)
+        eager = fn(x)
+        assert (value.shape, value.dtype) == (eager.shape, eager.dtype)
+        assert not torch.equal(value, again), "two calls gave the same numbers"
+        counts = [int(torch.isclose(value.double(), torch.tensor(float(k), dtype=torch.float64),
+                                    rtol=1e-6).sum()) for k in probabilities]
+        assert sum(counts) == value.numel(), f"values outside {sorted(probabilities)}"
+        expected = [p * value.numel() for p in probabilities.values()]
+        assert stats.chisquare(counts, expected).pvalue > SIGNIFICANCE, counts
+
+
+def test_seed_reproduces(backend: Any, dynamic: bool) -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return torch.rand_like(x), torch.randn(x.shape), F.dropout(x + 1, 0.5), torch.randint(9, (5,))
+
+    run = compiled(fn, backend, dynamic)
+    x = torch.ones(64)
+    torch.manual_seed(3)
+    first, second = run(x), run(x)
+    torch.manual_seed(3)
+    again = run(x)
+    torch.manual_seed(4)
+    other = run(x)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_two_calls_in_one_graph_differ(backend: Any) -> None:
+    run = compiled(lambda x: (torch.rand_like(x), torch.rand_like(x), F.dropout(x, 0.5),
+                              F.dropout(x, 0.5)), backend, False)
+    a, b, c, d = run(torch.ones(256))
+    assert not torch.equal(a, b)
+    assert not torch.equal(c, d)
+
+
+def test_randperm(backend: Any, dynamic: bool) -> None:
+    run = compiled(lambda x: torch.randperm(x.shape[0]) + 0, backend, dynamic)
+    for n in (40, 57) if dynamic else (40,):
+        value, again = run(torch.zeros(n)), run(torch.zeros(n))
+        assert value.dtype is torch.int64
+        assert torch.equal(value.sort()[0], torch.arange(n))
+        assert not torch.equal(value, again)
+
+
+def test_multinomial(backend: Any) -> None:
+    run = compiled(lambda p: torch.multinomial(p, N, replacement=True), backend, False)
+    counts = torch.bincount(run(torch.tensor([0.1, 0.2, 0.7])), minlength=3)
+    assert stats.chisquare(counts.numpy(), [0.1 * N, 0.2 * N, 0.7 * N]).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_scale_and_backward_mask(dtype: torch.dtype, backend: Any, dynamic: bool) -> None:
+    run = compiled(lambda x: F.dropout(x * 2, 0.25) * 3, backend, dynamic)
+    for n in (1000, 1234) if dynamic else (1000,):
+        x = torch.ones(n, dtype=dtype, requires_grad=True)
+        y = run(x)
+        y.sum().backward()
+        kept = y != 0
+        assert 0.6 < kept.double().mean() < 0.9
+        assert torch.allclose(y[kept].double(), torch.tensor(8.0).double(), rtol=1e-2)
+        assert x.grad is not None
+        assert torch.allclose(x.grad, y.detach(), rtol=1e-2), "the backward pass drew another mask"
+
+
+def test_dropout_off_in_eval(backend: Any) -> None:
+    module = torch.nn.Dropout(0.5).eval()
+    x = torch.randn(64)
+    assert torch.equal(torch.compile(module, backend=backend)(x), x)
+    assert torch.equal(compiled(lambda t: F.dropout(t, 0.0), backend, False)(x), x)
+    assert not compiled(lambda t: F.dropout(t, 1.0), backend, False)(x).any()
+
+
+@pytest.mark.parametrize("fn", [F.alpha_dropout, F.feature_alpha_dropout, F.dropout2d],
+                         ids=lambda fn: fn.__name__)
+def test_dropout_kinds(fn: Any, backend: Any) -> None:
+    x = torch.ones(8, 16, 5, 5)
+    value = compiled(lambda t: fn(t, 0.5, training=True), backend, False)(x)
+    assert value.shape == x.shape
+    assert value.unique().numel() == 2
+    if fn is F.dropout2d:
+        assert (value.flatten(2) == value.flatten(2)[..., :1]).all(), "a channel drops as a whole"
+
+
+def test_rrelu_and_gumbel(backend: Any) -> None:
+    x = torch.full((4000,), -1.0)
+    value = compiled(lambda t: F.rrelu(t, 0.1, 0.3, training=True), backend, False)(x)
+    assert -0.31 < value.min() < -0.28 and -0.12 < value.max() < -0.09
+    soft = compiled(lambda t: F.gumbel_softmax(t, hard=True), backend, False)(torch.zeros(500, 4))
+    assert torch.equal(soft.sum(1), torch.ones(500))

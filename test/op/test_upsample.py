@@ -1,0 +1,60 @@
+"""Upsampling and grid sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from support import T, op
+
+X = (2, 3, 5, 7)
+F32_F64 = (torch.float32, torch.float64)
+WITH_BF16 = (torch.float32, torch.float64, torch.bfloat16)
+FORMATS = ("contiguous", "channels_last", "sliced")
+ONE = ("contiguous",)
+aten = torch.ops.aten
+
+
+def up(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
+    options.setdefault("dtypes", F32_F64)
+    options.setdefault("layouts", ONE)
+    return op(name, fn, *specs, strides=False, floor=16.0, **options)
+
+
+CASES = [
+    up("nearest", lambda x: F.interpolate(x, scale_factor=2), X, dtypes=WITH_BF16, layouts=FORMATS),
+    up("nearest_size", lambda x: F.interpolate(x, size=(8, 9)), X, layouts=FORMATS),
+    up("nearest_down", lambda x: F.interpolate(x, scale_factor=0.5), X),
+    up("nearest_exact", lambda x: F.interpolate(x, size=(8, 9), mode="nearest-exact"), X),
+    up("nearest_1d", lambda x: F.interpolate(x, scale_factor=3), (2, 3, 7)),
+    up("nearest_3d", lambda x: F.interpolate(x, scale_factor=2), (2, 3, 3, 4, 5)),
+    up("bilinear", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), X, layouts=FORMATS),
+    up("bilinear_corners",
+       lambda x: F.interpolate(x, size=(8, 9), mode="bilinear", align_corners=True), X),
+    up("bilinear_down", lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"), X),
+    up("bilinear_vec", lambda x: (aten.upsample_bilinear2d.vec(x, None, False, [2.0, 1.5]),
+                                  aten.upsample_nearest2d.vec(x, None, [2.0, 1.5])), X),
+    up("linear", lambda x: F.interpolate(x, scale_factor=2, mode="linear"), (2, 3, 7)),
+    up("trilinear", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear"), (2, 3, 3, 4, 5)),
+    up("bicubic", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), X),
+    up("bilinear_antialias",
+       lambda x: F.interpolate(x, size=(3, 4), mode="bilinear", antialias=True), X),
+    up("area", lambda x: F.interpolate(x, size=(3, 4), mode="area"), X, graphs=3),
+    up("grid_sample", lambda x, g: F.grid_sample(x, g, align_corners=False), X,
+       T((2, 4, 6, 2), -1.2, 1.2), fixed=(2,)),
+    up("grid_sample_border",
+       lambda x, g: F.grid_sample(x, g, padding_mode="border", align_corners=True), X,
+       T((2, 4, 6, 2), -1.2, 1.2), fixed=(2,)),
+    up("grid_sample_nearest", lambda x, g: F.grid_sample(x, g, mode="nearest", align_corners=False),
+       X, T((2, 4, 6, 2), -1.2, 1.2), fixed=(2,)),
+    up("grid_sample_reflection",
+       lambda x, g: F.grid_sample(x, g, padding_mode="reflection", align_corners=False), X,
+       T((2, 4, 6, 2), -1.2, 1.2), fixed=(2,)),
+    up("affine_grid", lambda t: F.affine_grid(t, [2, 3, 5, 7], align_corners=False), (2, 2, 3),
+       fixed=(2, 3)),
+]
+
+
+def test_op(case: Any, check_op: Any) -> None:
+    check_op(case)

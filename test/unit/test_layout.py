@@ -1,0 +1,137 @@
+"""The layout pass: conversions only where needed, numbers and the caller's strides unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.graphs import apply, capture, check_same_numbers, context_of, rewrite
+from torch import Tensor, nn
+
+from dicp.dynamo_bridge.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.infer import is_channels_last
+from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
+
+PASSES = [CANONICALIZE, LAYOUT, CANONICALIZE]
+symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8 * 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = F.max_pool2d(F.relu(self.second(x) + x), 2)
+        return self.head(x.flatten(1))
+
+
+@symbolic
+def test_one_conversion_of_the_image_serves_the_network(symbolic: bool) -> None:
+    (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8), dynamic=symbolic)
+    counts, changed = rewrite(graph, PASSES, conv_channels_last=True)
+    assert changed
+    # image, two weights, and one way back before the flattening
+    assert counts["aten.clone.default"] == 4
+    convolutions = [n for n in graph.gm.graph.nodes if "convolution" in str(n.target)]
+    assert all(is_channels_last(n.meta["val"]) for n in convolutions)
+
+
+@symbolic
+def test_forward_and_backward_graphs(symbolic: bool) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for graph in capture(Block(), x, train=True, dynamic=symbolic):
+        _, changed = rewrite(graph, PASSES, conv_channels_last=True)
+        assert changed
+
+
+@symbolic
+def test_the_caller_sees_eager_strides(symbolic: bool) -> None:
+    conv = nn.Conv2d(3, 8, 3)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = conv(x)
+        return y, F.relu(y), y.transpose(1, 2), y + 1, y.sum((2, 3))
+
+    (graph,) = capture(fn, torch.randn(2, 3, 8, 8), dynamic=symbolic)
+    rewrite(graph, PASSES, conv_channels_last=True)  # compares strides too
+
+
+def test_channels_last_inputs_cost_nothing() -> None:
+    conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    (graph,) = capture(lambda x: F.relu(conv(x)), x)
+    counts, changed = rewrite(graph, PASSES, conv_channels_last=True)
+    assert not changed and not counts["aten.clone.default"]
+
+
+def test_permutation_to_the_last_axis_is_free() -> None:
+    conv = nn.Conv2d(3, 8, 4, stride=4)
+
+    def patches(x: Tensor) -> Tensor:
+        return F.layer_norm(conv(x).permute(0, 2, 3, 1), (8,))
+
+    (graph,) = capture(patches, torch.randn(2, 3, 16, 16))
+    counts, _ = rewrite(graph, PASSES, conv_channels_last=True)
+    assert counts["aten.clone.default"] == 2  # image and weight
+
+
+def test_a_view_that_no_longer_works_reads_a_copy() -> None:
+    conv = nn.Conv2d(3, 8, 3)
+    (graph,) = capture(lambda x: conv(x).view(2, 8 * 6, 6) * 2, torch.randn(2, 3, 8, 8))
+    rewrite(graph, PASSES, conv_channels_last=True)
+
+
+def test_an_operator_that_reads_strides_gets_the_traced_ones() -> None:
+    conv = nn.Conv2d(3, 8, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.as_strided(conv(x), (4, 4), (4, 1)) * 2
+
+    (graph,) = capture(fn, torch.randn(2, 3, 8, 8))
+    rewrite(graph, PASSES, conv_channels_last=True)
+
+
+def test_weights_are_marked_static() -> None:
+    (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8))
+    values = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
+    context = context_of(graph, conv_channels_last=True)
+    parameters = frozenset(i for i, v in enumerate(values) if v.shape != (2, 3, 8, 8))
+    context = type(context)(**{**vars(context), "static_inputs": parameters})
+    assert assign_layouts(graph.gm, context)
+    marked = [n for n in graph.gm.graph.nodes if n.meta.get("dicp_static")]
+    assert len(marked) == 2
+
+
+def test_off_unless_the_target_wants_it() -> None:
+    (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8))
+    assert not apply(graph, [LAYOUT])
+
+
+@pytest.mark.parametrize(
+    "conv, shape", [(nn.Conv1d(3, 8, 3), (2, 3, 8)), (nn.Conv3d(3, 8, 3), (2, 3, 8, 8, 8))]
+)
+def test_other_ranks_are_left(conv: nn.Module, shape: tuple[int, ...]) -> None:
+    (graph,) = capture(conv, torch.randn(shape))
+    assert not apply(graph, [LAYOUT], conv_channels_last=True)
+
+
+def test_transposed_and_grouped() -> None:
+    model: Any = nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=4), nn.GELU(), nn.ConvTranspose2d(8, 3, 2), nn.Upsample(size=9)
+    )
+    (graph,) = capture(model, torch.randn(2, 4, 8, 8))
+    before, exact = graph.run(), graph.run(torch.float64)
+    assert apply(graph, PASSES, conv_channels_last=True)
+    check_same_numbers(before, graph.run(), exact)
