@@ -75,7 +75,11 @@ class KernelReport:
 
     name: str
     sources: tuple[str, ...]
-    text: str
+    describe: Callable[[], str] = field(default=str, repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        return self.describe()
 
 
 @dataclass(frozen=True)

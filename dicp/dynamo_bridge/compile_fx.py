@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +42,7 @@ def compile_fx(
     """
     cache = Cache.open(config)
     identity = key_of(
-        __version__, torch.__version__, target.name, target.fingerprint(config), config.key()
+        own_version(), torch.__version__, target.name, target.fingerprint(config), config.key()
     )
 
     def compile_graph(
@@ -145,6 +147,15 @@ def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> Compile
     return CompiledGraph(None, run)
 
 
+@lru_cache(maxsize=1)
+def own_version() -> str:
+    """dicp's version and its files as installed: another dicp's results are never taken."""
+    package = Path(__file__).parent.parent
+    files = sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h", ".jinja"))
+    stats = [(str(p.relative_to(package)), p.stat()) for p in files]
+    return key_of(__version__, [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats])
+
+
 def has_data_dependent_sizes(gm: fx.GraphModule) -> bool:
     for node in gm.graph.nodes:
         val = node.meta.get("val")
@@ -198,13 +209,13 @@ def _load(
         kind, nodes, kernels = stored.pop("report")
         report.cache, report.kind = level, kind
         report.nodes = [NodeReport(*row) for row in nodes]
-        report.kernels = [KernelReport(name, tuple(sources), body) for name, sources, body in kernels]
+        report.kernels = [KernelReport(name, tuple(sources)) for name, sources in kernels]
         return CompiledGraph(text, target.load(Artifact(**stored), cache, config))
 
 
 def encode(artifact: Artifact, report: GraphReport) -> str:
     """An artifact and the report of its graph as JSON."""
-    kernels = [(k.name, k.sources, k.text) for k in report.kernels]
+    kernels = [(k.name, k.sources) for k in report.kernels]
     nodes = [(n.name, n.op, n.decision, n.reason, n.user_line) for n in report.nodes]
     return json.dumps(
         {

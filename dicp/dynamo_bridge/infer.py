@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,8 @@ class Inference:
 
     def compute(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The fake result of a call whose arguments may be nodes."""
+        if target is operator.getitem and isinstance(args[0], fx.Node):
+            return value_of(args[0])[args[1]]
         fake_args = map_arg(tuple(args), value_of)
         fake_kwargs = map_arg(dict(kwargs), value_of)
         with self._fake_mode or contextlib.nullcontext(), torch.no_grad():
@@ -151,6 +154,15 @@ class Inference:
         if found is not None:
             field, expected, got = found
             raise InferenceMismatchError(str(old.format_node() or old), field, expected, got)
+
+    def channels_last(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like `value`, channels-last."""
+        _, channels, height, width = value.shape
+        strides = (height * width * channels, 1, width * channels, channels)
+        with self._fake_mode or contextlib.nullcontext():
+            return torch.empty_strided(
+                value.shape, strides, dtype=value.dtype, device=value.device
+            )
 
     def restride(self, before: fx.Node, node: fx.Node, like: torch.Tensor) -> fx.Node:
         """A copy of `node`, laid out as `like` (dense strides), inserted before `before`."""
@@ -210,6 +222,24 @@ def reads_any_strides(target: Any) -> bool:
     return target is aten.copy_.default or (is_pure(target) and target not in _STRIDE_SENSITIVE)
 
 
+_FIRST_FOLLOWS = frozenset({
+    aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default, aten.native_batch_norm.default,
+})  # fmt: skip
+"""Operators whose first result has the memory format of their first argument."""
+
+
+def follows_format(target: Any) -> bool:
+    """Pointwise: the result has the format its operands have in common."""
+    return torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def _is_image(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() >= 4
+
+
 class Propagation:
     """One worklist run of `Inference.update`, in graph order."""
 
@@ -251,7 +281,9 @@ class Propagation:
             self._restore_inputs(node)
             return False
         try:
-            new = self._inference.infer(node)
+            new = self._channels_last(node, old)
+            if new is None:
+                new = self._inference.infer(node)
         except (RuntimeError, ValueError):
             if node.target is not aten.view.default:
                 raise
@@ -264,6 +296,31 @@ class Propagation:
         self._old.setdefault(node, old)
         self._keep_output_strides(node, old)
         return True
+
+    def _channels_last(self, node: fx.Node, old: Any) -> Any:
+        """The value of an operator that follows its operands' format, where all of them agree.
+
+        What inference would say, without its price: with symbolic sizes it costs tens of
+        milliseconds a node, and a network's whole tail changes format.
+        """
+        out = old[0] if isinstance(old, tuple) and node.target in _FIRST_FOLLOWS else old
+        if not isinstance(out, torch.Tensor) or out.dim() != 4 or not is_contiguous(out):
+            return None
+        sources = [source for source in node.all_input_nodes if _is_image(source)]
+        if node.target in _FIRST_FOLLOWS:
+            sources = sources[:1]
+        elif not follows_format(node.target):
+            return None
+        shape = shape_of(out)
+        values = [source.meta["val"] for source in sources]
+        if any(value.dim() == 4 and shape_of(value) != shape for value in values):
+            return None
+        full = [value for value in values if value.dim() == 4]
+        if not full or not all(is_channels_last(value) for value in full):
+            return None
+        new = self._inference.channels_last(out)
+        node.meta["val"] = (new, *old[1:]) if isinstance(old, tuple) else new
+        return node.meta["val"]
 
     def _restore_inputs(self, node: fx.Node) -> None:
         """Give `node` the strides it was traced with: copies of the inputs that changed."""

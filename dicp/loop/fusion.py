@@ -153,7 +153,7 @@ class _Fuser:
         if a.is_call or b.is_call or len(a.nodes) + len(b.nodes) > MAX_MEMBERS:
             return False
         merged = join(a, b)
-        if merged is None or not legal(merged) or self._cyclic(a, b):
+        if merged is None or not legal(merged, a, b) or self._cyclic(a, b):
             return False
         if len(external_refs(merged)) > MAX_REFS:
             return False
@@ -271,36 +271,43 @@ def _join_refined(a: Group, b: Group) -> Group | None:
 # ---- legality -------------------------------------------------------------------------------
 
 
-def legal(group: Group) -> bool:
-    """Whether every read inside the group is at the reader's own point, and loops allow it."""
+def legal(group: Group, a: Group, b: Group) -> bool:
+    """Whether `a` and `b` may run as `group`: reads between them at the reader's own point.
+
+    Reads within `a` and within `b` were checked when those were made.
+    """
     nodes = group.computes()
     group.nodes = sorted(nodes, key=_graph_order(nodes))
     members = {n.out: n for n in nodes}
     effects = {n.out.root: n for n in nodes if n.out.base is not None}
-    if effects and (group.axes is not None or any(n.kind == "scatter" for n in nodes)):
-        if not _only_feeds_scatter(group, members):
-            return False
+    if effects and not _effects_allowed(group, members, effects):
+        return False
     for node in nodes:
-        if node.kind != "scatter" and any(a in group.coords for a in node.after):
-            if not _aligned_effects(group, effects):
-                return False
-        mapping = mapping_of(group, node)
-        for item in ir.loads(node.body) + _target_loads(node):
+        mine, theirs = (a, b) if node in a.coords else (b, a)
+        mapping: dict[Var, Index] | None = None
+        for item in node.loads():
             producer = members.get(item.ref)
-            if producer is None:
-                if item.ref.root in effects and effects[item.ref.root] is not node:
-                    if not _aligned_effects(group, effects):
-                        return False
+            if producer is None or producer not in theirs.coords:
                 continue
+            mapping = mapping if mapping is not None else mapping_of(group, node)
             placed = tuple(c.substitute(mapping) for c in item.coords)
             if placed != place_of(group, producer):
                 return False
             if node in group.rows_only and producer not in group.rows_only:
                 if producer.kind != "reduce":
                     return False
-    if group.axes is not None:
-        return _levels_allowed(group)
-    return True
+        if mine is theirs:
+            return False
+    return group.axes is None or _levels_allowed(group)
+
+
+def _effects_allowed(
+    group: Group, members: dict[Ref, Compute], effects: dict[Ref, Compute]
+) -> bool:
+    """Whether stores into existing tensors stay right inside one kernel."""
+    if group.axes is not None or any(n.kind == "scatter" for n in group.computes()):
+        return _only_feeds_scatter(group, members)
+    return _aligned_effects(group, effects)
 
 
 def _graph_order(nodes: Sequence[Compute]) -> object:
@@ -323,10 +330,6 @@ def _graph_order(nodes: Sequence[Compute]) -> object:
     return lambda n: (depth[n], position[n])
 
 
-def _target_loads(node: Compute) -> list[ir.Load]:
-    return [x for i in node.target for e in ir._indirect_exprs(i) for x in ir.loads(e)]
-
-
 def _only_feeds_scatter(group: Group, members: dict[Ref, Compute]) -> bool:
     """A scatter may take in what it reads, and nothing that reads or initializes its buffer."""
     scatters = [n for n in group.computes() if n.kind == "scatter"]
@@ -347,7 +350,7 @@ def _aligned_effects(group: Group, effects: dict[Ref, Compute]) -> bool:
     """Whether tensors written in place are read only at the point that is being written."""
     for node in group.computes():
         mapping = mapping_of(group, node)
-        for item in ir.loads(node.body) + _target_loads(node):
+        for item in node.loads():
             writer = effects.get(item.ref.root)
             if writer is None:
                 continue
@@ -391,10 +394,10 @@ def _levels_allowed(group: Group) -> bool:
     nodes = group.computes()
     if any(n.kind == "scan" for n in nodes):
         return all(n.kind != "reduce" for n in nodes) and not group.rows_only
-    if not is_column(group):
-        return True
     stage = stages(group)
-    return all(stage[n] == 0 for n in nodes if n not in group.rows_only)
+    if all(stage[n] == 0 for n in nodes if n not in group.rows_only):
+        return True
+    return not is_column(group)
 
 
 def is_column(group: Group) -> bool:
@@ -406,7 +409,7 @@ def is_column(group: Group) -> bool:
         if node in group.rows_only:
             continue
         mapping = mapping_of(group, node)
-        for item in ir.loads(node.body):
+        for item in node.loads():
             if item.ref in members or not item.ref.strides:
                 continue
             flat = flatten([c.substitute(mapping) for c in item.coords], item.ref.strides)

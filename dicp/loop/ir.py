@@ -260,12 +260,23 @@ class Compute:
     realize: bool = False
     """Whether someone outside generated code reads the result from memory."""
 
-    def reads(self) -> list[Ref]:
-        found = [item.ref for item in loads(self.body)]
+    _found: tuple[Expr, tuple[Index, ...], list[Load]] | None = None
+
+    def loads(self) -> list[Load]:
+        """Every load of the body and of the store's coordinates; remembered per body."""
+        known = self._found
+        if known is not None and known[0] is self.body and known[1] is self.target:
+            return known[2]
+        seen: set[int] = set()
+        found = [e.attr for e in walk(self.body, seen) if e.op == "load"]
         for index in self.target:
             for inner in _indirect_exprs(index):
-                found += [item.ref for item in loads(inner)]
+                found += [e.attr for e in walk(inner, seen) if e.op == "load"]
+        self._found = (self.body, self.target, found)
         return found
+
+    def reads(self) -> list[Ref]:
+        return [item.ref for item in self.loads()]
 
 
 @dataclass(eq=False)
@@ -315,23 +326,43 @@ class Graph:
 
 
 def show(expr: Expr) -> str:
-    """`expr` on one line, for people."""
+    """`expr` for people: one line, or `value where a = ...; b = ...` with shared parts named."""
+    uses: dict[int, int] = {}
+    for e in walk(expr):
+        for arg in e.args:
+            uses[id(arg)] = uses.get(id(arg), 0) + 1
+    shown: dict[int, str] = {}
+    named: list[str] = []
+    for e in walk(expr):
+        text = _show_one(e, shown)
+        if uses.get(id(e), 0) > 1 and e.args:
+            named.append(f"e{len(named)} = {text}")
+            text = f"e{len(named) - 1}"
+        shown[id(e)] = text
+    return shown[id(expr)] + (f" where {'; '.join(named)}" if named else "")
+
+
+def _show_one(expr: Expr, shown: dict[int, str]) -> str:
     if expr.op == "const":
         return repr(expr.attr)
     if expr.op == "index":
-        return f"index({expr.attr})"
-    if expr.op == "load":
-        return f"{expr.attr.ref}[{', '.join(show_index(c) for c in expr.attr.coords)}]"
+        return f"index({_show_index(expr.attr, shown)})"
+    if expr.op in ("load", "read"):
+        coords = ", ".join(_show_index(c, shown) for c in expr.attr.coords)
+        return f"{expr.attr.ref}[{coords}]"
     if expr.op in ("acc", "saved"):
         return str(expr.attr)
     name = f"{expr.op}.{str(expr.dtype).removeprefix('torch.')}" if expr.op == "cast" else expr.op
-    return f"{name}({', '.join(show(a) for a in expr.args)})"
+    return f"{name}({', '.join(shown[id(a)] for a in expr.args)})"
+
+
+def _show_index(index: Index, shown: dict[int, str]) -> str:
+    text = str(index)
+    for inner in _indirect_exprs(index):
+        text = text.replace(f"[{id(inner):x}]", f"[{shown[id(inner)]}]")
+    return text
 
 
 def show_index(index: Index) -> str:
-    text = str(index)
-    for atom, _ in index.terms:
-        inner = getattr(atom, "expr", None)
-        if inner is not None:
-            text = text.replace(atom.key, f"[{show(inner)}]")
-    return text
+    """`index` for people, indirect parts written out."""
+    return _show_index(index, {id(e): show(e) for e in _indirect_exprs(index)})

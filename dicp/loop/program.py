@@ -97,7 +97,7 @@ class ProgramBuilder:
             plain["constants"][name] = self._constant(tensor)  # type: ignore[index]
         texts = {r.name: r.body for r in rendered.values()}
         reports = [
-            KernelReport(r.name, tuple(map(str, r.kernel.origins)), r.kernel.text())
+            KernelReport(r.name, tuple(map(str, r.kernel.origins)), r.kernel.text)
             for r in rendered.values()
         ]
         return LoopProgram(plain, texts, nodes, reports, self.objects)

@@ -149,6 +149,7 @@ class Lowering:
         self._seed: Ref | None = None
         self._random_sites = 0
         self._written: dict[Ref, Any] = {}
+        self._readers: dict[Ref, list[ir.Node]] = {}
 
     # ---- the walk -------------------------------------------------------------------------
 
@@ -214,7 +215,10 @@ class Lowering:
                     else evaluate_size(node, args, kwargs)
                 )
             except NoRule as reason:
+                dropped = {id(n) for n in self.graph.nodes[mark:]}
                 del self.graph.nodes[mark:]
+                for nodes in self._readers.values():
+                    nodes[:] = [n for n in nodes if id(n) not in dropped]
                 decision = type(decision)("eager", str(reason))
         if decision.kind == "eager":
             self._refuse_if_forbidden(node, decision.reason)
@@ -305,8 +309,13 @@ class Lowering:
         }
         if extra:
             compute.after = (*compute.after, *extra.values())
-        self.graph.nodes.append(compute)
+        self._append(compute)
         return compute
+
+    def _append(self, node: ir.Node) -> None:
+        self.graph.nodes.append(node)
+        for ref in node.reads():
+            self._readers.setdefault(ref.root, []).append(node)
 
     # ---- vocabulary of rules --------------------------------------------------------------
 
@@ -484,7 +493,7 @@ class Lowering:
         node.after = tuple(
             w for r in node.reads() if (w := self._written.get(r.root)) is not None
         )
-        self.graph.nodes.append(node)
+        self._append(node)
 
     def realized(self, value: Any) -> Any:
         if isinstance(value, Value):
@@ -558,9 +567,7 @@ class Lowering:
     def write(self, target: Value, value: Value) -> None:
         """Store `value` into an input's memory (a mutation that AOTAutograd left in the graph)."""
         root = target.ref.root
-        readers = tuple(
-            n for n in self.graph.nodes if any(r.root is root for r in n.reads())
-        )
+        readers = tuple(self._readers.get(root, ()))
         alias = Ref(
             self._name("w"), target.ref.shape, target.dtype, target.ref.strides, "alias",
             target.ref.offset, base=target.ref,
