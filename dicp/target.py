@@ -135,6 +135,10 @@ class Target(abc.ABC):
     def decide(self, node: fx.Node) -> Decision:
         """Say what becomes of `node`, whose `meta["val"]` is filled in."""
 
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        """What becomes of `op` where its arguments allow it; None where there is no rule."""
+        return None
+
     @abc.abstractmethod
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         """Turn a functional ATen graph into a program."""

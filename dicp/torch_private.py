@@ -71,6 +71,11 @@ disable_compiled_autograd = compiled_autograd._disable
 from torch._decomp import decomposition_table as all_decompositions
 
 
+def profiling() -> bool:
+    """Whether a profiler is recording in this process."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
 def python_size(size: Any) -> str:
     """A symbolic size as a Python expression of its symbols' names."""
     return str(PythonPrinter().doprint(size))

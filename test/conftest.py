@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from support import BackendUnderTest
 
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
+EAGER_NODES = pytest.StashKey[Counter[tuple[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,12 +43,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=tuple(DYNAMIC_CHOICES),
         help="shapes of the operator and model tests: true, false or both (default)",
     )
+    group.addoption(
+        "--eager-nodes",
+        action="store_true",
+        help="at the end, list what the operator cases left to eager and why",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
+    config.stash[EAGER_NODES] = Counter()
     _use_testpaths_of_the_ini_file(config)
     _use_a_cache_of_our_own(config)
 
@@ -107,15 +115,31 @@ def backend(backend_name: str) -> BackendUnderTest:
 
 
 @pytest.fixture
-def check_op(backend: BackendUnderTest, dynamic: bool) -> Callable[..., None]:
-    """`check_op(fn, *input_specs, **options)`: see `support.cases.Op`."""
+def check_op(
+    request: pytest.FixtureRequest, backend: BackendUnderTest, dynamic: bool
+) -> Iterator[Callable[..., None]]:
+    """`check_op(case)` or `check_op(fn, *input_specs, **options)`: see `support.cases.op`."""
     from support import Op, op
 
     def check(fn: Any, *specs: Any, **options: Any) -> None:
         case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
         case.check(backend, dynamic)
 
-    return check
+    yield check
+    request.config.stash[EAGER_NODES].update(
+        (str(node.op), str(node.reason))
+        for report in backend.reports()
+        for node in report.nodes
+        if node.decision == "eager"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("--eager-nodes"):
+        return
+    terminalreporter.section("operators left to eager")
+    for (operator, reason), count in sorted(config.stash[EAGER_NODES].items()):
+        terminalreporter.line(f"{count:>5}  {operator}: {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 from dicp.target import Artifact, KernelReport, LowerContext, NodeReport, Target
-from dicp.torch_private import free_unbacked_symbols
+from dicp.torch_private import disable_current_modes, free_unbacked_symbols
 
 
 def compile_fx(
@@ -194,8 +194,9 @@ def _constant_digest(gm: fx.GraphModule, name: str) -> str:
         return value.code
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return str(id(value))
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    with disable_current_modes():
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
     return key_of(data, _layout(value))
 
 

@@ -16,11 +16,14 @@ aten = torch.ops.aten
 WHOLE = frozenset({aten.lift_fresh.default, aten.lift.default, aten.detach.default})
 """Operators AOTAutograd itself expects to find whole."""
 
+MUTATING = frozenset({aten.complex.default, aten.polar.default})
+"""Operators whose decomposition writes through views, which functionalization does not see."""
+
 
 @lru_cache(maxsize=32)
 def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; the framework's own table is left as it is."""
-    keep = target.facts.keep | WHOLE
+    keep = target.facts.keep | WHOLE | MUTATING
     return {
         op: rule
         for op, rule in all_decompositions.items()

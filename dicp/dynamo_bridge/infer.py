@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.node import map_arg
@@ -45,20 +46,45 @@ def strides_of(value: torch.Tensor) -> tuple[Any, ...] | None:
 
 
 def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return strides_of(left) == strides_of(right)
+    return _same_field(strides_of(left), strides_of(right))
 
 
 def is_contiguous(value: torch.Tensor) -> bool:
     """Row-major by its symbolic strides; never adds a guard (unknown counts as no)."""
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        size, stride = expression(size), expression(stride)
-        if size == 1:
+    return _is_ordered(value, range(value.dim()))
+
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """A 4-d tensor whose strides order it batch, height, width, channel."""
+    return value.dim() == 4 and _is_ordered(value, (0, 2, 3, 1))
+
+
+def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Dense, with the dimensions from the largest stride to the smallest in `order`."""
+    expected, hint = 1, 1
+    for dim in reversed(order):
+        size, stride = value.shape[dim], value.stride(dim)
+        if expression(size) == 1:
             continue
-        if stride != expected:
+        if _hint(stride) != hint or not equal_sizes(expression(stride), expected):
             return False
-        expected = expected * size
+        expected, hint = expected * expression(size), hint * _hint(size)
     return True
+
+
+def _hint(size: Any) -> int:
+    """An integer, or what a symbolic one was traced with."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 1 << 20
+    return int(size)
+
+
+def equal_sizes(left: Any, right: Any) -> bool:
+    """Equal expressions, also where products are written differently."""
+    if left == right:
+        return True
+    symbolic = getattr(left, "free_symbols", None) and getattr(right, "free_symbols", None)
+    return bool(symbolic) and sympy.expand(left - right) == 0
 
 
 def value_of(arg: Any) -> Any:
@@ -77,7 +103,7 @@ def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any,
         ]
         if strides:
             fields.append(("strides", strides_of(expected), strides_of(got)))
-        return next((field for field in fields if field[1] != field[2]), None)
+        return next((field for field in fields if not _same_field(*field[1:])), None)
     if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
         if len(expected) != len(got):
             return ("number of results", len(expected), len(got))
@@ -87,6 +113,14 @@ def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any,
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) or left != right:
         return ("value", left, right)
     return None
+
+
+def _same_field(left: Any, right: Any) -> bool:
+    if left == right:
+        return True
+    if not isinstance(left, tuple) or not isinstance(right, tuple) or len(left) != len(right):
+        return False
+    return all(equal_sizes(a, b) for a, b in zip(left, right, strict=True))
 
 
 class Inference:
@@ -158,11 +192,10 @@ class Inference:
     def channels_last(self, value: torch.Tensor) -> torch.Tensor:
         """A fake tensor like `value`, channels-last."""
         _, channels, height, width = value.shape
-        strides = (height * width * channels, 1, width * channels, channels)
+        row = channels * width
+        strides = (row * height, 1, row, channels)
         with self._fake_mode or contextlib.nullcontext():
-            return torch.empty_strided(
-                value.shape, strides, dtype=value.dtype, device=value.device
-            )
+            return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
     def restride(self, before: fx.Node, node: fx.Node, like: torch.Tensor) -> fx.Node:
         """A copy of `node`, laid out as `like` (dense strides), inserted before `before`."""
@@ -181,21 +214,6 @@ class Inference:
         return self.emit(before, aten.permute.default, (out, inverse), None, origins)
 
 
-def is_channels_last(value: torch.Tensor) -> bool:
-    """A 4-d tensor whose strides order it batch, height, width, channel."""
-    return value.dim() == 4 and _ordered(value, (0, 2, 3, 1))
-
-
-def _ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
-    expected: Any = 1
-    for dim in reversed(order):
-        size, stride = expression(value.shape[dim]), expression(value.stride(dim))
-        if size != 1 and stride != expected:
-            return False
-        expected = expected * size
-    return True
-
-
 def stride_order(value: torch.Tensor) -> list[int]:
     """Dimensions from the largest stride to the smallest, symbolic sizes taken by their hint."""
     if is_contiguous(value):
@@ -203,12 +221,6 @@ def stride_order(value: torch.Tensor) -> list[int]:
     hints = [_hint(stride) for stride in value.stride()]
     sizes = [_hint(size) for size in value.shape]
     return sorted(range(value.dim()), key=lambda dim: (-hints[dim], sizes[dim] == 1, dim))
-
-
-def _hint(size: Any) -> int:
-    if isinstance(size, torch.SymInt):
-        return int(size.node.hint) if size.node.has_hint() else 1 << 20
-    return int(size)
 
 
 _STRIDE_SENSITIVE = frozenset({

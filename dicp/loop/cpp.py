@@ -261,11 +261,14 @@ class _Renderer:
         outer, column = kernel.rows[:-1], kernel.rows[-1]
         width = self._size(column.size)
         accumulators = [s for s in self._all_stmts() if isinstance(s, Accumulate)]
+        running = [s for s in self._all_stmts() if isinstance(s, Running)]
         tiles = product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)]) if (
             isinstance(column.size, int)
         ) else sympy.oo
         many = not isinstance(tiles, int) or tiles >= 4
-        split = not many and product(v.size for v in kernel.inner) != 1 and self._worth_splitting()
+        split = not many and not running and self._worth_splitting() and (
+            product(v.size for v in kernel.inner) != 1
+        )
         depth = 2 + len(outer)
         scope = self._push(outer, depth)
         pad = _pad(depth)
@@ -279,7 +282,7 @@ class _Renderer:
         if split:
             lines += self._split_column(scope, inner, accumulators, column)
         else:
-            for stmt in accumulators:
+            for stmt in (*accumulators, *running):
                 scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
             self._sweep_columns(scope, inner, column, kernel.inner, None)
         self._column_tail(scope, tail, column, accumulators)
@@ -299,14 +302,14 @@ class _Renderer:
         work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
         return not isinstance(work, int) or work >= PARALLEL_COST
 
-    def _accumulator_array(self, stmt: Accumulate, pad: str, size: str) -> list[str]:
+    def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
         ctype = VALUE_TYPE[stmt.dtype]
         lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
         if stmt.op.startswith("arg"):
             lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
         return lines + self._fill_array(stmt, pad, size)
 
-    def _fill_array(self, stmt: Accumulate, pad: str, size: str) -> list[str]:
+    def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
         zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
         start = _start(stmt.op, stmt.dtype)
         return [f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"]
@@ -324,6 +327,14 @@ class _Renderer:
                     body.lines.append(
                         _pad(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
                     )
+                elif isinstance(stmt, Running):
+                    slot = f"acc_{stmt.name}[{column.key} - tile]"
+                    value = REDUCTIONS[stmt.op].combine.format(slot, self.value(stmt.value))
+                    ctype = VALUE_TYPE[stmt.dtype]
+                    body.lines.append(
+                        f"{_pad(body.indent)}const {ctype} {_local(stmt.name)} = {slot} = {value};"
+                    )
+                    self.local_names[stmt.name] = len(self.scopes) - 1
                 else:
                     self._stmts((stmt,), body)
             bounds = ("tile", "tile_end")
@@ -742,7 +753,7 @@ def _widened(place: str, dtype: torch.dtype) -> str:
 
 
 def _accumulator_type(stmt: Accumulate | Running) -> str:
-    return "int" if stmt.dtype == torch.bool else VALUE_TYPE[stmt.dtype]
+    return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]
 
 
 def _start(op: str, dtype: torch.dtype) -> str:

@@ -238,22 +238,25 @@ def combine(parts: Iterable[tuple[Index, Size]]) -> Index:
         for atom, c in index.terms:
             terms[atom] = terms.get(atom, 0) + c * factor
     kept = [(a, normal(c)) for a, c in terms.items()]
-    kept = _rejoin([(a, c) for a, c in kept if c != 0])
+    kept = [(a, c) for a, c in kept if c != 0]
+    joined = _rejoin(normal(const), kept)
+    if joined is not None:
+        return joined
     kept.sort(key=lambda t: t[0].key)
     return Index(normal(const), tuple(kept))
 
 
-def _rejoin(terms: list[tuple[Atom, Size]]) -> list[tuple[Atom, Size]]:
-    """c*d*(x//d) + c*(x%d) = c*x."""
+def _rejoin(const: Size, terms: Sequence[tuple[Atom, Size]]) -> Index | None:
+    """c*d*(x//d) + c*(x%d) = c*x; None where no two terms are of this form."""
     for atom, c in terms:
         if not isinstance(atom, Mod):
             continue
         whole = FloorDiv(atom.value, atom.divisor)
         for other, k in terms:
             if other == whole and normal(c * atom.divisor) == k:
-                rest = [t for t in terms if t[0] not in (atom, whole)]
-                return list(combine([(Index(0, tuple(rest)), 1), (atom.value, c)]).terms)
-    return terms
+                rest = Index(const, tuple(t for t in terms if t[0] not in (atom, whole)))
+                return combine([(rest, 1), (atom.value, c)])
+    return None
 
 
 def variable(var: Var) -> Index:

@@ -19,7 +19,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Call, Ref
 from dicp.loop.schedule import Schedule
 from dicp.target import KernelReport, NodeReport
-from dicp.torch_private import OpOverload, python_size
+from dicp.torch_private import OpOverload, disable_current_modes, python_size
 
 MAX_CONSTANT_BYTES = 1 << 22
 
@@ -200,8 +200,11 @@ class ProgramBuilder:
         plain = tensor.layout == torch.strided and not tensor.is_quantized
         if not plain or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
             return self._object(tensor)
-        flat = tensor.detach().cpu().contiguous().view(torch.uint8) if tensor.numel() else tensor
-        data = bytes(flat.reshape(-1).tolist()) if tensor.numel() else b""
+        data = b""
+        if tensor.numel():
+            with disable_current_modes():
+                flat = tensor.detach().cpu().contiguous().reshape(-1)
+                data = bytes(flat.view(torch.uint8).numpy())
         return {
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "shape": list(tensor.shape),
@@ -217,11 +220,11 @@ def encode_size(size: Size) -> int | str:
 def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, plain["dtype"])
     data = bytearray(base64.b64decode(plain["data"]))
-    if not data:
-        return torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
-    tensor = torch.frombuffer(data, dtype=dtype).reshape(plain["shape"])
-    result = torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
-    return result.copy_(tensor)
+    with disable_current_modes():
+        result = torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
+        if not data:
+            return result
+        return result.copy_(torch.frombuffer(data, dtype=dtype).reshape(plain["shape"]))
 
 
 _ALLOWED = (

@@ -17,6 +17,8 @@ import torch
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
 from dicp.loop.program import decode_constant, evaluate_size, resolve_operator
+from dicp.torch_private import profiling
+from dicp.torch_private import disable_current_modes
 
 MAX_BOUND_PLANS = 64
 
@@ -76,25 +78,38 @@ class LoopExecutable:
         self.native = native
         self.pool = pool
         self.objects = objects
-        self.constants = {
-            name: objects[c["object"]] if "object" in c else decode_constant(c)
-            for name, c in program["constants"].items()
-        }
+        with disable_current_modes():  # loading happens while the framework traces
+            self.constants = {
+                name: objects[c["object"]] if "object" in c else decode_constant(c)
+                for name, c in program["constants"].items()
+            }
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])
-        self._plans: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, ...], list[_Bound]] = OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = tuple(
             inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
         )
-        bound = self._plans.get(key)
-        if bound is None:
-            bound = self._plans[key] = _Bound(self, dict(zip(self._names, key, strict=True)))
-            bound.check(inputs)
+        idle = self._plans.get(key)
+        if idle is None:
+            idle = self._plans[key] = []
             if len(self._plans) > MAX_BOUND_PLANS:
                 self._plans.popitem(last=False)
-        return bound.run(inputs)
+        try:
+            bound = idle.pop()
+        except IndexError:
+            bound = self._bind(key, inputs)
+        try:
+            return bound.run(inputs)
+        finally:
+            idle.append(bound)
+
+    def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> _Bound:
+        """A plan of its own for each run under way: threads may share an executable."""
+        bound = _Bound(self, dict(zip(self._names, key, strict=True)))
+        bound.check(inputs)
+        return bound
 
 
 @dataclass
@@ -279,9 +294,20 @@ class _Bound:
         table, status = self.table, self.status
 
         def run_segment(env: list[Any], _keep: Any = keep) -> None:
+            if profiling():
+                run_one_by_one()
+                return
             stopped = run(array, count, table, status)
             if stopped:
                 self._raise(launches[stopped - 1])
+
+        def run_one_by_one() -> None:
+            """Each kernel under its own profiler range, named by what it computes."""
+            for k, step in enumerate(launches):
+                with torch.profiler.record_function(_range_name(step)):
+                    stopped = run(ctypes.pointer(array[k]), 1, table, status)
+                if stopped:
+                    self._raise(step)
 
         return run_segment
 
@@ -368,6 +394,8 @@ class _Bound:
         """Whether the inputs are laid out as the graph was compiled for."""
         for position, slot in self.inputs:
             tensor, buffer = inputs[position], self.buffers[slot]
+            if tensor is None:  # an effect token
+                continue
             if tensor.layout != torch.strided or not buffer.strides:
                 continue
             strides_agree = all(
@@ -390,7 +418,7 @@ class _Bound:
         dummy = self._dummy.data_ptr()
         for position, slot in self.inputs:
             tensor = env[slot] = inputs[position]
-            if self._addressed[slot]:
+            if self._addressed[slot] and tensor is not None:
                 self._place(slot, tensor.data_ptr() or dummy)
         inputs.clear()
         for slot, tensor in self.constants.items():
@@ -413,9 +441,9 @@ class _Bound:
                 self.executable.pool.give(block)
 
     def _bind_workspace(self, env: list[Any]) -> torch.Tensor | None:
-        if not self.workspace.total:
+        if not self.workspace.offsets:
             return None
-        block = self.executable.pool.take(self.workspace.total)
+        block = self.executable.pool.take(self.workspace.total or 1)
         if block is not self._block:
             self._move_workspace(block)
         for slot, tensor in self._temps.items():
@@ -435,6 +463,11 @@ class _Bound:
                 self._temps[slot] = piece.as_strided(b.shape, b.strides)
             else:
                 self._temps[slot] = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
+
+
+def _range_name(step: Mapping[str, Any]) -> str:
+    operators = dict.fromkeys(origin.partition(" ")[0] for origin in step["origins"])
+    return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]
 
 
 def _is_ref(plain: Any) -> bool:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fp64 import AgainstEager
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks`, however pytest starts
 
-def define_torchvision_operators() -> None:
-    """Let torchvision import beside a torch build that its own library does not load into."""
-    spec = find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return
-    try:
-        for library in Path(spec.origin).parent.glob("_C*.so"):
-            torch.ops.load_library(str(library))
-    except OSError:
-        torch.library.define(
-            "torchvision::nms", "(Tensor dets, Tensor scores, float iou) -> Tensor"
-        )
-        torch.library.define(
-            "torchvision::qnms", "(Tensor dets, Tensor scores, float iou) -> Tensor"
-        )
+from benchmarks import torchvision_operators  # noqa: E402
 
+torchvision_operators.define()
 
-define_torchvision_operators()
+from fp64 import AgainstEager  # noqa: E402
 
 
 @pytest.fixture

@@ -16,72 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-FLOOR_ROUNDINGS = 4
-"""How many roundings of the largest value the floor allows."""
-
-
-class InDouble(TorchFunctionMode):
-    """Turn the casts to float32 inside model code (norms, rotary tables) into casts to float64."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func is Tensor.float:
-            func = Tensor.double
-        args, kwargs = pytree.tree_map_only(torch.dtype, _widen, (tuple(args), kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _widen(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float32 else dtype
-
-
-def to_double(value: Any) -> Any:
-    """A copy of a tree of tensors with the floating ones in float64."""
-    return pytree.tree_map_only(
-        Tensor, lambda t: t.double() if t.is_floating_point() else t.clone(), value
-    )
+from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
 
 
 def check_tensors(
     compiled: Mapping[str, Tensor], eager: Mapping[str, Tensor], reference: Mapping[str, Tensor]
 ) -> None:
     """Apply the fp64 rule to tensors of one kind; their largest value sets the common floor."""
-    assert compiled.keys() == eager.keys() == reference.keys()
-    floating = [t for t in reference.values() if t.is_floating_point() and t.numel()]
-    largest = max((float(t.abs().max()) for t in floating), default=0.0)
-    failures = []
-    for name, expected in reference.items():
-        got, plain = compiled[name], eager[name]
-        assert (got.shape, got.dtype) == (plain.shape, plain.dtype), name
-        if not expected.is_floating_point():
-            assert torch.equal(got, plain), f"{name}: not the values of eager"
-            continue
-        floor = FLOOR_ROUNDINGS * torch.finfo(plain.dtype).eps * largest
-        for measure in (_largest_error, _mean_error):
-            error, allowed = measure(got, expected), 2 * measure(plain, expected) + floor
-            if not error <= allowed:
-                failures.append(f"{name}: {measure.__name__} {error:.3e} > {allowed:.3e}")
-    assert not failures, f"{len(failures)} of {len(reference)} tensors:\n" + "\n".join(
-        failures[:20]
-    )
-
-
-def _largest_error(value: Tensor, reference: Tensor) -> float:
-    return float((value.double() - reference).abs().max()) if value.numel() else 0.0
-
-
-def _mean_error(value: Tensor, reference: Tensor) -> float:
-    return float((value.double() - reference).square().mean().sqrt()) if value.numel() else 0.0
-
-
-def named_tensors(value: Any) -> dict[str, Tensor]:
-    """The tensors of an output tree, keyed by their place in it."""
-    leaves, _ = pytree.tree_flatten_with_path(value)
-    return {pytree.keystr(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, Tensor)}
+    wrong = [error for error in errors(compiled, eager, reference) if not error.ok]
+    lines = "\n".join(str(error) for error in wrong[:20])
+    assert not wrong, f"{len(wrong)} errors in {len(reference)} tensors:\n{lines}"
 
 
 def _mark_common_sizes_static(tensors: Sequence[Tensor]) -> None:

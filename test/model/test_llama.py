@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fp64 import AgainstEager, InDouble, check_tensors, no_recompile
+from fp64 import AgainstEager, check_tensors, no_recompile
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from benchmarks.accuracy import InDouble
 
 VOCABULARY = 211
 PROMPT, NEW_TOKENS = 12, 6

@@ -21,7 +21,7 @@ from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_sour
 from dicp.dynamo_bridge.infer import difference, value_of
 from dicp.dynamo_bridge.passes import PassContext
 from dicp.dynamo_bridge.provenance import inherit
-from dicp.dynamo_bridge.traits import is_pure
+from dicp.dynamo_bridge.traits import is_mutating
 
 PatternFunction = Callable[..., Term]
 Guard = Callable[[Match, PassContext], bool]
@@ -160,7 +160,7 @@ def is_closed(root: fx.Node, match: Match) -> bool:
             continue
         if not (is_cheap(node) and not _depends_on(node, inside)):
             return False
-    return all(is_pure(node.target) for node in inside)
+    return not any(is_mutating(node.target) for node in inside)
 
 
 def is_cheap(node: fx.Node) -> bool:

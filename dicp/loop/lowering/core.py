@@ -427,7 +427,9 @@ class Lowering:
             value = value.node.expr
         if isinstance(value, sympy.Basic):
             if not value.is_number:
-                return ir.index_value(Index(normal(value)), dtype)
+                if value.is_integer:
+                    return ir.index_value(Index(normal(value)), dtype)
+                return ir.cast(_symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
         return ir.const(value, dtype)
 
@@ -599,6 +601,40 @@ def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if val is None and callable(node.target):
         return node.target(*args, **kwargs)
     return val
+
+
+_FLOAT_FUNCTIONS = {
+    "Add": "add",
+    "Mul": "mul",
+    "Max": "maximum",
+    "Min": "minimum",
+    "FloatTrueDiv": "div",
+    "IntTrueDiv": "div",
+    "FloatPow": "pow",
+    "Pow": "pow",
+    "PowByNatural": "pow",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+    "OpaqueUnaryFn_log": "log",
+    "OpaqueUnaryFn_exp": "exp",
+}
+
+
+def _symbolic_float(value: sympy.Expr) -> Expr:
+    """A number computed from sizes, such as `2.0 / n`, in double precision."""
+    if value.is_number:
+        return ir.const(float(value), torch.float64)
+    if value.is_integer:
+        return ir.index_value(Index(normal(value)), torch.float64)
+    kind = type(value).__name__
+    if kind == "ToFloat":
+        return _symbolic_float(value.args[0])
+    if kind not in _FLOAT_FUNCTIONS:
+        raise NoRule(f"a number computed from sizes: {value}")
+    args = [_symbolic_float(a) for a in value.args]
+    result = args[0]
+    for arg in args[1:]:
+        result = ir.apply(_FLOAT_FUNCTIONS[kind], torch.float64, result, arg)
+    return result if args[1:] else ir.apply(_FLOAT_FUNCTIONS[kind], torch.float64, result)
 
 
 def single(op: str, value: Expr, dtype: torch.dtype) -> Expr:

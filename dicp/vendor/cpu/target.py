@@ -73,6 +73,10 @@ class CpuTarget(Target):
         reason = self._unsupported(node)
         return Decision("eager", reason) if reason else Decision(entry.kind)
 
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        entry = RULES.get(op)
+        return entry.kind if entry else None
+
     def _unsupported(self, node: fx.Node) -> str:
         for val in _tensors_of(node):
             if val.layout != torch.strided:

@@ -1,0 +1,87 @@
+"""What becomes of every ATen operator on a target: the table behind `python -m dicp ops`.
+
+An operator with a rule is compiled, a library call or a view; one without is decomposed where the
+framework knows how; what is left stays an eager ATen call, for a reason written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.dynamo_bridge.decompose import decompositions
+from dicp.target import Target
+from dicp.torch_private import OpOverload, OpOverloadPacket
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator overload: compiled, library, view, decomposed or eager, and why."""
+
+    op: str
+    decision: str
+    reason: str
+
+
+COMPLEX = "its result or argument is complex, for which no code is generated"
+DATA_DEPENDENT = "the size of its result depends on data"
+
+EAGER_REASONS: dict[Any, str] = {
+    aten._fft_c2r: COMPLEX,
+    aten._fft_c2c: COMPLEX,
+    aten._fft_r2c: COMPLEX,
+    aten.complex: COMPLEX,
+    aten.polar: COMPLEX,
+    aten._local_scalar_dense: "it brings one element to the host, where Python decides on it",
+    aten.nonzero: DATA_DEPENDENT,
+    aten.masked_select: DATA_DEPENDENT,
+    aten._unique2: DATA_DEPENDENT,
+    aten.repeat_interleave: DATA_DEPENDENT,
+    aten.bincount: DATA_DEPENDENT,
+    aten.randperm: "a permutation is drawn by the default generator, one number after another",
+    aten.resize_: "it changes a tensor's storage in place",
+}
+"""Operators that stay eager by decision, by packet."""
+
+NO_RULE = "no rule for this operator"
+SIZES = "a size, known when the graph is launched"
+IN_PLACE = "functionalized: it becomes its functional form and a copy"
+
+
+def operator_table(target: Target) -> list[OperatorRow]:
+    """Every core ATen overload and every overload `target` has a rule for, ordered by name."""
+    ops = {str(op): op for op in (*core_overloads(), *target.facts.keep) if is_operator(op)}
+    return [_row(name, ops[name], target) for name in sorted(ops)]
+
+
+def is_operator(op: Any) -> bool:
+    return isinstance(op, OpOverload)
+
+
+def core_overloads() -> Iterator[Any]:
+    """The overloads that PyTorch tags as core ATen."""
+    for name in dir(aten):
+        packet = getattr(aten, name)
+        if isinstance(packet, OpOverloadPacket):
+            overloads = (getattr(packet, overload) for overload in packet.overloads())
+            yield from (op for op in overloads if torch.Tag.core in op.tags)
+
+
+def _row(name: str, op: Any, target: Target) -> OperatorRow:
+    kind = target.rule_kind(op)
+    if kind is not None:
+        return OperatorRow(name, kind, "")
+    if op in decompositions(target):
+        return OperatorRow(name, "decomposed", "by the framework's decomposition")
+    if op._schema.is_mutable:
+        return OperatorRow(name, "decomposed", IN_PLACE)
+    if op._can_decompose():
+        return OperatorRow(name, "decomposed", "composite: made of other operators")
+    if name.startswith("aten.sym_"):
+        return OperatorRow(name, "compiled", SIZES)
+    return OperatorRow(name, "eager", EAGER_REASONS.get(op._overloadpacket, NO_RULE))
