@@ -138,7 +138,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--target", default="cpu", help="the dicp target to compile for")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=20)
     given = parser.parse_args(arguments)
     console, digits = Console(), Digits.load()
     results = [run(course, digits, given.epochs, given.target, console) for course in COURSES]

@@ -33,7 +33,7 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches of 2 by 2 points, a learned position each, the mean of the tokens classified."""
 
-    def __init__(self, width: int = 96, layers: int = 4, heads: int = 4) -> None:
+    def __init__(self, width: int = 64, layers: int = 3, heads: int = 4) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, PATCH, stride=PATCH)
         self.position = nn.Parameter(0.02 * torch.randn(PATCHES, width))

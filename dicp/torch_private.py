@@ -6,6 +6,7 @@ the window these names were verified with; outside it the import fails and says 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -74,6 +75,15 @@ from torch._decomp import decomposition_table as all_decompositions
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def overloads_of(namespace: str) -> Iterator[OpOverload]:
+    """Every operator overload registered under `namespace`."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if space == namespace:
+            yield getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
 def python_size(size: Any) -> str:

@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="shapes of the operator and model tests: true, false or both (default)",
     )
     group.addoption(
+        "--update-golden", action="store_true", help="write the golden texts of test/unit anew"
+    )
+    group.addoption(
         "--eager-nodes",
         action="store_true",
         help="at the end, list what the operator cases left to eager and why",

@@ -41,8 +41,15 @@ def compile_fx(
     UnsupportedOperatorError where `fallback="error"` and an operator has no rule.
     """
     cache = Cache.open(config)
+    try:
+        fingerprint = target.fingerprint(config)
+    except ToolchainError as error:
+        if config.on_compile_error == "raise":
+            raise
+        warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
+        return gm.forward
     identity = key_of(
-        own_version(), torch.__version__, target.name, target.fingerprint(config), config.key()
+        own_version(), torch.__version__, target.name, fingerprint, config.key()
     )
 
     def compile_graph(

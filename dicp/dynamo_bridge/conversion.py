@@ -14,7 +14,7 @@ import torch
 
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
-from dicp.torch_private import OpOverload, OpOverloadPacket
+from dicp.torch_private import OpOverload, overloads_of
 
 aten = torch.ops.aten
 
@@ -43,8 +43,7 @@ EAGER_REASONS: dict[Any, str] = {
     aten._unique2: DATA_DEPENDENT,
     aten.repeat_interleave: DATA_DEPENDENT,
     aten.bincount: DATA_DEPENDENT,
-    aten.randperm: "a permutation is drawn by the default generator, one number after another",
-    aten.resize_: "it changes a tensor's storage in place",
+    aten.resize_: "it changes the size of a tensor in place",
 }
 """Operators that stay eager by decision, by packet."""
 
@@ -65,23 +64,24 @@ def is_operator(op: Any) -> bool:
 
 def core_overloads() -> Iterator[Any]:
     """The overloads that PyTorch tags as core ATen."""
-    for name in dir(aten):
-        packet = getattr(aten, name)
-        if isinstance(packet, OpOverloadPacket):
-            overloads = (getattr(packet, overload) for overload in packet.overloads())
-            yield from (op for op in overloads if torch.Tag.core in op.tags)
+    for op in overloads_of("aten"):
+        if torch.Tag.core in op.tags:
+            yield op
 
 
 def _row(name: str, op: Any, target: Target) -> OperatorRow:
     kind = target.rule_kind(op)
     if kind is not None:
         return OperatorRow(name, kind, "")
+    if name.startswith("aten.sym_"):
+        return OperatorRow(name, "compiled", SIZES)
+    reason = EAGER_REASONS.get(op._overloadpacket)
+    if reason is not None:
+        return OperatorRow(name, "eager", reason)
     if op in decompositions(target):
         return OperatorRow(name, "decomposed", "by the framework's decomposition")
     if op._schema.is_mutable:
         return OperatorRow(name, "decomposed", IN_PLACE)
     if op._can_decompose():
         return OperatorRow(name, "decomposed", "composite: made of other operators")
-    if name.startswith("aten.sym_"):
-        return OperatorRow(name, "compiled", SIZES)
-    return OperatorRow(name, "eager", EAGER_REASONS.get(op._overloadpacket, NO_RULE))
+    return OperatorRow(name, "eager", NO_RULE)

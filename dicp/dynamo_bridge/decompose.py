@@ -27,5 +27,15 @@ def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     return {
         op: rule
         for op, rule in all_decompositions.items()
-        if isinstance(op, OpOverload) and op not in keep
+        if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
+
+
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """`add.Tensor` for `add_.Tensor`: what functionalization makes of an operator in place.
+
+    An in-place decomposition would come first, and take a kept operator apart.
+    """
+    name = op.overloadpacket.__name__
+    packet = getattr(aten, name[:-1], None) if name.endswith("_") else None
+    return getattr(packet, op._overloadname, None)

@@ -45,6 +45,8 @@ class Ref:
     offset: Size = 0
     base: Ref | None = None
     producer: Any = None
+    opaque: bool = False
+    """Whether its layout is nobody's business but the calls' that make and take it."""
 
     @property
     def root(self) -> Ref:

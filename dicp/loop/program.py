@@ -186,8 +186,10 @@ class ProgramBuilder:
             return {"ref": self.number(value)}
         if isinstance(value, sympy.Basic):
             return {"size": python_size(value)}
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, list):
             return [self.encode(v) for v in value]
+        if isinstance(value, tuple):
+            return {"tuple": [self.encode(v) for v in value]}
         if isinstance(value, torch.dtype):
             return {"torch": str(value).removeprefix("torch.")}
         if isinstance(value, (torch.layout, torch.memory_format)):

@@ -17,8 +17,7 @@ import torch
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
 from dicp.loop.program import decode_constant, evaluate_size, resolve_operator
-from dicp.torch_private import profiling
-from dicp.torch_private import disable_current_modes
+from dicp.torch_private import disable_current_modes, profiling
 
 MAX_BOUND_PLANS = 64
 
@@ -340,8 +339,7 @@ class _Bound:
 
         def call(env: list[Any]) -> None:
             result = op(*(a(env) for a in args), **{k: v(env) for k, v in kwargs.items()})
-            results = result if isinstance(result, (tuple, list)) else (result,)
-            for slot, value in zip(outs, results, strict=False):
+            for slot, value in zip(outs, _flat(result), strict=False):
                 self._receive(env, slot, value)
 
         return call
@@ -359,6 +357,9 @@ class _Bound:
         if isinstance(plain, dict):
             if "ref" in plain:
                 return self._tensor_getter(plain["ref"])
+            if "tuple" in plain:
+                items = self._argument(plain["tuple"])
+                return lambda env: tuple(items(env))
             value: Any
             if "size" in plain:
                 value = evaluate_size(plain["size"], self.symbols)
@@ -463,6 +464,13 @@ class _Bound:
                 self._temps[slot] = piece.as_strided(b.shape, b.strides)
             else:
                 self._temps[slot] = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
+
+
+def _flat(result: Any) -> list[Any]:
+    """The results of a call, nested tuples taken apart."""
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]
 
 
 def _range_name(step: Mapping[str, Any]) -> str:

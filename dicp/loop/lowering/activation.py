@@ -1,4 +1,4 @@
-"""Activation functions and their gradients, one short expression each."""
+"""Activation functions, a few losses and their gradients, one short expression each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dicp.loop.index import product
 from dicp.loop.ir import Expr, apply, const
 from dicp.loop.lowering.core import Lowering, RuleTable, Value, sizes_of
 from dicp.loop.lowering.pointwise import (
@@ -137,6 +138,16 @@ def elu_backward(
         return g * select(compare("le", x, 0.0), slope, positive)
 
     return elementwise(lw, (g, x), body)
+
+
+@rule(aten.soft_margin_loss_backward.default)
+def soft_margin_loss_backward(
+    lw: Lowering, g: Value, x: Value, target: Value, reduction: int
+) -> Value:
+    count = lw.scalar(product(x.shape) if reduction == 1 else 1, x.dtype)
+    return elementwise(
+        lw, (g, x, target), lambda g, x, t: -t * sigmoid_of(-t * x) * g / count
+    )
 
 
 def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:

@@ -254,7 +254,8 @@ class Lowering:
         if isinstance(value, fx.Node):
             return self.env[value]
         if isinstance(value, (list, tuple)):
-            return [self._map(v) for v in value]
+            items = [self._map(v) for v in value]
+            return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, dict):
             return {k: self._map(v) for k, v in value.items()}
         return value
@@ -439,6 +440,8 @@ class Lowering:
         """A Ref in memory holding `value`, with exactly `strides` where given."""
         shape = value.shape
         ref = value.ref
+        if ref.opaque:
+            return ref
         flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
         if flat is not None and flat.is_affine:
             own = tuple(
@@ -516,19 +519,20 @@ class Lowering:
 
         def out_of(val: Any) -> Any:
             if isinstance(val, torch.Tensor):
-                ref = self._tensor_ref(self._name("e"), val, "temp")
+                name = self._name("e")
+                if self._sizes_known(val):
+                    ref = self._tensor_ref(name, val, "temp")
+                else:
+                    ref = Ref(name, (), val.dtype, (), "temp", opaque=True)
                 refs.append(ref)
                 return self.value_of(ref)
             if isinstance(val, (tuple, list)):
                 return [out_of(v) for v in val]
             ref = Ref(self._name("s"), (), torch.int64, (), "temp")
             refs.append(ref)
-            if isinstance(val, torch.SymInt):
-                self.graph.sizes[-len(self.graph.sizes) - 1] = (ref, as_size(val))
-                return as_size(val)
-            return ref
+            return as_size(val) if isinstance(val, torch.SymInt) else ref
 
-        result = out_of(node.meta.get("val"))
+        result = out_of(node.meta["val"] if "val" in node.meta else results_by_use(node))
         schema = getattr(node.target, "_schema", None)
         call = Call(
             node.target,
@@ -551,6 +555,14 @@ class Lowering:
                 self._written[ref.root] = call
         return result
 
+    def _sizes_known(self, val: torch.Tensor) -> bool:
+        """Whether every symbol in the tensor's sizes is a size of some graph input."""
+        symbols = {s for size in sizes_of(val.shape) for s in sympy.sympify(size).free_symbols}
+        known = {s for e in self.graph.sizes.values() for s in sympy.sympify(e).free_symbols}
+        known |= {s for r in self.graph.inputs for n in r.shape
+                  for s in sympy.sympify(n).free_symbols}  # fmt: skip
+        return symbols <= known
+
     def _strided_as_eager(self, nodes: Any, values: Any) -> Any:
         """Arguments in memory with the strides eager would pass."""
         if isinstance(nodes, fx.Node):
@@ -561,7 +573,8 @@ class Lowering:
                 return self.realize(values, sizes_of(val.stride()))
             return values
         if isinstance(nodes, (list, tuple)):
-            return [self._strided_as_eager(n, v) for n, v in zip(nodes, values, strict=True)]
+            items = [self._strided_as_eager(n, v) for n, v in zip(nodes, values, strict=True)]
+            return tuple(items) if isinstance(nodes, tuple) else items
         if isinstance(nodes, dict):
             return {k: self._strided_as_eager(n, values[k]) for k, n in nodes.items()}
         return values
@@ -587,6 +600,17 @@ class Lowering:
             self._seed = Ref("seed", (1,), torch.int64, (1,), "seed")
         self._random_sites += 1
         return self._seed, self._random_sites
+
+
+def results_by_use(node: fx.Node) -> Any:
+    """The results of a node without recorded value, from the values of the nodes that pick them."""
+    picked = {u.args[1]: u for u in node.users if u.target is operator.getitem}
+    if not picked:
+        return None
+    return [
+        picked[k].meta.get("val", results_by_use(picked[k])) if k in picked else None
+        for k in range(max(picked) + 1)  # type: ignore[type-var, operator]
+    ]
 
 
 def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import Index, Indirect, Size, ZERO, domain
+from dicp.loop.index import ZERO, Index, Indirect, Size, domain
 from dicp.loop.ir import Compute, Expr, Ref, apply, cast, const
 from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
@@ -102,8 +102,15 @@ def index_coords(
         if index is None:
             coords.append(next(rest))
         else:
-            coords.append(place(lw, index.broadcast_at(inner), x.shape[axis]))
+            at = index.broadcast_at(inner)
+            coords.append(place(lw, at, x.shape[axis], checked=not _is_unsafe(lw)))
     return coords
+
+
+def _is_unsafe(lw: Lowering) -> bool:
+    """Whether the operator promises that its indices are within bounds."""
+    assert lw.node is not None
+    return lw.node.target in (aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
 
 
 def _no_masks(indices: Sequence[Value | None]) -> None:
@@ -188,7 +195,11 @@ def _scatter(
     lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str
 ) -> Value:
     if x.ndim == 0 or index.ndim == 0:
-        raise NoRule("scatter of a 0-dim tensor")
+        lifted = [
+            lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v
+            for v in (x, index, source)
+        ]
+        return lw.reshape(_scatter(lw, lifted[0], 0, lifted[1], lifted[2], op), x.shape)
     dim = wrap(dim, x.ndim)
 
     def body(idx: tuple[Index, ...]) -> Expr:

@@ -48,7 +48,7 @@ for _op in (
     aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
     aten._embedding_bag_backward.default, aten._embedding_bag_dense_backward.default,
     aten._embedding_bag_per_sample_weights_backward.default,
-    aten.masked_scatter.default, aten.randperm.default,
+    aten.masked_scatter.default, aten.masked_scatter_backward.default, aten.randperm.default,
     aten.histc.default, aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default,
     aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default,
     aten._ctc_loss.default, aten._ctc_loss_backward.default,

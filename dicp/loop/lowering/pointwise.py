@@ -185,7 +185,10 @@ def mul(lw: Lowering, a: Any, b: Any) -> Value:
     return elementwise(lw, (a, b), lambda x, y: x * y)
 
 
-@rule(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+@rule(
+    aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode,
+    aten.true_divide.Tensor, aten.true_divide.Scalar,
+)  # fmt: skip
 def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
     dtype = lw.meta().dtype
     if rounding_mode is None:
@@ -395,6 +398,12 @@ def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
     return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a * b, value))
 
 
+@rule(torch.ops.prims.fma.default)
+def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
+    """What Dynamo makes of `addcmul_` and `addcdiv_` with a number that it traces."""
+    return elementwise(lw, (a, b, c), lambda a, b, c: a * b + c)
+
+
 @rule(aten.addcdiv)
 def addcdiv(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
     return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a / b, value))
@@ -471,7 +480,6 @@ def iota(lw: Lowering, length: Any, *, start: Any, step: Any, **kwargs: Any) -> 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
 def fill(lw: Lowering, x: Value, value: Any) -> Value:
-    meta = lw.meta()
     return elementwise(lw, (value,), lambda e: e) if isinstance(value, Value) else full(lw, value)
 
 

@@ -5,13 +5,14 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import Index, ZERO, contiguous_strides, flatten
+from dicp.loop.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.ir import Expr, apply, cast, const
 from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
 from dicp.loop.lowering.pointwise import compare
@@ -53,19 +54,22 @@ def _no_generator(kwargs: dict[str, Any]) -> None:
         raise NoRule("an explicit generator keeps its own state")
 
 
+def _unit(u: Expr, dtype: torch.dtype) -> Expr:
+    """`u` from [0, 1) with no more bits than `dtype` holds, so that rounding cannot reach 1."""
+    if dtype not in ir.LOW_PRECISION:
+        return u
+    scale = float(2 ** (8 if dtype == torch.bfloat16 else 11))
+    return apply("floor", u.dtype, u * scale) / scale
+
+
 def _sampler(op: str) -> Callable[..., Value]:
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
         _no_generator(kwargs)
         dtype = lw.meta().dtype
         if dtype.is_complex:
             raise NoRule("complex random numbers")
-        if op == "philox_uniform" and dtype in ir.LOW_PRECISION:
-            # Rounding must not reach 1.0: keep as many bits as the dtype's significand.
-            scale = float(2 ** (8 if dtype == torch.bfloat16 else 11))
-            return generated(
-                lw, op, torch.float32,
-                lambda u, idx: cast(apply("floor", u.dtype, u * scale) / scale, dtype),
-            )  # fmt: skip
+        if op == "philox_uniform":
+            return generated(lw, op, _width(dtype), lambda u, idx: cast(_unit(u, dtype), dtype))
         return generated(lw, op, _width(dtype), lambda u, idx: cast(u, dtype))
 
     return lowered
@@ -119,6 +123,100 @@ def bernoulli_p(lw: Lowering, x: Value, p: float = 0.5, *, generator: Any = None
         lw, "philox_uniform", torch.float64,
         lambda u, idx: cast(compare("lt", u, float(p)), lw.meta().dtype),
     )  # fmt: skip
+
+
+@rule(aten.bernoulli.Tensor)
+def bernoulli_tensor(lw: Lowering, x: Value, p: Value, *, generator: Any = None) -> Value:
+    _no_generator({"generator": generator})
+    width = _width(p.dtype)
+    return generated(
+        lw, "philox_uniform", width,
+        lambda u, idx: cast(compare("lt", u, cast(p.broadcast_at(idx), width)), lw.meta().dtype),
+    )  # fmt: skip
+
+
+@rule(aten.uniform.default)
+def uniform(
+    lw: Lowering, x: Value, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+) -> Value:
+    _no_generator({"generator": generator})
+    return generated(
+        lw, "philox_uniform", _width(x.dtype),
+        lambda u, idx: cast(_unit(u, x.dtype) * float(high - low) + float(low), x.dtype),
+    )  # fmt: skip
+
+
+@rule(
+    aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor,
+    aten.normal.float_float,
+)  # fmt: skip
+def normal(lw: Lowering, mean: Any, std: Any = 1.0, *args: Any, **kwargs: Any) -> Value:
+    _no_generator(kwargs)
+    dtype = lw.meta().dtype
+    if dtype.is_complex:
+        raise NoRule("complex random numbers")
+    width = _width(dtype)
+
+    def operand(value: Any, idx: tuple[Index, ...]) -> Expr:
+        if isinstance(value, Value):
+            return cast(value.broadcast_at(idx), width)
+        return lw.scalar(float(value), width)
+
+    return generated(
+        lw, "philox_normal", width,
+        lambda n, idx: cast(n * operand(std, idx) + operand(mean, idx), dtype),
+    )  # fmt: skip
+
+
+@rule(aten.normal_functional.default)
+def normal_functional(
+    lw: Lowering, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
+) -> Value:
+    return normal(lw, mean, std, generator=generator)
+
+
+def _exponential(u: Expr, rate: float) -> Expr:
+    """Never zero: what uses this often takes its logarithm."""
+    smallest = const(torch.finfo(u.dtype).eps / 2, u.dtype)
+    return apply("maximum", u.dtype, -apply("log1p", u.dtype, -u), smallest) / rate
+
+
+def _geometric(u: Expr, p: float) -> Expr:
+    trials = apply("ceil", u.dtype, apply("log1p", u.dtype, -u) / math.log1p(-p))
+    return apply("maximum", u.dtype, trials, const(1.0, u.dtype))
+
+
+def _cauchy(u: Expr, median: float, sigma: float) -> Expr:
+    return apply("tan", u.dtype, (u - 0.5) * math.pi) * sigma + median
+
+
+def _log_normal(n: Expr, mean: float, std: float) -> Expr:
+    return apply("exp", n.dtype, n * std + mean)
+
+
+def _transformed(op: str, fn: Callable[..., Expr], *defaults: float) -> Callable[..., Value]:
+    """A distribution made from one uniform or normal number."""
+
+    def lowered(lw: Lowering, x: Value, *args: Any, generator: Any = None) -> Value:
+        _no_generator({"generator": generator})
+        parameters = [float(v) for v in (*args, *defaults[len(args) :])]
+        return generated(
+            lw, op, _width(x.dtype), lambda u, idx: cast(fn(u, *parameters), x.dtype)
+        )
+
+    return lowered
+
+
+RANDOM.add(aten.exponential.default, _transformed("philox_uniform", _exponential, 1.0))
+RANDOM.add(aten.cauchy.default, _transformed("philox_uniform", _cauchy, 0.0, 1.0))
+RANDOM.add(aten.log_normal.default, _transformed("philox_normal", _log_normal, 1.0, 2.0))
+
+
+@rule(aten.geometric.default)
+def geometric(lw: Lowering, x: Value, p: float, *, generator: Any = None) -> Value:
+    if p >= 1:
+        raise NoRule("a geometric distribution that is constant")
+    return _transformed("philox_uniform", _geometric)(lw, x, p, generator=generator)
 
 
 @rule(aten.native_dropout.default)

@@ -10,12 +10,11 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.index import (
+    ZERO,
     Index,
     Size,
     Var,
-    ZERO,
     domain,
-    flatten,
     floordiv,
     is_positive,
     mod,

@@ -209,9 +209,8 @@ d_inline double d_erfinv(double y) {
   }
   double x = p * y;
   for (int k = 0; k < 2; ++k) {
-    const double e = (y < 0 ? erfc(-x) - (1 + y) : (1 - y) - erfc(x)) * (y < 0 ? -1.0 : 1.0);
-    const double step = (y < 0 ? -e : e) * 0.886226925452758013649 * exp(x * x);
-    x += y < 0 ? -step : -(-step);
+    const double off = y < 0 ? erfc(-x) - (1 + y) : (1 - y) - erfc(x);
+    x -= off * 0.886226925452758013649 * exp(x * x);
   }
   return x;
 }

@@ -22,7 +22,17 @@ from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder
 from dicp.loop.runtime import Launch, LoopExecutable, Native, WorkspacePool
 from dicp.loop.schedule import schedule
-from dicp.target import Artifact, Check, Decision, Executable, Facts, LowerContext, Source, Target
+from dicp.target import (
+    Artifact,
+    Check,
+    Decision,
+    DecisionKind,
+    Executable,
+    Facts,
+    LowerContext,
+    Source,
+    Target,
+)
 from dicp.template import render_template
 from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, fastest_linear, linear_rates

@@ -1,0 +1,94 @@
+"""A target that lowers, schedules and renders as the host's does, and builds nothing.
+
+Graphs run operator by operator instead, so that forward and backward of any function can be looked
+at without a compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
+from dicp.dynamo_bridge.observe import GraphReport
+from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.program import LoopProgram
+from dicp.target import Artifact, Executable, LowerContext
+from dicp.vendor.cpu import CpuTarget
+
+
+class Recorder(CpuTarget):
+    """Keeps the program of every graph it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.programs: list[LoopProgram] = []
+        self.reports: list[GraphReport] = []
+        self._graphs: list[fx.GraphModule] = []
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
+        program = super().lower(gm, context)
+        self.programs.append(program)
+        self._graphs.append(copy.copy(gm))
+        return program
+
+    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        return RULES  # whatever library is fastest on this machine
+
+    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
+        return Artifact(self.name, {}, {}, objects=(self._graphs[-1],))
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        (gm,) = artifact.objects
+        gm.recompile()
+        return lambda inputs: list(gm(*inputs))
+
+    def fingerprint(self, config: Config) -> str:
+        return "recorder"
+
+
+def record(
+    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any
+) -> Recorder:
+    """Compile `fn` for `inputs` (backward too, where an input requires a gradient)."""
+    target = Recorder()
+    config = Config(cache=False, **options)
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, example_inputs, target, config, target.reports.append)
+
+    torch._dynamo.reset()
+    result = torch.compile(fn, backend=backend, dynamic=dynamic)(*inputs)
+    leaves = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, Tensor)]
+    wanted = [x for x in leaves if x.requires_grad]
+    if wanted:
+        torch.autograd.backward(wanted, [torch.ones_like(x) for x in wanted])
+    return target
+
+
+def kernels(target: Recorder) -> list[int]:
+    """Kernels per graph."""
+    return [sum("kernel" in step for step in p.plain["steps"]) for p in target.programs]
+
+
+def calls(target: Recorder) -> list[str]:
+    """Names of the library and eager calls of all graphs."""
+    return [
+        str(step["call"]) for p in target.programs for step in p.plain["steps"] if "call" in step
+    ]
+
+
+def portable(text: str) -> str:
+    """`text` without folders, line numbers and names that are digests of the rest."""
+    text = re.sub(r"(?<= at )\S*/([^/:\s]+):\d+", r"\1", text)
+    names = dict.fromkeys(re.findall(r"\bk[0-9a-f]{20}\b", text))
+    for number, name in enumerate(names):
+        text = text.replace(name, f"kernel{number}")
+    return text

@@ -1,0 +1,138 @@
+"""The text of programs and of generated C++: golden files show every change of code generation.
+
+`pytest test/unit/test_cpp.py --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from recorder import portable, record
+from torch import Tensor, nn
+
+from dicp.config import Config
+from dicp.loop.cpp import conversion, literal, size_text
+from dicp.loop.index import normal
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def adam_step(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+    m.lerp_(g, 0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    p.addcdiv_(m, v.sqrt().add_(1e-8), value=-0.01)
+
+
+def conv_bn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
+
+
+def f32(*shape: int, grad: bool = False) -> Tensor:
+    return torch.ones(shape, requires_grad=grad)
+
+
+GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, Any]]]] = {
+    "broadcast": lambda: (
+        lambda x, y: torch.relu(x * 2 + y).where(x > 0, y), [f32(4, 1, 8), f32(5, 1)], {}
+    ),
+    "softmax": lambda: (lambda x: x.softmax(-1), [f32(6, 40, grad=True)], {}),
+    "layer_norm": lambda: (
+        lambda x, w, b: F.layer_norm(x, (32,), w, b), [f32(4, 32), f32(32), f32(32)], {}
+    ),
+    "column_sum": lambda: (lambda x: x.sum(0), [f32(100, 48)], {}),
+    "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
+    "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),
+    "cat": lambda: (lambda x, y: torch.cat([x, y + 1], 1), [f32(3, 4), f32(3, 5)], {}),
+    "transpose": lambda: (lambda x: x.transpose(1, 2).contiguous() * 2, [f32(2, 3, 5)], {}),
+    "dropout": lambda: (lambda x: F.dropout(x, 0.25) + 1, [f32(8, 8)], {}),
+    "embedding": lambda: (
+        lambda i, w: F.embedding(i, w, padding_idx=0),
+        [torch.zeros(4, 3, dtype=torch.int64), f32(10, 6, grad=True)], {},
+    ),
+    "bf16": lambda: (lambda x: F.gelu(x.bfloat16()).sum(1), [f32(4, 16)], {}),
+    "dynamic": lambda: (
+        lambda x, y: (x.reshape(-1, x.shape[2]) + y).softmax(-1),
+        [f32(2, 3, 7), f32(7)], {"dynamic": True},
+    ),
+    "conv_bn": lambda: (torch.no_grad()(conv_bn()), [f32(1, 3, 6, 6)], {}),
+    "adam": lambda: (adam_step, [f32(7, 3), f32(7, 3), f32(7, 3), f32(7, 3)], {}),
+    "integers": lambda: (
+        lambda x, i: x[i] // 3 + i % 2,
+        [torch.ones(5, dtype=torch.int32), torch.ones(4, dtype=torch.int64)], {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+    fn, inputs, options = GRAPHS[name]()
+    target = record(fn, *inputs, **options)
+    parts = []
+    for report, program in zip(target.reports, target.programs, strict=True):
+        source = target.render(program, Config()).files["kernels.cpp"]
+        parts.append(f"==== {report.kind}\n{program.text()}\n---- C++\n{source}")
+    text = portable("\n".join(parts))
+    path = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists(), "no golden text: run with --update-golden and look at what it writes"
+    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
+
+
+def test_golden_files_all_belong_to_a_graph() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(GRAPHS)
+
+
+def test_golden_texts_name_no_machine() -> None:
+    for path in GOLDEN.glob("*.txt"):
+        text = path.read_text()
+        assert "/home" not in text and "site-packages" not in text and ".py:" not in text, path
+
+
+# ---- pieces of text ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "text"),
+    [
+        (0.1, torch.float64, "0.1"),
+        (0.1, torch.float32, "0.1f"),
+        (3, torch.float32, "3.0f"),
+        (-0.0, torch.float32, "(-0.0f)"),
+        (1e300, torch.float64, "1e+300"),
+        (math.inf, torch.float32, "(d_inff)"),
+        (-math.inf, torch.bfloat16, "(-d_inff)"),
+        (math.nan, torch.float64, "d_nan"),
+        (True, torch.bool, "true"),
+        (-(2**63), torch.int64, "INT64_MIN"),
+        (2**63 - 1, torch.int64, "(int64_t)9223372036854775807"),
+        (-5, torch.int8, "(int8_t)(-5)"),
+        (200, torch.uint8, "(uint8_t)200"),
+    ],
+)
+def test_literals_keep_every_digit(value: Any, dtype: torch.dtype, text: str) -> None:
+    assert literal(value, dtype) == text
+
+
+def test_conversions_round_where_pytorch_does() -> None:
+    assert conversion("x", torch.float32, torch.bfloat16, rounded=True) == "d_round_bf16((float)x)"
+    assert conversion("x", torch.bfloat16, torch.float32, rounded=True) == "(float)x"
+    assert conversion("x", torch.float32, torch.bool, rounded=True) == "x != 0"
+    assert conversion("x", torch.float32, torch.uint8, rounded=True) == "(uint8_t)(int64_t)x"
+
+
+def test_symbolic_sizes_as_text() -> None:
+    n, m = sympy.symbols("n m", integer=True, positive=True)
+    assert size_text(normal(n * m + 3)) in ("((m * n) + 3)", "(3 + (m * n))")
+    assert size_text(sympy.Max(n, m)) in ("(m > n ? m : n)", "(n > m ? n : m)")
+    assert size_text(n**2) == "(n * n)"
+    with pytest.raises(NotImplementedError, match="size expression"):
+        size_text(sympy.sin(n))
