@@ -13,7 +13,9 @@ from dicp.torch_private import OpOverload, all_decompositions
 
 aten = torch.ops.aten
 
-WHOLE = frozenset({aten.lift_fresh.default, aten.lift.default, aten.detach.default})
+WHOLE = frozenset(
+    {aten.lift_fresh.default, aten.lift.default, aten.detach.default, aten.item.default}
+)
 """Operators AOTAutograd itself expects to find whole."""
 
 MUTATING = frozenset({aten.complex.default, aten.polar.default})

@@ -46,6 +46,9 @@ PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
 COLUMN_TILE = 512
 CHUNKS = 16
+TILE = (64, 16)
+"""Crossing and contiguous extent of a tile: few lines of each tensor at a time, since rows whose
+length is a power of two share cache sets."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class _Renderer:
         self.sites: list[str] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
+        self.flagged: set[str] = set()
+        """Extrema whose NaNs are collected beside them, so that both vectorize."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
@@ -125,6 +130,9 @@ class _Renderer:
             self._stmts(self._all_stmts(), scope)
             pragma = self._parallel(rows, 0, simd=True)
             return [f"  {pragma}", *self._loop(last, scope, 1)]
+        crossing = self._crossing_loop()
+        if crossing is not None:
+            return self._tiled(crossing)
         row_scope = self._push(outer, 1 + len(outer))
         scope = self._push((last,), 2 + len(outer))
         self._stmts(self._all_stmts(), scope)
@@ -133,6 +141,52 @@ class _Renderer:
             *self._loop(last, scope, row_scope.indent),
         ]  # fmt: skip
         return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+
+    def _crossing_loop(self) -> Var | None:
+        """The outer loop along which some tensor is contiguous while the last loop strides it."""
+        last = self.kernel.rows[-1]
+        for index in self._memory_indices():
+            for var in self.kernel.rows[:-1]:
+                if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
+                    return var
+        return None
+
+    def _memory_indices(self) -> list[Index]:
+        seen: set[int] = set()
+        loads = [
+            e.attr.coords[0]
+            for expr in self.kernel.exprs() for e in ir.walk(expr, seen) if e.op == "read"
+        ]  # fmt: skip
+        return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
+
+    def _tiled(self, crossing: Var) -> list[str]:
+        """Two loops in square tiles, so that both directions reuse the cache lines they touch."""
+        rows = self.kernel.rows
+        last = rows[-1]
+        outer = [v for v in rows[:-1] if v is not crossing]
+        depth = 1 + len(outer)
+        row_scope = self._push([*outer, crossing], depth + 3)
+        scope = self._push((last,), depth + 4)
+        self._stmts(self._all_stmts(), scope)
+        pad = _pad(depth)
+        lines = []
+        for k, var in enumerate((crossing, last)):
+            name, size = f"tile{k}", self._size(var.size)
+            lines.append(f"{_pad(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
+                         f"{name} += {TILE[k]}) {{")  # fmt: skip
+        for k, var in enumerate((crossing, last)):
+            name, size = f"tile{k}", self._size(var.size)
+            lines.append(
+                f"{pad}    const int64_t end{k} = "
+                f"{name} + {TILE[k]} < {size} ? {name} + {TILE[k]} : {size};"
+            )
+        lines += [
+            f"{_pad(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{", *row_scope.lines,
+            f"{_pad(depth + 3)}#pragma omp simd",
+            *self._loop(last, scope, depth + 3, ("tile1", "end1")),
+            f"{_pad(depth + 2)}}}", f"{_pad(depth + 1)}}}", f"{pad}}}",
+        ]  # fmt: skip
+        return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
 
     def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
         lines = [f"  {pragma}"] if pragma else []
@@ -165,9 +219,24 @@ class _Renderer:
     ) -> None:  # fmt: skip
         """The inner loops of one phase; accumulators are declared before them."""
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        flagged = [s for s in accumulators if _tracks_nan(s)]
+        self.flagged = {s.name for s in flagged}
         for stmt in accumulators:
-            scope.lines.append(_pad(scope.indent) + self._declare(stmt))
+            flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            scope.lines.append(_pad(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
+        self._inner_body(phase, scope, loops, serial, first_range)
+        self.flagged = set()
+        for stmt in flagged:
+            nan = literal(math.nan, stmt.dtype)
+            name = _local(stmt.name)
+            scope.lines.append(f"{_pad(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
+
+    def _inner_body(
+        self, phase: Phase, scope: _Scope, loops: Sequence[Var], serial: bool,
+        first_range: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
         for stmt in phase.stmts:
             if isinstance(stmt, Save):
                 size = product(v.size for v in self.kernel.inner)
@@ -179,7 +248,6 @@ class _Renderer:
         outer, last = loops[:-1], loops[-1]
         middle = self._push(outer, scope.indent + len(outer)) if outer else scope
         body = self._push((last,), middle.indent + 1)
-        before = len(middle.lines) if not outer else 0
         self._stmts(phase.stmts, body)
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
         pragma = [] if serial or arg else [_pad(middle.indent) + self._simd(accumulators)]
@@ -187,7 +255,6 @@ class _Renderer:
         self._pop(body)
         if not outer:
             scope.lines += inner
-            assert before <= len(scope.lines)
             return
         self._pop(middle)
         for depth, var in enumerate(outer):
@@ -266,7 +333,8 @@ class _Renderer:
             isinstance(column.size, int)
         ) else sympy.oo
         many = not isinstance(tiles, int) or tiles >= 4
-        split = not many and not running and self._worth_splitting() and (
+        positions = any(s.op.startswith("arg") for s in accumulators)
+        split = not many and not running and not positions and self._worth_splitting() and (
             product(v.size for v in kernel.inner) != 1
         )
         depth = 2 + len(outer)
@@ -464,8 +532,9 @@ class _Renderer:
         return [f"{_pad(indent)}{self._for(var, bounds)} {{", *body.lines, f"{_pad(indent)}}}"]
 
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
-        clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "d_max", "min": "d_min"}
+        clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
         parts = [f"reduction({clauses[s.op]}: {_local(s.name)})" for s in accumulators]
+        parts += [f"reduction(|: nan_{s.name})" for s in accumulators if s.name in self.flagged]
         return " ".join(["#pragma omp simd", *parts])
 
     def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
@@ -551,6 +620,12 @@ class _Renderer:
             return (
                 f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
                 f"{at} = {position}; }}"
+            )
+        if stmt.name in self.flagged:
+            sign = ">" if stmt.op == "max" else "<"
+            return (
+                f"{name} = {value} {sign} {name} ? {value} : {name}; "
+                f"nan_{stmt.name} |= {value} != {value};"
             )
         return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
 
@@ -750,6 +825,10 @@ def _deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
 def _widened(place: str, dtype: torch.dtype) -> str:
     wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
     return f"{wide}({place})" if wide else place
+
+
+def _tracks_nan(stmt: Accumulate | Running) -> bool:
+    return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
 
 
 def _accumulator_type(stmt: Accumulate | Running) -> str:

@@ -264,34 +264,51 @@ def variable(var: Var) -> Index:
 
 
 def floordiv(value: Index, divisor: Size) -> Index:
-    """`value // divisor`, with the terms that divide exactly taken out."""
+    """`value // divisor` of a non-negative value, with the terms that divide exactly taken out."""
     if divisor == 1:
         return value
     exact, rest = _split(value, divisor)
-    top = rest.maximum()
-    if top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest):
+    if _below(rest, divisor):
         return exact
     rest, divisor = _reduce(rest, divisor)
     return combine([(exact, 1), (Index(0, ((FloorDiv(rest, divisor), 1),)), 1)])
 
 
 def mod(value: Index, divisor: Size) -> Index:
-    """`value % divisor`, with the terms that divide exactly dropped."""
+    """`value % divisor` of a non-negative value, with the terms that divide exactly dropped."""
     if divisor == 1:
         return ZERO
     _, rest = _split(value, divisor)
-    top = rest.maximum()
-    if top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest):
+    if _below(rest, divisor):
         return rest
     return Index(0, ((Mod(rest, divisor), 1),))
 
 
+def _below(rest: Index, divisor: Size) -> bool:
+    """Whether `0 <= rest < divisor` at every point."""
+    top = rest.maximum()
+    return top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest)
+
+
 def _nonnegative(index: Index) -> bool:
-    return index.const == 0 or is_positive(index.const)
+    """Whether the smallest value taken is provably zero or more."""
+    least = index.const
+    for atom, c in index.terms:
+        if is_positive(c):
+            continue
+        bound = _atom_maximum(atom)
+        if bound is None:
+            return False
+        least = least + c * bound
+    least = normal(least)
+    return least == 0 or is_positive(normal(least + 1))
 
 
 def _split(value: Index, divisor: Size) -> tuple[Index, Index]:
-    """`value = exact * divisor + rest` with as much as possible in `exact`."""
+    """`value = exact * divisor + rest` with as much as possible in `exact`, and `rest >= 0`.
+
+    Division of a negative rest would round towards zero in generated code.
+    """
     exact, rest = [], []
     for atom, c in value.terms:
         q = quotient(c, divisor)
@@ -300,9 +317,10 @@ def _split(value: Index, divisor: Size) -> tuple[Index, Index]:
         else:
             exact.append((atom, q))
     q = quotient(value.const, divisor)
-    if q is None:
-        return Index(0, tuple(exact)), Index(value.const, tuple(rest))
-    return Index(q, tuple(exact)), Index(0, tuple(rest))
+    whole, part = Index(0, tuple(exact)), Index(value.const, tuple(rest))
+    if q is not None and _nonnegative(Index(0, part.terms)):
+        return Index(q, whole.terms), Index(0, part.terms)
+    return (whole, part) if _nonnegative(part) else (ZERO, value)
 
 
 def _reduce(value: Index, divisor: Size) -> tuple[Index, Size]:

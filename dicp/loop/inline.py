@@ -6,11 +6,13 @@ Reads at the same coordinates are left to kernel fusion, which computes the valu
 from __future__ import annotations
 
 from dicp.loop import ir
-from dicp.loop.index import Index, Indirect, Size, Var, domain
+from dicp.loop.index import Index, Indirect, Size, Var, domain, product
 from dicp.loop.ir import Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ops import HEAVY, SCALAR_OPS
 
 MAX_INLINE_COST = 10
+MAX_REPEATED_COST = 2
+"""What may be computed again for every element it is broadcast to."""
 MAX_INLINE_LOADS = 4
 MAX_BODY = 400
 
@@ -94,6 +96,8 @@ def _worth_inlining(
         return False
     if _has_indirect(producer.body):
         return False
+    if cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
+        return False
     return not _same_point(producer, item, reader)
 
 
@@ -112,7 +116,7 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
     if own == theirs:
         return True
     return _squeezed(producer.shape) != _squeezed(reader.shape) and _plain(item.coords) and (
-        _count(producer.shape) == _count(reader.shape)
+        product(producer.shape) == product(reader.shape)
     )
 
 
@@ -124,12 +128,6 @@ def _plain(coords: tuple[Index, ...]) -> bool:
 
 def _squeezed(shape: tuple[Size, ...]) -> list[Size]:
     return [s for s in shape if s != 1]
-
-
-def _count(shape: tuple[Size, ...]) -> Size:
-    from dicp.loop.index import product
-
-    return product(shape)
 
 
 def remove_dead(graph: Graph) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import ZERO, Index, Indirect, Size, domain
+from dicp.loop.index import ZERO, Index, Indirect, Size, domain, product
 from dicp.loop.ir import Compute, Expr, Ref, apply, cast, const
 from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
@@ -63,6 +63,30 @@ def index_select(lw: Lowering, x: Value, dim: int, index: Value) -> Value:
         return x.at(coords)
 
     return lw.pointwise(shape, x.dtype, body)
+
+
+@rule(aten.take.default)
+def take(lw: Lowering, x: Value, index: Value) -> Value:
+    size = product(x.shape)
+    flat = lw.reshape(x, (size,))
+    return lw.pointwise(
+        index.shape, x.dtype, lambda idx: flat.at([place(lw, index.at(idx), size)])
+    )
+
+
+@rule(aten.put.default)
+def put(lw: Lowering, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    size, count = product(x.shape), product(index.shape)
+    flat, places, items = (
+        lw.reshape(v, (n,)) for v, n in ((x, size), (index, count), (source, count))
+    )
+    result = scattered(
+        lw, flat, (count,),
+        lambda idx: cast(items.at(idx), x.dtype),
+        lambda idx: [place(lw, places.at(idx), size)],
+        "sum" if accumulate else "store",
+    )  # fmt: skip
+    return lw.reshape(result, x.shape)
 
 
 @rule(aten.embedding.default)

@@ -69,6 +69,11 @@ class Window:
             tests.append(compare("lt", ir.index_value(place), ir.index_value(Index(self.size))))
         return place, tests
 
+    def nearest(self, o: Index, k: Index) -> Index:
+        """Window point `k` moved to the nearest point of the window that exists (dilation 1)."""
+        place, tests = self.at(o, k)
+        return clamped(place, self.size) if tests else place
+
     def _last(self, k: Index) -> Size | None:
         top = k.maximum()
         if top is None:
@@ -124,6 +129,13 @@ class Adaptive:
             return place, []
         return place, [compare("lt", ir.index_value(place), ir.index_value(self.end(o)))]
 
+    def nearest(self, o: Index, k: Index) -> Index:
+        place, tests = self.at(o, k)
+        if not tests:
+            return place
+        last = ir.index_value(self.end(o)) + -1
+        return _indirect(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
+
     def count(self, o: Index, include_padding: bool) -> Expr:
         return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
 
@@ -135,6 +147,17 @@ class Adaptive:
 
 
 AnyWindow = Window | Adaptive
+
+
+def _indirect(at: Expr, size: Size) -> Index:
+    return Index(0, ((Indirect(at, size), 1),))
+
+
+def clamped(place: Index, size: Size) -> Index:
+    """`place` moved into 0 .. size-1, so that reading there needs no test."""
+    at = apply("maximum", torch.int64, ir.index_value(place), const(0, torch.int64))
+    last = ir.index_value(Index(normal(size - 1)))
+    return _indirect(apply("minimum", torch.int64, at, last), size)
 
 
 def _static(values: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
@@ -235,9 +258,7 @@ def _divided(total: Expr, windows: Sequence[AnyWindow], o: Sequence[Index], incl
 def _whole(w: Window) -> bool:
     """Whether no window reaches beyond the padded input."""
     last = normal((w.out - 1) * w.stride + w.kernel)
-    return is_positive(normal(w.size + 2 * w.padding - last + 1)) if (
-        w.padding == 0
-    ) else is_positive(normal(w.size + 2 * w.padding - last + 1))
+    return is_positive(normal(w.size + 2 * w.padding - last + 1))
 
 
 def average(
@@ -344,23 +365,39 @@ def maximum_with_index(
     floating = x.dtype.is_floating_point
     start = -math.inf if floating else _lowest(x.dtype)
 
-    def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
+    exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
+
+    def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
+        """The value at window point `k`, its place, and whether it counts.
+
+        A point beyond the border stands for the nearest one, which the window holds anyway.
+        """
         lead, at = idx[:-n], idx[-n:]
+        parts = list(zip(windows, at, k, strict=True))
+        if not exact:
+            places = [w.nearest(o, i) for w, o, i in parts]
+            return x.at([*lead, *places]), places, None
+        found = [w.at(o, i) for w, o, i in parts]
+        places = [p for p, _ in found]
+        test = both([t for _, tests in found for t in tests])
+        return guarded(test, x.at([*lead, *places]), start), places, test
+
+    def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
         best, where = const(start, x.dtype), const(-1, torch.int64)
-        for k in constants(counts):
-            found = [w.at(o, i) for w, o, i in zip(windows, at, k, strict=True)]
-            places = [p for p, _ in found]
-            test = both([t for _, tests in found for t in tests])
-            item = guarded(test, x.at([*lead, *places]), start)
-            better = apply("bitwise_or", torch.bool, compare("gt", item, best),
-                           compare("lt", where, 0))  # fmt: skip
+        for number, k in enumerate(constants(counts)):
+            item, places, test = point(idx, k)
+            here = ir.index_value(flatten(places, strides))
+            if number == 0 and test is None:
+                best, where = item, here
+                continue
+            better = compare("gt", item, best)
+            if test is not None:
+                first = compare("lt", where, 0)
+                better = both([test, apply("bitwise_or", torch.bool, better, first)])
             if floating:
                 nan = apply("isnan", torch.bool, item)
                 better = apply("bitwise_or", torch.bool, better, nan)
-            if test is not None:
-                better = apply("bitwise_and", torch.bool, better, test)
-            best = select(better, item, best)
-            where = select(better, ir.index_value(flatten(places, strides)), where)
+            best, where = select(better, item, best), select(better, here, where)
         return best, where
 
     shape = sizes_of(lw.meta(0).shape)
@@ -403,14 +440,17 @@ def _chosen_windows(
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
-        found = [w.over(i, k) for w, i, k in zip(windows, at, j, strict=True)]
-        test = both([t for _, tests in found for t in tests])
-        o = [*lead, *(p for p, _ in found)]
+        over = [w.over(i, k)[0] for w, i, k in zip(windows, at, j, strict=True)]
+        inside = [
+            compare(op, ir.index_value(o), ir.index_value(bound))
+            for w, o in zip(windows, over, strict=True)
+            for op, bound in (("ge", Index(0)), ("lt", Index(w.out)))
+        ]
+        o = [*lead, *(clamped(o, w.out) for w, o in zip(windows, over, strict=True))]
         here = ir.index_value(flatten(at, strides))
-        hit = apply("eq", torch.bool, index.at(o), here)
-        assert test is not None
-        hit = apply("bitwise_and", torch.bool, test, masked(test, hit))
-        return select(hit, masked(test, cast(g.at(o), dtype)), 0)
+        hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
+        assert hit is not None
+        return select(hit, cast(g.at(o), dtype), 0)
 
     total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
     return lw.cast(total, x.dtype)
@@ -460,4 +500,4 @@ POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backwa
 POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
 
 
-__all__ = ["POOLING", "Indirect", "Window"]
+__all__ = ["POOLING", "Window"]

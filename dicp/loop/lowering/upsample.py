@@ -1,6 +1,7 @@
-"""Resampling: borders by reflection or replication, and the gradients of interpolation.
+"""Resampling: borders by reflection or replication, and interpolation.
 
-Interpolation itself is decomposed by the framework into gathers, which are generated code.
+The library's loops over rows beat gathers at computed places forward; what the gradients of
+borders add up is generated. Nearest-neighbour interpolation is decomposed by the framework.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Index, Indirect, Size, normal
 from dicp.loop.ir import Expr, apply, cast, const
-from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size, sizes_of
+from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size
 from dicp.loop.lowering.indexing import scattered
 from dicp.loop.lowering.library import plain
 
@@ -45,16 +46,6 @@ def _sources(
     return result
 
 
-def _pad(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Value]:
-    def lowered(lw: Lowering, x: Value, padding: Sequence[Any]) -> Value:
-        shape = sizes_of(lw.meta().shape)
-        return lw.pointwise(
-            shape, x.dtype, lambda idx: x.at(_sources(fold, idx, x.shape, padding))
-        )
-
-    return lowered
-
-
 def _pad_backward(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Value]:
     def lowered(lw: Lowering, g: Value, x: Value, padding: Sequence[Any]) -> Value:
         dtype = torch.float32 if g.dtype in ir.LOW_PRECISION else g.dtype
@@ -81,11 +72,13 @@ for _fold, _forward, _backward in (
       aten.replication_pad3d_backward)),
 ):  # fmt: skip
     for _op in _forward:
-        UPSAMPLE.add(_op.default, _pad(_fold))
+        UPSAMPLE.add(_op.default, plain(_op.default), "library")
     for _op in _backward:
         UPSAMPLE.add(_op.default, _pad_backward(_fold))
 
 for _op in (
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
     aten.upsample_linear1d_backward, aten.upsample_bilinear2d_backward,
     aten.upsample_trilinear3d_backward, aten.upsample_bicubic2d_backward,
     aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward,

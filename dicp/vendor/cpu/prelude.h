@@ -97,12 +97,6 @@ template <class T> d_inline T d_fmax(T a, T b) { return (a > b || b != b) ? a : 
 template <class T> d_inline T d_fmin(T a, T b) { return (a < b || b != b) ? a : b; }
 template <class T> d_inline bool d_better_max(T a, T b) { return a > b || (a != a && b == b); }
 template <class T> d_inline bool d_better_min(T a, T b) { return a < b || (a != a && b == b); }
-template <class T> d_inline T d_start_max(T) { return d_lowest<T>(); }
-template <class T> d_inline T d_start_min(T) { return d_highest<T>(); }
-#pragma omp declare reduction(d_max : float, double, int8_t, uint8_t, int16_t, int32_t, int64_t, bool \
-  : omp_out = d_maximum(omp_out, omp_in)) initializer(omp_priv = d_start_max(omp_orig))
-#pragma omp declare reduction(d_min : float, double, int8_t, uint8_t, int16_t, int32_t, int64_t, bool \
-  : omp_out = d_minimum(omp_out, omp_in)) initializer(omp_priv = d_start_min(omp_orig))
 
 d_inline float d_abs(float x) { return __builtin_fabsf(x); }
 d_inline double d_abs(double x) { return __builtin_fabs(x); }

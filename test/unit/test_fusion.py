@@ -1,0 +1,168 @@
+"""Kernel fusion: that it happens where it pays, and that it never changes a result."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from programs import Program, mismatches, random_program
+from recorder import Recorder, calls, kernels, record
+from torch import Tensor, nn
+
+from dicp import Backend
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+
+def dropout_add_norm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(F.dropout(x, 0.1) + residual, (48,), w, b)
+
+
+def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int = 3) -> None:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    denominator = (v.sqrt() / (1 - 0.999**step) ** 0.5).add_(1e-8)
+    p.addcdiv_(m, denominator, value=-0.01 / (1 - 0.9**step))
+
+
+ROW = (torch.randn(24, 48),)
+VECTOR = torch.randn(48)
+ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "softmax": (lambda x: x.softmax(-1), ROW),
+    "log_softmax": (lambda x: x.log_softmax(-1), ROW),
+    "softmax of columns": (lambda x: x.relu().sum(0), ROW),
+    "layer norm": (lambda x: F.layer_norm(x, (48,), VECTOR, VECTOR), ROW),
+    "layer norm in bf16": (lambda x: F.layer_norm(x, (48,)), (ROW[0].bfloat16(),)),
+    "rms norm": (rms_norm, (*ROW, VECTOR)),
+    "rms norm of the framework": (lambda x: F.rms_norm(x, (48,), VECTOR), ROW),
+    "gelu": (F.gelu, ROW),
+    "tanh gelu": (lambda x: F.gelu(x, approximate="tanh"), ROW),
+    "dropout, add, norm": (dropout_add_norm, (*ROW, ROW[0] + 1, VECTOR, VECTOR)),
+    "masked softmax": (
+        lambda x, m: torch.where(m, x / 3, -torch.inf).softmax(-1), (*ROW, ROW[0] > -2)
+    ),
+    "several outputs": (lambda x: (x.sin(), x.cos(), x + 1, x.sum(-1)), ROW),
+    "swiglu": (lambda x: F.silu(x[:, :24]) * x[:, 24:], ROW),
+    "mean and variance": (lambda x: torch.var_mean(x, -1), ROW),
+    "normalize": (lambda x: F.normalize(x, dim=-1), ROW),
+    "through a reshape": (lambda x: (x + 1).reshape(12, 2, 48).softmax(-1).flatten(), ROW),
+    "argmax of a product": (lambda x: (x * 2 + 1).argmax(-1), ROW),
+    "adam": (adam, tuple(torch.rand(5, 7) for _ in range(4))),
+    "sgd with momentum": (
+        lambda p, g, m: (m.mul_(0.9).add_(g), p.sub_(m, alpha=0.1))[0],
+        tuple(torch.rand(5, 7) for _ in range(3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_KERNEL)
+def test_one_kernel(name: str, dynamic: bool) -> None:
+    fn, inputs = ONE_KERNEL[name]
+    target = record(fn, *[x.clone() for x in inputs], dynamic=dynamic)
+    assert (kernels(target), calls(target)) == ([1], [])
+
+
+def test_cross_entropy_forward_is_one_pass_over_the_logits() -> None:
+    target = torch.randint(0, 48, (24,))
+    made = record(lambda x: F.cross_entropy(x, target), ROW[0])
+    (program,) = made.programs
+    logits = program.plain["inputs"][0]
+    readers = [s for s in program.plain["steps"] if "kernel" in s and logits in s["args"]]
+    assert len(readers) == 1, program.text()
+    assert kernels(made)[0] <= 2, "a row each, and their mean"
+
+
+def test_softmax_backward_is_one_kernel() -> None:
+    made = record(lambda x: x.softmax(-1), ROW[0].clone().requires_grad_())
+    assert kernels(made) == [1, 1]
+
+
+def mlp(layers: int) -> nn.Module:
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU()) for _ in range(layers)]
+    return nn.Sequential(*blocks)
+
+
+def distinct_kernels(target: Recorder) -> int:
+    return len({name for program in target.programs for name in program.kernel_texts})
+
+
+def test_identical_layers_share_kernels() -> None:
+    x = torch.randn(8, 16)
+    one, four = (distinct_kernels(record(mlp(n), x)) for n in (1, 4))
+    assert four <= one + 4
+
+
+def test_fusion_stops_at_library_calls_and_returned_buffers() -> None:
+    made = record(lambda x, w: ((x + 1) @ w).relu(), torch.randn(4, 4), torch.randn(4, 4))
+    assert kernels(made) == [2] and len(calls(made)) == 1
+
+
+def test_no_kernel_where_nothing_is_computed() -> None:
+    assert kernels(record(lambda x: (x.t(), x.view(-1)[3:], x[None]), torch.randn(4, 5))) in (
+        [], [0],
+    )  # fmt: skip
+
+
+# ---- random programs -----------------------------------------------------------------------------
+
+
+def check(program: Program, dynamic: bool, grad: bool) -> None:
+    torch._dynamo.reset()
+    compiler = Backend("cpu", cxx_flags="-O0")
+    compiled = torch.compile(program.function(), backend=compiler, dynamic=dynamic)
+    assert not mismatches(program, compiled, grad=grad)
+
+
+@settings(
+    deadline=None, derandomize=True, max_examples=20, database=None,
+    phases=(Phase.explicit, Phase.generate),  # shrinking would compile thousands of programs
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(st.data())
+def test_random_programs(data: st.DataObject) -> None:
+    grad = data.draw(st.booleans())
+    program = random_program(lambda s: data.draw(st.sampled_from(s)), 8, mutation=not grad)
+    check(program, data.draw(st.booleans()), grad)
+
+
+@pytest.mark.slow
+def test_many_random_programs() -> None:
+    for seed in range(500):
+        rng = random.Random(seed)
+        grad = rng.random() < 0.3
+        program = random_program(lambda s: s[rng.randrange(len(s))], 10, mutation=not grad)
+        check(program, rng.random() < 0.25, grad)
+
+
+FOUND = {
+    "the constant of a rejoined quotient": (
+        [(2, 8, 1)], ["v1 = v0.reshape(1, 16, 1).select(1, -1) + v0"], True, False
+    ),
+    "a slice walked backwards under a division": (
+        [(4, 3)], ["v1 = v0.tanh().t().reshape(12)[:9].flip(0)"], False, False
+    ),
+    "a number computed from sizes": (
+        [(2, 4)], ["v1 = v0.var((1,), unbiased=False)"], True, True
+    ),
+    "positions in a split column": (
+        [(8, 12, 1)], ["v1 = v0.argmin(0, keepdim=True) * 0.25"], True, False
+    ),
+    "a constant in the graph": ([(2, 3)], ["v0[..., 0] = 0.25", "v1 = v0 + 1"], False, False),
+    "a scan down the columns": (
+        [(12, 3, 12)], ["v1 = (v0.cumsum(1) * 2).logsumexp((0, 2))"], False, True
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found_by_random_programs(name: str) -> None:
+    shapes, lines, dynamic, grad = FOUND[name]
+    check(Program(shapes, lines, ["v1"]), dynamic, grad)
