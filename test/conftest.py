@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
     config.stash[EAGER_NODES] = Counter()
+    if config.inipath and TEST_ROOT in config.inipath.parents:
+        config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     _use_testpaths_of_the_ini_file(config)
     _use_a_cache_of_our_own(config)
 

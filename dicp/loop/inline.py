@@ -15,6 +15,9 @@ MAX_REPEATED_COST = 2
 """What may be computed again for every element it is broadcast to."""
 MAX_INLINE_LOADS = 4
 MAX_BODY = 400
+MAX_TABLE_COST = 3
+TABLE_USES = 16
+"""A computed value used this often and costing more than that is kept (interpolation weights)."""
 
 
 def cost_of(expr: Expr) -> int:
@@ -91,7 +94,7 @@ def _worth_inlining(
         return False
     cost, reads, _ = _measure(producer, sizes)
     if reads == 0 and cost < HEAVY:
-        return True
+        return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
     if producer.realize or reads > MAX_INLINE_LOADS or cost > MAX_INLINE_COST:
         return False
     if _has_indirect(producer.body):
@@ -99,6 +102,12 @@ def _worth_inlining(
     if cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
         return False
     return not _same_point(producer, item, reader)
+
+
+def _is_table(producer: Compute, reader: Compute) -> bool:
+    """Whether each of the producer's values is used many times by the reader."""
+    few, many = product(producer.shape), product(reader.shape)
+    return isinstance(few, int) and isinstance(many, int) and few * TABLE_USES <= many
 
 
 def _has_indirect(expr: Expr) -> bool:

@@ -80,7 +80,8 @@ class _KernelBuilder:
         self.members = {n.out: n for n in group.computes()}
         self.stage = stages(group)
         self.names = {n: f"r{k}" for k, n in enumerate(group.computes())}
-        self.is_column = group.axes is not None and is_column(group)
+        scans = any(n.kind == "scan" for n in group.computes())
+        self.is_column = group.axes is not None and not scans and is_column(group)
         self._memo: dict[tuple[Compute, int, bool], Expr] = {}
         self._saved: dict[Compute, None] = {}
 

@@ -14,6 +14,7 @@ aten = torch.ops.aten
 X = (6, 37)
 F32_F64 = (torch.float32, torch.float64)
 ONE = ("contiguous",)
+VARYING = ("contiguous", "transposed", "sliced")
 
 CASES = [
     op("add.Scalar", lambda x: aten.add.Scalar(x, 2, 3), X),
@@ -39,29 +40,38 @@ CASES = [
     op("_to_copy", lambda x: aten._to_copy.default(x, dtype=torch.float64), X),
     op("softmax_to_half", lambda x: (aten._softmax.default(x, 1, False),
                                      aten._log_softmax.default(x, 1, False)), X),
-    op("pow.Scalar", lambda x: aten.pow.Scalar(1.5, x), X, dtypes=F32_F64),
+    op("pow.Scalar", lambda x: aten.pow.Scalar(1.5, x), X, dtypes=F32_F64,
+       strides=False),
     op("scatter.value", lambda x, i: aten.scatter.value(x, 1, i, 2.5), X, index((6, 9), 37),
        dtypes=F32_F64),
     op("max.dim", lambda x: (*aten.max.dim(x, 1), *aten.min.dim(x, 0)), X, dtypes=F32_F64),
     op("prod.dim_int", lambda x: aten.prod.dim_int(x, 1, True), T(X, 0.8, 1.2), dtypes=F32_F64),
     op("copy.default", lambda x, y: aten.copy.default(x, y), X, X, grad=False),
     op("var.dim", lambda x: (aten.var.dim(x, [1]), aten.var.correction(x, [0], correction=2)), X,
-       dtypes=F32_F64),
+       dtypes=F32_F64, layouts=VARYING),
     op("empty", lambda x: (aten.empty.memory_format([2, 3]).fill_(1.0) + x[0, 0],
                            aten.empty_strided.default([2, 3], [1, 2]).fill_(2.0)), X,
        dtypes=(torch.float32,), layouts=ONE),
     op("squeeze", lambda x: (aten.squeeze.dim(x, 0), aten.squeeze.dims(x, [0, 2])), (1, 6, 1)),
     op("any.dims", lambda x: aten.any.dims(x, [0, 1]), X, grad=False),
+    op("resize_", lambda x: x.clone().resize_(3, 4) + 1, X, grad=False, layouts=ONE, dtypes=F32_F64),
     op("sum_of_size", lambda x: x.sum() * x.numel() + x.size(0), X, dtypes=F32_F64),
 ]
 
-# Reached only with symbolic sizes or outside tensors' values; the tests named here exercise them.
+# Composites that dispatch to others, or reached only with symbolic sizes or scalars: what the
+# recorder does not see, and the tests that exercise them.
 ELSEWHERE = {
     "aten.sym_size.int": "every dynamic run",
     "aten.sym_numel.default": "sum_of_size, dynamic",
     "aten.sym_stride.int": "tensor_properties, dynamic",
     "aten.sym_storage_offset.default": "the sliced layout of every case, dynamic",
     "aten._local_scalar_dense.default": "test_robustness.test_item",
+    "aten.sym_is_contiguous.default": "Dynamo, on every dynamic input",
+    "aten.adaptive_avg_pool1d.default": "test_pooling: adaptive_avg_pool1d",
+    "aten.avg_pool1d.default": "test_pooling: avg_pool1d",
+    "aten.upsample_bilinear2d.vec": "test_upsample: bilinear_vec",
+    "aten.upsample_nearest2d.vec": "test_upsample: bilinear_vec",
+    "aten.var.dim": "var.dim in this file",
     "aten.rand.default": "test_random",
     "aten.randn.default": "test_random",
     "aten.randperm.default": "test_random",

@@ -297,7 +297,7 @@ class Lowering:
             if isinstance(item, torch.Tensor) and item.ndim == len(shape):
                 if sizes_of(item.shape) == shape and item.layout == torch.strided:
                     strides = sizes_of(item.stride())
-                    if is_dense(shape, strides):
+                    if is_injective(shape, strides):
                         return strides
         return None
 
@@ -455,7 +455,7 @@ class Lowering:
                 return Ref(
                     self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref
                 )
-        if strides is None or not is_dense(shape, tuple(strides)):
+        if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
         out = self.pointwise(shape, value.dtype, value.at, strides)
         self._force(out.ref)
@@ -692,6 +692,22 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
             return False
         pairs.remove(found)
         expected = normal(expected * found[1])
+    return True
+
+
+def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether no two elements share memory, holes being allowed."""
+    if is_dense(shape, strides):
+        return True
+    numbers = [n for n in (*shape, *strides) if isinstance(n, int)]
+    if len(numbers) != 2 * len(shape):
+        return False
+    sizes = numbers[: len(shape)]
+    extent = 1
+    for stride, size in sorted(zip(numbers[len(shape) :], sizes, strict=True)):
+        if size != 1 and stride < extent:
+            return False
+        extent += (size - 1) * stride
     return True
 
 

@@ -95,6 +95,8 @@ def prod(
 def _extremum(lw: Lowering, op: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
     if any(x.shape[a] == 0 for a in axes):
         raise NoRule("extremum over an empty axis")
+    if x.dtype == torch.bool:
+        op = {"max": "any", "min": "all"}[op]
     return lw.reduce(op, x.shape, axes, x.dtype, x.at, keepdim)
 
 

@@ -102,8 +102,8 @@ d_inline float d_abs(float x) { return __builtin_fabsf(x); }
 d_inline double d_abs(double x) { return __builtin_fabs(x); }
 template <class T> d_inline T d_abs(T x) { return x < 0 ? (T)-x : x; }
 template <class T> d_inline T d_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
-d_inline bool d_signbit(float x) { return __builtin_signbitf(x) != 0; }
-d_inline bool d_signbit(double x) { return __builtin_signbit(x) != 0; }
+d_inline bool d_signbit(float x) { return (int32_t)d_bits(x) < 0; }
+d_inline bool d_signbit(double x) { int64_t u; __builtin_memcpy(&u, &x, 8); return u < 0; }
 template <class T> d_inline bool d_signbit(T x) { return x < 0; }
 d_inline float d_sqrt(float x) { return __builtin_sqrtf(x); }
 d_inline double d_sqrt(double x) { return __builtin_sqrt(x); }

@@ -18,6 +18,8 @@ BASE_FLAGS = (
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
 )  # fmt: skip
+CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
+"""For code that crashes the compiler's vectorizer."""
 COMPILERS = ("g++", "clang++")
 TIMEOUT_SECONDS = 600
 
@@ -91,6 +93,16 @@ def find_toolchain(config: Config) -> Toolchain:
     return Toolchain(path, version, (*BASE_FLAGS, *vector, *config.cxx_flags))
 
 
+def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False,
+            timeout=TIMEOUT_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError("cpu", command, str(error)) from error
+
+
 def compile_shared(toolchain: Toolchain, files: dict[str, str], main: str) -> bytes:
     """The shared object built from `main` (other files lie beside it).
 
@@ -101,13 +113,9 @@ def compile_shared(toolchain: Toolchain, files: dict[str, str], main: str) -> by
             Path(folder, name).write_text(text)
         output = Path(folder, "unit.so")
         command = [toolchain.compiler, *toolchain.flags, main, "-o", str(output), "-lm"]
-        try:
-            result = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, check=False,
-                timeout=TIMEOUT_SECONDS,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerError("cpu", command, str(error)) from error
+        result = _run(command, folder)
+        if "internal compiler error" in result.stderr:
+            result = _run([*command, *CAUTIOUS_FLAGS], folder)
         if result.returncode != 0 or not output.exists():
             raise CompilerError("cpu", command, result.stderr, [files[main]])
         return output.read_bytes()
