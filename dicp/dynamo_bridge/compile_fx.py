@@ -20,6 +20,7 @@ from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.dynamo_bridge.fuse import FUSE
 from dicp.dynamo_bridge.infer import Inference
+from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
@@ -77,6 +78,10 @@ def compile_fx(
             observer.finish()
             on_report(report)
 
+    def joint_passes(joint: fx.GraphModule, inputs: Any) -> None:
+        context = PassContext(target.facts, config, "joint", Inference.of(joint))
+        run_passes(joint, graph_passes(config, "joint"), context)
+
     return compile_graphs(
         gm,
         example_inputs,
@@ -84,6 +89,7 @@ def compile_fx(
         compile_graph=compile_graph,
         load_graph=load_graph,
         identity=identity,
+        joint_passes=joint_passes,
         cache=cache if not config.freeze else None,
     )
 
@@ -113,7 +119,7 @@ def _compile_graph(
     context = PassContext(
         target.facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
     )
-    run_passes(gm, graph_passes(config), context, observer.after_pass)
+    run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
     with observer.stage("lower"):
         lower = LowerContext(config, info.kind, frozenset(info.static_inputs))
         program = target.lower(gm, lower)
@@ -133,9 +139,17 @@ def _compile_graph(
     return CompiledGraph(text, executable)
 
 
-def graph_passes(config: Config) -> tuple[Pass, ...]:
-    """The graph passes, in order."""
-    return (CANONICALIZE, *((FUSE,) if config.fuse else ()))
+def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
+    """The passes of one kind of graph, in order.
+
+    Layouts of a training graph are assigned before it is split, so that what forward saves for
+    backward is saved in the layout backward wants.
+    """
+    if kind == "joint":
+        return (LAYOUT,)
+    fusion = (FUSE, CANONICALIZE) if config.fuse else ()
+    layout = (LAYOUT,) if kind == "inference" else ()
+    return (CANONICALIZE, *fusion, *layout)
 
 
 def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> CompiledGraph:

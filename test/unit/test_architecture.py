@@ -24,6 +24,7 @@ RANKS = {
     "config": 1,
     "cache": 2,
     "template": 2,
+    "operators": 2,
     "target": 3,
     "loop": 4,
     "graphop": 4,

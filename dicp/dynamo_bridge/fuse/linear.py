@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge import ops
+from dicp import operators as ops
 from dicp.dynamo_bridge.canonicalize import permutation_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import (

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dicp import operators
 from dicp.cache import Cache, key_of
 from dicp.loop.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
@@ -102,3 +103,24 @@ def addmm(
         scale = {"beta": beta, "alpha": alpha}
         return lw.call(aten.addmm.default, (bias, a, b), scale, out_variant=aten.addmm.out)[0]
     return _call(lw, a, lw.permute(b, [1, 0]), bias)
+
+
+EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh",
+             "silu": "swish", "tanh": "tanh", "sigmoid": "sigmoid"}  # fmt: skip
+"""Activations by the library's names."""
+
+
+@ONEDNN.register(operators.linear, kind="library")
+def linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
+    operands = [v for v in (x, w, bias) if v is not None]
+    if not _taken(lw, *operands) or activation not in EPILOGUES:
+        return lw.call(operators.linear, (x, w, bias, activation))[0]
+    return _call(lw, x, w, bias, EPILOGUES[activation])
+
+
+PLAIN = RuleTable()
+
+
+@PLAIN.register(operators.linear, kind="library")
+def plain_linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
+    return lw.call(operators.linear, (x, w, bias, activation))[0]

@@ -35,7 +35,7 @@ from dicp.target import (
 )
 from dicp.template import render_template
 from dicp.torch_private import OpOverload
-from dicp.vendor.cpu.library import ONEDNN, fastest_linear, linear_rates
+from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain, has_libmvec
 
 FOLDER = Path(__file__).parent
@@ -43,7 +43,8 @@ MAX_ARGS = 1024
 UNIT_TEXT = 24_000
 """Characters of kernel text that justify a translation unit of its own."""
 
-RULES_WITH_ONEDNN = RULES.merged(ONEDNN)
+OWN_RULES = RULES.merged(PLAIN)
+RULES_WITH_ONEDNN = OWN_RULES.merged(ONEDNN)
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -60,8 +61,10 @@ class CpuTarget(Target):
     facts = Facts(
         dtypes=DTYPES,
         symbolic_shapes=True,
-        keep=RULES.ops(),
-        fusions=frozenset({"attention"}),
+        keep=OWN_RULES.ops(),
+        fusions=frozenset(
+            {"attention", "layer_norm", "rms_norm", "gelu", "linear", "conv_bn"}
+        ),
         conv_channels_last=True,
     )
 
@@ -77,14 +80,14 @@ class CpuTarget(Target):
             return Decision("view")
         if not isinstance(op, OpOverload):
             return Decision("eager", "not an ATen operator")
-        entry = RULES.get(op)
+        entry = OWN_RULES.get(op)
         if entry is None:
             return Decision("eager", "no rule for this operator")
         reason = self._unsupported(node)
         return Decision("eager", reason) if reason else Decision(entry.kind)
 
     def rule_kind(self, op: Any) -> DecisionKind | None:
-        entry = RULES.get(op)
+        entry = OWN_RULES.get(op)
         return entry.kind if entry else None
 
     def _unsupported(self, node: fx.Node) -> str:
@@ -109,9 +112,9 @@ class CpuTarget(Target):
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
         if not any(n.target in ONEDNN.ops() for n in gm.graph.nodes):
-            return RULES
+            return OWN_RULES
         fastest = fastest_linear(Cache.open(config))
-        return RULES_WITH_ONEDNN if fastest == "onednn" else RULES
+        return RULES_WITH_ONEDNN if fastest == "onednn" else OWN_RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         comments = {r.name: r.sources for r in program.reports}
