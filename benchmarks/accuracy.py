@@ -21,10 +21,20 @@ class InDouble(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if func is Tensor.float:
-            func = Tensor.double
+        func = IN_DOUBLE.get(func, func)
         args, kwargs = pytree.tree_map_only(torch.dtype, _widen, (tuple(args), kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _grouped_mm(a: Tensor, b: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+    """The product of each group of a's rows, ending at `offs`, with its matrix of b."""
+    ends = offs.tolist()
+    groups = zip([0, *ends], ends, b, strict=False)
+    return torch.cat([a[start:end] @ matrix for start, end, matrix in groups])
+
+
+IN_DOUBLE = {Tensor.float: Tensor.double, torch._grouped_mm: _grouped_mm}
+"""Functions that would leave float64 or do not take it, and what computes the same in float64."""
 
 
 def _widen(dtype: torch.dtype) -> torch.dtype:

@@ -257,7 +257,7 @@ MODELS = (
     Model(
         "resnet50",
         "vision, convolution",
-        lambda: torchvision.models.resnet50(num_classes=CLASSES),
+        lambda: torchvision.models.resnet50(num_classes=CLASSES, zero_init_residual=True),
         lambda: {"x": _images(4, 128)},
         _itself,
         _classes,

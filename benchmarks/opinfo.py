@@ -155,7 +155,7 @@ def call_with_gradients(
     arguments, keywords = copy_inputs(((sample.input, *sample.args), sample.kwargs), dtype)
     torch.manual_seed(0)
     outputs = fn(*arguments, **keywords)
-    flat = [v for v in pytree.tree_leaves(outputs)]
+    flat = pytree.tree_leaves(outputs)
     leaves = [
         v
         for v in pytree.tree_leaves((arguments, keywords))

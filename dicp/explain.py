@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -67,3 +69,13 @@ def explain(
 
 def _parameters(fn: Callable[..., Any]) -> list[torch.Tensor]:
     return list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
+
+
+class _CallableModule(ModuleType):
+    """`dicp.explain` names this module once it is imported, and remains the function of that name."""
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+        return explain(fn, *args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

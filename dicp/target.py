@@ -44,8 +44,11 @@ class Facts:
     """ATen overloads that the target takes undecomposed."""
     fusions: frozenset[str] = frozenset()
     """Names of the graph-level pattern families the target wants."""
-    conv_channels_last: bool = False
-    """Whether convolutions run faster on channels-last tensors."""
+    frozen_fusions: frozenset[str] = frozenset()
+    """Families that pay only where parameters are frozen, their arithmetic being done once."""
+    conv_channels_last: Literal["never", "frozen", "always"] = "never"
+    """When convolutions are given channels-last tensors: "frozen" means only where the weights'
+    conversion is done once (`freeze`)."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Options and fixtures that every test shares: which backend, static or dynamic shapes.
 
-    pytest test                                             everything, on cpugraph
-    pytest test/op --backend inductor --dynamic false       any backend Dynamo knows
-    pytest -c test/cpu_scripts/ops/static.ini --backend cpugraph --dynamic false
+pytest test                                             everything, on cpugraph
+pytest test/op --backend inductor --dynamic false       any backend Dynamo knows
+pytest -c test/cpu_scripts/ops/static.ini --backend cpugraph --dynamic false
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
+    logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
     config.stash[EAGER_NODES] = Counter()
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder

@@ -18,13 +18,14 @@ from dicp.config import Config
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
 from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.decompose import decompositions
+from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen
 from dicp.dynamo_bridge.fuse import FUSE
 from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
-from dicp.target import Artifact, KernelReport, LowerContext, NodeReport, Target
+from dicp.target import Artifact, Executable, KernelReport, LowerContext, NodeReport, Target
 from dicp.torch_private import disable_current_modes, free_unbacked_symbols
 
 
@@ -120,23 +121,41 @@ def _compile_graph(
         target.facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
     )
     run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
-    with observer.stage("lower"):
-        lower = LowerContext(config, info.kind, frozenset(info.static_inputs))
-        program = target.lower(gm, lower)
-    report.nodes, report.kernels = program.nodes, program.kernels()
-    observer.text("program.txt", program.text() if config.dump else "")
-    if config.dump:
-        for name, text in target.render(program, config).files.items():
-            observer.text(name, text)
-    with observer.stage("build"):
-        artifact = target.build(program, cache, config)
-    with observer.stage("load"):
-        executable = target.load(artifact, cache, config)
+    frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
+    if frozen is not None:
+        once, rest = (_build(part, info, target, config, cache, observer) for part in frozen)
+        return CompiledGraph(None, FrozenExecutable(once[1], rest[1]))
+    artifact, executable = _build(gm, info, target, config, cache, observer)
     if artifact.objects:
         return CompiledGraph(None, executable)
     text = encode(artifact, report)
     cache.put("graph", key, {"artifact.json": text.encode()})
     return CompiledGraph(text, executable)
+
+
+def _build(
+    gm: fx.GraphModule,
+    info: GraphInfo,
+    target: Target,
+    config: Config,
+    cache: Cache,
+    observer: Observer,
+) -> tuple[Artifact, Executable]:
+    """The target's part: lower, render, build, load."""
+    report = observer.report
+    with observer.stage("lower"):
+        lower = LowerContext(config, info.kind, frozenset(info.static_inputs))
+        program = target.lower(gm, lower)
+    report.nodes = [*report.nodes, *program.nodes]
+    report.kernels = [*report.kernels, *program.kernels()]
+    if config.dump is not None:
+        observer.text("program.txt", program.text())
+        for name, text in target.render(program, config).files.items():
+            observer.text(name, text)
+    with observer.stage("build"):
+        artifact = target.build(program, cache, config)
+    with observer.stage("load"):
+        return artifact, target.load(artifact, cache, config)
 
 
 def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:

@@ -35,7 +35,9 @@ _OPERANDS = {
 
 def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     """Give the graph's convolutions channels-last operands; true if anything changed."""
-    if not (context.facts.conv_channels_last and context.config.layout):
+    wanted = context.facts.conv_channels_last
+    pays = wanted == "always" or (wanted == "frozen" and context.config.freeze)
+    if not (pays and context.config.layout):
         return False
     converted: dict[fx.Node, fx.Node] = {}
     static = static_nodes(gm, context)

@@ -60,8 +60,8 @@ class CppKernel:
     args: tuple[Ref, ...]
     symbols: tuple[sympy.Symbol, ...]
     kernel: Kernel
-    sites: tuple[str, ...]
-    """What each checked place in the code is, for error messages."""
+    sites: tuple[tuple[str, str], ...]
+    """What each checked place in the code is, and its origin, for error messages."""
 
 
 def render(kernel: Kernel) -> CppKernel:
@@ -87,7 +87,7 @@ class _Renderer:
         }
         self.symbols: dict[sympy.Symbol, str] = {}
         self.scopes: list[_Scope] = []
-        self.sites: list[str] = []
+        self.sites: list[tuple[str, str]] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
         self.flagged: set[str] = set()
@@ -744,7 +744,7 @@ class _Renderer:
         return row.cpp.format(*args, site=site, width=width)
 
     def _site(self, expr: Expr) -> int:
-        self.sites.append(expr.op)
+        self.sites.append((expr.op, str(expr.attr or "")))
         return len(self.sites)
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from dicp.loop.index import Index, Size, Var
-from dicp.loop.ops import SCALAR_OPS
+from dicp.loop.ops import CHECKED_OPS, SCALAR_OPS
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Ref:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """One scalar operation. `attr` holds a constant, an `Index`, or a `Load`.
+    """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, or an `Origin`.
 
     Kinds beyond SCALAR_OPS: "const", "index" (an Index as int64), "load", "cast", "acc" (the
     finished value of a reduction in the same kernel), "saved" (a value kept for a later phase).
@@ -196,6 +196,22 @@ def _indirect_exprs(index: Index) -> Iterator[Expr]:
 
 def loads(expr: Expr) -> list[Load]:
     return [e.attr for e in walk(expr) if e.op == "load"]
+
+
+def with_origin(expr: Expr, origin: Origin) -> Expr:
+    """`expr` with `origin` noted on every operator that may raise, for the message it raises."""
+    if not any(e.op in CHECKED_OPS and e.attr is None for e in walk(expr)):
+        return expr
+    done: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> Expr:
+        found = done.get(id(e))
+        if found is None:
+            attr = origin if e.op in CHECKED_OPS and e.attr is None else e.attr
+            found = done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), attr)
+        return found
+
+    return visit(expr)
 
 
 class Rewriter:

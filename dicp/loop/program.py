@@ -155,7 +155,7 @@ class ProgramBuilder:
                               if hasattr(s, "ref")}
             ],  # fmt: skip
             "origins": [str(o) for o in kernel.kernel.origins],
-            "sites": list(kernel.sites),
+            "sites": [list(site) for site in kernel.sites],
         }
 
     def _call(self, call: Call) -> dict[str, Any]:

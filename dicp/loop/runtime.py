@@ -313,9 +313,9 @@ class _Bound:
     def _raise(self, step: Mapping[str, Any]) -> None:
         code, site = self.status[0], self.status[1]
         self.status[0] = 0
-        origin = step["origins"][-1] if step["origins"] else step["kernel"]
-        operator, _, line = origin.partition(" at ")
-        detail = f"check {site} ({step['sites'][site - 1]}) of kernel {step['kernel']}"
+        check, origin = step["sites"][site - 1]
+        operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
+        detail = f"check {site} ({check}) of kernel {step['kernel']}"
         if code == 2:
             raise IntegerDivisionByZeroError(operator, line)
         raise IndexOutOfBoundsError(operator, line, detail)

@@ -29,6 +29,9 @@ from dicp.loop.ops import HEAVY
 MAX_SAVED_ROW = 16384
 """Elements of one row that may be kept in a scratch row instead of being computed again."""
 
+MAX_REPEATED_READS = 4
+"""Tensors a later sweep may read again rather than take a saved value."""
+
 Step = Kernel | Call
 
 
@@ -134,7 +137,9 @@ class _KernelBuilder:
         size = product(self.group.dims[k] for k in self.group.axes or ())
         if self.is_column or not isinstance(size, int) or size > MAX_SAVED_ROW:
             return False
-        return cost_of(self._value(node, self.stage[node], False)) >= HEAVY
+        value = self._value(node, self.stage[node], False)
+        reads = sum(e.op == "read" for e in ir.walk(value))
+        return cost_of(value) >= HEAVY or reads > MAX_REPEATED_READS
 
     # ---- phases -----------------------------------------------------------------------------
 

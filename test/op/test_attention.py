@@ -61,8 +61,10 @@ def rope(q: Any, k: Any, positions: Any) -> Any:
 
 def rope_complex(x: Any) -> Any:
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    turn = torch.polar(torch.ones(x.shape[-2], x.shape[-1] // 2),
-                       torch.arange(x.shape[-2])[:, None] * torch.ones(x.shape[-1] // 2))
+    turn = torch.polar(
+        torch.ones(x.shape[-2], x.shape[-1] // 2),
+        torch.arange(x.shape[-2])[:, None] * torch.ones(x.shape[-1] // 2),
+    )
     return torch.view_as_real(pairs * turn).flatten(-2)
 
 
@@ -75,17 +77,46 @@ def self_attention(x: Any, w: Any, out: Any) -> Any:
 
 SDPA = F.scaled_dot_product_attention
 CASES = [
-    attend("sdpa", SDPA, Q, KV, KV, dtypes=WITH_BF16, layouts=("contiguous", "transposed", "expanded")),
+    attend(
+        "sdpa", SDPA, Q, KV, KV, dtypes=WITH_BF16, layouts=("contiguous", "transposed", "expanded")
+    ),
     attend("sdpa_causal", lambda q, k, v: SDPA(q, k, v, is_causal=True), Q, Q, Q, dtypes=WITH_BF16),
-    attend("sdpa_bool_mask", lambda q, k, v, m: SDPA(q, k, v, m), Q, KV, KV,
-           torch.ones(9, 13, dtype=torch.bool).tril(4), fixed=(*HEADS, 9, 13)),
-    attend("sdpa_float_mask", lambda q, k, v, m: SDPA(q, k, v, m), Q, KV, KV, T((1, 4, 9, 13)),
-           grad=False),
-    attend("sdpa_fully_masked_row", lambda q, k, v, m: SDPA(q, k, v, m), Q, KV, KV,
-           torch.arange(9)[:, None].expand(9, 13) > 0, fixed=(*HEADS, 9, 13), grad=False),
+    attend(
+        "sdpa_bool_mask",
+        lambda q, k, v, m: SDPA(q, k, v, m),
+        Q,
+        KV,
+        KV,
+        torch.ones(9, 13, dtype=torch.bool).tril(4),
+        fixed=(*HEADS, 9, 13),
+    ),
+    attend(
+        "sdpa_float_mask",
+        lambda q, k, v, m: SDPA(q, k, v, m),
+        Q,
+        KV,
+        KV,
+        T((1, 4, 9, 13)),
+        grad=False,
+    ),
+    attend(
+        "sdpa_fully_masked_row",
+        lambda q, k, v, m: SDPA(q, k, v, m),
+        Q,
+        KV,
+        KV,
+        torch.arange(9)[:, None].expand(9, 13) > 0,
+        fixed=(*HEADS, 9, 13),
+        grad=False,
+    ),
     attend("sdpa_scale", lambda q, k, v: SDPA(q, k, v, scale=0.7), Q, KV, KV),
-    attend("sdpa_gqa", lambda q, k, v: SDPA(q, k, v, enable_gqa=True), Q, (2, 2, 13, 16),
-           (2, 2, 13, 16)),
+    attend(
+        "sdpa_gqa",
+        lambda q, k, v: SDPA(q, k, v, enable_gqa=True),
+        Q,
+        (2, 2, 13, 16),
+        (2, 2, 13, 16),
+    ),
     attend("sdpa_3d", SDPA, (4, 9, 16), (4, 13, 16), (4, 13, 16)),
     attend("sdpa_value_size", SDPA, Q, KV, (2, 4, 13, 24), fixed=(*HEADS, 24)),
     attend("sdpa_one_query", SDPA, (2, 4, 1, 16), KV, KV, grad=False),
@@ -93,25 +124,66 @@ CASES = [
     attend("by_hand_mask", by_hand, Q, KV, KV, T((1, 1, 9, 13)), dtypes=F32_F64),
     attend("by_hand_scaled_query", by_hand_scaled_query, Q, KV, KV),
     attend("softmax_in_float", in_float, Q, KV, KV, dtypes=(torch.float32, torch.bfloat16)),
-    attend("gqa_by_hand", lambda q, k, v: by_hand(q, repeat_heads(k, 2), repeat_heads(v, 2)), Q,
-           (2, 2, 13, 16), (2, 2, 13, 16)),
-    attend("rope", rope, Q, Q, T((9,), 0, 50, dtype=torch.int64, grad=False, layout=False),
-           dtypes=(torch.float32, torch.bfloat16)),
+    attend(
+        "gqa_by_hand",
+        lambda q, k, v: by_hand(q, repeat_heads(k, 2), repeat_heads(v, 2)),
+        Q,
+        (2, 2, 13, 16),
+        (2, 2, 13, 16),
+    ),
+    attend(
+        "rope",
+        rope,
+        Q,
+        Q,
+        T((9,), 0, 50, dtype=torch.int64, grad=False, layout=False),
+        dtypes=(torch.float32, torch.bfloat16),
+    ),
     attend("rope_complex", rope_complex, Q, dtypes=F32),
-    attend("self_attention", self_attention, (2, 9, 32), (96, 32), (32, 32), dtypes=F32_F64,
-           fixed=(32, 96)),
-    attend("multi_head_attention",
-           lambda x, w, b, o, c: F.multi_head_attention_forward(
-               x, x, x, 32, 4, w, b, None, None, False, 0.0, o, c, training=False,
-               need_weights=False)[0],
-           (9, 2, 32), (96, 32), (96,), (32, 32), (32,), fixed=(32, 96)),
-    attend("sliding_window",
-           lambda q, k, v: by_hand(
-               q, k, v, torch.where(
-                   (torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])).abs() < 3, 0.0,
-                   float("-inf"))), Q, Q, Q),
-    attend("alibi",
-           lambda q, k, v: by_hand(q, k, v, -torch.arange(k.shape[2]).flip(0) * 0.1), Q, KV, KV),
+    attend(
+        "self_attention",
+        self_attention,
+        (2, 9, 32),
+        (96, 32),
+        (32, 32),
+        dtypes=F32_F64,
+        fixed=(32, 96),
+    ),
+    attend(
+        "multi_head_attention",
+        lambda x, w, b, o, c: F.multi_head_attention_forward(
+            x, x, x, 32, 4, w, b, None, None, False, 0.0, o, c, training=False, need_weights=False
+        )[0],
+        (9, 2, 32),
+        (96, 32),
+        (96,),
+        (32, 32),
+        (32,),
+        fixed=(32, 96),
+    ),
+    attend(
+        "sliding_window",
+        lambda q, k, v: by_hand(
+            q,
+            k,
+            v,
+            torch.where(
+                (torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])).abs() < 3,
+                0.0,
+                float("-inf"),
+            ),
+        ),
+        Q,
+        Q,
+        Q,
+    ),
+    attend(
+        "alibi",
+        lambda q, k, v: by_hand(q, k, v, -torch.arange(k.shape[2]).flip(0) * 0.1),
+        Q,
+        KV,
+        KV,
+    ),
 ]
 
 

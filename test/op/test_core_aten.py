@@ -1,4 +1,4 @@
-"""Every operator of core ATen is exercised by a case of this folder; those no other file reaches."""
+"""Every core ATen operator is exercised by a case of this folder; here those no other reaches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import FLOATS, T, index, op
+from support import T, index, op
 from support.coverage import all_cases, core_overloads, overloads_of
 
 aten = torch.ops.aten
@@ -20,41 +20,109 @@ CASES = [
     op("add.Scalar", lambda x: aten.add.Scalar(x, 2, 3), X),
     op("sub.Scalar", lambda x: aten.sub.Scalar(x, 2, 3), X),
     op("mul.Scalar", lambda x: aten.mul.Scalar(x, 2.5), X),
-    op("div.Scalar", lambda x: (aten.div.Scalar(x, 3),
-                                aten.div.Scalar_mode(x, 3, rounding_mode="floor")), X, grad=False),
-    op("atan2.out", lambda x, y: aten.atan2.out(x, y, out=torch.empty_like(x)), X, X, grad=False,
-       dtypes=F32_F64, layouts=ONE),
-    op("bitwise.Scalar", lambda x: (aten.bitwise_and.Scalar(x, 6), aten.bitwise_or.Scalar(x, 6),
-                                    aten.bitwise_xor.Scalar(x, 6)), X, dtypes=(torch.int64,)),
-    op("native_dropout_off", lambda x: aten.native_dropout.default(x, 0.0, True), X, dtypes=F32_F64),
-    op("native_dropout_inference", lambda x: aten.native_dropout.default(x, 0.5, False)[0], X,
-       dtypes=F32_F64, grad=False),
-    op("embedding_bag", lambda w, i: aten._embedding_bag.default(w, i, torch.tensor([0, 3, 5]))[0],
-       (12, 8), index((9,), 12), dtypes=F32_F64, layouts=ONE, fixed=(9,)),
-    op("_pdist_forward", lambda x: aten._pdist_forward.default(x, 2.0), (5, 7), dtypes=F32_F64,
-       layouts=ONE, grad=False, fixed=(5,)),
-    op("_fft_c2r", lambda x: aten._fft_c2r.default(x, [1], 0, 12), (6, 7), dtypes=(torch.complex64,),
-       layouts=ONE, fixed=(7,)),
-    op("_fft_r2c", lambda x: aten._fft_r2c.default(x, [1], 0, True), X, layouts=ONE,
-       dtypes=F32_F64),
+    op(
+        "div.Scalar",
+        lambda x: (aten.div.Scalar(x, 3), aten.div.Scalar_mode(x, 3, rounding_mode="floor")),
+        X,
+        grad=False,
+    ),
+    op(
+        "atan2.out",
+        lambda x, y: aten.atan2.out(x, y, out=torch.empty_like(x)),
+        X,
+        X,
+        grad=False,
+        dtypes=F32_F64,
+        layouts=ONE,
+    ),
+    op(
+        "bitwise.Scalar",
+        lambda x: (
+            aten.bitwise_and.Scalar(x, 6),
+            aten.bitwise_or.Scalar(x, 6),
+            aten.bitwise_xor.Scalar(x, 6),
+        ),
+        X,
+        dtypes=(torch.int64,),
+    ),
+    op(
+        "native_dropout_off", lambda x: aten.native_dropout.default(x, 0.0, True), X, dtypes=F32_F64
+    ),
+    op(
+        "native_dropout_inference",
+        lambda x: aten.native_dropout.default(x, 0.5, False)[0],
+        X,
+        dtypes=F32_F64,
+        grad=False,
+    ),
+    op(
+        "embedding_bag",
+        lambda w, i: aten._embedding_bag.default(w, i, torch.tensor([0, 3, 5]))[0],
+        (12, 8),
+        index((9,), 12),
+        dtypes=F32_F64,
+        layouts=ONE,
+        fixed=(9,),
+    ),
+    op(
+        "_pdist_forward",
+        lambda x: aten._pdist_forward.default(x, 2.0),
+        (5, 7),
+        dtypes=F32_F64,
+        layouts=ONE,
+        grad=False,
+        fixed=(5,),
+    ),
+    op(
+        "_fft_c2r",
+        lambda x: aten._fft_c2r.default(x, [1], 0, 12),
+        (6, 7),
+        dtypes=(torch.complex64,),
+        layouts=ONE,
+        fixed=(7,),
+    ),
+    op(
+        "_fft_r2c", lambda x: aten._fft_r2c.default(x, [1], 0, True), X, layouts=ONE, dtypes=F32_F64
+    ),
     op("_to_copy", lambda x: aten._to_copy.default(x, dtype=torch.float64), X),
-    op("softmax_to_half", lambda x: (aten._softmax.default(x, 1, False),
-                                     aten._log_softmax.default(x, 1, False)), X),
-    op("pow.Scalar", lambda x: aten.pow.Scalar(1.5, x), X, dtypes=F32_F64,
-       strides=False),
-    op("scatter.value", lambda x, i: aten.scatter.value(x, 1, i, 2.5), X, index((6, 9), 37),
-       dtypes=F32_F64),
+    op(
+        "softmax_to_half",
+        lambda x: (aten._softmax.default(x, 1, False), aten._log_softmax.default(x, 1, False)),
+        X,
+    ),
+    op("pow.Scalar", lambda x: aten.pow.Scalar(1.5, x), X, dtypes=F32_F64, strides=False),
+    op(
+        "scatter.value",
+        lambda x, i: aten.scatter.value(x, 1, i, 2.5),
+        X,
+        index((6, 9), 37),
+        dtypes=F32_F64,
+    ),
     op("max.dim", lambda x: (*aten.max.dim(x, 1), *aten.min.dim(x, 0)), X, dtypes=F32_F64),
     op("prod.dim_int", lambda x: aten.prod.dim_int(x, 1, True), T(X, 0.8, 1.2), dtypes=F32_F64),
     op("copy.default", lambda x, y: aten.copy.default(x, y), X, X, grad=False),
-    op("var.dim", lambda x: (aten.var.dim(x, [1]), aten.var.correction(x, [0], correction=2)), X,
-       dtypes=F32_F64, layouts=VARYING),
-    op("empty", lambda x: (aten.empty.memory_format([2, 3]).fill_(1.0) + x[0, 0],
-                           aten.empty_strided.default([2, 3], [1, 2]).fill_(2.0)), X,
-       dtypes=(torch.float32,), layouts=ONE),
+    op(
+        "var.dim",
+        lambda x: (aten.var.dim(x, [1]), aten.var.correction(x, [0], correction=2)),
+        X,
+        dtypes=F32_F64,
+        layouts=VARYING,
+    ),
+    op(
+        "empty",
+        lambda x: (
+            aten.empty.memory_format([2, 3]).fill_(1.0) + x[0, 0],
+            aten.empty_strided.default([2, 3], [1, 2]).fill_(2.0),
+        ),
+        X,
+        dtypes=(torch.float32,),
+        layouts=ONE,
+    ),
     op("squeeze", lambda x: (aten.squeeze.dim(x, 0), aten.squeeze.dims(x, [0, 2])), (1, 6, 1)),
     op("any.dims", lambda x: aten.any.dims(x, [0, 1]), X, grad=False),
-    op("resize_", lambda x: x.clone().resize_(3, 4) + 1, X, grad=False, layouts=ONE, dtypes=F32_F64),
+    op(
+        "resize_", lambda x: x.clone().resize_(3, 4) + 1, X, grad=False, layouts=ONE, dtypes=F32_F64
+    ),
     op("sum_of_size", lambda x: x.sum() * x.numel() + x.size(0), X, dtypes=F32_F64),
 ]
 

@@ -74,8 +74,14 @@ def test_discrete(name: str, backend: Any, dynamic: bool) -> None:
         eager = fn(x)
         assert (value.shape, value.dtype) == (eager.shape, eager.dtype)
         assert not torch.equal(value, again), "two calls gave the same numbers"
-        counts = [int(torch.isclose(value.double(), torch.tensor(float(k), dtype=torch.float64),
-                                    rtol=1e-6).sum()) for k in probabilities]
+        counts = [
+            int(
+                torch.isclose(
+                    value.double(), torch.tensor(float(k), dtype=torch.float64), rtol=1e-6
+                ).sum()
+            )
+            for k in probabilities
+        ]
         assert sum(counts) == value.numel(), f"values outside {sorted(probabilities)}"
         expected = [p * value.numel() for p in probabilities.values()]
         assert stats.chisquare(counts, expected).pvalue > SIGNIFICANCE, counts
@@ -83,7 +89,12 @@ def test_discrete(name: str, backend: Any, dynamic: bool) -> None:
 
 def test_seed_reproduces(backend: Any, dynamic: bool) -> None:
     def fn(x: torch.Tensor) -> Any:
-        return torch.rand_like(x), torch.randn(x.shape), F.dropout(x + 1, 0.5), torch.randint(9, (5,))
+        return (
+            torch.rand_like(x),
+            torch.randn(x.shape),
+            F.dropout(x + 1, 0.5),
+            torch.randint(9, (5,)),
+        )
 
     run = compiled(fn, backend, dynamic)
     x = torch.ones(64)
@@ -99,8 +110,11 @@ def test_seed_reproduces(backend: Any, dynamic: bool) -> None:
 
 
 def test_two_calls_in_one_graph_differ(backend: Any) -> None:
-    run = compiled(lambda x: (torch.rand_like(x), torch.rand_like(x), F.dropout(x, 0.5),
-                              F.dropout(x, 0.5)), backend, False)
+    run = compiled(
+        lambda x: (torch.rand_like(x), torch.rand_like(x), F.dropout(x, 0.5), F.dropout(x, 0.5)),
+        backend,
+        False,
+    )
     a, b, c, d = run(torch.ones(256))
     assert not torch.equal(a, b)
     assert not torch.equal(c, d)
@@ -143,8 +157,9 @@ def test_dropout_off_in_eval(backend: Any) -> None:
     assert not compiled(lambda t: F.dropout(t, 1.0), backend, False)(x).any()
 
 
-@pytest.mark.parametrize("fn", [F.alpha_dropout, F.feature_alpha_dropout, F.dropout2d],
-                         ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize(
+    "fn", [F.alpha_dropout, F.feature_alpha_dropout, F.dropout2d], ids=lambda fn: fn.__name__
+)
 def test_dropout_kinds(fn: Any, backend: Any) -> None:
     x = torch.ones(8, 16, 5, 5)
     value = compiled(lambda t: fn(t, 0.5, training=True), backend, False)(x)

@@ -108,9 +108,11 @@ class Op:
                 first = self._first_dim()
                 return draw(spec, variant.dtype, {**sizes, first: 0}, gen)
             value = draw(spec, variant.dtype, sizes, gen)
-            return LAYOUT_OF.get(variant.layout, LAYOUT_OF["contiguous"])(
-                value
-            ) if spec.layout else value
+            return (
+                LAYOUT_OF.get(variant.layout, LAYOUT_OF["contiguous"])(value)
+                if spec.layout
+                else value
+            )
 
         return [map_specs(spec, one) for spec in self.specs]
 
@@ -201,6 +203,7 @@ class Op:
 
     def _truth(self, groups: list[list[Any]]) -> Results | None:
         """The results in fp64, or None where the function has no fp64 form."""
+
         def widen(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
                 return value.double()
@@ -350,8 +353,11 @@ def op(*arguments: Any, **options: Any) -> Op:
     if name is None:
         name = str(fn) if isinstance(fn, torch._ops.OpOverload) else fn.__name__
     rule = Rule(
-        **{key: options.pop(key) for key in ("exact", "elementwise", "floor", "strides")
-           if key in options}
+        **{
+            key: options.pop(key)
+            for key in ("exact", "elementwise", "floor", "strides")
+            if key in options
+        }
     )
     return Op(name, fn, tuple(specs), rule=rule, **options)
 

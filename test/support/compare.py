@@ -123,9 +123,7 @@ def _infinities_differ(got: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (got.isinf() | other.isinf()) & (got != other) & ~got.isnan() & ~other.isnan()
 
 
-def _describe(
-    what: str, where: torch.Tensor, got: torch.Tensor, eager: torch.Tensor
-) -> list[str]:
+def _describe(what: str, where: torch.Tensor, got: torch.Tensor, eager: torch.Tensor) -> list[str]:
     place = tuple(where.nonzero()[0].tolist())
     return [
         f"{what}: at {list(place)} got {got[place].item()}, eager {eager[place].item()}"

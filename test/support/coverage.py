@@ -23,17 +23,18 @@ class SeenOverloads(TorchDispatchMode):
         super().__init__()
         self.seen: set[str] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.add(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def core_overloads() -> set[str]:
     """Every overload tagged core, by name: `aten.relu.default`."""
-    names = {schema.name for schema in torch._C._jit_get_all_schemas() if
-             schema.name.startswith("aten::")}
+    names = {
+        schema.name
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::")
+    }
     found = set()
     for name in names:
         packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
@@ -70,8 +71,11 @@ def overloads_of(cases: Iterable[Op]) -> set[str]:
                 total = sum(r.real.sum() for r in roots)
                 torch.autograd.grad(
                     total,  # type: ignore[arg-type]
-                    [v for v in pytree.tree_leaves(arguments)
-                     if isinstance(v, torch.Tensor) and v.requires_grad],
+                    [
+                        v
+                        for v in pytree.tree_leaves(arguments)
+                        if isinstance(v, torch.Tensor) and v.requires_grad
+                    ],
                     allow_unused=True,
                 )
     return seen.seen

@@ -25,11 +25,11 @@ def dropout_add_norm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> Tenso
     return F.layer_norm(F.dropout(x, 0.1) + residual, (48,), w, b)
 
 
-def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int = 3) -> None:
+def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
     m.mul_(0.9).add_(g, alpha=0.1)
     v.mul_(0.999).addcmul_(g, g, value=0.001)
-    denominator = (v.sqrt() / (1 - 0.999**step) ** 0.5).add_(1e-8)
-    p.addcdiv_(m, denominator, value=-0.01 / (1 - 0.9**step))
+    denominator = (v.sqrt() / (1 - 0.999**3) ** 0.5).add_(1e-8)
+    p.addcdiv_(m, denominator, value=-0.01 / (1 - 0.9**3))
 
 
 ROW = (torch.randn(24, 48),)

@@ -40,7 +40,7 @@ class Block(nn.Module):
 @symbolic
 def test_one_conversion_of_the_image_serves_the_network(symbolic: bool) -> None:
     (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8), dynamic=symbolic)
-    counts, changed = rewrite(graph, PASSES, conv_channels_last=True)
+    counts, changed = rewrite(graph, PASSES, conv_channels_last="always")
     assert changed
     # image, two weights, and one way back before the flattening
     assert counts["aten.clone.default"] == 4
@@ -52,7 +52,7 @@ def test_one_conversion_of_the_image_serves_the_network(symbolic: bool) -> None:
 def test_forward_and_backward_graphs(symbolic: bool) -> None:
     x = torch.randn(2, 3, 8, 8)
     for graph in capture(Block(), x, train=True, dynamic=symbolic):
-        _, changed = rewrite(graph, PASSES, conv_channels_last=True)
+        _, changed = rewrite(graph, PASSES, conv_channels_last="always")
         assert changed
 
 
@@ -65,14 +65,14 @@ def test_the_caller_sees_eager_strides(symbolic: bool) -> None:
         return y, F.relu(y), y.transpose(1, 2), y + 1, y.sum((2, 3))
 
     (graph,) = capture(fn, torch.randn(2, 3, 8, 8), dynamic=symbolic)
-    rewrite(graph, PASSES, conv_channels_last=True)  # compares strides too
+    rewrite(graph, PASSES, conv_channels_last="always")  # compares strides too
 
 
 def test_channels_last_inputs_cost_nothing() -> None:
     conv = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     (graph,) = capture(lambda x: F.relu(conv(x)), x)
-    counts, changed = rewrite(graph, PASSES, conv_channels_last=True)
+    counts, changed = rewrite(graph, PASSES, conv_channels_last="always")
     assert not changed and not counts["aten.clone.default"]
 
 
@@ -83,14 +83,14 @@ def test_permutation_to_the_last_axis_is_free() -> None:
         return F.layer_norm(conv(x).permute(0, 2, 3, 1), (8,))
 
     (graph,) = capture(patches, torch.randn(2, 3, 16, 16))
-    counts, _ = rewrite(graph, PASSES, conv_channels_last=True)
+    counts, _ = rewrite(graph, PASSES, conv_channels_last="always")
     assert counts["aten.clone.default"] == 2  # image and weight
 
 
 def test_a_view_that_no_longer_works_reads_a_copy() -> None:
     conv = nn.Conv2d(3, 8, 3)
     (graph,) = capture(lambda x: conv(x).view(2, 8 * 6, 6) * 2, torch.randn(2, 3, 8, 8))
-    rewrite(graph, PASSES, conv_channels_last=True)
+    rewrite(graph, PASSES, conv_channels_last="always")
 
 
 def test_an_operator_that_reads_strides_gets_the_traced_ones() -> None:
@@ -100,13 +100,13 @@ def test_an_operator_that_reads_strides_gets_the_traced_ones() -> None:
         return torch.as_strided(conv(x), (4, 4), (4, 1)) * 2
 
     (graph,) = capture(fn, torch.randn(2, 3, 8, 8))
-    rewrite(graph, PASSES, conv_channels_last=True)
+    rewrite(graph, PASSES, conv_channels_last="always")
 
 
 def test_weights_are_marked_static() -> None:
     (graph,) = capture(Block().eval(), torch.randn(2, 3, 8, 8))
     values = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
-    context = context_of(graph, conv_channels_last=True)
+    context = context_of(graph, conv_channels_last="always")
     parameters = frozenset(i for i, v in enumerate(values) if v.shape != (2, 3, 8, 8))
     context = type(context)(**{**vars(context), "static_inputs": parameters})
     assert assign_layouts(graph.gm, context)
@@ -124,7 +124,7 @@ def test_off_unless_the_target_wants_it() -> None:
 )
 def test_other_ranks_are_left(conv: nn.Module, shape: tuple[int, ...]) -> None:
     (graph,) = capture(conv, torch.randn(shape))
-    assert not apply(graph, [LAYOUT], conv_channels_last=True)
+    assert not apply(graph, [LAYOUT], conv_channels_last="always")
 
 
 def test_transposed_and_grouped() -> None:
@@ -133,5 +133,5 @@ def test_transposed_and_grouped() -> None:
     )
     (graph,) = capture(model, torch.randn(2, 4, 8, 8))
     before, exact = graph.run(), graph.run(torch.float64)
-    assert apply(graph, PASSES, conv_channels_last=True)
+    assert apply(graph, PASSES, conv_channels_last="always")
     check_same_numbers(before, graph.run(), exact)

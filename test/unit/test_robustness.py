@@ -154,8 +154,12 @@ def test_strides_of_inputs_change_between_calls(backend: BackendUnderTest) -> No
 
 
 def test_empty_and_zero_dim(backend: BackendUnderTest) -> None:
-    same(lambda x, s: (x + s, x.sum(0), torch.cat((x, x)), x @ x.t(), s.exp()), backend,
-         torch.randn(0, 5), torch.tensor(1.5))
+    same(
+        lambda x, s: (x + s, x.sum(0), torch.cat((x, x)), x @ x.t(), s.exp()),
+        backend,
+        torch.randn(0, 5),
+        torch.tensor(1.5),
+    )
 
 
 def test_negative_and_conjugate_views(backend: BackendUnderTest) -> None:
@@ -167,8 +171,14 @@ def test_negative_and_conjugate_views(backend: BackendUnderTest) -> None:
 
 
 def test_dtype_promotion(backend: BackendUnderTest) -> None:
-    same(lambda i, h, d, b: (i + h, h * d, b + i, i / 2, h + 1.5, b * 2.5, i // 2, d + b), backend,
-         torch.arange(5), torch.randn(5).bfloat16(), torch.randn(5).double(), torch.arange(5) > 2)
+    same(
+        lambda i, h, d, b: (i + h, h * d, b + i, i / 2, h + 1.5, b * 2.5, i // 2, d + b),
+        backend,
+        torch.arange(5),
+        torch.randn(5).bfloat16(),
+        torch.randn(5).double(),
+        torch.arange(5) > 2,
+    )
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -313,8 +323,11 @@ def test_gradient_inside_the_function(backend: BackendUnderTest) -> None:
 
 def test_vmap_and_jvp(backend: BackendUnderTest) -> None:
     same(lambda x: torch.func.vmap(lambda row: row.softmax(0) @ row)(x), backend, torch.randn(4, 5))
-    same(lambda x: torch.func.jvp(lambda t: t.exp() * 2, (x,), (torch.ones_like(x),)), backend,
-         torch.randn(4))
+    same(
+        lambda x: torch.func.jvp(lambda t: t.exp() * 2, (x,), (torch.ones_like(x),)),
+        backend,
+        torch.randn(4),
+    )
 
 
 def test_custom_autograd_function(backend: BackendUnderTest) -> None:
@@ -506,8 +519,11 @@ def test_scan(backend: BackendUnderTest) -> None:
 def test_associative_scan(backend: BackendUnderTest) -> None:
     from torch._higher_order_ops.associative_scan import associative_scan
 
-    same(lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic"), backend,
-         torch.rand(6, 3) + 0.5)
+    same(
+        lambda x: associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic"),
+        backend,
+        torch.rand(6, 3) + 0.5,
+    )
 
 
 def test_flex_attention(backend: BackendUnderTest) -> None:
@@ -605,9 +621,11 @@ def test_moved_model_fails_or_follows_like_eager(backend: BackendUnderTest) -> N
 # ---- errors like eager's -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fn", [lambda x, y: x // y, lambda x, y: x % y,
-                                lambda x, y: torch.div(x, y, rounding_mode="trunc")],
-                         ids=["floor", "remainder", "trunc"])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: torch.div(x, y, rounding_mode="trunc")],
+    ids=["floor", "remainder", "trunc"],
+)
 def test_integer_division_by_zero(fn: Any, backend: BackendUnderTest) -> None:
     x, y = torch.arange(6), torch.tensor([1, 2, 0, 4, 5, 6])
     with pytest.raises(RuntimeError, match="(?i)zero"):
@@ -619,11 +637,18 @@ def test_integer_division_by_zero(fn: Any, backend: BackendUnderTest) -> None:
 
 
 @pytest.mark.parametrize("bad", [7, -8])
-@pytest.mark.parametrize("fn", [
-    lambda x, i: x[i], lambda x, i: x.index_select(0, i), lambda x, i: F.embedding(i, x),
-    lambda x, i: x.gather(0, i[:, None]), lambda x, i: x.index_put((i,), x[:1]),
-    lambda x, i: x.scatter_add(0, i[:, None], x[:3]),
-], ids=["index", "index_select", "embedding", "gather", "index_put", "scatter_add"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: x[i],
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: F.embedding(i, x),
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: x.index_put((i,), x[:1]),
+        lambda x, i: x.scatter_add(0, i[:, None], x[:3]),
+    ],
+    ids=["index", "index_select", "embedding", "gather", "index_put", "scatter_add"],
+)
 def test_index_out_of_bounds(fn: Any, bad: int, backend: BackendUnderTest) -> None:
     x, i = torch.randn(7, 3), torch.tensor([0, bad, 2])
     with pytest.raises((IndexError, RuntimeError)):
@@ -725,8 +750,11 @@ def test_large_unrolled_graph(backend: BackendUnderTest) -> None:
 
 
 def test_many_inputs_and_outputs(backend: BackendUnderTest) -> None:
-    same(lambda *xs: [x * (i + 1) for i, x in enumerate(xs)], backend,
-         *(torch.randn(4, 3) for _ in range(60)))
+    same(
+        lambda *xs: [x * (i + 1) for i, x in enumerate(xs)],
+        backend,
+        *(torch.randn(4, 3) for _ in range(60)),
+    )
 
 
 def test_threads_share_a_compiled_function(backend: BackendUnderTest) -> None:

@@ -26,8 +26,11 @@ FAMILIES = frozenset(pattern.family for stage in STAGES for pattern in stage)
 def fuse(gm: fx.GraphModule, context: PassContext) -> bool:
     """Apply the families the target wants; true if anything was replaced."""
     count = 0
+    families = context.facts.fusions
+    if context.config.freeze:
+        families |= context.facts.frozen_fusions
     for stage in STAGES:
-        wanted = [pattern for pattern in stage if pattern.family in context.facts.fusions]
+        wanted = [pattern for pattern in stage if pattern.family in families]
         count += apply_patterns(gm, wanted, context) if wanted else 0
     if count:
         remove_dead(gm.graph)

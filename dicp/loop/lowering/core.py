@@ -301,8 +301,15 @@ class Lowering:
                         return strides
         return None
 
+    @property
+    def origin(self) -> Origin:
+        """The node being lowered, as messages name it."""
+        return self._origins[-1]
+
     def add(self, compute: Compute) -> Compute:
         compute.origins = self._origins
+        if self._origins:
+            compute.body = ir.with_origin(compute.body, self.origin)
         if compute.out.producer is None:
             compute.out.producer = compute
         extra = {

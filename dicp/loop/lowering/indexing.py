@@ -29,7 +29,7 @@ def place(
         index = select(compare("lt", index, 0), wrapped, index)
     if checked and lw.context.config.check_bounds:
         limit = lw.scalar(size, torch.int64)
-        index = Expr("check_index", torch.int64, (index, limit))
+        index = Expr("check_index", torch.int64, (index, limit), lw.origin)
     return Index(0, ((Indirect(index, size), 1),))
 
 

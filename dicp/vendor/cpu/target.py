@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -44,6 +44,9 @@ UNIT_TEXT = 24_000
 """Characters of kernel text that justify a translation unit of its own."""
 
 OWN_RULES = RULES.merged(PLAIN)
+Sources: TypeAlias = Mapping[str, Sequence[str]]
+"""Kernel name -> the graph nodes it computes, for comments and messages."""
+
 RULES_WITH_ONEDNN = OWN_RULES.merged(ONEDNN)
 DTYPES = frozenset(
     {
@@ -63,9 +66,10 @@ class CpuTarget(Target):
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
         fusions=frozenset(
-            {"attention", "layer_norm", "rms_norm", "gelu", "linear", "conv_bn"}
+            {"attention", "layer_norm", "rms_norm", "gelu", "linear"}
         ),
-        conv_channels_last=True,
+        frozen_fusions=frozenset({"conv_bn"}),
+        conv_channels_last="frozen",
     )
 
     def __init__(self) -> None:
@@ -123,7 +127,9 @@ class CpuTarget(Target):
 
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
         toolchain = find_toolchain(config)
-        units = self._build_kernels(program.kernel_texts, toolchain, cache, config)
+        units = self._build_kernels(
+            program.kernel_texts, _sources(program.plain), toolchain, cache, config
+        )
         units["driver"] = self._driver_key(toolchain, cache)
         return Artifact(
             self.name,
@@ -133,7 +139,12 @@ class CpuTarget(Target):
         )
 
     def _build_kernels(
-        self, texts: Mapping[str, str], toolchain: Toolchain, cache: Cache, config: Config
+        self,
+        texts: Mapping[str, str],
+        sources: Sources,
+        toolchain: Toolchain,
+        cache: Cache,
+        config: Config,
     ) -> dict[str, str]:
         """Kernel name -> key of the unit that holds it; only unknown kernels are compiled."""
         units: dict[str, str] = {}
@@ -146,7 +157,7 @@ class CpuTarget(Target):
                 units[name] = entry.read("unit").decode()
         groups = _balanced(missing, config.jobs)
         with ThreadPoolExecutor(max(len(groups), 1)) as pool:
-            keys = list(pool.map(lambda g: self._build_unit(g, toolchain, cache), groups))
+            keys = list(pool.map(lambda g: self._build_unit(g, sources, toolchain, cache), groups))
         for group, key in zip(groups, keys, strict=True):
             for name in group:
                 cache.put("kernel", self._kernel_key(name, toolchain), {"unit": key.encode()})
@@ -156,11 +167,13 @@ class CpuTarget(Target):
     def _kernel_key(self, name: str, toolchain: Toolchain) -> str:
         return key_of(name, toolchain.identity, _prelude())
 
-    def _build_unit(self, texts: Mapping[str, str], toolchain: Toolchain, cache: Cache) -> str:
+    def _build_unit(
+        self, texts: Mapping[str, str], sources: Sources, toolchain: Toolchain, cache: Cache
+    ) -> str:
         key = key_of(sorted(texts), toolchain.identity, _prelude())
 
         def build() -> dict[str, bytes]:
-            text = render_template(FOLDER / "unit.cpp.jinja", kernels=_kernels(texts, {}))
+            text = render_template(FOLDER / "unit.cpp.jinja", kernels=_kernels(texts, sources))
             files = {"unit.cpp": text, "prelude.h": _prelude()}
             return {"unit.so": compile_shared(toolchain, files, "unit.cpp"),
                     "unit.cpp": text.encode()}  # fmt: skip
@@ -206,16 +219,16 @@ class CpuTarget(Target):
     def _rebuild(self, artifact: Artifact, cache: Cache, config: Config) -> dict[str, str]:
         """Units were removed from the cache since the program was stored: compile them again."""
         toolchain = find_toolchain(config)
-        texts = artifact.program["texts"]
+        texts, sources = artifact.program["texts"], _sources(artifact.program["program"])
         for name in texts:
             entry = cache.get("kernel", self._kernel_key(name, toolchain))
             if entry is not None and cache.get("unit", entry.read("unit").decode()) is None:
                 cache.put(
                     "kernel",
                     self._kernel_key(name, toolchain),
-                    {"unit": self._build_unit({name: texts[name]}, toolchain, cache).encode()},
+                    {"unit": self._build_unit({name: texts[name]}, sources, toolchain, cache).encode()},
                 )
-        units = self._build_kernels(texts, toolchain, cache, config)
+        units = self._build_kernels(texts, sources, toolchain, cache, config)
         units["driver"] = self._driver_key(toolchain, cache)
         for key in set(units.values()):
             if not self._load_unit(key, cache):
@@ -250,6 +263,11 @@ class CpuTarget(Target):
         except CompilerError as error:
             checks.append(Check("build", False, str(error), "Repair the compiler installation."))
         return checks
+
+
+def _sources(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Kernel name -> what it computes, from a program in plain form."""
+    return {s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s}
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -38,18 +39,22 @@ class Toolchain:
 
 
 @lru_cache(maxsize=16)
-def _locate(requested: str) -> tuple[str, str]:
+def _locate(requested: str) -> tuple[tuple[str, ...], str]:
+    """The command that starts the compiler, and its version."""
     names = (requested,) if requested else COMPILERS
     for name in names:
-        path = shutil.which(name)
+        program, *arguments = shlex.split(name)
+        path = shutil.which(program)
         if path is None:
             continue
+        command = (path, *arguments)
         result = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=60, check=False
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
         )
-        if result.returncode == 0:
-            return path, result.stdout.splitlines()[0]
-        raise ToolchainError("cpu", name, f"{path} --version fails", "Reinstall the compiler.")
+        if result.returncode == 0 and result.stdout:
+            return command, result.stdout.splitlines()[0]
+        detail = f"{shlex.join(command)} --version fails"
+        raise ToolchainError("cpu", name, detail, "Reinstall the compiler.")
     raise ToolchainError(
         "cpu",
         "a C++ compiler",
@@ -88,9 +93,9 @@ def find_toolchain(config: Config) -> Toolchain:
 
     Raises ToolchainError with what to install.
     """
-    path, version = _locate(config.cxx)
+    (path, *arguments), version = _locate(config.cxx)
     vector = ("-DDICP_LIBMVEC",) if has_libmvec() and "clang" not in version else ()
-    return Toolchain(path, version, (*BASE_FLAGS, *vector, *config.cxx_flags))
+    return Toolchain(path, version, (*arguments, *BASE_FLAGS, *vector, *config.cxx_flags))
 
 
 def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
@@ -117,5 +122,6 @@ def compile_shared(toolchain: Toolchain, files: dict[str, str], main: str) -> by
         if "internal compiler error" in result.stderr:
             result = _run([*command, *CAUTIOUS_FLAGS], folder)
         if result.returncode != 0 or not output.exists():
-            raise CompilerError("cpu", command, result.stderr, [files[main]])
+            comments = [x[3:] for x in files[main].splitlines() if x.startswith("// ")]
+            raise CompilerError("cpu", command, result.stderr, comments)
         return output.read_bytes()

@@ -1,0 +1,64 @@
+"""Backends by name and as objects; their reports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dicp import Backend
+from dicp.dynamo_bridge import backend as module
+from dicp.dynamo_bridge.backend import target_for_devices
+from dicp.errors import TargetNotFoundError
+
+
+def fn(x: Tensor) -> Tensor:
+    return (x * 2).sum(-1)
+
+
+def test_entry_points_are_registered() -> None:
+    assert {"cpugraph", "dicp"} <= set(torch._dynamo.list_backends())
+
+
+@pytest.mark.parametrize("name", ["cpugraph", "dicp"])
+def test_backends_by_name(name: str) -> None:
+    x = torch.rand(3, 4)
+    torch.testing.assert_close(torch.compile(fn, backend=name)(x), fn(x))
+
+
+def test_names_are_made_from_targets() -> None:
+    assert module.cpugraph is module.cpugraph
+    with pytest.raises(AttributeError):
+        _ = module.nothinggraph
+
+
+def test_device_chooses_the_target() -> None:
+    assert target_for_devices({"cpu"}).name == "cpu"
+    assert target_for_devices(set()).name == "cpu"
+    with pytest.raises(TargetNotFoundError, match="xpu"):
+        target_for_devices({"xpu"})
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(Exception, match="no target named 'cpuu'.*Did you mean 'cpu'"):
+        torch.compile(fn, backend=Backend("cpuu"))(torch.rand(3))
+
+
+def test_reports_newest_last_and_levels_of_the_cache(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    levels = []
+    for _ in range(2):
+        compiler = Backend("cpu", cache_dir=tmp_path)
+        torch._dynamo.reset()
+        torch.compile(fn, backend=compiler)(torch.rand(3, 4))
+        (report,) = compiler.reports
+        levels.append(report.cache)
+        assert report.kind == "inference"
+        assert report.counts["compiled"] == 2
+        assert report.kernels and report.nodes
+    assert levels == ["cold", "aot"]
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
+def test_modes_are_accepted(mode: str) -> None:
+    x = torch.rand(3, 4)
+    torch.testing.assert_close(torch.compile(fn, backend="cpugraph", mode=mode)(x), fn(x))

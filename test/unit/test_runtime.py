@@ -1,0 +1,91 @@
+"""Running programs: buffers, plans per size, aliasing, memory returned."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import torch
+from torch import Tensor
+
+from dicp.loop.runtime import MAX_BOUND_PLANS, WorkspacePool
+
+
+def chain(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(4):
+        x = torch.relu(x @ w) + 1
+    return x
+
+
+def test_many_sizes_through_one_graph() -> None:
+    compiled = torch.compile(chain, backend="cpugraph", dynamic=True)
+    w = torch.rand(8, 8) / 8
+    for n in [*range(2, MAX_BOUND_PLANS + 8), 2, 3]:
+        x = torch.rand(n, 8)
+        torch.testing.assert_close(compiled(x, w), chain(x, w))
+
+
+def test_results_do_not_live_in_the_workspace() -> None:
+    compiled = torch.compile(chain, backend="cpugraph")
+    w = torch.rand(8, 8) / 8
+    inputs = [torch.rand(5, 8) for _ in range(3)]
+    results = [compiled(x, w) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, chain(x, w))
+
+
+def test_threads_run_one_graph_at_once() -> None:
+    compiled = torch.compile(chain, backend="cpugraph")
+    w = torch.rand(64, 64) / 64
+    compiled(torch.rand(64, 64), w)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(30):
+            x = torch.rand(64, 64, generator=generator)
+            if not torch.allclose(compiled(x, w), chain(x, w), rtol=1e-4):
+                failures.append(f"thread {seed}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_an_error_leaves_the_graph_usable() -> None:
+    def divide(x: Tensor, y: Tensor) -> Tensor:
+        return (x // y) * 2
+
+    compiled = torch.compile(divide, backend="cpugraph")
+    x, y = torch.arange(1, 9), torch.arange(1, 9)
+    for _ in range(3):
+        try:
+            compiled(x, y - 4)
+        except ZeroDivisionError:
+            pass
+        torch.testing.assert_close(compiled(x, y), divide(x, y))
+
+
+def test_inputs_and_results_are_released() -> None:
+    compiled = torch.compile(lambda x: (x + 1).softmax(-1), backend="cpugraph")
+    x = torch.rand(1000, 100)
+    compiled(x)
+    gc.collect()
+    before = sum(isinstance(o, Tensor) for o in gc.get_objects())
+    for _ in range(5):
+        compiled(torch.rand(1000, 100))
+    gc.collect()
+    assert sum(isinstance(o, Tensor) for o in gc.get_objects()) <= before + 1
+
+
+def test_workspaces_are_lent_and_returned() -> None:
+    pool = WorkspacePool()
+    first = pool.take(100)
+    second = pool.take(100)
+    assert first.data_ptr() != second.data_ptr()
+    pool.give(first)
+    assert pool.take(50).data_ptr() == first.data_ptr()
+    assert pool.take(10**6).numel() >= 10**6

@@ -1,0 +1,58 @@
+"""From groups to kernels: phases, what reaches memory, loop order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from recorder import record
+from torch import Tensor
+
+
+def text_of(fn: Any, *inputs: Tensor, **options: Any) -> str:
+    (program,) = record(fn, *inputs, **options).programs
+    return "\n".join(kernel.text for kernel in program.kernels())
+
+
+def test_adjacent_loops_become_one() -> None:
+    assert "rows v0:120" in text_of(lambda x: x.relu() + 1, torch.ones(4, 5, 6))
+
+
+def test_broadcast_keeps_its_loops() -> None:
+    text = text_of(lambda x, y: x + y, torch.ones(4, 5), torch.ones(5))
+    assert "rows v0:4, v1:5" in text
+
+
+def test_the_contiguous_axis_is_innermost() -> None:
+    text = text_of(lambda x: x.relu(), torch.ones(8, 16).t())
+    assert "rows v0:128" in text, "loops follow memory, not the order of the axes"
+
+
+def test_columns_are_swept_along_memory() -> None:
+    assert "kernel column" in text_of(lambda x: x.sum(0), torch.ones(64, 32))
+    assert "kernel row" in text_of(lambda x: x.sum(1), torch.ones(64, 32))
+
+
+def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
+    text = text_of(lambda x: x.softmax(-1), torch.ones(8, 64))
+    assert text.count("exp(") == 1, "computed once and saved"
+    assert "save" in text
+    wide = text_of(lambda x: x.softmax(-1), torch.ones(2, 100_000))
+    assert "save" not in wide, "too long a row for scratch memory"
+
+
+def test_only_what_is_read_elsewhere_is_stored() -> None:
+    (program,) = record(lambda x: F.layer_norm(x, (16,)).relu(), torch.ones(4, 16)).programs
+    temps = [b for b in program.plain["buffers"] if b["role"] == "temp"]
+    assert len(temps) == 1
+
+
+def test_a_view_costs_no_kernel() -> None:
+    text = text_of(lambda x: x.t()[2:].flip(0) + 1, torch.ones(4, 6))
+    assert text.count("kernel pointwise") == 1
+
+
+def test_nothing_is_scheduled_for_empty_tensors() -> None:
+    (program,) = record(lambda x: x + 1, torch.ones(0, 3)).programs
+    assert program.plain["steps"] == []

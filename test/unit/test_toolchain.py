@@ -1,0 +1,74 @@
+"""The host compiler: found, missing, broken; and how a failure is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dicp.config import Config
+from dicp.errors import CompilerError, ToolchainError
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
+
+
+def script(path: Path, body: str) -> str:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_first_compiler_found_is_used() -> None:
+    toolchain = find_toolchain(Config())
+    assert os.access(toolchain.compiler, os.X_OK)
+    assert toolchain.version and toolchain.version in toolchain.identity
+
+
+def test_flags_of_the_user_come_last_and_are_part_of_the_identity() -> None:
+    plain, extra = find_toolchain(Config()), find_toolchain(Config(cxx_flags="-O1 -g"))
+    assert extra.flags == (*plain.flags, "-O1", "-g")
+    assert extra.identity != plain.identity
+
+
+def test_missing_compiler_says_what_to_install() -> None:
+    with pytest.raises(ToolchainError, match="/nonexistent.*Install g\\+\\+.*DICP_CXX"):
+        find_toolchain(Config(cxx="/nonexistent"))
+
+
+def test_compiler_that_does_not_start(tmp_path: Path) -> None:
+    broken = script(tmp_path / "broken", "exit 3")
+    with pytest.raises(ToolchainError, match="--version fails"):
+        find_toolchain(Config(cxx=broken))
+
+
+def test_shared_object_is_built_and_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    built = compile_shared(
+        find_toolchain(Config()), {"a.cpp": 'extern "C" int f() { return 7; }\n'}, "a.cpp"
+    )
+    assert built.startswith(b"\x7fELF")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_first_errors_are_shown_of_many() -> None:
+    text = "\n".join(f"int f{k}() {{ return nothing{k}; }}" for k in range(40))
+    with pytest.raises(CompilerError) as caught:
+        compile_shared(find_toolchain(Config()), {"a.cpp": text}, "a.cpp")
+    message = str(caught.value)
+    assert "nothing0" in message and "nothing30" not in message
+    assert "nothing30" in caught.value.diagnostics
+    assert "and 37 more" in message
+
+
+def test_compiler_that_succeeds_without_output(tmp_path: Path) -> None:
+    lazy = script(tmp_path / "lazy", 'if [ "$1" = --version ]; then echo lazy 1; fi; exit 0')
+    with pytest.raises(CompilerError, match="the compiler printed nothing"):
+        compile_shared(find_toolchain(Config(cxx=lazy)), {"a.cpp": "\n"}, "a.cpp")
+
+
+def test_command_with_arguments_is_accepted() -> None:
+    toolchain = find_toolchain(Config(cxx=f"{find_toolchain(Config()).compiler} -DX=1"))
+    built = compile_shared(toolchain, {"a.cpp": "#if X != 1\n#error\n#endif\n"}, "a.cpp")
+    assert built
