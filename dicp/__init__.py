@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__version__ = "0.1.0"
+from dicp.version import VERSION as __version__
 
 __all__ = ["Backend", "__version__", "explain"]
 

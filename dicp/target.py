@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Protocol
 
@@ -99,6 +99,7 @@ class LowerContext:
     config: Config
     kind: str
     static_inputs: frozenset[int] = frozenset()
+    target: str = ""
 
 
 class Program(Protocol):
@@ -172,7 +173,7 @@ def discover() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def find_target(name: str) -> Target:
     """The target called `name`.
 

@@ -90,6 +90,7 @@ def python_size(size: Any) -> str:
     """A symbolic size as a Python expression of its symbols' names."""
     return str(PythonPrinter().doprint(size))
 
+
 # The stages AOTAutograd runs after capture were given their compilers as arguments in 2.13. Before
 # that the whole road is taken through aot_module_simplified, which has no results to store.
 STAGES_ARE_SEPARATE: Final = release_of(torch.__version__) >= (2, 13)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def target_for_devices(devices: set[str]) -> Target:
     raise TargetNotFoundError(f"(for device {wanted})", sorted(discover()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _backend(name: str | None) -> Backend:
     return Backend(name)
 

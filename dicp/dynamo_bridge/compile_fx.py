@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp import __version__
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
@@ -27,6 +26,7 @@ from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 from dicp.target import Artifact, Executable, KernelReport, LowerContext, NodeReport, Target
 from dicp.torch_private import disable_current_modes, free_unbacked_symbols
+from dicp.version import VERSION
 
 
 def compile_fx(
@@ -50,13 +50,9 @@ def compile_fx(
             raise
         warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
         return gm.forward
-    identity = key_of(
-        own_version(), torch.__version__, target.name, fingerprint, config.key()
-    )
+    identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
 
-    def compile_graph(
-        graph: fx.GraphModule, inputs: list[Any], info: GraphInfo
-    ) -> CompiledGraph:
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
         report = GraphReport(info.kind, f"graph{key_of(str(id(graph)))[:8]}")
         observer = Observer(config, report)
         try:
@@ -144,7 +140,7 @@ def _build(
     """The target's part: lower, render, build, load."""
     report = observer.report
     with observer.stage("lower"):
-        lower = LowerContext(config, info.kind, frozenset(info.static_inputs))
+        lower = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
         program = target.lower(gm, lower)
     report.nodes = [*report.nodes, *program.nodes]
     report.kernels = [*report.kernels, *program.kernels()]
@@ -193,7 +189,7 @@ def own_version() -> str:
     package = Path(__file__).parent.parent
     files = sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h", ".jinja"))
     stats = [(str(p.relative_to(package)), p.stat()) for p in files]
-    return key_of(__version__, [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats])
+    return key_of(VERSION, [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats])
 
 
 def has_data_dependent_sizes(gm: fx.GraphModule) -> bool:

@@ -54,8 +54,10 @@ def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
     for node in gm.graph.nodes:
         if node not in static or node.op != "call_function":
             continue
-        if is_random(node.target) or is_mutating(node.target) or not hasattr(
-            node.meta.get("val"), "dtype"
+        if (
+            is_random(node.target)
+            or is_mutating(node.target)
+            or not hasattr(node.meta.get("val"), "dtype")
         ):
             continue
         if not is_view(node.target) or any(n in computed for n in node.all_input_nodes):

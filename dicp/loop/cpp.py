@@ -5,42 +5,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import sympy
-import torch
 
 from dicp.loop import ir
+from dicp.loop.cpp_emit import Emitter, Scope, local, margin
+from dicp.loop.cpp_text import (
+    STORAGE_TYPE,
+    VALUE_TYPE,
+    literal,
+    start_value,
+)
 from dicp.loop.index import (
     FloorDiv,
     Index,
     Indirect,
     Mod,
-    Size,
     Var,
-    contiguous_strides,
-    flatten,
     product,
-    variable,
 )
-from dicp.loop.ir import Expr, Load, Ref
-from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
-from dicp.loop.ops import CHECKED_OPS, REDUCTIONS, SCALAR_OPS
-
-VALUE_TYPE = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.bfloat16: "float",
-    torch.float16: "float",
-    torch.int8: "int8_t",
-    torch.int16: "int16_t",
-    torch.int32: "int32_t",
-    torch.int64: "int64_t",
-    torch.uint8: "uint8_t",
-    torch.bool: "bool",
-}
-STORAGE_TYPE = VALUE_TYPE | {torch.bfloat16: "d_bf16", torch.float16: "d_f16"}
-"""Element types in memory; 16-bit floats are held as bits and widened on load."""
+from dicp.loop.ir import Ref
+from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Store
+from dicp.loop.ops import REDUCTIONS, SCALAR_OPS
 
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
@@ -68,33 +55,8 @@ def render(kernel: Kernel) -> CppKernel:
     return _Renderer(kernel).render()
 
 
-@dataclass
-class _Scope:
-    """A block of code: the loop variables known in it and the values already computed there."""
-
-    variables: frozenset[Var]
-    indent: int
-    lines: list[str] = field(default_factory=list)
-    values: dict[object, str] = field(default_factory=dict)
-
-
-class _Renderer:
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.args: dict[Ref, str] = {}
-        self.stored = {
-            s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)
-        }
-        self.symbols: dict[sympy.Symbol, str] = {}
-        self.scopes: list[_Scope] = []
-        self.sites: list[tuple[str, str]] = []
-        self.array_names: set[str] = set()
-        self.local_names: dict[str, int] = {}
-        self.flagged: set[str] = set()
-        """Extrema whose NaNs are collected beside them, so that both vectorize."""
-        self._uses: dict[int, frozenset[Var]] = {}
-        self._depth: dict[int, int] = {}
-        self._temp = 0
+class _Renderer(Emitter):
+    """Loops by the kernel's kind, around what the emitter writes."""
 
     # ---- whole kernels ----------------------------------------------------------------------
 
@@ -137,7 +99,7 @@ class _Renderer:
         scope = self._push((last,), 2 + len(outer))
         self._stmts(self._all_stmts(), scope)
         inner = [
-            *row_scope.lines, f"{_pad(row_scope.indent)}#pragma omp simd",
+            *row_scope.lines, f"{margin(row_scope.indent)}#pragma omp simd",
             *self._loop(last, scope, row_scope.indent),
         ]  # fmt: skip
         return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
@@ -168,11 +130,11 @@ class _Renderer:
         row_scope = self._push([*outer, crossing], depth + 3)
         scope = self._push((last,), depth + 4)
         self._stmts(self._all_stmts(), scope)
-        pad = _pad(depth)
+        pad = margin(depth)
         lines = []
         for k, var in enumerate((crossing, last)):
             name, size = f"tile{k}", self._size(var.size)
-            lines.append(f"{_pad(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
+            lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
                          f"{name} += {TILE[k]}) {{")  # fmt: skip
         for k, var in enumerate((crossing, last)):
             name, size = f"tile{k}", self._size(var.size)
@@ -181,19 +143,19 @@ class _Renderer:
                 f"{name} + {TILE[k]} < {size} ? {name} + {TILE[k]} : {size};"
             )
         lines += [
-            f"{_pad(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{", *row_scope.lines,
-            f"{_pad(depth + 3)}#pragma omp simd",
+            f"{margin(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{", *row_scope.lines,
+            f"{margin(depth + 3)}#pragma omp simd",
             *self._loop(last, scope, depth + 3, ("tile1", "end1")),
-            f"{_pad(depth + 2)}}}", f"{_pad(depth + 1)}}}", f"{pad}}}",
+            f"{margin(depth + 2)}}}", f"{margin(depth + 1)}}}", f"{pad}}}",
         ]  # fmt: skip
         return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
 
     def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
         lines = [f"  {pragma}"] if pragma else []
         for depth, var in enumerate(loops):
-            lines.append(f"{_pad(1 + depth)}{self._for(var)} {{")
+            lines.append(f"{margin(1 + depth)}{self._for(var)} {{")
         lines += inner
-        lines += [f"{_pad(1 + depth)}}}" for depth in reversed(range(len(loops)))]
+        lines += [f"{margin(1 + depth)}}}" for depth in reversed(range(len(loops)))]
         return lines
 
     def _row(self) -> list[str]:
@@ -214,7 +176,7 @@ class _Renderer:
         return self._outer_loops(kernel.rows, scope.lines, pragma)
 
     def _inner_loops(
-        self, phase: Phase, scope: _Scope, loops: Sequence[Var], serial: bool = False,
+        self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
         first_range: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
         """The inner loops of one phase; accumulators are declared before them."""
@@ -223,17 +185,17 @@ class _Renderer:
         self.flagged = {s.name for s in flagged}
         for stmt in accumulators:
             flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
-            scope.lines.append(_pad(scope.indent) + self._declare(stmt) + flag)
+            scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
         self._inner_body(phase, scope, loops, serial, first_range)
         self.flagged = set()
         for stmt in flagged:
             nan = literal(math.nan, stmt.dtype)
-            name = _local(stmt.name)
-            scope.lines.append(f"{_pad(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
+            name = local(stmt.name)
+            scope.lines.append(f"{margin(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
 
     def _inner_body(
-        self, phase: Phase, scope: _Scope, loops: Sequence[Var], serial: bool,
+        self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
         first_range: tuple[str, str] | None,
     ) -> None:  # fmt: skip
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
@@ -241,7 +203,7 @@ class _Renderer:
             if isinstance(stmt, Save):
                 size = product(v.size for v in self.kernel.inner)
                 ctype = VALUE_TYPE[stmt.dtype]
-                scope.lines.append(f"{_pad(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
+                scope.lines.append(f"{margin(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
         if not loops:
             self._stmts(phase.stmts, scope)
             return
@@ -250,7 +212,7 @@ class _Renderer:
         body = self._push((last,), middle.indent + 1)
         self._stmts(phase.stmts, body)
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
-        pragma = [] if serial or arg else [_pad(middle.indent) + self._simd(accumulators)]
+        pragma = [] if serial or arg else [margin(middle.indent) + self._simd(accumulators)]
         inner = [*pragma, *self._loop(last, body, middle.indent, None if outer else first_range)]
         self._pop(body)
         if not outer:
@@ -259,10 +221,10 @@ class _Renderer:
         self._pop(middle)
         for depth, var in enumerate(outer):
             bounds = first_range if depth == 0 else None
-            scope.lines.append(f"{_pad(scope.indent + depth)}{self._for(var, bounds)} {{")
+            scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, bounds)} {{")
         scope.lines += [*middle.lines, *inner]
         for depth in reversed(range(len(outer))):
-            scope.lines.append(f"{_pad(scope.indent + depth)}}}")
+            scope.lines.append(f"{margin(scope.indent + depth)}}}")
 
     def _splittable(self) -> bool:
         """Few rows and one sweep: the sweep itself is shared among threads."""
@@ -279,8 +241,10 @@ class _Renderer:
         rows, inner = self.kernel.rows, self.kernel.inner
         count = product(v.size for v in rows)
         work = product(v.size for v in inner)
-        return isinstance(count, int) and count < 4 and (
-            not isinstance(work, int) or work >= PARALLEL_COST
+        return (
+            isinstance(count, int)
+            and count < 4
+            and (not isinstance(work, int) or work >= PARALLEL_COST)
         )
 
     def _split_row(self) -> list[str]:
@@ -289,7 +253,7 @@ class _Renderer:
         scope = self._push(kernel.rows, depth)
         inner_phase, *tail = kernel.phases
         accumulators = [s for s in inner_phase.stmts if isinstance(s, Accumulate)]
-        pad = _pad(depth)
+        pad = margin(depth)
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
             scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
@@ -302,7 +266,7 @@ class _Renderer:
         chunk.lines.append(f"{pad}  const int64_t low = {low}, high = {high};")
         self._inner_loops(inner_phase, chunk, kernel.inner, first_range=("low", "high"))
         for stmt in accumulators:
-            chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {_local(stmt.name)};")
+            chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {local(stmt.name)};")
             if stmt.op.startswith("arg"):
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
         self._pop(chunk)
@@ -329,17 +293,23 @@ class _Renderer:
         width = self._size(column.size)
         accumulators = [s for s in self._all_stmts() if isinstance(s, Accumulate)]
         running = [s for s in self._all_stmts() if isinstance(s, Running)]
-        tiles = product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)]) if (
-            isinstance(column.size, int)
-        ) else sympy.oo
+        tiles = (
+            product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
+            if (isinstance(column.size, int))
+            else sympy.oo
+        )
         many = not isinstance(tiles, int) or tiles >= 4
         positions = any(s.op.startswith("arg") for s in accumulators)
-        split = not many and not running and not positions and self._worth_splitting() and (
-            product(v.size for v in kernel.inner) != 1
+        split = (
+            not many
+            and not running
+            and not positions
+            and self._worth_splitting()
+            and (product(v.size for v in kernel.inner) != 1)
         )
         depth = 2 + len(outer)
         scope = self._push(outer, depth)
-        pad = _pad(depth)
+        pad = margin(depth)
         inner = [p for p in kernel.phases if p.level == "inner"]
         tail = [p for p in kernel.phases if p.level == "row"]
         lines: list[str] = []
@@ -358,12 +328,10 @@ class _Renderer:
             for stmt in accumulators:
                 scope.lines.append(f"{pad}d_free(acc_{stmt.name});")
         head = [
-            f"{_pad(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
+            f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
-        inside = [*head, *scope.lines, f"{_pad(1 + len(outer))}}}"]
-        pragma = "" if split else self._parallel(
-            (*kernel.rows, *kernel.inner), len(outer) + 1
-        )
+        inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
+        pragma = "" if split else self._parallel((*kernel.rows, *kernel.inner), len(outer) + 1)
         return self._outer_loops(outer, inside, pragma)
 
     def _worth_splitting(self) -> bool:
@@ -379,11 +347,13 @@ class _Renderer:
 
     def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
         zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
-        start = _start(stmt.op, stmt.dtype)
-        return [f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"]
+        start = start_value(stmt.op, stmt.dtype)
+        return [
+            f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"
+        ]
 
     def _sweep_columns(
-        self, scope: _Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
+        self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
         first_range: tuple[str, str] | None,
     ) -> None:  # fmt: skip
         for phase in phases:
@@ -393,37 +363,37 @@ class _Renderer:
                 if isinstance(stmt, Accumulate):
                     value = self.value(stmt.value)
                     body.lines.append(
-                        _pad(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
+                        margin(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
                     )
                 elif isinstance(stmt, Running):
                     slot = f"acc_{stmt.name}[{column.key} - tile]"
                     value = REDUCTIONS[stmt.op].combine.format(slot, self.value(stmt.value))
                     ctype = VALUE_TYPE[stmt.dtype]
                     body.lines.append(
-                        f"{_pad(body.indent)}const {ctype} {_local(stmt.name)} = {slot} = {value};"
+                        f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
                     )
                     self.local_names[stmt.name] = len(self.scopes) - 1
                 else:
                     self._stmts((stmt,), body)
             bounds = ("tile", "tile_end")
             inner = [
-                f"{_pad(middle.indent)}#pragma omp simd",
+                f"{margin(middle.indent)}#pragma omp simd",
                 *self._loop(column, body, middle.indent, bounds),
             ]
             self._pop(body)
             self._pop(middle)
             for depth, var in enumerate(loops):
                 limits = first_range if depth == 0 else None
-                scope.lines.append(f"{_pad(scope.indent + depth)}{self._for(var, limits)} {{")
+                scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, limits)} {{")
             scope.lines += [*middle.lines, *inner]
             for depth in reversed(range(len(loops))):
-                scope.lines.append(f"{_pad(scope.indent + depth)}}}")
+                scope.lines.append(f"{margin(scope.indent + depth)}}}")
 
     def _split_column(
-        self, scope: _Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var
+        self, scope: Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var
     ) -> list[str]:
         """Each chunk of the reduced loops fills its own accumulators, which are then combined."""
-        pad, inner = _pad(scope.indent), self.kernel.inner
+        pad, inner = margin(scope.indent), self.kernel.inner
         width = "(tile_end - tile)"
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
@@ -443,7 +413,7 @@ class _Renderer:
             chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
             chunk.lines.append(
                 f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
-                f"for (int64_t c = 0; c < {width}; ++c) acc[c] = {_start(stmt.op, stmt.dtype)}; }}"
+                f"for (int64_t c = 0; c < {width}; ++c) acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
             )
         body = self._push((), scope.indent + 1)
         for stmt in accumulators:
@@ -469,14 +439,14 @@ class _Renderer:
         return []
 
     def _column_tail(
-        self, scope: _Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Accumulate]
+        self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Accumulate]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
         body = self._push((column,), scope.indent + 1)
         for stmt in accs:
             source = "acc_at_" if stmt.op.startswith("arg") else "acc_"
             body.lines.append(
-                f"{_pad(body.indent)}const auto {_result(stmt)} = "
+                f"{margin(body.indent)}const auto {_result(stmt)} = "
                 f"{source}{stmt.name}[{column.key} - tile];"
             )
             self.local_names[stmt.name] = len(self.scopes) - 1
@@ -498,7 +468,7 @@ class _Renderer:
         body = self._push((last,), scope.indent + 1)
         self._stmts(self._all_stmts(), body)
         bounds = ("low", "high") if owned else None
-        pragma = [f"{_pad(scope.indent)}#pragma omp simd"] if owned else []
+        pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
         inner = [*scope.lines, *pragma, *self._loop(last, body, scope.indent, bounds)]
         lines: list[str] = []
         base = 1
@@ -511,15 +481,12 @@ class _Renderer:
                 f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
             ]
         for depth, var in enumerate(rows[:-1]):
-            lines.append(f"{_pad(base + depth)}{self._for(var)} {{")
+            lines.append(f"{margin(base + depth)}{self._for(var)} {{")
         lines += inner
-        lines += [f"{_pad(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
+        lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
         return [*lines, "  }"] if owned else lines
 
     # ---- loops and pragmas ------------------------------------------------------------------
-
-    def _all_stmts(self) -> list[Stmt]:
-        return [s for p in self.kernel.phases for s in p.stmts]
 
     def _for(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
         low, high = bounds or ("0", self._size(var.size))
@@ -527,13 +494,13 @@ class _Renderer:
         return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
 
     def _loop(
-        self, var: Var, body: _Scope, indent: int, bounds: tuple[str, str] | None = None
+        self, var: Var, body: Scope, indent: int, bounds: tuple[str, str] | None = None
     ) -> list[str]:
-        return [f"{_pad(indent)}{self._for(var, bounds)} {{", *body.lines, f"{_pad(indent)}}}"]
+        return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
 
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
-        parts = [f"reduction({clauses[s.op]}: {_local(s.name)})" for s in accumulators]
+        parts = [f"reduction({clauses[s.op]}: {local(s.name)})" for s in accumulators]
         parts += [f"reduction(|: nan_{s.name})" for s in accumulators if s.name in self.flagged]
         return " ".join(["#pragma omp simd", *parts])
 
@@ -559,253 +526,9 @@ class _Renderer:
                 total += row.cost // 4 if row else 0
         return total
 
-    # ---- scopes and statements --------------------------------------------------------------
-
-    def _push(self, variables: Sequence[Var], indent: int) -> _Scope:
-        known = self.scopes[-1].variables if self.scopes else frozenset()
-        scope = _Scope(known | frozenset(variables), indent)
-        self.scopes.append(scope)
-        return scope
-
-    def _pop(self, scope: _Scope) -> None:
-        assert self.scopes[-1] is scope
-        self.scopes.pop()
-
-    def _stmts(self, stmts: Iterable[Stmt], scope: _Scope) -> None:
-        pad = _pad(scope.indent)
-        stores: list[str] = []
-        for stmt in stmts:
-            value = self.value(stmt.value)
-            if isinstance(stmt, Store):
-                stores.append(pad + self._store(stmt, value))
-            elif isinstance(stmt, Accumulate):
-                position = self._index(stmt.position) if stmt.position is not None else ""
-                scope.lines.append(pad + self._combine(stmt, value, position))
-            elif isinstance(stmt, Running):
-                scope.lines.append(pad + self._combine(stmt, value, ""))
-                # The running value changes at every point: what reads it stays in this loop.
-                self.local_names[stmt.name] = len(self.scopes) - 1
-            elif isinstance(stmt, Save):
-                scope.lines.append(f"{pad}saved_{stmt.name}[{self._inner_position()}] = {value};")
-            elif isinstance(stmt, Define):
-                ctype = VALUE_TYPE[stmt.dtype]
-                scope.lines.append(f"{pad}const {ctype} {_local(stmt.name)} = {value};")
-                self.local_names[stmt.name] = len(self.scopes) - 1
-        scope.lines += stores
-
-    def _inner_position(self) -> str:
-        sizes = [v.size for v in self.kernel.inner]
-        coords = [variable(v) for v in self.kernel.inner]
-        return self._index(flatten(coords, contiguous_strides(sizes)))
-
-    def _store(self, stmt: Store, value: str) -> str:
-        place = f"{self._arg(stmt.ref)}[{self._index(stmt.index)}]"
-        if stmt.op:
-            old = _widened(place, stmt.ref.dtype)
-            value = REDUCTIONS[stmt.op].combine.format(old, value)
-        narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
-        return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
-
-    def _declare(self, stmt: Accumulate | Running) -> str:
-        ctype = _accumulator_type(stmt)
-        text = f"{ctype} {_local(stmt.name)} = {_start(stmt.op, stmt.dtype)};"
-        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.op.startswith("arg") else "")
-
-    def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
-        name = _local(stmt.name)
-        if stmt.op.startswith("arg"):
-            at = f"at_{stmt.name}"
-            if position == "chunk":
-                position = f"part_at_{stmt.name}[chunk]"
-            return (
-                f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
-                f"{at} = {position}; }}"
-            )
-        if stmt.name in self.flagged:
-            sign = ">" if stmt.op == "max" else "<"
-            return (
-                f"{name} = {value} {sign} {name} ? {value} : {name}; "
-                f"nan_{stmt.name} |= {value} != {value};"
-            )
-        return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
-
-    def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
-        slot = f"acc_{stmt.name}[{at}]"
-        if stmt.op.startswith("arg"):
-            assert stmt.position is not None
-            position = self._index(stmt.position)
-            return (
-                f"{{ const bool better = d_better_{stmt.op[3:]}({value}, {slot}); "
-                f"{slot} = better ? {value} : {slot}; "
-                f"acc_at_{stmt.name}[{at}] = better ? {position} : acc_at_{stmt.name}[{at}]; }}"
-            )
-        return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
-
-    # ---- expressions ------------------------------------------------------------------------
-
-    def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
-        """The C++ name or literal of `expr`, computed in the outermost scope that can."""
-        if expr.op == "const":
-            return literal(expr.attr, expr.dtype)
-        if expr.op == "masked":
-            return self._masked(expr, guard, guard_depth)
-        if expr.op == "acc":
-            kind = self._reduction_of(expr.attr)
-            return f"at_{expr.attr}" if kind.startswith("arg") else _local(expr.attr)
-        if expr.op == "saved":
-            return f"saved_{expr.attr}[{self._inner_position()}]"
-        depth = max(self._depth_of(expr), guard_depth if guard else 0)
-        key = (id(expr), guard)
-        for scope in self.scopes[: depth + 1]:
-            if key in scope.values:
-                return scope.values[key]
-            if (id(expr), "") in scope.values:
-                return scope.values[id(expr), ""]
-        text = self._text(expr, guard, guard_depth)
-        scope = self.scopes[depth]
-        same = (expr.op, expr.dtype, text)
-        name = scope.values.get(same)
-        if name is None:
-            self._temp += 1
-            name = f"x{self._temp}"
-            ctype = VALUE_TYPE[expr.dtype]
-            scope.lines.append(f"{_pad(scope.indent)}const {ctype} {name} = {text};")
-            scope.values[same] = name
-        scope.values[key] = name
-        return name
-
-    def _reduction_of(self, name: str) -> str:
-        for stmt in self._all_stmts():
-            if isinstance(stmt, Accumulate) and stmt.name == name:
-                return stmt.op
-        return ""
-
-    def _masked(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        test, value = expr.args
-        name = self.value(test, guard, guard_depth)
-        depth = max(self._depth_of(test), guard_depth if guard else 0)
-        if guard:
-            both = f"{guard} & {name}"
-            scope = self.scopes[depth]
-            joined = scope.values.get(("guard", both))
-            if joined is None:
-                self._temp += 1
-                joined = f"x{self._temp}"
-                scope.lines.append(f"{_pad(scope.indent)}const bool {joined} = {both};")
-                scope.values["guard", both] = joined
-            name = joined
-        return self.value(value, name, depth)
-
-    def _depth_of(self, expr: Expr) -> int:
-        """Index of the outermost scope in which `expr` can be computed."""
-        needed = self._variables(expr)
-        local = self._local_depth(expr)
-        for depth, scope in enumerate(self.scopes):
-            if depth >= local and needed <= scope.variables:
-                return depth
-        return len(self.scopes) - 1
-
-    def _local_depth(self, expr: Expr) -> int:
-        """Scopes before which the row's named values that `expr` reads do not exist."""
-        depth = 0
-        for e in ir.walk(expr):
-            if e.op == "acc":
-                depth = max(depth, self.local_names.get(e.attr, len(self.scopes) - 1))
-            elif e.op == "saved":
-                return len(self.scopes) - 1
-        return depth
-
-    def _variables(self, expr: Expr) -> frozenset[Var]:
-        found = self._uses.get(id(expr))
-        if found is None:
-            parts: set[Var] = set()
-            for arg in expr.args:
-                parts |= self._variables(arg)
-            for index in ir.indices_of(expr):
-                parts |= index.variables()
-                for inner in ir._indirect_exprs(index):
-                    parts |= self._variables(inner)
-            found = self._uses[id(expr)] = frozenset(parts)
-        return found
-
-    def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        if expr.op == "read":
-            return self._read(expr, guard, guard_depth)
-        if expr.op == "index":
-            return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
-        args = [self.value(a, guard, guard_depth) for a in expr.args]
-        if expr.op in ("cast", "widen"):
-            return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
-        if expr.op == "check_index":
-            return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{_guarded(guard)})"
-        row = SCALAR_OPS[expr.op]
-        site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
-        width = "d" if expr.dtype == torch.float64 else "f"
-        return row.cpp.format(*args, site=site, width=width)
-
-    def _site(self, expr: Expr) -> int:
-        self.sites.append((expr.op, str(expr.attr or "")))
-        return len(self.sites)
-
-    def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        item: Load = expr.attr
-        place = f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
-        text = _widened(place, item.ref.dtype)
-        if guard:
-            zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"
-            return f"{guard} ? {text} : {zero}"
-        return text
-
-    def _arg(self, ref: Ref) -> str:
-        if ref not in self.args:
-            self.args[ref] = f"a{len(self.args)}"
-        return self.args[ref]
-
-    # ---- indices ----------------------------------------------------------------------------
-
-    def _index(self, index: Index, guard: str = "", guard_depth: int = 0) -> str:
-        parts = []
-        for atom, c in index.terms:
-            text = self._atom(atom, guard, guard_depth)
-            parts.append(text if c == 1 else f"{self._size(c)} * {text}")
-        if index.const != 0 or not parts:
-            parts.append(self._size(index.const))
-        return " + ".join(parts)
-
-    def _atom(self, atom: Var | FloorDiv | Mod | Indirect, guard: str, guard_depth: int) -> str:
-        if isinstance(atom, Var):
-            return atom.key
-        if isinstance(atom, Indirect):
-            return self.value(atom.expr, guard, guard_depth)
-        sign = "/" if isinstance(atom, FloorDiv) else "%"
-        inner = self._index(atom.value, guard, guard_depth)
-        return f"(({inner}) {sign} {self._size(atom.divisor)})"
-
-    def _size(self, size: Size) -> str:
-        if isinstance(size, int):
-            return str(size) if size >= 0 else f"({size})"
-        renamed = {}
-        for symbol in sorted(size.free_symbols, key=str):
-            if symbol not in self.symbols:
-                self.symbols[symbol] = f"n{len(self.symbols)}"
-            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
-        return f"({size_text(size.xreplace(renamed))})"
-
-
-def _pad(depth: int) -> str:
-    return "  " * depth
-
-
-def _local(name: str) -> str:
-    return f"v_{name}"
-
 
 def _result(stmt: Accumulate) -> str:
-    return f"at_{stmt.name}" if stmt.op.startswith("arg") else _local(stmt.name)
-
-
-def _guarded(guard: str) -> str:
-    return f", {guard}" if guard else ""
+    return f"at_{stmt.name}" if stmt.op.startswith("arg") else local(stmt.name)
 
 
 def _owns(index: Index, var: Var) -> bool:
@@ -822,82 +545,5 @@ def _deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
     return atom.value.variables() if isinstance(atom, (FloorDiv, Mod)) else {atom}
 
 
-def _widened(place: str, dtype: torch.dtype) -> str:
-    wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
-    return f"{wide}({place})" if wide else place
-
-
 def _tracks_nan(stmt: Accumulate | Running) -> bool:
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
-
-
-def _accumulator_type(stmt: Accumulate | Running) -> str:
-    return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]
-
-
-def _start(op: str, dtype: torch.dtype) -> str:
-    ctype = VALUE_TYPE[dtype]
-    kind = REDUCTIONS[op].start
-    return {
-        "zero": "0",
-        "one": "1",
-        "lowest": f"d_lowest<{ctype}>()",
-        "highest": f"d_highest<{ctype}>()",
-    }[kind]
-
-
-def size_text(size: sympy.Expr) -> str:
-    """C++ of a symbolic size, which is a non-negative integer in all its parts."""
-    if size.is_Integer or size.is_Symbol:
-        return str(size)
-    parts = [size_text(a) for a in size.args]
-    kind = type(size).__name__
-    if kind in ("Add", "Mul"):
-        return "(" + (" + " if kind == "Add" else " * ").join(parts) + ")"
-    if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
-        return f"({parts[0]} / {parts[1]})"
-    if kind in ("Mod", "PythonMod"):
-        return f"({parts[0]} % {parts[1]})"
-    if kind == "ModularIndexing":
-        return f"({parts[0]} / {parts[1]} % {parts[2]})"
-    if kind in ("Max", "Min"):
-        sign = ">" if kind == "Max" else "<"
-        text = parts[0]
-        for part in parts[1:]:
-            text = f"({text} {sign} {part} ? {text} : {part})"
-        return text
-    if kind in ("Pow", "PowByNatural") and size.args[1].is_Integer and size.args[1] > 0:
-        return "(" + " * ".join([parts[0]] * int(size.args[1])) + ")"
-    raise NotImplementedError(f"size expression {size}")
-
-
-def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A C++ literal of exactly this value."""
-    if dtype == torch.bool:
-        return "true" if value else "false"
-    if dtype.is_floating_point:
-        number = float(value)
-        suffix = "" if dtype == torch.float64 else "f"
-        if math.isnan(number):
-            return f"d_nan{suffix}"
-        if math.isinf(number):
-            return f"({'-' if number < 0 else ''}d_inf{suffix})"
-        text = repr(number)
-        text = text if any(c in text for c in ".e") else text + ".0"
-        return f"{text}{suffix}" if number >= 0 and not text.startswith("-") else f"({text}{suffix})"
-    whole = int(value)
-    if whole == -(2**63):
-        return "INT64_MIN"
-    return f"({VALUE_TYPE[dtype]}){whole}" if whole >= 0 else f"({VALUE_TYPE[dtype]})({whole})"
-
-
-def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
-    if target == torch.bool:
-        return f"{text} != 0"
-    if target == torch.bfloat16:
-        return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
-    if target == torch.float16:
-        return f"d_round_f16((float){text})" if rounded else f"(float){text}"
-    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
-        return f"({VALUE_TYPE[target]})(int64_t){text}"
-    return f"({VALUE_TYPE[target]}){text}"

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dicp.loop import ir
-from dicp.loop.index import Index, Size, Var, ZERO, flatten, product, refine, variable
+from dicp.loop.index import ZERO, Index, Size, Var, flatten, product, refine, variable
 from dicp.loop.ir import Call, Compute, Graph, Node, Ref
 
 MAX_REFS = 48
@@ -109,9 +108,7 @@ def _sorted(groups: list[Group]) -> list[Group]:
 
 
 class _Fuser:
-    def __init__(
-        self, graph: Graph, groups: dict[Node, Group], producers: dict[Ref, Node]
-    ) -> None:
+    def __init__(self, graph: Graph, groups: dict[Node, Group], producers: dict[Ref, Node]) -> None:
         self.graph = graph
         self.groups = groups
         self.producers = producers
@@ -205,9 +202,7 @@ def join(a: Group, b: Group) -> Group | None:
     return _join_refined(a, b)
 
 
-def _union(
-    a: Group, b: Group, dims: tuple[Size, ...], axes: frozenset[int] | None
-) -> Group:
+def _union(a: Group, b: Group, dims: tuple[Size, ...], axes: frozenset[int] | None) -> Group:
     position = {n: i for i, n in enumerate([*a.nodes, *b.nodes])}
     nodes = sorted({**dict.fromkeys(a.nodes), **dict.fromkeys(b.nodes)}, key=lambda n: position[n])
     return Group(nodes, dims, axes, {**a.coords, **b.coords}, a.rows_only | b.rows_only)
@@ -225,18 +220,14 @@ def _join_rows(reduced: Group, rows: Group) -> Group | None:
         return None
     if product(rows.dims) != product(reduced.dims[k] for k in own):
         return None
-    mapping = _recombine(
-        rows.dims, [(size, j, Var(own[i], size)) for size, i, j in pieces]
-    )
+    mapping = _recombine(rows.dims, [(size, j, Var(own[i], size)) for size, i, j in pieces])
     moved = Group(
         rows.nodes, reduced.dims, reduced.axes, _moved(rows, mapping), set(rows.computes())
     )
     return _union(reduced, moved, reduced.dims, reduced.axes)
 
 
-def _recombine(
-    dims: Sequence[Size], pieces: Sequence[tuple[Size, int, Var]]
-) -> dict[Var, Index]:
+def _recombine(dims: Sequence[Size], pieces: Sequence[tuple[Size, int, Var]]) -> dict[Var, Index]:
     """Each old axis as a mixed-radix number of its pieces (size, axis, variable)."""
     mapping: dict[Var, Index] = {}
     for axis, size in enumerate(dims):

@@ -74,9 +74,11 @@ def _symbolic_quotient(value: sympy.Expr, divisor: sympy.Expr) -> Size | None:
     numerator, denominator = sympy.fraction(ratio)
     if denominator != 1 or ratio.has(sympy.floor) or not ratio.is_polynomial(*ratio.free_symbols):
         return None
-    if any(not c.is_Integer for c in sympy.Poly(ratio, *ratio.free_symbols).coeffs()) if (
-        ratio.free_symbols
-    ) else not ratio.is_Integer:
+    if (
+        any(not c.is_Integer for c in sympy.Poly(ratio, *ratio.free_symbols).coeffs())
+        if (ratio.free_symbols)
+        else not ratio.is_Integer
+    ):
         return None
     return normal(ratio)
 
@@ -385,7 +387,9 @@ def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] 
             return None
 
 
-def reshape_coords(coords: Sequence[Index], old: Sequence[Size], new: Sequence[Size]) -> list[Index]:
+def reshape_coords(
+    coords: Sequence[Index], old: Sequence[Size], new: Sequence[Size]
+) -> list[Index]:
     """Coordinates in `old` of the element whose coordinates in `new` are `coords`.
 
     Both shapes hold the same number of elements in row-major order.
@@ -405,9 +409,7 @@ def reshape_coords(coords: Sequence[Index], old: Sequence[Size], new: Sequence[S
     return result
 
 
-def _matching_blocks(
-    old: Sequence[Size], new: Sequence[Size]
-) -> list[tuple[list[int], list[int]]]:
+def _matching_blocks(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
     """Runs of axes of both shapes with equal products, in order; every axis of `old` occurs."""
     blocks: list[tuple[list[int], list[int]]] = []
     i = j = 0

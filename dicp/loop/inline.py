@@ -124,8 +124,10 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
     theirs = [c for c in domain(reader.shape) if c.terms]
     if own == theirs:
         return True
-    return _squeezed(producer.shape) != _squeezed(reader.shape) and _plain(item.coords) and (
-        product(producer.shape) == product(reader.shape)
+    return (
+        _squeezed(producer.shape) != _squeezed(reader.shape)
+        and _plain(item.coords)
+        and (product(producer.shape) == product(reader.shape))
     )
 
 

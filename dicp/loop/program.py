@@ -73,9 +73,7 @@ class ProgramBuilder:
         self.numbers: dict[Ref, int] = {}
         self.objects: list[Any] = []
 
-    def build(
-        self, rendered: Mapping[int, CppKernel], nodes: Sequence[NodeReport]
-    ) -> LoopProgram:
+    def build(self, rendered: Mapping[int, CppKernel], nodes: Sequence[NodeReport]) -> LoopProgram:
         graph = self.schedule.graph
         inputs = [
             None if k in graph.sizes or not self._is_tensor(ref) else self.number(ref)
@@ -151,8 +149,8 @@ class ProgramBuilder:
             "writes": [
                 self.number(r)
                 for r in kernel.args
-                if r.root in {s.ref.root for p in kernel.kernel.phases for s in p.stmts
-                              if hasattr(s, "ref")}
+                if r.root
+                in {s.ref.root for p in kernel.kernel.phases for s in p.stmts if hasattr(s, "ref")}
             ],  # fmt: skip
             "origins": [str(o) for o in kernel.kernel.origins],
             "sites": [list(site) for site in kernel.sites],

@@ -403,8 +403,10 @@ class _Bound:
                 s <= 1 or a == b
                 for s, a, b in zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
             )
-            if tuple(tensor.shape) != buffer.shape or tensor.dtype != buffer.dtype or not (
-                strides_agree or tensor.numel() == 0
+            if (
+                tuple(tensor.shape) != buffer.shape
+                or tensor.dtype != buffer.dtype
+                or not (strides_agree or tensor.numel() == 0)
             ):
                 raise InputMismatchError(
                     position,

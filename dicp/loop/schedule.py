@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-
 from dicp.loop import ir
 from dicp.loop.fusion import Group, fuse, is_column, mapping_of, place_of, stages
 from dicp.loop.index import (
+    ZERO,
     FloorDiv,
     Index,
     Mod,
     Size,
     Var,
-    ZERO,
     flatten,
     normal,
     product,
@@ -224,8 +223,12 @@ class _KernelBuilder:
         scan = any(n.kind == "scan" for n in group.computes())
         nest.order(keep_inner=scan)
         nest.merge()
-        kind = "scatter" if scatter else "pointwise" if not axes else (
-            "column" if self.is_column else "row"
+        kind = (
+            "scatter"
+            if scatter
+            else "pointwise"
+            if not axes
+            else ("column" if self.is_column else "row")
         )
         origins = {o.node: o for n in group.computes() for o in n.origins}
         return nest.kernel(kind, tuple(origins.values()))
@@ -308,7 +311,7 @@ class _Nest:
 
     def _weights(self) -> dict[Var, float]:
         """The byte-weighted mean of log-strides: what order most of the memory traffic wants."""
-        total: dict[Var, float] = {v: 0.0 for v in self.rows + self.inner}
+        total: dict[Var, float] = dict.fromkeys(self.rows + self.inner, 0.0)
         stores = [
             (s.index, s.ref.dtype.itemsize)
             for p in self.phases for s in p.stmts if isinstance(s, Store)
@@ -340,9 +343,7 @@ class _Nest:
 
     def _mergeable(self, outer: Var, inner: Var) -> bool:
         for index, _ in self.indices():
-            hidden = {
-                v for atom in _divisions(index) for v in atom.value.variables()
-            }
+            hidden = {v for atom in _divisions(index) for v in atom.value.variables()}
             if outer in hidden or inner in hidden:
                 return False
             if index.coefficient(outer) != normal(index.coefficient(inner) * inner.size):

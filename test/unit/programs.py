@@ -114,7 +114,7 @@ def random_program(choose: Choose[Any], steps: int = 6, mutation: bool = True) -
 def _operand_shape(choose: Choose[Any], sizes: Sequence[int]) -> tuple[int, ...]:
     """A shape that broadcasts with the others of the program."""
     own = [n if choose((True, True, False)) else 1 for n in sizes]
-    return tuple(own[choose((0, 0, 1, 2)):])
+    return tuple(own[choose((0, 0, 1, 2)) :])
 
 
 def _step(choose: Choose[Any], values: dict[str, Tensor], mutation: bool) -> tuple[str, str]:
@@ -130,7 +130,9 @@ def _step(choose: Choose[Any], values: dict[str, Tensor], mutation: bool) -> tup
     if kind == "reduce" and rank:
         axes = choose([(rank - 1,), (0,), tuple(range(rank)), (0, rank - 1)])
         keep = choose((", keepdim=True", ", keepdim=True", ""))
-        text = choose(REDUCTIONS).format(a, d=f"({', '.join(map(str, dict.fromkeys(axes)))},)", k=keep)
+        text = choose(REDUCTIONS).format(
+            a, d=f"({', '.join(map(str, dict.fromkeys(axes)))},)", k=keep
+        )
         return f"{name} = {text}", name
     if kind == "along" and rank:
         return f"{name} = {choose(ALONG).format(a, d=choose(range(rank)))}", name

@@ -18,10 +18,11 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import GraphReport
-from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.lowering import RuleTable
 from dicp.loop.program import LoopProgram
 from dicp.target import Artifact, Executable, LowerContext
 from dicp.vendor.cpu import CpuTarget
+from dicp.vendor.cpu.target import OWN_RULES
 
 
 class Recorder(CpuTarget):
@@ -40,7 +41,7 @@ class Recorder(CpuTarget):
         return program
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return RULES  # whatever library is fastest on this machine
+        return OWN_RULES  # whatever library is fastest on this machine
 
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
         return Artifact(self.name, {}, {}, objects=(self._graphs[-1],))
@@ -54,9 +55,7 @@ class Recorder(CpuTarget):
         return "recorder"
 
 
-def record(
-    fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any
-) -> Recorder:
+def record(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any) -> Recorder:
     """Compile `fn` for `inputs` (backward too, where an input requires a gradient)."""
     target = Recorder()
     config = Config(cache=False, **options)

@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dicp"
 # A room imports from itself and from rooms of a lower rank.
 RANKS = {
     "errors": 0,
+    "version": 0,
     "torch_private": 0,
     "config": 1,
     "cache": 2,

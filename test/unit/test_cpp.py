@@ -18,7 +18,7 @@ from recorder import portable, record
 from torch import Tensor, nn
 
 from dicp.config import Config
-from dicp.loop.cpp import conversion, literal, size_text
+from dicp.loop.cpp_text import conversion, literal, size_text
 from dicp.loop.index import normal
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,7 +13,9 @@ from dicp.loop.memory import ALIGNMENT, Lifetime, plan
 @st.composite
 def lifetimes(draw: st.DrawFn) -> list[Lifetime]:
     spans = draw(
-        st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 12), st.integers(0, 6)), max_size=14)
+        st.lists(
+            st.tuples(st.integers(0, 5000), st.integers(0, 12), st.integers(0, 6)), max_size=14
+        )
     )
     return [Lifetime(k, size, start, start + n) for k, (size, start, n) in enumerate(spans)]
 

@@ -244,7 +244,9 @@ def test_unknown_option_lists_the_valid_ones() -> None:
     assert "cache_dir" in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"fallback": "never"}, {"cache": "maybe"}, {"compile_jobs": -1}])
+@pytest.mark.parametrize(
+    "options", [{"fallback": "never"}, {"cache": "maybe"}, {"compile_jobs": -1}]
+)
 def test_bad_value_says_what_is_expected(options: dict[str, Any]) -> None:
     with pytest.raises((ConfigValueError, BackendCompilerFailed)) as caught:
         torch.compile(fn, backend="cpugraph", options=options)(torch.ones(3))

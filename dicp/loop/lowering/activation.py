@@ -84,9 +84,7 @@ def log_sigmoid(lw: Lowering, x: Value) -> tuple[Value, Value]:
     def tail(x: Expr) -> Expr:
         return _exp(-apply("abs", x.dtype, x))
 
-    value = lw.map(
-        lambda x: minimum(x, 0.0) - apply("log1p", x.dtype, tail(x)), x
-    )
+    value = lw.map(lambda x: minimum(x, 0.0) - apply("log1p", x.dtype, tail(x)), x)
     kept = lw.meta(1)
     if sizes_of(kept.shape) == x.shape:
         return value, lw.map(tail, x)
@@ -145,9 +143,7 @@ def soft_margin_loss_backward(
     lw: Lowering, g: Value, x: Value, target: Value, reduction: int
 ) -> Value:
     count = lw.scalar(product(x.shape) if reduction == 1 else 1, x.dtype)
-    return elementwise(
-        lw, (g, x, target), lambda g, x, t: -t * sigmoid_of(-t * x) * g / count
-    )
+    return elementwise(lw, (g, x, target), lambda g, x, t: -t * sigmoid_of(-t * x) * g / count)
 
 
 def _halves(lw: Lowering, x: Value, dim: int) -> tuple[Value, Value]:

@@ -17,10 +17,10 @@ from torch import fx
 
 from dicp.loop import ir
 from dicp.loop.index import (
+    ZERO,
     Index,
     Size,
     Var,
-    ZERO,
     contiguous_strides,
     domain,
     flatten,
@@ -236,7 +236,7 @@ class Lowering:
                 op=str(node.target),
                 dtypes=[str(t.dtype) for t in tensors],
                 shapes=[tuple(t.shape) for t in tensors],
-                target=self.context.kind,
+                target=self.context.target,
                 user_line=user_line(node),
                 reason=reason,
             )
@@ -312,9 +312,7 @@ class Lowering:
             compute.body = ir.with_origin(compute.body, self.origin)
         if compute.out.producer is None:
             compute.out.producer = compute
-        extra = {
-            id(w): w for r in compute.reads() if (w := self._written.get(r.root)) is not None
-        }
+        extra = {id(w): w for r in compute.reads() if (w := self._written.get(r.root)) is not None}
         if extra:
             compute.after = (*compute.after, *extra.values())
         self._append(compute)
@@ -399,9 +397,7 @@ class Lowering:
     def permute(self, value: Value, order: Sequence[int]) -> Value:
         order = [d % value.ndim for d in order]
         shape = [value.shape[d] for d in order]
-        return self.view(
-            value, shape, lambda idx: [idx[order.index(d)] for d in range(value.ndim)]
-        )
+        return self.view(value, shape, lambda idx: [idx[order.index(d)] for d in range(value.ndim)])
 
     def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
         kept = [i for i in range(value.ndim) if i not in axes]
@@ -418,15 +414,11 @@ class Lowering:
 
     def expand(self, value: Value, shape: Sequence[Size]) -> Value:
         lead = len(shape) - value.ndim
-        full = tuple(
-            value.shape[i - lead] if s == -1 else s for i, s in enumerate(shape)
-        )
+        full = tuple(value.shape[i - lead] if s == -1 else s for i, s in enumerate(shape))
         return self.view(
             value,
             full,
-            lambda idx: [
-                ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)
-            ],
+            lambda idx: [ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)],
         )
 
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
@@ -451,17 +443,13 @@ class Lowering:
             return ref
         flat = flatten(value.coords, ref.strides, 0) if ref.strides or not ref.shape else None
         if flat is not None and flat.is_affine:
-            own = tuple(
-                flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape)
-            )
+            own = tuple(flat.coefficient(Var(i, s)) if s != 1 else 1 for i, s in enumerate(shape))
             if strides is None or same_layout(shape, own, tuple(strides)):
                 self._force(ref)
                 if own == ref.strides and shape == ref.shape and flat.const == 0:
                     return ref
                 exact = tuple(strides) if strides is not None else _tidy(shape, own)
-                return Ref(
-                    self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref
-                )
+                return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
         if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
         out = self.pointwise(shape, value.dtype, value.at, strides)
@@ -502,9 +490,7 @@ class Lowering:
     def _finish_call(self, node: Call) -> None:
         for ref in node.outs:
             ref.producer = node
-        node.after = tuple(
-            w for r in node.reads() if (w := self._written.get(r.root)) is not None
-        )
+        node.after = tuple(w for r in node.reads() if (w := self._written.get(r.root)) is not None)
         self._append(node)
 
     def realized(self, value: Any) -> Any:
@@ -519,8 +505,9 @@ class Lowering:
     def eager(self, node: fx.Node) -> Any:
         """The node as an eager ATen call between generated kernels."""
         args, kwargs = self._map((node.args, node.kwargs))
-        args, kwargs = self._strided_as_eager(node.args, args), self._strided_as_eager(
-            node.kwargs, kwargs
+        args, kwargs = (
+            self._strided_as_eager(node.args, args),
+            self._strided_as_eager(node.kwargs, kwargs),
         )
         refs: list[Ref] = []
 
@@ -631,6 +618,8 @@ def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
         return val.node.expr
     if val is None and callable(node.target):
         return node.target(*args, **kwargs)
+    if isinstance(val, torch.Tensor):
+        raise NoRule("no rule for this operator")
     return val
 
 

@@ -69,9 +69,7 @@ def index_select(lw: Lowering, x: Value, dim: int, index: Value) -> Value:
 def take(lw: Lowering, x: Value, index: Value) -> Value:
     size = product(x.shape)
     flat = lw.reshape(x, (size,))
-    return lw.pointwise(
-        index.shape, x.dtype, lambda idx: flat.at([place(lw, index.at(idx), size)])
-    )
+    return lw.pointwise(index.shape, x.dtype, lambda idx: flat.at([place(lw, index.at(idx), size)]))
 
 
 @rule(aten.put.default)
@@ -215,9 +213,7 @@ def _masked_put(
     return lw.pointwise(x.shape, x.dtype, body)
 
 
-def _scatter(
-    lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str
-) -> Value:
+def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str) -> Value:
     if x.ndim == 0 or index.ndim == 0:
         lifted = [
             lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v
@@ -298,9 +294,7 @@ def embedding_dense_backward(
     if scale_grad_by_freq:
         raise NoRule("gradient scaled by frequency")
     width = g.shape[-1]
-    zeros = lw.pointwise(
-        (num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype)
-    )
+    zeros = lw.pointwise((num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype))
 
     def body(idx: tuple[Index, ...]) -> Expr:
         item = g.at(idx)
@@ -357,9 +351,11 @@ def nll_loss_backward(
     def body(idx: tuple[Index, ...]) -> Expr:
         label = cast(target.at(idx[:-1] if target.ndim else []), torch.int64)
         grad = g.at(idx[:-1] if g.ndim else [])
-        grad = grad / cast(total_weight.at([ZERO] * total_weight.ndim), dtype) if (
-            reduction == 1
-        ) else grad
+        grad = (
+            grad / cast(total_weight.at([ZERO] * total_weight.ndim), dtype)
+            if (reduction == 1)
+            else grad
+        )
         skip = compare("eq", label, ignore_index)
         hit = compare("eq", label, ir.index_value(idx[-1]))
         hit = apply("bitwise_and", torch.bool, hit, apply("logical_not", torch.bool, skip))

@@ -354,9 +354,7 @@ POOLING.add(aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backw
 # ---- maxima --------------------------------------------------------------------------------------
 
 
-def maximum_with_index(
-    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
-) -> tuple[Value, Value]:
+def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
     """The maximum of each window and its flat place; as in ATen, the last NaN wins."""
     counts, n = [w.taps() for w in windows], len(windows)
     if math.prod(counts) > MAX_ARGMAX:
@@ -423,9 +421,7 @@ def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 
 def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
     def lowered(lw: Lowering, x: Value, output_size: Any) -> tuple[Value, Value]:
-        return maximum_with_index(
-            lw, x, adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:])
-        )
+        return maximum_with_index(lw, x, adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:]))
 
     return lowered
 

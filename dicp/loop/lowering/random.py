@@ -200,9 +200,7 @@ def _transformed(op: str, fn: Callable[..., Expr], *defaults: float) -> Callable
     def lowered(lw: Lowering, x: Value, *args: Any, generator: Any = None) -> Value:
         _no_generator({"generator": generator})
         parameters = [float(v) for v in (*args, *defaults[len(args) :])]
-        return generated(
-            lw, op, _width(x.dtype), lambda u, idx: cast(fn(u, *parameters), x.dtype)
-        )
+        return generated(lw, op, _width(x.dtype), lambda u, idx: cast(fn(u, *parameters), x.dtype))
 
     return lowered
 

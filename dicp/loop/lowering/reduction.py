@@ -120,9 +120,7 @@ def min_all(lw: Lowering, x: Value) -> Value:
     return amin(lw, x)
 
 
-def arg_extremum(
-    lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False
-) -> Value:
+def arg_extremum(lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False) -> Value:
     """The index of the extremum along `axis` (of the flattened tensor where None)."""
     if axis is None:
         flat = lw.reshape(x, [product(x.shape)])
@@ -252,9 +250,7 @@ def logsumexp(lw: Lowering, x: Value, dim: Any, keepdim: bool = False) -> Value:
     if any(x.shape[a] == 0 for a in axes) or not axes:
         raise NoRule("logsumexp over an empty axis")
     top = lw.reduce("max", x.shape, axes, dtype, lambda idx: cast(x.at(idx), dtype))
-    finite = lw.map(
-        lambda m: select(compare("eq", apply("abs", dtype, m), math.inf), 0.0, m), top
-    )
+    finite = lw.map(lambda m: select(compare("eq", apply("abs", dtype, m), math.inf), 0.0, m), top)
 
     def body(idx: tuple[Index, ...]) -> Expr:
         return apply("exp", dtype, cast(x.at(idx), dtype) - finite.broadcast_at(idx))
@@ -525,9 +521,7 @@ def batch_norm_backward(
         inv = _inverse_deviation(lw, lw.cast(per_channel(lw, var_in, x), dtype), eps)
     w = None if weight is None else lw.cast(per_channel(lw, weight, x), dtype)
     g_sum = total(lw, g, axes, dtype)
-    centred = lw.map(
-        lambda g, x, m: cast(g, dtype) * (cast(x, dtype) - m), g, x, mu, dtype=dtype
-    )
+    centred = lw.map(lambda g, x, m: cast(g, dtype) * (cast(x, dtype) - m), g, x, mu, dtype=dtype)
     dot = total(lw, centred, axes, dtype)
     result: list[Any] = [None, None, None]
     if mask[0]:
@@ -549,9 +543,7 @@ def batch_norm_backward(
         dw = lw.squeeze(lw.map(lambda d, r: d * r, dot, inv), axes)
         result[1] = lw.cast(dw, weight.dtype if weight is not None else dtype)
     if mask[2]:
-        result[2] = lw.cast(
-            lw.squeeze(g_sum, axes), weight.dtype if weight is not None else dtype
-        )
+        result[2] = lw.cast(lw.squeeze(g_sum, axes), weight.dtype if weight is not None else dtype)
     return result
 
 

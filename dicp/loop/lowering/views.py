@@ -306,12 +306,8 @@ def concatenate(
             if result is None:
                 result = value if k == 0 else ir.masked(reached, value)
                 continue
-            before_end = ir.apply(
-                "lt", torch.bool, position, ir.index_value(Index(starts[k + 1]))
-            )
-            here = (
-                ir.apply("bitwise_and", torch.bool, reached, before_end) if k else before_end
-            )
+            before_end = ir.apply("lt", torch.bool, position, ir.index_value(Index(starts[k + 1])))
+            here = ir.apply("bitwise_and", torch.bool, reached, before_end) if k else before_end
             result = ir.Expr("where", dtype, (before_end, ir.masked(here, value), result))
         assert result is not None
         return result
@@ -362,9 +358,7 @@ def inside_bounds(
     return test
 
 
-def _replaced(
-    lw: Lowering, x: Value, dim: int, inside: Any, source: Any
-) -> Value:
+def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Value:
     """x with the points where `inside(idx)` holds read from `source(idx)`."""
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:

@@ -54,7 +54,9 @@ def linear_rates(cache: Cache) -> dict[str, float]:
     """The measured rates of this machine, from the cache after the first time."""
     key = key_of("linear", cpu_model(), torch.__version__, str(torch.get_num_threads()))
     entry = cache.get_or_build(
-        "calibration", key, lambda: {"rates.json": json.dumps(measure_linear(torch.float32)).encode()}
+        "calibration",
+        key,
+        lambda: {"rates.json": json.dumps(measure_linear(torch.float32)).encode()},
     )
     rates: dict[str, float] = json.loads(entry.read("rates.json"))
     return rates
@@ -95,9 +97,7 @@ def mm(lw: Lowering, a: Value, b: Value) -> Value:
 
 
 @ONEDNN.register(aten.addmm.default, kind="library")
-def addmm(
-    lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1
-) -> Value:
+def addmm(lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     row = bias.ndim == 1 and bias.shape[0] == b.shape[1]
     if beta != 1 or alpha != 1 or not row or not _taken(lw, bias, a, b):
         scale = {"beta": beta, "alpha": alpha}

@@ -16,7 +16,7 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.cpp import CppKernel, render
+from dicp.loop.cpp import render
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder
@@ -65,9 +65,7 @@ class CpuTarget(Target):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset(
-            {"attention", "layer_norm", "rms_norm", "gelu", "linear"}
-        ),
+        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="frozen",
     )
@@ -226,7 +224,11 @@ class CpuTarget(Target):
                 cache.put(
                     "kernel",
                     self._kernel_key(name, toolchain),
-                    {"unit": self._build_unit({name: texts[name]}, sources, toolchain, cache).encode()},
+                    {
+                        "unit": self._build_unit(
+                            {name: texts[name]}, sources, toolchain, cache
+                        ).encode()
+                    },
                 )
         units = self._build_kernels(texts, sources, toolchain, cache, config)
         units["driver"] = self._driver_key(toolchain, cache)

@@ -1,0 +1,3 @@
+"""dicp's version."""
+
+VERSION = "0.1.0"
