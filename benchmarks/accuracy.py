@@ -50,6 +50,8 @@ def to_double(value: Any) -> Any:
 
 def named_tensors(value: Any) -> dict[str, Tensor]:
     """The tensors of an output tree, keyed by their place in it."""
+    if isinstance(value, Mapping):  # a library's own output class, which pytree may not name
+        value = dict(value)
     leaves, _ = pytree.tree_flatten_with_path(value)
     return {pytree.keystr(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, Tensor)}
 

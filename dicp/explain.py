@@ -72,7 +72,7 @@ def _parameters(fn: Callable[..., Any]) -> list[torch.Tensor]:
 
 
 class _CallableModule(ModuleType):
-    """`dicp.explain` names this module once it is imported, and remains the function of that name."""
+    """`dicp.explain` names this module once it is imported, and can be called all the same."""
 
     def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         return explain(fn, *args, **kwargs)

@@ -32,7 +32,7 @@ class GraphReport:
     @property
     def counts(self) -> dict[str, int]:
         """Operators by what became of them; `fused` counts those sharing a kernel with others."""
-        found = Counter(node.decision for node in self.nodes)
+        found: Counter[str] = Counter(node.decision for node in self.nodes)
         fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}

@@ -320,7 +320,8 @@ class _Renderer(Emitter):
         if split:
             lines += self._split_column(scope, inner, accumulators, column)
         else:
-            for stmt in (*accumulators, *running):
+            stmts: list[Accumulate | Running] = [*accumulators, *running]
+            for stmt in stmts:
                 scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
             self._sweep_columns(scope, inner, column, kernel.inner, None)
         self._column_tail(scope, tail, column, accumulators)
@@ -413,7 +414,8 @@ class _Renderer(Emitter):
             chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
             chunk.lines.append(
                 f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
-                f"for (int64_t c = 0; c < {width}; ++c) acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
+                f"for (int64_t c = 0; c < {width}; ++c) "
+                f"acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
             )
         body = self._push((), scope.indent + 1)
         for stmt in accumulators:
@@ -462,8 +464,8 @@ class _Renderer(Emitter):
         if not rows:
             return self._pointwise()
         last = rows[-1]
-        store = next(s for s in self._all_stmts() if isinstance(s, Store))
-        owned = _owns(store.index, last) and last.size != 1
+        stores = [s for s in self._all_stmts() if isinstance(s, Store)]
+        owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
         scope = self._push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
         body = self._push((last,), scope.indent + 1)
         self._stmts(self._all_stmts(), body)

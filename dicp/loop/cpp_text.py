@@ -41,15 +41,31 @@ def start_value(op: str, dtype: torch.dtype) -> str:
     }[kind]
 
 
+REAL_SIZES = {
+    "ToFloat": "(double)({0})",
+    "IntTrueDiv": "((double)({0}) / (double)({1}))",
+    "FloatTrueDiv": "((double)({0}) / (double)({1}))",
+    "TruncToInt": "(int64_t)({0})",
+    "FloorToInt": "(int64_t)d_floor((double)({0}))",
+    "CeilToInt": "(int64_t)d_ceil((double)({0}))",
+    "RoundToInt": "(int64_t)d_round((double)({0}))",
+}
+"""Sizes that go through a real number, such as a length times a scale factor."""
+
+
 def size_text(size: sympy.Expr) -> str:
-    """C++ of a symbolic size, which is a non-negative integer in all its parts."""
+    """C++ of a symbolic size, which is non-negative in all its parts."""
     if size.is_Integer or size.is_Symbol:
         return str(size)
+    if size.is_Float:
+        return repr(float(size))
     parts = [size_text(a) for a in size.args]
     kind = type(size).__name__
+    if kind in REAL_SIZES:
+        return REAL_SIZES[kind].format(*parts)
     if kind in ("Add", "Mul"):
         return "(" + (" + " if kind == "Add" else " * ").join(parts) + ")"
-    if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+    if kind in ("FloorDiv", "CleanDiv"):
         return f"({parts[0]} / {parts[1]})"
     if kind in ("Mod", "PythonMod"):
         return f"({parts[0]} % {parts[1]})"

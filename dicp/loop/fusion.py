@@ -268,7 +268,7 @@ def legal(group: Group, a: Group, b: Group) -> bool:
     Reads within `a` and within `b` were checked when those were made.
     """
     nodes = group.computes()
-    group.nodes = sorted(nodes, key=_graph_order(nodes))
+    group.nodes = [*_in_graph_order(nodes)]
     members = {n.out: n for n in nodes}
     effects = {n.out.root: n for n in nodes if n.out.base is not None}
     if effects and not _effects_allowed(group, members, effects):
@@ -301,7 +301,7 @@ def _effects_allowed(
     return _aligned_effects(group, effects)
 
 
-def _graph_order(nodes: Sequence[Compute]) -> object:
+def _in_graph_order(nodes: Sequence[Compute]) -> list[Compute]:
     """Producers before readers; ties keep the given order."""
     members = {n.out: n for n in nodes}
     depth: dict[Compute, int] = {}
@@ -317,8 +317,7 @@ def _graph_order(nodes: Sequence[Compute]) -> object:
 
     for node in nodes:
         visit(node)
-    position = {n: i for i, n in enumerate(nodes)}
-    return lambda n: (depth[n], position[n])
+    return sorted(nodes, key=lambda n: depth[n])
 
 
 def _only_feeds_scatter(group: Group, members: dict[Ref, Compute]) -> bool:

@@ -56,7 +56,9 @@ def _inline_into(
         budget[0] -= _measure(producer, sizes)[2]
         if budget[0] < 0:
             return None
-        mapping = {Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords))}
+        mapping = {
+            Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
+        }
         _merge_origins(node, producer)
         return ir.opmath(Rewriter(mapping)(producer.body), item.ref.dtype)
 
@@ -120,7 +122,7 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
     """Whether the reader visits the producer's elements one by one at its own coordinates."""
     if producer.shape == reader.shape:
         return item.coords == domain(reader.shape)
-    own = [c for c, s in zip(item.coords, producer.shape) if s != 1]
+    own = [c for c, s in zip(item.coords, producer.shape, strict=True) if s != 1]
     theirs = [c for c in domain(reader.shape) if c.terms]
     if own == theirs:
         return True

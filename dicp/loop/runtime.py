@@ -212,7 +212,7 @@ class _Bound:
             if "call" not in step:
                 continue
             if not step["into"]:
-                self.from_call |= {s for s in step["outs"]}
+                self.from_call |= set(step["outs"])
             if step["kind"] == "eager":
                 pinned |= {self.root(s) for s in _refs((step["args"], step["kwargs"]))}
         owned = [
@@ -264,7 +264,7 @@ class _Bound:
     def _last_readers(self, program: Mapping[str, Any]) -> dict[int, list[int]]:
         """Step -> inputs and call results that are read there for the last time."""
         kept = {self.root(o["ref"]) for o in program["outputs"] if _is_ref(o)}
-        movable = {slot for _, slot in self.inputs} | {s for s in self.from_call}
+        movable = {slot for _, slot in self.inputs} | self.from_call
         dying: dict[int, list[int]] = {}
         for slot in movable:
             last = self.last_use.get(self.root(slot))
@@ -358,8 +358,8 @@ class _Bound:
             if "ref" in plain:
                 return self._tensor_getter(plain["ref"])
             if "tuple" in plain:
-                items = self._argument(plain["tuple"])
-                return lambda env: tuple(items(env))
+                inside = self._argument(plain["tuple"])
+                return lambda env: tuple(inside(env))
             value: Any
             if "size" in plain:
                 value = evaluate_size(plain["size"], self.symbols)
@@ -372,7 +372,7 @@ class _Bound:
             return lambda env: value
         if isinstance(plain, list):
             items = [self._argument(p) for p in plain]
-            if not any(_is_ref(p) or isinstance(p, list) for p in plain):
+            if not _refs(plain):
                 fixed = [i([]) for i in items]
                 return lambda env: fixed
             return lambda env: [i(env) for i in items]

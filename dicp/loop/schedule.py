@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dicp.loop import ir
@@ -22,7 +22,17 @@ from dicp.loop.index import (
 )
 from dicp.loop.inline import cost_of, inline
 from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
-from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.kernel import (
+    Accumulate,
+    Define,
+    Kernel,
+    KernelKind,
+    Phase,
+    Running,
+    Save,
+    Stmt,
+    Store,
+)
 from dicp.loop.ops import HEAVY
 
 MAX_SAVED_ROW = 16384
@@ -95,9 +105,10 @@ class _KernelBuilder:
         found = self._memo.get(key)
         if found is None:
             mapping = mapping_of(self.group, node)
-            resolve: Callable[[Load, Expr], Expr | None] = lambda item, e: self._read(
-                item, e, stage, row
-            )
+
+            def resolve(item: Load, fresh: Expr) -> Expr | None:
+                return self._read(item, fresh, stage, row)
+
             found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
         return found
 
@@ -153,7 +164,7 @@ class _KernelBuilder:
             inner_stmts.append(
                 [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
             )
-        tail = [
+        tail: list[Stmt] = [
             Store(n.out, self._flat(n), Expr("acc", n.out.dtype, attr=self.names[n]))
             for n in self.group.computes()
             if n.kind == "reduce" and self._is_stored(n)
@@ -223,13 +234,9 @@ class _KernelBuilder:
         scan = any(n.kind == "scan" for n in group.computes())
         nest.order(keep_inner=scan)
         nest.merge()
-        kind = (
-            "scatter"
-            if scatter
-            else "pointwise"
-            if not axes
-            else ("column" if self.is_column else "row")
-        )
+        kind: KernelKind = "column" if self.is_column else "row"
+        if scatter or not axes:
+            kind = "scatter" if scatter else "pointwise"
         origins = {o.node: o for n in group.computes() for o in n.origins}
         return nest.kernel(kind, tuple(origins.values()))
 
@@ -294,9 +301,10 @@ class _Nest:
     def _division(self) -> tuple[Var, Size] | None:
         for index, _ in self.indices():
             for atom in _divisions(index):
-                terms = atom.value.terms
-                if len(terms) == 1 and atom.value.const == 0 and isinstance(terms[0][0], Var):
-                    var, c = terms[0]
+                if len(atom.value.terms) != 1 or atom.value.const != 0:
+                    continue
+                ((var, c),) = atom.value.terms
+                if isinstance(var, Var):
                     exact = quotient(var.size, atom.divisor) if c == 1 else None
                     if exact is not None and exact != 1 and atom.divisor != 1:
                         return var, atom.divisor
@@ -350,7 +358,7 @@ class _Nest:
                 return False
         return True
 
-    def kernel(self, kind: str, origins: tuple[ir.Origin, ...]) -> Kernel:
+    def kernel(self, kind: KernelKind, origins: tuple[ir.Origin, ...]) -> Kernel:
         renamed = [Var(k, v.size) for k, v in enumerate([*self.rows, *self.inner])]
         old = [*self.rows, *self.inner]
         # Two steps, since old and new variables may coincide.
@@ -360,7 +368,7 @@ class _Nest:
         count = len(self.rows)
         return Kernel(
             kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
-        )  # type: ignore[arg-type]
+        )
 
 
 def _guess(value: Size) -> int:

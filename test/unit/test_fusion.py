@@ -100,7 +100,7 @@ def test_identical_layers_share_kernels() -> None:
 
 
 def test_fusion_stops_at_library_calls_and_returned_buffers() -> None:
-    made = record(lambda x, w: ((x + 1) @ w).relu(), torch.randn(4, 4), torch.randn(4, 4))
+    made = record(lambda x, w: ((x + 1) @ w).sin(), torch.randn(4, 4), torch.randn(4, 4))
     assert kernels(made) == [2] and len(calls(made)) == 1
 
 
@@ -121,7 +121,7 @@ def check(program: Program, dynamic: bool, grad: bool) -> None:
 
 
 @settings(
-    deadline=None, derandomize=True, max_examples=10, database=None,
+    deadline=None, derandomize=True, max_examples=20, database=None,
     phases=(Phase.explicit, Phase.generate),  # shrinking would compile thousands of programs
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip

@@ -160,7 +160,9 @@ def test_reshape_of_a_fixed_element(
     data: st.DataObject, pair: tuple[list[Size], list[Size]]
 ) -> None:
     old, new = pair
-    mirrored = [combine([(Index(normal(s - 1)), 1), (v, -1)]) for s, v in zip(new, domain(new))]
+    mirrored = [
+        combine([(Index(normal(s - 1)), 1), (v, -1)]) for s, v in zip(new, domain(new), strict=True)
+    ]
     coords = flatten(reshape_coords(mirrored, old, new), contiguous_strides(old))
     sizes = data.draw(st.sampled_from(SIZES))
     count = number(product(new), sizes)

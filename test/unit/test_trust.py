@@ -116,7 +116,7 @@ def test_sources_of_a_failed_compilation_are_named(tmp_path: Path) -> None:
     assert "aten.relu.default" in str(caught.value) and "test_trust.py:" in str(caught.value)
 
 
-# ---- damaged, foreign, unwritable cache folders ----------------------------------------------------
+# ---- damaged, foreign, unwritable cache folders --------------------------------------------------
 
 
 def entries(folder: Path, name: str) -> list[Path]:
@@ -193,7 +193,7 @@ def test_no_cache_at_all(tmp_path: Path) -> None:
     assert not entries(tmp_path, "unit.so")
 
 
-# ---- processes -------------------------------------------------------------------------------------
+# ---- processes -----------------------------------------------------------------------------------
 
 PROGRAM = """
 import torch
@@ -234,7 +234,7 @@ def test_two_processes_compile_once_and_a_third_not_at_all(tmp_path: Path) -> No
     assert log.read_text() == "", "the second start compiles nothing"
 
 
-# ---- options -----------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
 def test_unknown_option_lists_the_valid_ones() -> None:
@@ -269,7 +269,7 @@ def test_forbidden_fallback_names_operator_shapes_target_and_line(tmp_path: Path
     assert "test_trust.py:" in error.user_line
 
 
-# ---- inputs ------------------------------------------------------------------------------------------
+# ---- inputs --------------------------------------------------------------------------------------
 
 
 def test_inputs_on_another_device() -> None:

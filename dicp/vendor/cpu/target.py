@@ -240,7 +240,7 @@ class CpuTarget(Target):
                 )  # fmt: skip
         return units
 
-    # ---- identity and health ----------------------------------------------------------------------
+    # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
         return key_of(find_toolchain(config).identity, _prelude())
