@@ -122,15 +122,10 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
     """Whether the reader visits the producer's elements one by one at its own coordinates."""
     if producer.shape == reader.shape:
         return item.coords == domain(reader.shape)
-    own = [c for c, s in zip(item.coords, producer.shape, strict=True) if s != 1]
-    theirs = [c for c in domain(reader.shape) if c.terms]
-    if own == theirs:
-        return True
-    return (
-        _squeezed(producer.shape) != _squeezed(reader.shape)
-        and _plain(item.coords)
-        and (product(producer.shape) == product(reader.shape))
-    )
+    if _squeezed(producer.shape) == _squeezed(reader.shape):
+        own = [c for c, s in zip(item.coords, producer.shape, strict=True) if s != 1]
+        return own == [c for c in domain(reader.shape) if c.terms]
+    return _plain(item.coords) and product(producer.shape) == product(reader.shape)
 
 
 def _plain(coords: tuple[Index, ...]) -> bool:

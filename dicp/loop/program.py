@@ -251,11 +251,24 @@ class _Math:
     trunc = staticmethod(int)
 
 
+class _Torch:
+    sym_float = staticmethod(float)
+    sym_int = staticmethod(int)
+
+
 def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
     """The value of an encoded size."""
     if isinstance(size, int):
         return size
-    scope = {"__builtins__": {}, "max": max, "min": min, "abs": abs, "math": _Math, "int": int}
+    scope = {
+        "__builtins__": {},
+        "max": max,
+        "min": min,
+        "abs": abs,
+        "math": _Math,
+        "torch": _Torch,
+        "int": int,
+    }
     return int(eval(_compiled(size), scope, dict(symbols)))  # noqa: S307
 
 
