@@ -126,6 +126,22 @@ def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
     return tuple(as_size(v) for v in values)
 
 
+def strides_of(tensor: torch.Tensor) -> tuple[Size, ...]:
+    """Strides without the framework's max(1, size) for empty axes, whose strides do not matter."""
+    return tuple(
+        s if isinstance(s, int) else normal(s.replace(_is_at_least_one, _other_than_one))
+        for s in sizes_of(tensor.stride())
+    )
+
+
+def _is_at_least_one(size: sympy.Expr) -> bool:
+    return type(size).__name__ == "Max" and len(size.args) == 2 and sympy.S.One in size.args
+
+
+def _other_than_one(size: sympy.Expr) -> sympy.Expr:
+    return next(a for a in size.args if a != 1)
+
+
 class Lowering:
     """Walks one FX graph and fills an `ir.Graph`."""
 
@@ -196,7 +212,7 @@ class Lowering:
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
                 val = item.meta["val"]
-                self.graph.outputs.append(self.realize(value, sizes_of(val.stride())))
+                self.graph.outputs.append(self.realize(value, strides_of(val)))
             else:
                 self.graph.outputs.append(value)
 
@@ -268,7 +284,7 @@ class Lowering:
 
     def _tensor_ref(self, name: str, val: torch.Tensor, role: ir.Role) -> Ref:
         strided = val.layout == torch.strided
-        strides = sizes_of(val.stride()) if strided else ()
+        strides = strides_of(val) if strided else ()
         return Ref(name, sizes_of(val.shape), val.dtype, strides, role)
 
     def value_of(self, ref: Ref) -> Value:
@@ -296,7 +312,7 @@ class Lowering:
         for item in candidates:
             if isinstance(item, torch.Tensor) and item.ndim == len(shape):
                 if sizes_of(item.shape) == shape and item.layout == torch.strided:
-                    strides = sizes_of(item.stride())
+                    strides = strides_of(item)
                     if is_injective(shape, strides):
                         return strides
         return None
@@ -537,7 +553,7 @@ class Lowering:
             mutates=bool(schema and schema.is_mutable),
             origins=self._origins,
         )
-        aliasing = bool(schema) and any(r.alias_info is not None for r in schema.returns)
+        aliasing = schema is not None and any(r.alias_info is not None for r in schema.returns)
         if aliasing or schema is None:
             sources = call.reads()
             for ref in refs:
@@ -564,7 +580,7 @@ class Lowering:
                 val = nodes.meta["val"]
                 if val.layout != torch.strided:
                     return values.ref
-                return self.realize(values, sizes_of(val.stride()))
+                return self.realize(values, strides_of(val))
             return values
         if isinstance(nodes, (list, tuple)):
             items = [self._strided_as_eager(n, v) for n, v in zip(nodes, values, strict=True)]

@@ -391,7 +391,8 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
             better = compare("gt", item, best)
             if test is not None:
                 first = compare("lt", where, 0)
-                better = both([test, apply("bitwise_or", torch.bool, better, first)])
+                better = apply("bitwise_or", torch.bool, better, first)
+                better = apply("bitwise_and", torch.bool, test, better)
             if floating:
                 nan = apply("isnan", torch.bool, item)
                 better = apply("bitwise_or", torch.bool, better, nan)

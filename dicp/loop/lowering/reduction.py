@@ -1,4 +1,4 @@
-"""Reductions and what is built from them: sums, extrema, norms, softmax and normalization layers."""
+"""Reductions and what is built from them: extrema, norms, softmax and normalization layers."""
 
 from __future__ import annotations
 

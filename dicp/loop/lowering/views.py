@@ -22,7 +22,7 @@ from dicp.loop.index import (
     variable,
 )
 from dicp.loop.ir import Ref
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
+from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of, strides_of
 
 aten = torch.ops.aten
 VIEWS = RuleTable()
@@ -240,7 +240,7 @@ def as_strided(
     """A view of the storage: the tensor is put into memory and aliased."""
     assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
-    ref = lw.realize(x, sizes_of(source.stride()))
+    ref = lw.realize(x, strides_of(source))
     if ref.root.role not in ("input", "constant") or ref.root.producer is not None:
         shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
     else:
