@@ -89,3 +89,14 @@ def test_workspaces_are_lent_and_returned() -> None:
     pool.give(first)
     assert pool.take(50).data_ptr() == first.data_ptr()
     assert pool.take(10**6).numel() >= 10**6
+
+
+def test_profiler_names_each_kernel_by_its_operators() -> None:
+    x = torch.randn(16, 16)
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1).sum(0), backend="cpugraph")
+    compiled(x)
+    with torch.profiler.profile() as profile:
+        compiled(x)
+    ranges = [event.key for event in profile.key_averages() if event.key.startswith("dicp::")]
+    assert any("aten._softmax.default" in name for name in ranges), ranges
+    assert any("aten.sum.dim_IntList" in name for name in ranges), ranges

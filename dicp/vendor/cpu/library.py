@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from dicp.vendor.cpu.toolchain import cpu_model
 
 aten = torch.ops.aten
 CALIBRATION_SHAPE = (384, 512, 512)
-ROUNDS = 5
+ROUNDS = 9
 
 
 def has_onednn_linear() -> bool:
@@ -37,22 +38,22 @@ def linear_libraries() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch
 
 
 def measure_linear(dtype: torch.dtype) -> dict[str, float]:
-    """GFLOP/s of each library on one matrix product, best of alternating rounds."""
+    """GFLOP/s of each library on one matrix product, the median of alternating rounds."""
     m, k, n = CALIBRATION_SHAPE
     x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
-    best = {name: float("inf") for name in linear_libraries()}
+    spent: dict[str, list[float]] = {name: [] for name in linear_libraries()}
     with torch.no_grad():
         for _ in range(ROUNDS):
             for name, run in linear_libraries().items():
                 start = time.perf_counter()
                 run(x, w)
-                best[name] = min(best[name], time.perf_counter() - start)
-    return {name: 2 * m * k * n / spent / 1e9 for name, spent in best.items()}
+                spent[name].append(time.perf_counter() - start)
+    return {name: 2 * m * k * n / statistics.median(s) / 1e9 for name, s in spent.items()}
 
 
 def linear_rates(cache: Cache) -> dict[str, float]:
     """The measured rates of this machine, from the cache after the first time."""
-    key = key_of("linear", cpu_model(), torch.__version__, str(torch.get_num_threads()))
+    key = key_of("linear-median", cpu_model(), torch.__version__, str(torch.get_num_threads()))
     entry = cache.get_or_build(
         "calibration",
         key,
