@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 FLOOR_ULPS = {torch.float64: 256.0, torch.float32: 16.0, torch.float16: 2.0, torch.bfloat16: 2.0}
@@ -55,13 +56,18 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What became of a task: pass, fail, skip, crash or timeout, and why."""
+    """What became of a task: pass, fail, skip, crash or timeout, and why.
+
+    `graphs` counts what Dynamo handed to the backend over all samples: with none, the operator ran
+    as in eager and its pass says nothing.
+    """
 
     name: str
     status: str
     cause: str = ""
     detail: str = ""
     samples: int = 0
+    graphs: int = 0
     seconds: float = 0.0
 
 
@@ -252,6 +258,7 @@ def run_task(op_db: Sequence[Any], task: Task) -> Outcome:
         outcome.cause = f"no samples: {type(error).__name__}"
         return outcome
     statuses = []
+    counters.clear()
     for sample in samples:
         try:
             status, why = run_sample(op, sample, task.backend)
@@ -260,9 +267,14 @@ def run_task(op_db: Sequence[Any], task: Task) -> Outcome:
         statuses.append(status)
         if status == "fail":
             cause = shorten(why)
-            return Outcome(task.name, "fail", cause, why[:3000], len(samples))
+            return Outcome(task.name, "fail", cause, why[:3000], len(samples), graph_count())
     kind = "pass" if "pass" in statuses else "skip"
-    return Outcome(task.name, kind, "" if kind == "pass" else "eager fails", "", len(samples))
+    cause = "" if kind == "pass" else "eager fails"
+    return Outcome(task.name, kind, cause, "", len(samples), graph_count())
+
+
+def graph_count() -> int:
+    return int(counters["stats"]["unique_graphs"])
 
 
 def shorten(why: str) -> str:
@@ -279,13 +291,16 @@ def worker_main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever an operator prints goes to stderr
     torch.set_num_threads(1)
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as database
 
+    # Random operators seed themselves there, which Dynamo does not compile; call_with_gradients
+    # seeds instead.
+    database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     answers.write(json.dumps(READY) + "\n")
     for line in sys.stdin:
         task = Task(**json.loads(line))
         started = time.perf_counter()
-        outcome = run_task(op_db, task)
+        outcome = run_task(database.op_db, task)
         outcome.seconds = round(time.perf_counter() - started, 2)
         answers.write(json.dumps(asdict(outcome)) + "\n")
 
@@ -430,6 +445,12 @@ def _compared(
         lines.append(
             f"{backend} {dtype}: {good} of the {len(common)} operators that the baseline passes"
             f" ({100 * good / len(common):.2f}%)"
+        )
+    unseen = [name for name in common if mine[name].status == "pass" and not mine[name].graphs]
+    if unseen:
+        lines.append(
+            f"{backend} {dtype}: {len(unseen)} of these never reach the backend, Dynamo leaves them"
+            f" to eager: {', '.join(unseen)}"
         )
     lines.append(f"{backend} {dtype}: failures by cause")
     by_cause: dict[str, list[str]] = {}

@@ -32,7 +32,12 @@ from dicp.loop.ops import REDUCTIONS, SCALAR_OPS
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
 COLUMN_TILE = 512
+MAX_TILE = 3 * COLUMN_TILE
 CHUNKS = 16
+SUM_BLOCK = 4096
+"""Elements of a row summed before the sum is added to the total."""
+ROW_BLOCK = 256
+"""Rows summed into a column before the sum is added to the total."""
 TILE = (64, 16)
 """Crossing and contiguous extent of a tile: few lines of each tensor at a time, since rows whose
 length is a power of two share cache sets."""
@@ -187,7 +192,13 @@ class _Renderer(Emitter):
             flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
-        self._inner_body(phase, scope, loops, serial, first_range)
+        long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(f"{margin(scope.indent)}{ctype} total_{stmt.name} = 0;")
+        self._inner_body(phase, scope, loops, serial, first_range, long)
+        for stmt in long:
+            scope.lines.append(f"{margin(scope.indent)}{local(stmt.name)} = total_{stmt.name};")
         self.flagged = set()
         for stmt in flagged:
             nan = literal(math.nan, stmt.dtype)
@@ -196,7 +207,7 @@ class _Renderer(Emitter):
 
     def _inner_body(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
-        first_range: tuple[str, str] | None,
+        first_range: tuple[str, str] | None, long: Sequence[Accumulate | Running],
     ) -> None:  # fmt: skip
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
         for stmt in phase.stmts:
@@ -213,7 +224,11 @@ class _Renderer(Emitter):
         self._stmts(phase.stmts, body)
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
         pragma = [] if serial or arg else [margin(middle.indent) + self._simd(accumulators)]
-        inner = [*pragma, *self._loop(last, body, middle.indent, None if outer else first_range)]
+        limits = None if outer else first_range
+        if long:
+            inner = self._in_blocks(last, body, middle.indent, limits, pragma, long)
+        else:
+            inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
         self._pop(body)
         if not outer:
             scope.lines += inner
@@ -225,6 +240,29 @@ class _Renderer(Emitter):
         scope.lines += [*middle.lines, *inner]
         for depth in reversed(range(len(outer))):
             scope.lines.append(f"{margin(scope.indent + depth)}}}")
+
+    def _summed_in_blocks(self, stmt: Accumulate | Running) -> bool:
+        """Long floating sums are sums of block sums: the error grows with the blocks only."""
+        count = product(v.size for v in self.kernel.inner)
+        long = not isinstance(count, int) or count > 2 * SUM_BLOCK
+        return long and stmt.op == "sum" and stmt.dtype.is_floating_point
+
+    def _in_blocks(
+        self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,
+        pragma: list[str], long: Sequence[Accumulate | Running],
+    ) -> list[str]:  # fmt: skip
+        """The loop over `var` in blocks, each with sums of its own."""
+        low, high = limits or ("0", self._size(var.size))
+        pad = margin(indent + 1)
+        starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
+        ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
+        return [
+            f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
+            f"{pad}const int64_t block_end = "
+            f"block + {SUM_BLOCK} < {high} ? block + {SUM_BLOCK} : {high};",
+            *starts, *pragma, *self._loop(var, body, indent, ("block", "block_end")), *ends,
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
 
     def _splittable(self) -> bool:
         """Few rows and one sweep: the sweep itself is shared among threads."""
@@ -383,12 +421,55 @@ class _Renderer(Emitter):
             ]
             self._pop(body)
             self._pop(middle)
+            long = [
+                s for s in phase.stmts if isinstance(s, Accumulate) and self._summed_in_blocks(s)
+            ]
+            limits = first_range
+            if long:
+                scope.lines += self._open_row_blocks(scope, loops[0], first_range, long, column)
+                limits = ("block", "block_end")
             for depth, var in enumerate(loops):
-                limits = first_range if depth == 0 else None
-                scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, limits)} {{")
+                bounds_of = limits if depth == 0 else None
+                scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, bounds_of)} {{")
             scope.lines += [*middle.lines, *inner]
             for depth in reversed(range(len(loops))):
                 scope.lines.append(f"{margin(scope.indent + depth)}}}")
+            if long:
+                scope.lines += self._close_row_blocks(scope, long)
+
+    def _open_row_blocks(
+        self, scope: Scope, first: Var, limits: tuple[str, str] | None,
+        long: Sequence[Accumulate], column: Var,
+    ) -> list[str]:  # fmt: skip
+        """Blocks of the outermost reduced loop, each with accumulators of its own."""
+        pad = margin(scope.indent)
+        low, high = limits or ("0", self._size(first.size))
+        width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
+        lines = []
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            lines.append(f"{pad}{ctype}* total_{stmt.name} = acc_{stmt.name};")
+        lines += [
+            f"{pad}for (int64_t block = {low}; block < {high}; block += {ROW_BLOCK}) {{",
+            f"{pad}const int64_t block_end = "
+            f"block + {ROW_BLOCK} < {high} ? block + {ROW_BLOCK} : {high};",
+        ]
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            lines.append(
+                f"{pad}{ctype} acc_{stmt.name}[{width}]; "
+                f"for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
+            )
+        return lines
+
+    def _close_row_blocks(self, scope: Scope, long: Sequence[Accumulate]) -> list[str]:
+        pad = margin(scope.indent)
+        sums = [
+            f"{pad}for (int64_t c = 0; c < tile_end - tile; ++c) "
+            f"total_{s.name}[c] += acc_{s.name}[c];"
+            for s in long
+        ]
+        return [*sums, f"{pad}}}"]
 
     def _split_column(
         self, scope: Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var

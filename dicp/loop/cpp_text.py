@@ -68,7 +68,7 @@ def size_text(size: sympy.Expr) -> str:
     if kind in ("FloorDiv", "CleanDiv"):
         return f"({parts[0]} / {parts[1]})"
     if kind in ("Mod", "PythonMod"):
-        return f"({parts[0]} % {parts[1]})"
+        return f"(({parts[0]} % {parts[1]} + {parts[1]}) % {parts[1]})"
     if kind == "ModularIndexing":
         return f"({parts[0]} / {parts[1]} % {parts[2]})"
     if kind in ("Max", "Min"):

@@ -97,8 +97,8 @@ UNARY = [
 ACTIVATIONS = [
     pointwise(torch.relu, X, dtypes=NUMBERS),
     pointwise(F.relu6, X),
-    pointwise("gelu", F.gelu, X, floor=LOOSE),
-    pointwise("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), X, floor=LOOSE),
+    pointwise("gelu", F.gelu, X, floor=16.0),
+    pointwise("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"), X, floor=16.0),
     pointwise(F.silu, X, floor=LOOSE),
     pointwise(F.mish, X, floor=LOOSE),
     pointwise(F.softplus, X, floor=LOOSE),
@@ -113,7 +113,7 @@ ACTIVATIONS = [
     pointwise(F.hardsigmoid, X, dtypes=FLOATS[:3]),
     pointwise(F.logsigmoid, X, floor=LOOSE, strides=False),
     pointwise(F.softsign, X),
-    pointwise(F.tanhshrink, X, grad=False, floor=64.0),
+    pointwise(F.tanhshrink, X, grad=False, elementwise=False, floor=64.0),
     pointwise(F.softshrink, X, grad=False),
     op("softshrink_grad", F.softshrink, X),
     pointwise(F.hardshrink, X),
@@ -233,9 +233,7 @@ BINARY = [
     pointwise(torch.fmin, X, X),
     pointwise(torch.copysign, X, X, grad=False),
     pointwise(torch.xlogy, X, T(X, 0.1, 4), grad=False),
-    pointwise(
-        torch.logaddexp, X, X, grad=False, floor=LOOSE, dtypes=(torch.float32, torch.float64)
-    ),
+    pointwise(torch.logaddexp, X, X, grad=False, dtypes=(torch.float32, torch.float64), floor=16.0),
     pointwise(torch.nextafter, X, X, dtypes=(torch.float32, torch.float64), grad=False),
     pointwise(torch.heaviside, X, X, grad=False),
 ]
@@ -293,6 +291,7 @@ CLAMP = [
         X,
         grad=False,
         floor=LOOSE,
+        elementwise=False,
     ),
     op("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.3), X, X, T(X, 1, 2)),
     op("lerp", lambda x, y: torch.lerp(x, y, 0.3), X, X),
@@ -303,7 +302,7 @@ BROADCAST = [
     op("broadcast_row", torch.add, (6, 37), (37,), dtypes=(*FLOATS, torch.int64)),
     op("broadcast_column", torch.mul, (6, 37), (6, 1)),
     op("broadcast_both", torch.sub, (6, 1, 5), (1, 37, 5)),
-    op("broadcast_scalar_tensor", lambda x, s: x * s, (6, 37), ()),
+    op("broadcast_scalar_tensor", lambda x, s: x * s, (6, 37), (), floor=8.0),
     op(
         "channels_last_add",
         lambda x, b: F.relu(x + b),

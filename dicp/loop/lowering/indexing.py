@@ -298,9 +298,10 @@ def embedding_dense_backward(
 
     def body(idx: tuple[Index, ...]) -> Expr:
         item = g.at(idx)
-        if padding_idx < 0:
+        if isinstance(padding_idx, int) and padding_idx < 0:
             return item
-        skip = compare("eq", cast(index.at(idx[:-1]), torch.int64), padding_idx)
+        padding = lw.scalar(padding_idx, torch.int64)
+        skip = compare("eq", cast(index.at(idx[:-1]), torch.int64), padding)
         return select(skip, 0.0, item)
 
     def target(idx: tuple[Index, ...]) -> list[Index]:

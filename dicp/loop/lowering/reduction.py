@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import Index, Size, product
+from dicp.loop.index import Index, Size, product, quotient
 from dicp.loop.ir import Expr, apply, cast, opmath
 from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
@@ -568,9 +568,11 @@ def native_group_norm(
 def _grouped(
     lw: Lowering, x: Value, weight: Any, bias: Any, n: Size, c: Size, hw: Size, groups: int
 ) -> tuple[Value, Any, Any]:
-    assert isinstance(c, int)
-    shape = (n, groups, c // groups, hw)
-    affine = (1, groups, c // groups, 1)
+    each = quotient(c, groups)
+    if each is None:
+        raise NoRule("the number of channels is symbolic and not known to divide into groups")
+    shape = (n, groups, each, hw)
+    affine = (1, groups, each, 1)
     w, b = (None if v is None else lw.reshape(v, affine) for v in (weight, bias))
     return lw.reshape(x, shape), w, b
 
