@@ -260,7 +260,10 @@ class _Renderer(Emitter):
             f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
             f"{pad}const int64_t block_end = "
             f"block + {SUM_BLOCK} < {high} ? block + {SUM_BLOCK} : {high};",
-            *starts, *pragma, *self._loop(var, body, indent, ("block", "block_end")), *ends,
+            *starts,
+            *("  " + line for line in pragma),
+            *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
+            *ends,
             f"{margin(indent)}}}",
         ]  # fmt: skip
 
