@@ -159,17 +159,31 @@ def add(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
     dtype = lw.meta().dtype
     if dtype == torch.bool:
         return elementwise(lw, (a, b), lambda x, y: apply("logical_or", dtype, x, y))
-    return elementwise(lw, (a, b), lambda x, y: x + _scaled(lw, y, alpha))
+    return elementwise(lw, (a, b), lambda x, y: _plus(lw, x, y, alpha))
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
 def sub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
-    return elementwise(lw, (a, b), lambda x, y: x - _scaled(lw, y, alpha))
+    return elementwise(lw, (a, b), lambda x, y: _minus(lw, x, y, alpha))
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(lw: Lowering, a: Any, b: Any, alpha: Any = 1) -> Value:
-    return elementwise(lw, (a, b), lambda x, y: y - _scaled(lw, x, alpha))
+    return elementwise(lw, (a, b), lambda x, y: _minus(lw, y, x, alpha))
+
+
+def _plus(lw: Lowering, x: Expr, y: Expr, alpha: Any) -> Expr:
+    """x + alpha * y, rounded once as eager does it."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return x + y
+    return apply("fma", x.dtype, y, lw.scalar(alpha, x.dtype), x)
+
+
+def _minus(lw: Lowering, x: Expr, y: Expr, alpha: Any) -> Expr:
+    """x - alpha * y, rounded once as eager does it."""
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return x - y
+    return apply("fma", x.dtype, y, -lw.scalar(alpha, x.dtype), x)
 
 
 def _scaled(lw: Lowering, x: Expr, alpha: Any) -> Expr:
@@ -399,7 +413,7 @@ def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
 @rule(torch.ops.prims.fma.default)
 def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
     """What Dynamo makes of `addcmul_` and `addcdiv_` with a number that it traces."""
-    return elementwise(lw, (a, b, c), lambda a, b, c: a * b + c)
+    return elementwise(lw, (a, b, c), lambda a, b, c: apply("fma", a.dtype, a, b, c))
 
 
 @rule(aten.addcdiv)

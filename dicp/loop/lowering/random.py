@@ -14,7 +14,7 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.ir import Expr, apply, cast, const
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, is_dense, sizes_of
+from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
 from dicp.loop.lowering.pointwise import compare
 
 aten = torch.ops.aten
@@ -220,10 +220,8 @@ def geometric(lw: Lowering, x: Value, p: float, *, generator: Any = None) -> Val
 @rule(aten.native_dropout.default)
 def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value, Value]:
     if train is False or p == 0:
-        dense = is_dense(x.shape, sizes_of(lw.meta(0).stride()))
-        strides = None if dense else contiguous_strides(x.shape)
-        mask = lw.pointwise(x.shape, torch.bool, lambda idx: const(True, torch.bool), strides)
-        return lw.pointwise(x.shape, x.dtype, x.at, strides), mask
+        mask = lw.pointwise(x.shape, torch.bool, lambda idx: const(True, torch.bool))
+        return lw.map(lambda e: e, x), mask
     if lw.context.config.fallback_random:
         raise NoRule("random numbers are left to eager by fallback_random")
     seed, site = lw.seed()

@@ -105,6 +105,9 @@ template <class T> d_inline T d_sign(T x) { return (T)((x > (T)0) - (x < (T)0));
 d_inline bool d_signbit(float x) { return (int32_t)d_bits(x) < 0; }
 d_inline bool d_signbit(double x) { int64_t u; __builtin_memcpy(&u, &x, 8); return u < 0; }
 template <class T> d_inline bool d_signbit(T x) { return x < 0; }
+d_inline float d_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+d_inline double d_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+template <class T> d_inline T d_fma(T a, T b, T c) { return (T)(a * b + c); }
 d_inline float d_sqrt(float x) { return __builtin_sqrtf(x); }
 d_inline double d_sqrt(double x) { return __builtin_sqrt(x); }
 d_inline float d_floor(float x) { return __builtin_floorf(x); }
