@@ -128,7 +128,7 @@ class _Fuser:
         candidates = dict.fromkeys(self.groups[p] for p in direct if isinstance(p, Compute))
         for other in sorted(candidates, key=lambda g: -g.order):
             mine = self.groups[node]
-            if other is not mine and other in self.users or other is not mine:
+            if other is not mine:
                 self.merge(other, mine)
 
     def _horizontally(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
@@ -270,9 +270,6 @@ def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
         "int": int,
     }
     return int(eval(_compiled(size), scope, dict(symbols)))  # noqa: S307
-
-
-Resolver = Callable[[str], Any]
 
 
 def resolve_operator(name: str) -> Any:

@@ -241,10 +241,7 @@ def as_strided(
     assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
     ref = lw.realize(x, strides_of(source))
-    if ref.root.role not in ("input", "constant") or ref.root.producer is not None:
-        shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
-    else:
-        shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
+    shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
     alias_ref = Ref(
         lw._name("v"), sizes_of(size), x.dtype, sizes_of(stride), "alias", shift, base=ref
     )
