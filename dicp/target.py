@@ -46,9 +46,10 @@ class Facts:
     """Names of the graph-level pattern families the target wants."""
     frozen_fusions: frozenset[str] = frozenset()
     """Families that pay only where parameters are frozen, their arithmetic being done once."""
-    conv_channels_last: Literal["never", "frozen", "always"] = "never"
-    """When convolutions are given channels-last tensors: "frozen" means only where the weights'
-    conversion is done once (`freeze`)."""
+    conv_channels_last: Literal["never", "frozen", "depthwise", "always"] = "never"
+    """Which graphs' convolutions are given channels-last tensors: "frozen" means those whose
+    weights are converted once (`freeze`), "depthwise" these and those with a depthwise
+    convolution."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ def compile_fx(
         if config.on_compile_error == "raise":
             raise
         warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
+        report = GraphReport("dynamo", f"graph{key_of(str(id(gm)))[:8]}")
+        report.nodes = _left_to_eager(gm, "the code could not be built")
+        on_report(report)
         return gm.forward
     identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
 
@@ -169,10 +172,7 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
 
 def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> CompiledGraph:
     """The graph as it is, operator by operator."""
-    report.nodes = [
-        NodeReport(n.name, str(n.target), "eager", reason, "")
-        for n in gm.graph.nodes if n.op == "call_function"
-    ]  # fmt: skip
+    report.nodes = _left_to_eager(gm, reason)
     gm.recompile()
 
     def run(inputs: list[Any]) -> Any:
@@ -181,6 +181,13 @@ def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> Compile
         return gm(*args)
 
     return CompiledGraph(None, run)
+
+
+def _left_to_eager(gm: fx.GraphModule, reason: str) -> list[NodeReport]:
+    return [
+        NodeReport(n.name, str(n.target), "eager", reason, "")
+        for n in gm.graph.nodes if n.op in ("call_function", "call_method", "call_module")
+    ]  # fmt: skip
 
 
 @lru_cache(maxsize=1)

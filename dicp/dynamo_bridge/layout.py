@@ -35,9 +35,7 @@ _OPERANDS = {
 
 def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     """Give the graph's convolutions channels-last operands; true if anything changed."""
-    wanted = context.facts.conv_channels_last
-    pays = wanted == "always" or (wanted == "frozen" and context.config.freeze)
-    if not (pays and context.config.layout):
+    if not (context.config.layout and _pays(gm, context)):
         return False
     converted: dict[fx.Node, fx.Node] = {}
     static = static_nodes(gm, context)
@@ -56,6 +54,22 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     if changed:
         remove_dead(gm.graph)
     return changed
+
+
+def _pays(gm: fx.GraphModule, context: PassContext) -> bool:
+    """Whether the target wants this graph's convolutions channels-last."""
+    wanted = context.facts.conv_channels_last
+    if wanted == "depthwise":
+        return context.config.freeze or any(_is_depthwise(n) for n in gm.graph.nodes)
+    return wanted == "always" or (wanted == "frozen" and context.config.freeze)
+
+
+def _is_depthwise(node: fx.Node) -> bool:
+    """A convolution each of whose groups reads one channel."""
+    if node.target is not aten.convolution.default or not _wants(node):
+        return False
+    weight = _value(node.args[1])
+    return weight is not None and weight.shape[1] == 1 and node.args[-1] != 1
 
 
 def static_nodes(gm: fx.GraphModule, context: PassContext) -> set[fx.Node]:

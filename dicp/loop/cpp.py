@@ -26,8 +26,9 @@ from dicp.loop.index import (
     product,
 )
 from dicp.loop.ir import Ref
-from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Store
+from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.ops import REDUCTIONS, SCALAR_OPS
+from dicp.loop.ranges import Range, split
 
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
@@ -63,6 +64,11 @@ def render(kernel: Kernel) -> CppKernel:
 class _Renderer(Emitter):
     """Loops by the kernel's kind, around what the emitter writes."""
 
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._kept: list[list[Range]] = []
+        """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
+
     # ---- whole kernels ----------------------------------------------------------------------
 
     def render(self) -> CppKernel:
@@ -93,21 +99,31 @@ class _Renderer(Emitter):
             return scope.lines
         outer, last = rows[:-1], rows[-1]
         if not outer:
-            scope = self._push((last,), 2)
-            self._stmts(self._all_stmts(), scope)
-            pragma = self._parallel(rows, 0, simd=True)
-            return [f"  {pragma}", *self._loop(last, scope, 1)]
+            pragma = f"  {self._parallel(rows, 0, simd=True)}"
+            return self._in_ranges(self._all_stmts(), last, 1, [pragma])
         crossing = self._crossing_loop()
         if crossing is not None:
             return self._tiled(crossing)
         row_scope = self._push(outer, 1 + len(outer))
-        scope = self._push((last,), 2 + len(outer))
-        self._stmts(self._all_stmts(), scope)
-        inner = [
-            *row_scope.lines, f"{margin(row_scope.indent)}#pragma omp simd",
-            *self._loop(last, scope, row_scope.indent),
-        ]  # fmt: skip
+        pragma = f"{margin(row_scope.indent)}#pragma omp simd"
+        loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
+        inner = [*row_scope.lines, *loops]
         return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+
+    def _in_ranges(
+        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str]
+    ) -> list[str]:
+        """The loop over `var`, in parts where conditions on it would be tested at every point."""
+        parts = split(stmts, var)
+        self._kept.append(parts)
+        lines: list[str] = []
+        for part in parts:
+            body = self._push((var,), indent + 1)
+            self._stmts(part.stmts, body)
+            bounds = (self._size(part.low), self._size(part.high))
+            lines += [*pragma, *self._loop(var, body, indent, bounds)]
+            self._pop(body)
+        return lines
 
     def _crossing_loop(self) -> Var | None:
         """The outer loop along which some tensor is contiguous while the last loop strides it."""
@@ -220,16 +236,19 @@ class _Renderer(Emitter):
             return
         outer, last = loops[:-1], loops[-1]
         middle = self._push(outer, scope.indent + len(outer)) if outer else scope
-        body = self._push((last,), middle.indent + 1)
-        self._stmts(phase.stmts, body)
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
         pragma = [] if serial or arg else [margin(middle.indent) + self._simd(accumulators)]
         limits = None if outer else first_range
-        if long:
-            inner = self._in_blocks(last, body, middle.indent, limits, pragma, long)
+        if long or limits:
+            body = self._push((last,), middle.indent + 1)
+            self._stmts(phase.stmts, body)
+            if long:
+                inner = self._in_blocks(last, body, middle.indent, limits, pragma, long)
+            else:
+                inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
+            self._pop(body)
         else:
-            inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
-        self._pop(body)
+            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma)
         if not outer:
             scope.lines += inner
             return

@@ -130,7 +130,7 @@ class Emitter:
             sign = ">" if stmt.op == "max" else "<"
             return (
                 f"{name} = {value} {sign} {name} ? {value} : {name}; "
-                f"nan_{stmt.name} |= {value} != {value};"
+                f"nan_{stmt.name} |= d_isnan({value});"
             )
         return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
 

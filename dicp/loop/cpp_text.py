@@ -21,11 +21,16 @@ VALUE_TYPE = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-STORAGE_TYPE = VALUE_TYPE | {torch.bfloat16: "d_bf16", torch.float16: "d_f16"}
-"""Element types in memory; 16-bit floats are held as bits and widened on load."""
+STORAGE_TYPE = VALUE_TYPE | {
+    torch.bfloat16: "d_bf16", torch.float16: "d_f16", torch.bool: "uint8_t"
+}  # fmt: skip
+"""Element types in memory: 16-bit floats are held as bits and widened on load, and so are truth
+values, since loops that load or store `bool` are not vectorized."""
 
 
 def widened(place: str, dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return f"({place} != 0)"
     wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
     return f"{wide}({place})" if wide else place
 
@@ -54,7 +59,7 @@ REAL_SIZES = {
 
 
 def size_text(size: sympy.Expr) -> str:
-    """C++ of a symbolic size, which is non-negative in all its parts."""
+    """C++ of a symbolic size, divided and rounded as Python does it."""
     if size.is_Integer or size.is_Symbol:
         return str(size)
     if size.is_Float:
@@ -66,11 +71,11 @@ def size_text(size: sympy.Expr) -> str:
     if kind in ("Add", "Mul"):
         return "(" + (" + " if kind == "Add" else " * ").join(parts) + ")"
     if kind in ("FloorDiv", "CleanDiv"):
-        return f"({parts[0]} / {parts[1]})"
+        return f"d_size_div({parts[0]}, {parts[1]})"
     if kind in ("Mod", "PythonMod"):
-        return f"(({parts[0]} % {parts[1]} + {parts[1]}) % {parts[1]})"
+        return f"d_size_mod({parts[0]}, {parts[1]})"
     if kind == "ModularIndexing":
-        return f"({parts[0]} / {parts[1]} % {parts[2]})"
+        return f"d_size_mod(d_size_div({parts[0]}, {parts[1]}), {parts[2]})"
     if kind in ("Max", "Min"):
         sign = ">" if kind == "Max" else "<"
         text = parts[0]
@@ -107,6 +112,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
     if target == torch.bool:
         return f"{text} != 0"
+    if source == torch.bool:
+        return f"{text} ? {literal(1, target)} : {literal(0, target)}"
     if target == torch.bfloat16:
         return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
     if target == torch.float16:

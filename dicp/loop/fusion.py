@@ -138,12 +138,12 @@ class _Fuser:
             if isinstance(node, Compute):
                 for ref in dict.fromkeys(node.reads()):
                     readers.setdefault(ref, []).append(node)
-        for ref, nodes in readers.items():
+        for nodes in readers.values():
             if len(nodes) < 2:
                 continue
             for first, second in zip(nodes, nodes[1:], strict=False):
                 a, b = self.groups[first], self.groups[second]
-                if a is not b and _shares(a, b, ref):
+                if a is not b and product(a.dims) == product(b.dims):
                     self.merge(a, b)
 
     def merge(self, a: Group, b: Group) -> bool:
@@ -184,11 +184,6 @@ class _Fuser:
                     seen.add(dep)
                     stack.append(dep)
         return False
-
-
-def _shares(a: Group, b: Group, ref: Ref) -> bool:
-    """Whether `ref` is large enough, and the domains near enough, for one pass over it."""
-    return product(a.dims) == product(b.dims)
 
 
 def join(a: Group, b: Group) -> Group | None:

@@ -97,7 +97,7 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("bitwise_xor", 2, "{0} ^ {1}", 1),
     ("lshift", 2, "d_lshift({0}, {1})", 1),
     ("rshift", 2, "d_rshift({0}, {1})", 1),
-    ("isnan", 1, "{0} != {0}", 1),
+    ("isnan", 1, "d_isnan({0})", 1),
     ("isinf", 1, "d_isinf({0})", 1),
     ("philox_uniform", 3, "d_philox_uniform_{width}({0}, {1}, {2})", HEAVY * 4),
     ("philox_normal", 3, "d_philox_normal_{width}({0}, {1}, {2})", HEAVY * 6),

@@ -25,6 +25,8 @@ VIEWS = [
         lambda x: x.flatten(1).unflatten(1, (2, -1)),
         X3,
         fixed=(6, 10),
+        # Not "expanded": with symbolic sizes AOTAutograd gives back an output that is a view of an
+        # input as `as_strided`, whose gradient adds up over elements that share memory.
         layouts=("contiguous", "transposed", "sliced"),
     ),
     op("permute", lambda x: (x.permute(2, 0, 1), x.permute(1, 0, 2) + 1), X3, dtypes=ANY),

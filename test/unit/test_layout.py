@@ -135,3 +135,10 @@ def test_transposed_and_grouped() -> None:
     before, exact = graph.run(), graph.run(torch.float64)
     assert apply(graph, PASSES, conv_channels_last="always")
     check_same_numbers(before, graph.run(), exact)
+
+
+@pytest.mark.parametrize("groups, wanted", [(4, True), (2, False), (1, False)])
+def test_depthwise_convolutions_decide_where_the_target_says_so(groups: int, wanted: bool) -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3, groups=groups))
+    (graph,) = capture(model, torch.randn(2, 3, 8, 8))
+    assert apply(graph, [LAYOUT], conv_channels_last="depthwise") == wanted

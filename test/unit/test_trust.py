@@ -90,6 +90,9 @@ def test_missing_compiler_runs_eagerly_on_request(tmp_path: Path) -> None:
     )
     with pytest.warns(FallbackWarning, match="running eagerly"):
         run(compiler)
+    (report,) = compiler.reports
+    assert report.counts["eager"] == 3, "what runs eagerly is counted and explained"
+    assert all(node.reason for node in report.nodes)
 
 
 def test_compiler_that_fails(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dicp import operators
 from dicp.cache import Cache, key_of
 from dicp.loop.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.toolchain import cpu_model
 
 aten = torch.ops.aten
@@ -40,9 +41,10 @@ def linear_libraries() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch
 def measure_linear(dtype: torch.dtype) -> dict[str, float]:
     """GFLOP/s of each library on one matrix product, the median of alternating rounds."""
     m, k, n = CALIBRATION_SHAPE
-    x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
     spent: dict[str, list[float]] = {name: [] for name in linear_libraries()}
-    with torch.no_grad():
+    # Choices are made while the framework traces with tensors that compute nothing.
+    with disable_current_modes(), torch.no_grad():
+        x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
         for _ in range(ROUNDS):
             for name, run in linear_libraries().items():
                 start = time.perf_counter()
@@ -53,7 +55,7 @@ def measure_linear(dtype: torch.dtype) -> dict[str, float]:
 
 def linear_rates(cache: Cache) -> dict[str, float]:
     """The measured rates of this machine, from the cache after the first time."""
-    key = key_of("linear-median", cpu_model(), torch.__version__, str(torch.get_num_threads()))
+    key = key_of("linear rates", cpu_model(), torch.__version__, str(torch.get_num_threads()))
     entry = cache.get_or_build(
         "calibration",
         key,

@@ -74,7 +74,8 @@ d_inline d_f16 d_to_f16(float x) {
   const uint32_t small = d_bits(d_float(u) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1)) >> 13;
   const uint32_t large = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  const uint32_t magnitude = u >= 0x47800000u ? large : u < 0x38800000u ? small : normal;
+  const uint32_t finite = u < 0x38800000u ? small : normal;
+  const uint32_t magnitude = u >= 0x47800000u ? large : finite;
   return (d_f16)(magnitude | (sign >> 16));
 }
 d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
@@ -91,12 +92,36 @@ d_limits(int16_t, -32768, 32767) d_limits(int32_t, -2147483647 - 1, 2147483647)
 d_limits(int64_t, INT64_MIN, 0x7fffffffffffffffL)
 
 // ---- arithmetic with PyTorch's rules ---------------------------------------------------------
-template <class T> d_inline T d_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
-template <class T> d_inline T d_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
-template <class T> d_inline T d_fmax(T a, T b) { return (a > b || b != b) ? a : b; }
-template <class T> d_inline T d_fmin(T a, T b) { return (a < b || b != b) ? a : b; }
-template <class T> d_inline bool d_better_max(T a, T b) { return a > b || (a != a && b == b); }
-template <class T> d_inline bool d_better_min(T a, T b) { return a < b || (a != a && b == b); }
+// NaN is looked for in the bits, and each choice is one select: comparisons joined by || would keep
+// g++ from vectorizing once it has pushed them into one another.
+d_inline bool d_isnan(float x) { return (d_bits(x) & 0x7fffffffu) > 0x7f800000u; }
+d_inline bool d_isnan(double x) {
+  uint64_t u; __builtin_memcpy(&u, &x, 8);
+  return (u & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
+}
+template <class T> d_inline bool d_isnan(T) { return false; }
+template <class T> d_inline T d_maximum(T a, T b) {
+  const T m = a > b ? a : b;
+  return d_isnan(a) ? a : m;
+}
+template <class T> d_inline T d_minimum(T a, T b) {
+  const T m = a < b ? a : b;
+  return d_isnan(a) ? a : m;
+}
+template <class T> d_inline T d_fmax(T a, T b) {
+  const T m = a > b ? a : b;
+  return d_isnan(b) ? a : m;
+}
+template <class T> d_inline T d_fmin(T a, T b) {
+  const T m = a < b ? a : b;
+  return d_isnan(b) ? a : m;
+}
+template <class T> d_inline bool d_better_max(T a, T b) {
+  return (a > b) | (d_isnan(a) & !d_isnan(b));
+}
+template <class T> d_inline bool d_better_min(T a, T b) {
+  return (a < b) | (d_isnan(a) & !d_isnan(b));
+}
 
 d_inline float d_abs(float x) { return __builtin_fabsf(x); }
 d_inline double d_abs(double x) { return __builtin_fabs(x); }
@@ -125,11 +150,11 @@ d_inline bool d_isinf(double x) { return __builtin_fabs(x) == d_inf; }
 template <class T> d_inline T d_bitwise_not(T x) { return (T)~x; }
 d_inline bool d_bitwise_not(bool x) { return !x; }
 template <class T> d_inline T d_lshift(T x, T n) {
-  return n < 0 || n >= (T)(8 * sizeof(T)) ? (T)0 : (T)((uint64_t)x << n);
+  return (n < 0) | (n >= (T)(8 * sizeof(T))) ? (T)0 : (T)((uint64_t)x << n);
 }
 template <class T> d_inline T d_rshift(T x, T n) {
   const T most = (T)(8 * sizeof(T) - 1);
-  return (T)(x >> (n < 0 || n > most ? most : n));
+  return (T)(x >> ((n < 0) | (n > most) ? most : n));
 }
 template <class T> d_inline T d_pow(T x, T n) {
   if (n < 0) return x == (T)1 ? (T)1 : x == (T)-1 ? (T)((n % 2) ? -1 : 1) : (T)0;
@@ -137,6 +162,10 @@ template <class T> d_inline T d_pow(T x, T n) {
   for (; n; n /= 2) { if (n % 2) result = (T)(result * x); x = (T)(x * x); }
   return result;
 }
+
+// Arithmetic of sizes, rounded towards minus infinity as Python's.
+d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) & ((a ^ b) < 0)); }
+d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`, as PyTorch raises it.
 d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
@@ -151,13 +180,13 @@ template <class T> d_inline T d_floor_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
   if (b == (T)-1) return (T)(0 - (uint64_t)a);
   const T q = (T)(a / b);
-  return (T)(q - ((a % b != 0) && ((a < 0) != (b < 0))));
+  return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
 }
 template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
   if (b == (T)-1) return 0;
   const T r = (T)(a % b);
-  return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
+  return (T)((r != 0) & ((r < 0) != (b < 0)) ? r + b : r);
 }
 template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
@@ -168,13 +197,13 @@ template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   d_inline T d_fmod(T a, T b, int64_t*, int) { return MOD(a, b); } \
   d_inline T d_remainder(T a, T b, int64_t*, int) { \
     const T r = MOD(a, b); \
-    return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; \
+    return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r; \
   } \
   d_inline T d_floor_div(T a, T b, int64_t*, int) { \
     if (b == 0) return a / b; \
     const T r = MOD(a, b); \
     T q = (a - r) / b; \
-    if (r != 0 && ((r < 0) != (b < 0))) q -= 1; \
+    if ((r != 0) & ((r < 0) != (b < 0))) q -= 1; \
     if (q == 0) return d_copysign((T)0, a / b); \
     const T f = d_floor(q); \
     return q - f > (T)0.5 ? f + 1 : f; \

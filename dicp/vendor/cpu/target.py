@@ -67,7 +67,7 @@ class CpuTarget(Target):
         keep=OWN_RULES.ops(),
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
         frozen_fusions=frozenset({"conv_bn"}),
-        conv_channels_last="frozen",
+        conv_channels_last="depthwise",
     )
 
     def __init__(self) -> None:

@@ -1,0 +1,99 @@
+"""Loops split where conditions on their variable change."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import Index, Indirect, Size, Var, variable
+from dicp.loop.ir import Expr, Ref
+from dicp.loop.kernel import Store
+from dicp.loop.ranges import split
+
+V = Var(0, 16)
+OUT = Ref("out", (16,), torch.float32, (1,), "temp")
+
+
+def index(value: Index | int) -> Expr:
+    return ir.index_value(value if isinstance(value, Index) else Index(value))
+
+
+def compare(op: str, at: Size | Index, var: Var = V) -> Expr:
+    return ir.apply(op, torch.bool, index(variable(var)), index(at))
+
+
+def choose(test: Expr) -> Store:
+    value = Expr("where", torch.float32, (test, ir.const(1, torch.float32),
+                                          ir.const(2, torch.float32)))  # fmt: skip
+    return Store(OUT, variable(V), value)
+
+
+def values(store: Store, var: Var = V) -> list[tuple[Size, Size, float]]:
+    return [(r.low, r.high, r.stmts[0].value.attr) for r in split((store,), var)]
+
+
+def test_every_comparison() -> None:
+    assert values(choose(compare("lt", 5))) == [(0, 5, 1), (5, 16, 2)]
+    assert values(choose(compare("le", 5))) == [(0, 6, 1), (6, 16, 2)]
+    assert values(choose(compare("gt", 5))) == [(0, 6, 2), (6, 16, 1)]
+    assert values(choose(compare("ge", 5))) == [(0, 5, 2), (5, 16, 1)]
+
+
+def test_falling_indices() -> None:
+    mirrored = ir.apply("lt", torch.bool, index(variable(V) * -1 + 15), index(5))
+    assert values(choose(mirrored)) == [(0, 11, 2), (11, 16, 1)]
+
+
+def test_conditions_that_never_change_are_folded() -> None:
+    assert values(choose(compare("lt", 16))) == [(0, 16, 1)]
+    assert values(choose(compare("ge", 0))) == [(0, 16, 1)]
+    assert values(choose(compare("lt", -3))) == [(0, 16, 2)]
+    assert values(choose(compare("gt", 40))) == [(0, 16, 2)]
+
+
+def test_conjunctions_and_masks() -> None:
+    inside = ir.apply("bitwise_and", torch.bool, compare("ge", 4), compare("lt", 8))
+    source = Ref("in0", (16,), torch.float32, (1,), "input")
+    read = Expr("read", torch.float32, attr=ir.Load(source, (variable(V),)))
+    parts = split((Store(OUT, variable(V), ir.masked(inside, read)),), V)
+    assert [(p.low, p.high) for p in parts] == [(0, 4), (4, 8), (8, 16)]
+    assert [p.stmts[0].value.op for p in parts] == ["const", "read", "const"]
+
+
+def test_strided_indices() -> None:
+    doubled = variable(V) * 2
+    assert values(choose(ir.apply("lt", torch.bool, index(doubled + -1), index(8)))) == [
+        (0, 5, 1), (5, 16, 2)
+    ]  # fmt: skip
+    falling = ir.apply("le", torch.bool, index(doubled * -1), index(-7))
+    assert values(choose(falling)) == [(0, 4, 2), (4, 16, 1)]
+
+
+def test_clamped_places_become_plain_ones() -> None:
+    source = Ref("in0", (32,), torch.float32, (1,), "input")
+    low = ir.apply("maximum", torch.int64, index(variable(V) * 2 + -1), index(0))
+    clamped = ir.apply("minimum", torch.int64, low, ir.const(31, torch.int64))
+    place = Index(0, ((Indirect(clamped, 32), 1),))
+    read = Expr("read", torch.float32, attr=ir.Load(source, (place,)))
+    first, rest = split((Store(OUT, variable(V), read),), V)
+    assert (first.low, first.high) == (0, 1)
+    assert str(first.stmts[0].value.attr.coords[0]) == "0"
+    assert str(rest.stmts[0].value.attr.coords[0]) == "2*v0 + -1"
+
+
+def test_symbolic_sizes_split_where_their_order_is_provable() -> None:
+    a, b = sympy.symbols("a b", integer=True, positive=True)
+    var = Var(0, a + b)
+    store = choose(compare("lt", a, var))
+    assert values(store, var) == [(0, a, 1), (a, a + b, 2)]
+    unknown = Var(0, b)
+    (whole,) = split((choose(compare("lt", a, unknown)),), unknown)
+    assert whole.stmts[0].value.op == "where"
+
+
+def test_conditions_on_other_loops_stay() -> None:
+    other = Var(1, 8)
+    store = choose(compare("lt", variable(other)))
+    (whole,) = split((store,), V)
+    assert whole.stmts == (store,)
