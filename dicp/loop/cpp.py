@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Emitter, Scope, local, margin
@@ -25,7 +26,7 @@ from dicp.loop.index import (
     Var,
     product,
 )
-from dicp.loop.ir import Ref
+from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.ops import REDUCTIONS, SCALAR_OPS
 from dicp.loop.ranges import Range, split
@@ -143,12 +144,17 @@ class _Renderer(Emitter):
         return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
 
     def _tiled(self, crossing: Var) -> list[str]:
-        """Two loops in square tiles, so that both directions reuse the cache lines they touch."""
+        """Two loops in tiles, so that both directions use whole cache lines.
+
+        What lies across the last loop is turned in registers into a tile of its own first.
+        """
         rows = self.kernel.rows
         last = rows[-1]
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
-        row_scope = self._push([*outer, crossing], depth + 3)
+        base = self._push(outer, depth + 2)
+        self._stage(crossing, last, base)
+        row_scope = self._push([crossing], depth + 3)
         scope = self._push((last,), depth + 4)
         self._stmts(self._all_stmts(), scope)
         pad = margin(depth)
@@ -164,12 +170,52 @@ class _Renderer(Emitter):
                 f"{name} + {TILE[k]} < {size} ? {name} + {TILE[k]} : {size};"
             )
         lines += [
-            f"{margin(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{", *row_scope.lines,
-            f"{margin(depth + 3)}#pragma omp simd",
+            *base.lines, f"{margin(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{",
+            *row_scope.lines, f"{margin(depth + 3)}#pragma omp simd",
             *self._loop(last, scope, depth + 3, ("tile1", "end1")),
             f"{margin(depth + 2)}}}", f"{margin(depth + 1)}}}", f"{pad}}}",
         ]  # fmt: skip
         return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
+
+    def _stage(self, crossing: Var, last: Var, scope: Scope) -> None:
+        """Turn what is contiguous along `crossing` into tiles that are contiguous along `last`."""
+        for number, (ref, index) in enumerate(self._plain_reads()):
+            others = tuple((a, c) for a, c in index.terms if a not in (crossing, last))
+            hidden = {v for a, _ in others for v in _deep_variables(a)}
+            stride = index.coefficient(last)
+            if index.coefficient(crossing) != 1 or stride in (0, 1) or {crossing, last} & hidden:
+                continue
+            name = f"turned{number}"
+            ctype = STORAGE_TYPE[ref.dtype]
+            start = (
+                f"{self._index(Index(index.const, others))} + tile0 + {self._size(stride)} * tile1"
+            )
+            scope.lines += [
+                f"{margin(scope.indent)}{ctype} {name}[{TILE[0] * TILE[1]}];",
+                f"{margin(scope.indent)}d_turn<{ctype}, {TILE[0]}, {TILE[1]}>({self._arg(ref)} + "
+                f"({start}), {self._size(stride)}, {name}, end0 - tile0, end1 - tile1);",
+            ]
+            place = f"({crossing.key} - tile0) * {TILE[1]} + {last.key} - tile1"
+            self.staged[ref, index] = f"{name}[{place}]"
+
+    def _plain_reads(self) -> list[tuple[Ref, Index]]:
+        """What is read at every point, nothing that is only read where a condition holds."""
+        found: dict[tuple[Ref, Index], bool] = {}
+
+        def visit(expr: Expr, always: bool, seen: dict[int, bool]) -> None:
+            if id(expr) in seen and (always or not seen[id(expr)]):
+                return
+            seen[id(expr)] = always
+            if expr.op == "read":
+                key = (expr.attr.ref, expr.attr.coords[0])
+                found[key] = found.get(key, True) and always
+            for k, arg in enumerate(expr.args):
+                visit(arg, always and not (expr.op == "masked" and k == 1), seen)
+
+        seen: dict[int, bool] = {}
+        for expr in self.kernel.exprs():
+            visit(expr, True, seen)
+        return [key for key, always in found.items() if always]
 
     def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
         lines = [f"  {pragma}"] if pragma else []
@@ -184,6 +230,8 @@ class _Renderer(Emitter):
         if self._splittable():
             return self._split_row()
         scan = any(isinstance(s, Running) for s in self._all_stmts())
+        if not scan:
+            kernel = self.kernel = _positions_by_value(kernel)
         depth = 1 + len(kernel.rows)
         scope = self._push(kernel.rows, depth)
         for phase in kernel.phases:
@@ -630,6 +678,33 @@ class _Renderer(Emitter):
                 row = SCALAR_OPS.get(e.op)
                 total += row.cost // 4 if row else 0
         return total
+
+
+def _positions_by_value(kernel: Kernel) -> Kernel:
+    """The place of an extremum as the first place whose value equals it: both sweeps vectorize."""
+    phases: list[Phase] = []
+    for phase in kernel.phases:
+        sought = [
+            s for s in phase.stmts
+            if isinstance(s, Accumulate) and s.position is not None and s.dtype != torch.bool
+        ]  # fmt: skip
+        best = {s: replace(s, name=f"best_{s.name}", op=s.op[3:], position=None) for s in sought}
+        phases.append(replace(phase, stmts=tuple(best.get(s, s) for s in phase.stmts)))
+        if sought:
+            phases.append(Phase("inner", tuple(_first_place(s, best[s].name) for s in sought)))
+    return replace(kernel, phases=tuple(phases))
+
+
+def _first_place(stmt: Accumulate, best: str) -> Accumulate:
+    assert stmt.position is not None
+    value = stmt.value
+    found = ir.apply("eq", torch.bool, value, Expr("acc", value.dtype, attr=best))
+    if value.dtype.is_floating_point:  # a NaN is the extremum wherever there is one
+        nan = ir.apply("isnan", torch.bool, value)
+        found = ir.apply("bitwise_or", torch.bool, found, nan)
+    beyond = ir.const(torch.iinfo(torch.int64).max, torch.int64)
+    place = ir.apply("where", torch.int64, found, ir.index_value(stmt.position), beyond)
+    return Accumulate(stmt.name, "min", torch.int64, place)
 
 
 def _result(stmt: Accumulate) -> str:

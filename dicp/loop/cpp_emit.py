@@ -55,6 +55,8 @@ class Emitter:
         self.sites: list[tuple[str, str]] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
+        self.staged: dict[tuple[Ref, Index], str] = {}
+        """Where elements are found that were copied into a tile before the loop."""
         self.flagged: set[str] = set()
         """Extrema whose NaNs are collected beside them, so that both vectorize."""
         self._uses: dict[int, frozenset[Var]] = {}
@@ -254,7 +256,9 @@ class Emitter:
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
         item: Load = expr.attr
-        place = f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+        place = self.staged.get((item.ref, item.coords[0])) or (
+            f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+        )
         text = widened(place, item.ref.dtype)
         if guard:
             zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"

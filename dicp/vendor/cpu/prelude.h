@@ -210,6 +210,66 @@ template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   }
 d_float_division(float, fmodf) d_float_division(double, fmod)
 
+// ---- tiles turned in registers -----------------------------------------------------------------
+#if defined(__AVX512F__)
+#define D_VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define D_VECTOR_BYTES 32
+#else
+#define D_VECTOR_BYTES 16
+#endif
+template <int...> struct d_pack {};
+#if defined(__clang__)
+template <class, int... j> struct d_packed { typedef d_pack<j...> type; };
+template <int N> struct d_range { typedef typename __make_integer_seq<d_packed, int, N>::type type; };
+#else
+template <int N> struct d_range { typedef d_pack<__integer_pack(N)...> type; };
+#endif
+template <int size> struct d_signed;
+template <> struct d_signed<1> { typedef int8_t type; };
+template <> struct d_signed<2> { typedef int16_t type; };
+template <> struct d_signed<4> { typedef int32_t type; };
+template <> struct d_signed<8> { typedef int64_t type; };
+// Blocks of s elements change places between two rows that are s apart.
+template <int N, int s, class V, class M, int... j>
+d_inline void d_exchange(V& a, V& b, d_pack<j...>) {
+  const V low = __builtin_shuffle(a, b, M{((j & s) ? N + j - s : j)...});
+  b = __builtin_shuffle(a, b, M{((j & s) ? N + j : j + s)...});
+  a = low;
+}
+template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
+  if constexpr (s > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i)
+      if (!(i & s)) d_exchange<N, s, V, M>(rows[i], rows[i + s], typename d_range<N>::type());
+    d_exchanges<N, s / 2, V, M>(rows);
+  }
+}
+template <class T, int N> d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) {
+  typedef T V __attribute__((vector_size(N * sizeof(T))));
+  typedef typename d_signed<sizeof(T)>::type I;
+  typedef I M __attribute__((vector_size(N * sizeof(T))));
+  V rows[N];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
+  d_exchanges<N, N / 2, V, M>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
+}
+// to[c][l] = from[l * stride + c] for c < width, l < height; `to` has W rows of H elements.
+template <class T, int W, int H>
+d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t width, int64_t height) {
+  constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
+  if (width == W && height == H) {
+    for (int64_t c = 0; c < W; c += N)
+      for (int64_t l = 0; l < H; l += N)
+        d_turn_square<T, N>(from + l * stride + c, stride, to + c * H + l, H);
+  } else {
+    for (int64_t l = 0; l < height; ++l)
+      for (int64_t c = 0; c < width; ++c) to[c * H + l] = from[l * stride + c];
+  }
+}
+
 // ---- indices from memory -----------------------------------------------------------------------
 d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
   if (i >= 0 && i < n) return i;
