@@ -9,9 +9,12 @@ import torch
 
 
 def define() -> None:
-    """Define the operators torchvision registers fake kernels for, where its library is absent."""
+    """Define the operators torchvision registers fake kernels for, where its library is absent.
+
+    To be called before torchvision is imported; a second call does nothing.
+    """
     spec = find_spec("torchvision")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return
     try:
         for library in Path(spec.origin).parent.glob("_C*.so"):

@@ -324,6 +324,13 @@ class Cache:
                 return Entry(kind, key, True, files, store)
         return None
 
+    def keys(self, kind: str) -> list[str]:
+        """The keys of the entries of `kind` on disk."""
+        return [
+            found.folder.name for store, _ in self._readable() for found in store.scan()
+            if found.kind == kind
+        ]  # fmt: skip
+
     def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> Entry:
         """Keep `files` (name to content) under the key, replacing what is there."""
         _check_names(kind, key, *files)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -146,6 +147,21 @@ def _choice(*values: str) -> Kind:
     return Kind("|".join(values), listed, "Choose one of these.", parse)
 
 
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """The process environment with `variables` set: for a library that reads it when imported."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def default_cache_dir() -> Path:
     """The user's cache folder for dicp, where the operating system wants it."""
     return platformdirs.user_cache_path("dicp", appauthor=False)
@@ -220,6 +236,20 @@ class Config:
         "DICP_ON_COMPILE_ERROR",
         "a failed compilation raises, or runs the graph eagerly with one warning",
         default="raise",
+    )
+    rejected: Literal["error", "eager"] = _setting(
+        _choice("error", "eager"),
+        "DICP_REJECTED",
+        "an operator that the vendor's graph compiler refuses is an error, or runs eagerly",
+        default="error",
+        changes_code=True,
+    )
+    precision: Literal["keep", "half"] = _setting(
+        _choice("keep", "half"),
+        "DICP_PRECISION",
+        "keep: float32 is computed as such; half: the vendor may compute it in 16 bits",
+        default="keep",
+        changes_code=True,
     )
     runs_on: Literal["auto", "device", "simulator"] = _setting(
         _choice("auto", "device", "simulator"),
@@ -344,6 +374,11 @@ class Config:
     def jobs(self) -> int:
         """How many compilers to run side by side: at least one."""
         return self.compile_jobs or _processors()
+
+
+def vendor_variable(name: str) -> str:
+    """An environment variable that a vendor's own tools define, such as where its toolkit lies."""
+    return os.environ.get(name, "")
 
 
 def _agreed_mode(mode: str, option: str | None) -> str:

@@ -113,6 +113,23 @@ class CompilerError(DicpError):
         super().__init__("\n".join(lines))
 
 
+class LaunchError(DicpError):
+    """The device's driver refused to run a compiled kernel, or an earlier kernel failed on it."""
+
+    def __init__(self, target: str, kernel: str, reason: str, sources: Sequence[str] = ()) -> None:
+        self.target = target
+        self.kernel = kernel
+        self.reason = reason
+        self.kernel_sources = tuple(sources)
+        lines = [f"target {target!r}: kernel {kernel} cannot be run: {reason}.", "compiled from:"]
+        lines += _indent("\n".join(_shortened(self.kernel_sources)))
+        lines.append(
+            "Where the device reports a failed assertion or an illegal access, the message printed "
+            "before this one names the operator; the process must be started again."
+        )
+        super().__init__("\n".join(lines))
+
+
 class UnsupportedOperatorError(DicpError):
     """An operator would run eagerly and the user forbade that with fallback='error'."""
 
@@ -153,6 +170,88 @@ class InferenceMismatchError(DicpError):
             f"{node}: the target infers {field} {got}, PyTorch infers {expected}. This is a "
             "defect of the conversion, not of the model: please report it with the graph that "
             "dump=<folder> (DICP_DUMP) writes."
+        )
+
+
+class PrototypeError(DicpError):
+    """A graph operator is used otherwise than its prototype says: a defect in dicp."""
+
+    def __init__(self, operator: str, detail: str, where: str = "") -> None:
+        self.operator = operator
+        self.detail = detail
+        self.where = where
+        super().__init__(
+            f"graph operator {operator}: {detail}.{_at(where)} This is a defect of the conversion, "
+            "not of the model: please report it with the graph that dump=<folder> (DICP_DUMP) "
+            "writes; on_compile_error='eager' runs the model uncompiled meanwhile."
+        )
+
+
+class GraphRejectedError(DicpError):
+    """The vendor's graph compiler refused a graph. `message` holds its own words."""
+
+    def __init__(
+        self,
+        target: str,
+        message: str,
+        operator: str = "",
+        aten: str = "",
+        user_line: str = "",
+        node: str = "",
+    ) -> None:
+        self.target = target
+        self.message = message
+        self.operator = operator
+        self.node = node
+        self.aten = aten
+        self.user_line = user_line
+        named = f" operator {operator}" if operator else " the graph"
+        made = f", made from {aten}" if aten else ""
+        super().__init__(
+            f"target {target!r}: the graph compiler refused{named}{made}.{_at(user_line)} "
+            f"It says: {_sentence(message)} Set rejected='eager' (DICP_REJECTED) to run such "
+            "operators eagerly, or dump=<folder> (DICP_DUMP) to keep the source."
+        )
+
+
+class DeviceError(DicpError):
+    """The device's runtime reported a failure. `message` holds its own words."""
+
+    def __init__(self, target: str, call: str, status: int, message: str) -> None:
+        self.target = target
+        self.call = call
+        self.status = status
+        self.message = message
+        super().__init__(
+            f"target {target!r}: {call} failed with status {status}: "
+            f"{_sentence(message or 'no message')} "
+            "The state of the device is unknown; restart the process if the next run fails too."
+        )
+
+
+class DeviceMemoryError(DicpError, MemoryError):
+    """The device has too little free memory for a graph."""
+
+    def __init__(self, target: str, wanted: int, what: str) -> None:
+        self.target = target
+        self.wanted = wanted
+        self.what = what
+        super().__init__(
+            f"target {target!r}: the device has no {wanted} bytes free for {what}. Use a smaller "
+            "batch, free tensors that are no longer needed, or run fewer graphs at a time."
+        )
+
+
+class ModelMismatchError(DicpError):
+    """A built model does not fit the device that is to run it."""
+
+    def __init__(self, target: str, built_for: str, found: str) -> None:
+        self.target = target
+        self.built_for = built_for
+        self.found = found
+        super().__init__(
+            f"target {target!r}: the model was built for {built_for} and this device is {found}. "
+            "Remove it with `python -m dicp cache clear`, and compile again on this machine."
         )
 
 

@@ -6,6 +6,7 @@ the window these names were verified with; outside it the import fails and says 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ check_release(torch.__version__)
 
 # ruff: noqa: E402
 from torch._dynamo import compiled_autograd
-from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
+from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.aot_autograd_result import (
@@ -60,7 +61,13 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols, free_unbacked_symbols
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    free_symbols,
+    free_unbacked_symbols,
+    statically_known_true,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -70,6 +77,14 @@ disable_compiled_autograd = compiled_autograd._disable
 
 
 from torch._decomp import decomposition_table as all_decompositions
+
+
+def frame_seconds() -> float:
+    """Seconds since Dynamo began to compile the present frame; 0 outside of a compilation."""
+    context = get_metrics_context()
+    if not context.in_progress():
+        return 0.0
+    return (time.time_ns() - context._start_time_ns) / 1e9
 
 
 def profiling() -> bool:

@@ -45,6 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="shapes of the operator and model tests: true, false or both (default)",
     )
     group.addoption(
+        "--device", default="cpu", help="where the tensors of the operator tests lie (cpu)"
+    )
+    group.addoption(
         "--update-golden", action="store_true", help="write the golden texts of test/unit anew"
     )
     group.addoption(
@@ -114,11 +117,11 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def backend(backend_name: str) -> BackendUnderTest:
+def backend(request: pytest.FixtureRequest, backend_name: str) -> BackendUnderTest:
     """The backend under test: pass it to `torch.compile(..., backend=backend)`."""
     from support import BackendUnderTest
 
-    return BackendUnderTest(backend_name)
+    return BackendUnderTest(backend_name, request.config.getoption("--device"))
 
 
 @pytest.fixture
@@ -139,6 +142,19 @@ def check_op(
         for node in report.nodes
         if node.decision == "eager"
     )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of a parallel run hands what it counted to the process that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["eager_nodes"] = [(*k, n) for k, n in session.config.stash[EAGER_NODES].items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    for operator, reason, count in getattr(node, "workeroutput", {}).get("eager_nodes", ()):
+        node.config.stash[EAGER_NODES][operator, reason] += count
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

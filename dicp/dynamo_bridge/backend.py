@@ -16,7 +16,7 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
-from dicp.dynamo_bridge.observe import GraphReport
+from dicp.dynamo_bridge.observe import FrontEnd, GraphReport
 from dicp.errors import DeviceMovedError, TargetNotFoundError
 from dicp.target import Target, discover, find_target
 
@@ -44,12 +44,23 @@ class Backend:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable[..., Any]:
+        front_end = FrontEnd()
         config = Config.from_env().with_options({**self.options, **(options or {})}, mode)
         target = self._target(gm, example_inputs)
-        return compile_fx(gm, example_inputs, target, config, self.reports.append)
+        made: list[GraphReport] = []
+
+        def keep(report: GraphReport) -> None:
+            self.reports.append(report)
+            made.append(report)
+
+        run = compile_fx(gm, example_inputs, target, config, keep)
+        front_end.finish(made.copy(), config)
+        return run
 
     def _target(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
-        devices = {x.device.type for x in example_inputs if isinstance(x, torch.Tensor)}
+        tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
+        # A number in a tensor on the host goes with tensors anywhere.
+        devices = {x.device.type for x in tensors if x.ndim or x.device.type != "cpu"}
         devices -= {"meta"}
         if self.target_name is None:
             return target_for_devices(devices)

@@ -23,7 +23,13 @@ from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
-from dicp.errors import CompilerError, FallbackWarning, ToolchainError
+from dicp.errors import (
+    CompilerError,
+    FallbackWarning,
+    GraphRejectedError,
+    PrototypeError,
+    ToolchainError,
+)
 from dicp.target import Artifact, Executable, KernelReport, LowerContext, NodeReport, Target
 from dicp.torch_private import disable_current_modes, free_unbacked_symbols
 from dicp.version import VERSION
@@ -60,7 +66,7 @@ def compile_fx(
         observer = Observer(config, report)
         try:
             return _compile_graph(graph, info, target, config, cache, identity, observer)
-        except (ToolchainError, CompilerError) as error:
+        except (ToolchainError, CompilerError, GraphRejectedError, PrototypeError) as error:
             if config.on_compile_error == "raise":
                 raise
             warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-import ast
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
 
 from dicp.loop import ir
-from dicp.loop.cpp import CppKernel
 from dicp.loop.index import Size
 from dicp.loop.ir import Call, Ref
+from dicp.loop.kernel import Kernel
 from dicp.loop.schedule import Schedule
+from dicp.plain import encode_constant, encode_size
 from dicp.target import KernelReport, NodeReport
-from dicp.torch_private import OpOverload, disable_current_modes, python_size
+from dicp.torch_private import OpOverload, python_size
 
-MAX_CONSTANT_BYTES = 1 << 22
+
+class RenderedKernel(Protocol):
+    """What a renderer makes of a kernel; equal names stand for equal code."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def body(self) -> str: ...
+    @property
+    def args(self) -> Sequence[Ref]: ...
+    @property
+    def symbols(self) -> Sequence[Size]:
+        """Sizes handed over at every launch."""
+
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def sites(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What else the launch needs, in JSON form."""
 
 
 @dataclass
@@ -73,7 +90,10 @@ class ProgramBuilder:
         self.numbers: dict[Ref, int] = {}
         self.objects: list[Any] = []
 
-    def build(self, rendered: Mapping[int, CppKernel], nodes: Sequence[NodeReport]) -> LoopProgram:
+    def build(
+        self, rendered: Mapping[int, RenderedKernel], nodes: Sequence[NodeReport],
+        device: str = "cpu",
+    ) -> LoopProgram:  # fmt: skip
         graph = self.schedule.graph
         inputs = [
             None if k in graph.sizes or not self._is_tensor(ref) else self.number(ref)
@@ -84,6 +104,7 @@ class ProgramBuilder:
             for k, step in enumerate(self.schedule.steps)
         ]
         plain = {
+            "device": device,
             "inputs": inputs,
             "symbols": self._symbols(),
             "outputs": [self.encode(o) for o in graph.outputs],
@@ -141,11 +162,11 @@ class ProgramBuilder:
         )
         return self.numbers[ref]
 
-    def _launch(self, kernel: CppKernel) -> dict[str, Any]:
+    def _launch(self, kernel: RenderedKernel) -> dict[str, Any]:
         return {
             "kernel": kernel.name,
             "args": [self.number(r) for r in kernel.args],
-            "symbols": [str(s) for s in kernel.symbols],
+            "symbols": [encode_size(s) for s in kernel.symbols],
             "writes": [
                 self.number(r)
                 for r in kernel.args
@@ -154,6 +175,7 @@ class ProgramBuilder:
             ],  # fmt: skip
             "origins": [str(o) for o in kernel.kernel.origins],
             "sites": [list(site) for site in kernel.sites],
+            **kernel.extra,
         }
 
     def _call(self, call: Call) -> dict[str, Any]:
@@ -197,86 +219,8 @@ class ProgramBuilder:
         return self._object(value)
 
     def _constant(self, tensor: torch.Tensor) -> Any:
-        plain = tensor.layout == torch.strided and not tensor.is_quantized
-        if not plain or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
-            return self._object(tensor)
-        data = b""
-        if tensor.numel():
-            with disable_current_modes():
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                data = bytes(flat.view(torch.uint8).numpy())
-        return {
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": list(tensor.shape),
-            "strides": list(tensor.stride()),
-            "data": base64.b64encode(data).decode(),
-        }
+        plain = encode_constant(tensor)
+        return self._object(tensor) if plain is None else plain
 
 
-def encode_size(size: Size) -> int | str:
-    return size if isinstance(size, int) else python_size(size)
-
-
-def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
-    dtype = getattr(torch, plain["dtype"])
-    data = bytearray(base64.b64decode(plain["data"]))
-    with disable_current_modes():
-        result = torch.empty_strided(plain["shape"], plain["strides"], dtype=dtype)
-        if not data:
-            return result
-        return result.copy_(torch.frombuffer(data, dtype=dtype).reshape(plain["shape"]))
-
-
-_ALLOWED = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.Load, ast.Add,
-    ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare,
-    ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or, ast.Attribute,
-)  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    tree = ast.parse(text, mode="eval")
-    for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED):
-            raise ValueError(f"not a size expression: {text!r}")
-    return compile(tree, "<size>", "eval")
-
-
-class _Math:
-    """What a size expression may call."""
-
-    floor = staticmethod(lambda x: x.__floor__())
-    ceil = staticmethod(lambda x: x.__ceil__())
-    trunc = staticmethod(int)
-
-
-class _Torch:
-    sym_float = staticmethod(float)
-    sym_int = staticmethod(int)
-
-
-def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
-    """The value of an encoded size."""
-    if isinstance(size, int):
-        return size
-    scope = {
-        "__builtins__": {},
-        "max": max,
-        "min": min,
-        "abs": abs,
-        "math": _Math,
-        "torch": _Torch,
-        "int": int,
-    }
-    return int(eval(_compiled(size), scope, dict(symbols)))  # noqa: S307
-
-
-def resolve_operator(name: str) -> Any:
-    """The ATen overload called `namespace::name.overload`."""
-    qualified, overload = name.rsplit(".", 1)
-    namespace, base = qualified.split("::")
-    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-
-
-__all__ = ["LoopProgram", "ProgramBuilder", "evaluate_size", "ir", "resolve_operator"]
+__all__ = ["LoopProgram", "ProgramBuilder", "ir"]

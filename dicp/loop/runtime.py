@@ -10,13 +10,14 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
-from dicp.loop.program import decode_constant, evaluate_size, resolve_operator
+from dicp.plain import decode_constant, evaluate_size, resolve_operator
 from dicp.torch_private import disable_current_modes, profiling
 
 MAX_BOUND_PLANS = 64
@@ -34,12 +35,69 @@ class Launch(ctypes.Structure):
     ]
 
 
+class Segment(Protocol):
+    """Consecutive kernels, bound to the addresses in a table.
+
+    Both return 0, or one more than the position of the kernel that reported an error.
+    """
+
+    def run(self) -> int: ...
+
+    def run_one(self, position: int) -> int: ...
+
+
+class Machine(Protocol):
+    """What a device brings: its kernels, ready to be launched."""
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> Segment:
+        """`launches` as one step; addresses are read from `table` at every run."""
+
+
 @dataclass(frozen=True)
 class Native:
-    """What a device brings: kernel entry points by name, and the function that runs a segment."""
+    """The host: kernel entry points by name, and the function that runs a segment."""
 
     functions: Mapping[str, int]
     run_segment: Callable[..., int]
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> Segment:
+        array = (Launch * len(launches))()
+        keep: list[Any] = []
+        for entry, step in zip(array, launches, strict=True):
+            slots = (ctypes.c_int32 * len(step["args"]))(*step["args"])
+            sizes = (ctypes.c_int64 * max(len(step["symbols"]), 1))(
+                *(evaluate_size(s, symbols) for s in step["symbols"])
+            )
+            keep += [slots, sizes]
+            entry.function = self.functions[step["kernel"]]
+            entry.slots = ctypes.cast(slots, ctypes.POINTER(ctypes.c_int32))
+            entry.sizes = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+            entry.count = len(step["args"])
+        return _HostSegment(self.run_segment, array, table, status, keep)
+
+
+class _HostSegment:
+    """One native call for all kernels of a segment."""
+
+    def __init__(self, run: Any, array: Any, table: Any, status: Any, keep: list[Any]) -> None:
+        self.run: Callable[[], int] = partial(run, array, len(array), table, status)
+        self._one = lambda k: run(ctypes.pointer(array[k]), 1, table, status)
+        self._keep = keep
+
+    def run_one(self, position: int) -> int:
+        return int(self._one(position))
 
 
 class WorkspacePool:
@@ -63,18 +121,27 @@ class WorkspacePool:
             self._free.append(block)
 
 
+class Pool(Protocol):
+    """Lends blocks of the device's memory."""
+
+    def take(self, size: int) -> torch.Tensor: ...
+
+    def give(self, block: torch.Tensor) -> None: ...
+
+
 class LoopExecutable:
     """A loaded loop program: called with a list of inputs, returns a list of outputs."""
 
     def __init__(
         self,
         program: Mapping[str, Any],
-        native: Native,
-        pool: WorkspacePool,
+        machine: Machine,
+        pool: Pool,
         objects: Sequence[Any] = (),
     ) -> None:
         self.program = program
-        self.native = native
+        self.machine = machine
+        self.device = torch.device(program.get("device", "cpu"))
         self.pool = pool
         self.objects = objects
         with disable_current_modes():  # loading happens while the framework traces
@@ -155,17 +222,22 @@ class _Bound:
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
         self.status = (ctypes.c_int64 * 2)()
-        self._dummy = torch.empty(64, dtype=torch.uint8)
+        self.device = executable.device
+        self._dummy = torch.empty(64, dtype=torch.uint8, device=self.device)
         self.aliases = self._alias_offsets()
         self._classify(program)
         self._plan_workspace(program)
         self._block: torch.Tensor | None = None
-        self._temps: dict[int, torch.Tensor] = {}
+        self.views: set[int] = set()
+        """Views of the workspace that calls take."""
+        self._lasting: list[Any] = [None] * len(self.buffers)
+        """What is the same tensor at every run: constants, and the workspace until it moves."""
         self.constants = {
             slot: executable.constants[b.name]
             for slot, b in enumerate(self.buffers) if b.role == "constant"
         }  # fmt: skip
         for slot, tensor in self.constants.items():
+            self._lasting[slot] = tensor
             if tensor.layout == torch.strided:
                 self._place(slot, tensor.data_ptr())
         self.seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
@@ -277,26 +349,14 @@ class _Bound:
 
     def _segment(self, launches: Sequence[Mapping[str, Any]]) -> RunStep:
         """Consecutive kernels behind one native call."""
-        array = (Launch * len(launches))()
-        keep: list[Any] = [array]
-        for entry, step in zip(array, launches, strict=True):
-            slots = (ctypes.c_int32 * len(step["args"]))(*step["args"])
-            sizes = (ctypes.c_int64 * max(len(step["symbols"]), 1))(
-                *(self.symbols[s] for s in step["symbols"])
-            )
-            keep += [slots, sizes]
-            entry.function = self.executable.native.functions[step["kernel"]]
-            entry.slots = ctypes.cast(slots, ctypes.POINTER(ctypes.c_int32))
-            entry.sizes = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-            entry.count = len(step["args"])
-        run, count = self.executable.native.run_segment, len(launches)
-        table, status = self.table, self.status
+        segment = self.executable.machine.segment(launches, self.symbols, self.table, self.status)
+        run = segment.run
 
-        def run_segment(env: list[Any], _keep: Any = keep) -> None:
+        def run_segment(env: list[Any]) -> None:
             if profiling():
                 run_one_by_one()
                 return
-            stopped = run(array, count, table, status)
+            stopped = run()
             if stopped:
                 self._raise(launches[stopped - 1])
 
@@ -304,7 +364,7 @@ class _Bound:
             """Each kernel under its own profiler range, named by what it computes."""
             for k, step in enumerate(launches):
                 with torch.profiler.record_function(_range_name(step)):
-                    stopped = run(ctypes.pointer(array[k]), 1, table, status)
+                    stopped = segment.run_one(k)
                 if stopped:
                     self._raise(step)
 
@@ -325,30 +385,61 @@ class _Bound:
         op = self.executable.objects[name["object"]] if isinstance(name, dict) else (
             resolve_operator(name)
         )  # fmt: skip
-        args = [self._argument(a) for a in step["args"]]
-        kwargs = {k: self._argument(v) for k, v in step["kwargs"].items()}
+        args = self._arguments(step["args"])
+        names = list(step["kwargs"])
+        values = self._arguments(list(step["kwargs"].values()))
         outs = step["outs"]
         if step["into"]:
             target = self._tensor_getter(outs[0])
 
             def call_into(env: list[Any]) -> None:
-                op(*(a(env) for a in args), out=target(env),
-                   **{k: v(env) for k, v in kwargs.items()})  # fmt: skip
+                op(*args(env), out=target(env), **dict(zip(names, values(env), strict=True)))
 
             return call_into
 
         def call(env: list[Any]) -> None:
-            result = op(*(a(env) for a in args), **{k: v(env) for k, v in kwargs.items()})
+            result = op(*args(env), **dict(zip(names, values(env), strict=True)))
+            if isinstance(result, torch.Tensor):
+                self._receive(env, outs[0], result)
+                return
             for slot, value in zip(outs, _flat(result), strict=False):
                 self._receive(env, slot, value)
 
         return call
 
+    def _arguments(self, plain: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+        """The arguments of a call; what never changes is worked out here, once."""
+        getters = [self._argument(p) for p in plain]
+        moving = [k for k, p in enumerate(plain) if _refs(p)]
+        fixed = [None if k in moving else getter([]) for k, getter in enumerate(getters)]
+        slots = [(k, plain[k]["ref"]) for k in moving if self._is_direct(plain[k])]
+        others = [(k, getters[k]) for k in moving if not self._is_direct(plain[k])]
+
+        def arguments(env: list[Any]) -> list[Any]:
+            values = fixed.copy()
+            for k, slot in slots:
+                values[k] = env[slot]
+            for k, getter in others:
+                values[k] = getter(env)
+            return values
+
+        return arguments
+
+    def _is_direct(self, plain: Any) -> bool:
+        """Whether an argument is a tensor that the environment holds as it is."""
+        return _is_ref(plain) and (
+            self.buffers[plain["ref"]].base is None
+            or plain["ref"] in self.from_call
+            or plain["ref"] in self.views
+        )
+
     def _receive(self, env: list[Any], slot: int, value: Any) -> None:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             if value.shape == buffer.shape and value.stride() != buffer.strides and value.numel():
-                copy = torch.empty_strided(buffer.shape, buffer.strides, dtype=value.dtype)
+                copy = torch.empty_strided(
+                    buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
+                )
                 value = copy.copy_(value)
             self._place(slot, value.data_ptr() or self._dummy.data_ptr())
         env[slot] = value
@@ -382,6 +473,9 @@ class _Bound:
         buffer = self.buffers[slot]
         if buffer.base is None or slot in self.from_call:
             return lambda env: env[slot]
+        if self.root(slot) in self.workspace.offsets and not self._through_call(slot):
+            self.views.add(slot)  # made when the workspace is
+            return lambda env: env[slot]
         base = self._tensor_getter(buffer.base)
         shape, strides, offset = buffer.shape, buffer.strides, buffer.offset
 
@@ -390,6 +484,15 @@ class _Bound:
             return source.as_strided(shape, strides, source.storage_offset() + offset)
 
         return alias
+
+    def _through_call(self, slot: int) -> bool:
+        """Whether `slot` is a view of something a library call returned."""
+        base: int | None = slot
+        while base is not None:
+            if base in self.from_call:
+                return True
+            base = self.buffers[base].base
+        return False
 
     def check(self, inputs: Sequence[Any]) -> None:
         """Whether the inputs are laid out as the graph was compiled for."""
@@ -417,22 +520,20 @@ class _Bound:
     # ---- every run ------------------------------------------------------------------------------
 
     def run(self, inputs: list[Any]) -> list[Any]:
-        env: list[Any] = [None] * len(self.buffers)
-        dummy = self._dummy.data_ptr()
+        block = self._take_workspace()
+        env = self._lasting.copy()
+        dummy, device = self._dummy.data_ptr(), self.device
         for position, slot in self.inputs:
             tensor = env[slot] = inputs[position]
             if self._addressed[slot] and tensor is not None:
                 self._place(slot, tensor.data_ptr() or dummy)
         inputs.clear()
-        for slot, tensor in self.constants.items():
-            env[slot] = tensor
         for slot, shape, strides, dtype in self._allocations:
-            tensor = env[slot] = torch.empty_strided(shape, strides, dtype=dtype)
+            tensor = env[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             self._place(slot, tensor.data_ptr() or dummy)
         for slot in self.seeds:
-            tensor = env[slot] = torch.randint(0, 2**62, (1,), dtype=torch.int64)
+            tensor = env[slot] = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device)
             self._place(slot, tensor.data_ptr())
-        block = self._bind_workspace(env)
         try:
             for step, dead in self.steps:
                 step(env)
@@ -443,19 +544,16 @@ class _Bound:
             if block is not None:
                 self.executable.pool.give(block)
 
-    def _bind_workspace(self, env: list[Any]) -> torch.Tensor | None:
+    def _take_workspace(self) -> torch.Tensor | None:
         if not self.workspace.offsets:
             return None
         block = self.executable.pool.take(self.workspace.total or 1)
         if block is not self._block:
             self._move_workspace(block)
-        for slot, tensor in self._temps.items():
-            env[slot] = tensor
         return block
 
     def _move_workspace(self, block: torch.Tensor) -> None:
         self._block = block
-        self._temps.clear()
         start = block.data_ptr()
         shift = -start % 64
         for slot, offset in self.workspace.offsets.items():
@@ -463,9 +561,23 @@ class _Bound:
             self._place(slot, start + shift + offset)
             if b.nbytes:
                 piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
-                self._temps[slot] = piece.as_strided(b.shape, b.strides)
+                self._lasting[slot] = piece.as_strided(b.shape, b.strides)
             else:
-                self._temps[slot] = torch.empty_strided(b.shape, b.strides, dtype=b.dtype)
+                self._lasting[slot] = torch.empty_strided(
+                    b.shape, b.strides, dtype=b.dtype, device=self.device
+                )
+        for slot in self.views:
+            self._lasting[slot] = self._view(slot)
+
+    def _view(self, slot: int) -> torch.Tensor:
+        """The part of the workspace that is seen as buffer `slot`."""
+        buffer, whole = self.buffers[slot], self._lasting[self.root(slot)]
+        offset, base = buffer.offset, buffer.base
+        while base is not None:
+            offset += self.buffers[base].offset
+            base = self.buffers[base].base
+        assert isinstance(whole, torch.Tensor)
+        return whole.as_strided(buffer.shape, buffer.strides, whole.storage_offset() + offset)
 
 
 def _flat(result: Any) -> list[Any]:

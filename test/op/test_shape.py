@@ -29,6 +29,14 @@ VIEWS = [
         # input as `as_strided`, whose gradient adds up over elements that share memory.
         layouts=("contiguous", "transposed", "sliced"),
     ),
+    op(
+        "transpose_in_tiles",
+        lambda x: (x.t().clone(memory_format=torch.contiguous_format), x.t() + x.sum()),
+        (37, 150),
+        dtypes=ANY,
+        layouts=("contiguous", "sliced"),
+        grad=False,
+    ),
     op("permute", lambda x: (x.permute(2, 0, 1), x.permute(1, 0, 2) + 1), X3, dtypes=ANY),
     op("transpose", lambda x: (x.t(), x.transpose(0, 1) * 2, x.mT), X),
     op("movedim", lambda x: (x.movedim(0, -1), x.swapaxes(0, 2)), X3, dtypes=F32),

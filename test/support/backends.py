@@ -36,8 +36,10 @@ class BackendUnderTest:
     than `frames()`, the number of times that a function was compiled.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str = "cpu") -> None:
         self.name = name
+        self.device = device
+        """Where the tests' tensors lie."""
         self.inner = find_backend(name)
         self.graphs = 0
 

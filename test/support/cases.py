@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,15 +176,21 @@ class Op:
     ) -> list[str]:
         backend.start_over()
         problems: list[str] = []
-        with torch._dynamo.config.patch(
-            capture_dynamic_output_shape_ops=self.unbacked, capture_scalar_outputs=self.unbacked
+        with (
+            torch._dynamo.config.patch(
+                capture_dynamic_output_shape_ops=self.unbacked,
+                capture_scalar_outputs=self.unbacked,
+            ),
+            created_on(backend.device),
         ):
             compiled = torch.compile(
                 self._all_variants(), backend=backend, dynamic=dynamic, fullgraph=self.fullgraph
             )
             for sizes in self.size_maps(dynamic):
                 where = f" {dict(sizes)}" if sizes else ""
-                groups = [self.build(variant, sizes) for variant in variants]
+                with torch.device("cpu"):
+                    groups = [self.build(variant, sizes) for variant in variants]
+                groups = _on(backend.device, groups)
                 eager = self._evaluate(self._all_variants(), groups)
                 truth = self._truth(groups)
                 got = self._evaluate(compiled, groups)
@@ -262,13 +269,13 @@ class Op:
                 if not value.requires_grad:
                     continue
                 shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
-                noise = torch.randn(shape, generator=gen, dtype=torch.float64)
+                noise = torch.randn(shape, generator=gen, dtype=torch.float64, device="cpu")
                 if value.dtype.is_complex:
                     noise = torch.view_as_complex(noise)
                 if rounding is not None:
                     noise = noise.to(rounding[g][o])
                 roots.append(value)
-                cotangents.append(noise.to(value.dtype))
+                cotangents.append(noise.to(value.device, value.dtype))
         grads: list[list[Any]] = [[] for _ in groups]
         if roots:
             leaves = [v for group in tensors for v in group if v.requires_grad]
@@ -314,6 +321,21 @@ class Op:
             elif self.expect != "native" and not counts.get(self.expect, 0):
                 problems.append(f"expected a {self.expect} node, decisions were {counts}")
         return problems
+
+
+def created_on(device: str) -> AbstractContextManager[Any]:
+    """Tensors that are made without naming a device lie on `device`; the host needs no telling."""
+    return nullcontext() if device == "cpu" else torch.device(device)
+
+
+def _on(device: str, groups: list[list[Any]]) -> list[list[Any]]:
+    if device == "cpu":
+        return groups
+
+    def moved(value: Any) -> Any:
+        return clone_exactly(value, device) if isinstance(value, torch.Tensor) else value
+
+    return [pytree.tree_map(moved, group) for group in groups]
 
 
 def _copy(value: Any) -> Any:

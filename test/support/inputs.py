@@ -130,12 +130,14 @@ def special_columns(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.tensor([row[i] for row in rows], dtype=dtype) for i in range(count)]
 
 
-def clone_exactly(value: torch.Tensor) -> torch.Tensor:
-    """A copy with its own storage and the same sizes, strides and offset."""
+def clone_exactly(value: torch.Tensor, device: str | None = None) -> torch.Tensor:
+    """A copy with its own storage and the same sizes, strides and offset, on `device` if given."""
     if value.layout is not torch.strided or value.is_quantized:
         return value.detach().clone()
     storage = value.detach().untyped_storage().clone()
+    if device is not None and torch.device(device).type != value.device.type:
+        storage = storage.to(device=torch.device(device))
     with torch.no_grad():
-        copy = torch.empty(0, dtype=value.dtype, device=value.device)
+        copy = torch.empty(0, dtype=value.dtype, device=storage.device)
         copy.set_(storage, value.storage_offset(), value.shape, value.stride())
     return copy

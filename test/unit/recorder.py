@@ -1,4 +1,4 @@
-"""A target that lowers, schedules and renders as the host's does, and builds nothing.
+"""Targets that lower, schedule and render as the real ones do, and build nothing.
 
 Graphs run operator by operator instead, so that forward and backward of any function can be looked
 at without a compiler.
@@ -20,13 +20,14 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.loop.lowering import RuleTable
 from dicp.loop.program import LoopProgram
-from dicp.target import Artifact, Executable, LowerContext
+from dicp.target import Artifact, Executable, LowerContext, Target
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import OWN_RULES
+from dicp.vendor.triton import TritonTarget
 
 
-class Recorder(CpuTarget):
-    """Keeps the program of every graph it is given."""
+class Recording(Target):
+    """Keeps the program of every graph it is given; put before a target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,9 +41,6 @@ class Recorder(CpuTarget):
         self._graphs.append(copy.copy(gm))
         return program
 
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return OWN_RULES  # whatever library is fastest on this machine
-
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
         return Artifact(self.name, {}, {}, objects=(self._graphs[-1],))
 
@@ -55,9 +53,26 @@ class Recorder(CpuTarget):
         return "recorder"
 
 
-def record(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **options: Any) -> Recorder:
+class Recorder(Recording, CpuTarget):
+    """The host's programs."""
+
+    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        return OWN_RULES  # whatever library is fastest on this machine
+
+
+class TritonRecorder(Recording, TritonTarget):
+    """The GPU's programs."""
+
+
+def record(
+    fn: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool = False,
+    target: Recording | None = None,
+    **options: Any,
+) -> Recording:
     """Compile `fn` for `inputs` (backward too, where an input requires a gradient)."""
-    target = Recorder()
+    target = target or Recorder()
     config = Config(cache=False, **options)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -72,12 +87,12 @@ def record(fn: Callable[..., Any], *inputs: Any, dynamic: bool = False, **option
     return target
 
 
-def kernels(target: Recorder) -> list[int]:
+def kernels(target: Recording) -> list[int]:
     """Kernels per graph."""
     return [sum("kernel" in step for step in p.plain["steps"]) for p in target.programs]
 
 
-def calls(target: Recorder) -> list[str]:
+def calls(target: Recording) -> list[str]:
     """Names of the library and eager calls of all graphs."""
     return [
         str(step["call"]) for p in target.programs for step in p.plain["steps"] if "call" in step

@@ -50,7 +50,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),
     "cat": lambda: (lambda x, y: torch.cat([x, y + 1], 1), [f32(3, 4), f32(3, 5)], {}),
-    "transpose": lambda: (lambda x: x.transpose(1, 2).contiguous() * 2, [f32(2, 3, 5)], {}),
+    "transpose": lambda: (lambda x: x.transpose(1, 2).contiguous() * 2, [f32(2, 40, 70)], {}),
     "dropout": lambda: (lambda x: F.dropout(x, 0.25) + 1, [f32(8, 8)], {}),
     "embedding": lambda: (
         lambda i, w: F.embedding(i, w, padding_idx=0),

@@ -54,6 +54,15 @@ def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_front_end_is_timed_too(capfd: pytest.CaptureFixture[str]) -> None:
+    compiler = Backend("cpu", timings=True, cache=False)
+    torch.compile(fn, backend=compiler)(torch.rand(3, 4))
+    (report,) = compiler.reports
+    assert list(report.stages)[:2] == ["dynamo", "aotautograd"]
+    assert all(seconds > 0 for seconds in list(report.stages.values())[:2])
+    assert "front end: dynamo" in capfd.readouterr().err
+
+
 def test_timings_go_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     torch.compile(fn, backend=Backend("cpu", timings=True, cache=False))(torch.rand(3, 4))
     line = capfd.readouterr().err

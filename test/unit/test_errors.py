@@ -12,13 +12,19 @@ from dicp.errors import (
     CacheFolderError,
     CompilerError,
     ConfigValueError,
+    DeviceError,
+    DeviceMemoryError,
     DeviceMovedError,
     DicpError,
     DicpWarning,
+    GraphRejectedError,
     IndexOutOfBoundsError,
     InferenceMismatchError,
     InputMismatchError,
     IntegerDivisionByZeroError,
+    LaunchError,
+    ModelMismatchError,
+    PrototypeError,
     SimulatorForbiddenError,
     TargetNotFoundError,
     ToolchainError,
@@ -102,6 +108,13 @@ CASES: list[tuple[DicpError, str]] = [
         "eagerly; set fallback='auto' (DICP_FALLBACK), or rewrite the line.",
     ),
     (
+        LaunchError("gpu", "k1", "out of memory (2)", ["aten.add.Tensor (add) at model.py:3"]),
+        "target 'gpu': kernel k1 cannot be run: out of memory (2).\ncompiled from:\n"
+        "  aten.add.Tensor (add) at model.py:3\n"
+        "Where the device reports a failed assertion or an illegal access, the message printed "
+        "before this one names the operator; the process must be started again.",
+    ),
+    (
         InferenceMismatchError("add_1", "shape", (2, 3), (3, 2)),
         "add_1: the target infers shape (3, 2), PyTorch infers (2, 3). This is a defect of the "
         "conversion, not of the model: please report it with the graph that dump=<folder> "
@@ -132,6 +145,40 @@ CASES: list[tuple[DicpError, str]] = [
         SimulatorForbiddenError("npu", "Install the driver"),
         "target 'npu' has no device here and runs_on='device' forbids its simulator. "
         "Install the driver. Or set runs_on='auto' or 'simulator' (DICP_RUNS_ON).",
+    ),
+    (
+        PrototypeError("Add", "input 'x2' is missing", "model.py:3"),
+        "graph operator Add: input 'x2' is missing. At: model.py:3. This is a defect of the "
+        "conversion, not of the model: please report it with the graph that dump=<folder> "
+        "(DICP_DUMP) writes; on_compile_error='eager' runs the model uncompiled meanwhile.",
+    ),
+    (
+        GraphRejectedError("npu", "no kernel", "cos3 (Cos)", "aten.cos.default", "model.py:3"),
+        "target 'npu': the graph compiler refused operator cos3 (Cos), made from "
+        "aten.cos.default. At: model.py:3. It says: no kernel. Set rejected='eager' "
+        "(DICP_REJECTED) to run such operators eagerly, or dump=<folder> (DICP_DUMP) to keep the "
+        "source.",
+    ),
+    (
+        GraphRejectedError("npu", "no kernel"),
+        "target 'npu': the graph compiler refused the graph. It says: no kernel. Set "
+        "rejected='eager' (DICP_REJECTED) to run such operators eagerly, or dump=<folder> "
+        "(DICP_DUMP) to keep the source.",
+    ),
+    (
+        DeviceError("npu", "aclInit", 7, ""),
+        "target 'npu': aclInit failed with status 7: no message. The state of the device is "
+        "unknown; restart the process if the next run fails too.",
+    ),
+    (
+        DeviceMemoryError("npu", 64, "a model's workspace"),
+        "target 'npu': the device has no 64 bytes free for a model's workspace. Use a smaller "
+        "batch, free tensors that are no longer needed, or run fewer graphs at a time.",
+    ),
+    (
+        ModelMismatchError("npu", "A1", "A2"),
+        "target 'npu': the model was built for A1 and this device is A2. Remove it with "
+        "`python -m dicp cache clear`, and compile again on this machine.",
     ),
     (
         CacheFolderError(Path("/x"), "it belongs to another user"),

@@ -10,7 +10,8 @@ import torch
 from recorder import record
 from torch import Tensor
 
-from dicp.loop.program import ProgramBuilder, decode_constant, evaluate_size, resolve_operator
+from dicp.loop.program import ProgramBuilder
+from dicp.plain import decode_constant, evaluate_size, resolve_operator
 
 
 def test_plain_form_survives_json() -> None:

@@ -305,4 +305,4 @@ def test_compiled_graph_refuses_other_inputs(other: Tensor) -> None:
     target.load = lambda *a: made.append(load(*a)) or made[-1]  # type: ignore[method-assign]
     run(Backend("cpu", cache=False))
     with pytest.raises(InputMismatchError, match="input 0 of the compiled graph is"):
-        made[0].__class__(made[0].program, made[0].native, made[0].pool)([other])
+        made[0].__class__(made[0].program, made[0].machine, made[0].pool)([other])

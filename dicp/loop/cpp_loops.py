@@ -1,0 +1,108 @@
+"""Loops around what the emitter writes: bounds, pragmas, and parts without conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.loop import ir
+from dicp.loop.cpp_emit import Emitter, Scope, local, margin
+from dicp.loop.index import FloorDiv, Indirect, Mod, Var, product
+from dicp.loop.kernel import Accumulate, Kernel, Running, Stmt
+from dicp.loop.ops import SCALAR_OPS
+from dicp.loop.ranges import Range, split
+
+PARALLEL_COST = 32768
+"""Elementary operations below which a thread team costs more than it brings."""
+CHUNKS = 16
+SUM_BLOCK = 4096
+"""Elements of a row summed before the sum is added to the total."""
+
+
+class Loops(Emitter):
+    """What every kind of kernel needs; a subclass per kind writes the nest."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._kept: list[list[Range]] = []
+        """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
+
+    def lines(self) -> list[str]:
+        """The body of the kernel's function after its arguments."""
+        raise NotImplementedError
+
+    def _for(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
+        low, high = bounds or ("0", self._size(var.size))
+        name = var.key
+        return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
+
+    def _loop(
+        self, var: Var, body: Scope, indent: int, bounds: tuple[str, str] | None = None
+    ) -> list[str]:
+        return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
+
+    def _in_ranges(
+        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str]
+    ) -> list[str]:
+        """The loop over `var`, in parts where conditions on it would be tested at every point."""
+        parts = split(stmts, var)
+        self._kept.append(parts)
+        lines: list[str] = []
+        for part in parts:
+            body = self._push((var,), indent + 1)
+            self._stmts(part.stmts, body)
+            bounds = (self._size(part.low), self._size(part.high))
+            lines += [*pragma, *self._loop(var, body, indent, bounds)]
+            self._pop(body)
+        return lines
+
+    def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
+        lines = [f"  {pragma}"] if pragma else []
+        for depth, var in enumerate(loops):
+            lines.append(f"{margin(1 + depth)}{self._for(var)} {{")
+        lines += inner
+        lines += [f"{margin(1 + depth)}}}" for depth in reversed(range(len(loops)))]
+        return lines
+
+    def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
+        clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
+        parts = [f"reduction({clauses[s.op]}: {local(s.name)})" for s in accumulators]
+        parts += [f"reduction(|: nan_{s.name})" for s in accumulators if s.name in self.flagged]
+        return " ".join(["#pragma omp simd", *parts])
+
+    def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
+        cost = self._cost()
+        work = product([*(v.size for v in loops), cost])
+        if isinstance(work, int) and work < PARALLEL_COST:
+            return "#pragma omp simd" if simd else ""
+        text = "#pragma omp parallel for" + (" simd" if simd else "")
+        if collapse > 1:
+            text += f" collapse({collapse})"
+        text += " schedule(static)"
+        if not isinstance(work, int):
+            text += f" if ({self._size(work)} >= {PARALLEL_COST})"
+        return text
+
+    def _cost(self) -> int:
+        seen: set[int] = set()
+        total = 1
+        for expr in self.kernel.exprs():
+            for e in ir.walk(expr, seen):
+                row = SCALAR_OPS.get(e.op)
+                total += row.cost // 4 if row else 0
+        return total
+
+    def _summed_in_blocks(self, stmt: Accumulate | Running) -> bool:
+        """Long floating sums are sums of block sums: the error grows with the blocks only."""
+        count = product(v.size for v in self.kernel.inner)
+        long = not isinstance(count, int) or count > 2 * SUM_BLOCK
+        return long and stmt.op == "sum" and stmt.dtype.is_floating_point
+
+
+def deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
+    if isinstance(atom, Indirect):
+        return {v for e in ir.walk(atom.expr) for i in ir.indices_of(e) for v in i.variables()}
+    return atom.value.variables() if isinstance(atom, (FloorDiv, Mod)) else {atom}
+
+
+def tracks_nan(stmt: Accumulate | Running) -> bool:
+    return stmt.op in ("max", "min") and stmt.dtype.is_floating_point

@@ -1,0 +1,215 @@
+"""C++ of reductions along memory: one sweep per phase over each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, Loops, tracks_nan
+from dicp.loop.cpp_text import VALUE_TYPE, literal
+from dicp.loop.index import Var, product
+from dicp.loop.ir import Expr
+from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt
+
+
+class Rows(Loops):
+    """Rows are shared among threads; few long rows are swept by all threads together."""
+
+    def lines(self) -> list[str]:
+        kernel = self.kernel
+        if self._splittable():
+            return self._split_row()
+        scan = any(isinstance(s, Running) for s in self._all_stmts())
+        if not scan:
+            kernel = self.kernel = _positions_by_value(kernel)
+        depth = 1 + len(kernel.rows)
+        scope = self._push(kernel.rows, depth)
+        for phase in kernel.phases:
+            if phase.level == "row":
+                self._stmts(phase.stmts, scope)
+            else:
+                self._inner_loops(phase, scope, kernel.inner, serial=scan)
+        if not kernel.rows:
+            return scope.lines
+        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
+        return self._outer_loops(kernel.rows, scope.lines, pragma)
+
+    def _inner_loops(
+        self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
+        first_range: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """The inner loops of one phase; accumulators are declared before them."""
+        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        flagged = [s for s in accumulators if tracks_nan(s)]
+        self.flagged = {s.name for s in flagged}
+        for stmt in accumulators:
+            flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(f"{margin(scope.indent)}{ctype} total_{stmt.name} = 0;")
+        self._inner_body(phase, scope, loops, serial, first_range, long)
+        for stmt in long:
+            scope.lines.append(f"{margin(scope.indent)}{local(stmt.name)} = total_{stmt.name};")
+        self.flagged = set()
+        for stmt in flagged:
+            nan = literal(math.nan, stmt.dtype)
+            name = local(stmt.name)
+            scope.lines.append(f"{margin(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
+
+    def _inner_body(
+        self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
+        first_range: tuple[str, str] | None, long: Sequence[Accumulate | Running],
+    ) -> None:  # fmt: skip
+        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        for stmt in phase.stmts:
+            if isinstance(stmt, Save):
+                size = product(v.size for v in self.kernel.inner)
+                ctype = VALUE_TYPE[stmt.dtype]
+                scope.lines.append(f"{margin(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
+        if not loops:
+            self._stmts(phase.stmts, scope)
+            return
+        outer, last = loops[:-1], loops[-1]
+        middle = self._push(outer, scope.indent + len(outer)) if outer else scope
+        arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
+        pragma = [] if serial or arg else [margin(middle.indent) + self._simd(accumulators)]
+        limits = None if outer else first_range
+        if long or limits:
+            body = self._push((last,), middle.indent + 1)
+            self._stmts(phase.stmts, body)
+            if long:
+                inner = self._in_blocks(last, body, middle.indent, limits, pragma, long)
+            else:
+                inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
+            self._pop(body)
+        else:
+            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma)
+        if not outer:
+            scope.lines += inner
+            return
+        self._pop(middle)
+        for depth, var in enumerate(outer):
+            bounds = first_range if depth == 0 else None
+            scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, bounds)} {{")
+        scope.lines += [*middle.lines, *inner]
+        for depth in reversed(range(len(outer))):
+            scope.lines.append(f"{margin(scope.indent + depth)}}}")
+
+    def _in_blocks(
+        self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,
+        pragma: list[str], long: Sequence[Accumulate | Running],
+    ) -> list[str]:  # fmt: skip
+        """The loop over `var` in blocks, each with sums of its own."""
+        low, high = limits or ("0", self._size(var.size))
+        pad = margin(indent + 1)
+        starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
+        ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
+        return [
+            f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
+            f"{pad}const int64_t block_end = "
+            f"block + {SUM_BLOCK} < {high} ? block + {SUM_BLOCK} : {high};",
+            *starts,
+            *("  " + line for line in pragma),
+            *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
+            *ends,
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
+
+    def _splittable(self) -> bool:
+        """Few rows and one sweep: the sweep itself is shared among threads."""
+        kernel = self.kernel
+        if any(isinstance(s, (Running, Save)) for s in self._all_stmts()):
+            return False
+        if [p.level for p in kernel.phases if p.level == "inner"] != ["inner"]:
+            return False
+        if kernel.phases[0].level != "inner":
+            return False
+        return self._few_rows() and bool(kernel.inner)
+
+    def _few_rows(self) -> bool:
+        rows, inner = self.kernel.rows, self.kernel.inner
+        count = product(v.size for v in rows)
+        work = product(v.size for v in inner)
+        return (
+            isinstance(count, int)
+            and count < 4
+            and (not isinstance(work, int) or work >= PARALLEL_COST)
+        )
+
+    def _split_row(self) -> list[str]:
+        kernel = self.kernel
+        depth = 1 + len(kernel.rows)
+        scope = self._push(kernel.rows, depth)
+        inner_phase, *tail = kernel.phases
+        accumulators = [s for s in inner_phase.stmts if isinstance(s, Accumulate)]
+        pad = margin(depth)
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
+            if stmt.op.startswith("arg"):
+                scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[{CHUNKS}];")
+        first = kernel.inner[0]
+        total = self._size(first.size)
+        chunk = self._push((), depth + 1)
+        low, high = f"chunk * {total} / {CHUNKS}", f"(chunk + 1) * {total} / {CHUNKS}"
+        chunk.lines.append(f"{pad}  const int64_t low = {low}, high = {high};")
+        self._inner_loops(inner_phase, chunk, kernel.inner, first_range=("low", "high"))
+        for stmt in accumulators:
+            chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {local(stmt.name)};")
+            if stmt.op.startswith("arg"):
+                chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
+        self._pop(chunk)
+        scope.lines += [
+            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{", *chunk.lines, f"{pad}}}",
+        ]  # fmt: skip
+        for stmt in accumulators:
+            scope.lines.append(pad + self._declare(stmt))
+            scope.lines.append(f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{")
+            scope.lines.append(f"{pad}  {self._combine(stmt, f'part_{stmt.name}[chunk]', 'chunk')}")
+            scope.lines.append(f"{pad}}}")
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        for phase in tail:
+            self._stmts(phase.stmts, scope)
+        return self._outer_loops(kernel.rows, scope.lines, "")
+
+
+def _positions_by_value(kernel: Kernel) -> Kernel:
+    """The place of an extremum as the first place whose value equals it: both sweeps vectorize."""
+    phases: list[Phase] = []
+    for phase in kernel.phases:
+        sought = [
+            s for s in phase.stmts
+            if isinstance(s, Accumulate) and s.position is not None and s.dtype != torch.bool
+        ]  # fmt: skip
+        best: dict[Stmt, Stmt] = {
+            s: replace(s, name=_best(s), op=s.op[3:], position=None) for s in sought
+        }
+        phases.append(replace(phase, stmts=tuple(best.get(s, s) for s in phase.stmts)))
+        if sought:
+            phases.append(Phase("inner", tuple(_first_place(s) for s in sought)))
+    return replace(kernel, phases=tuple(phases))
+
+
+def _best(stmt: Accumulate) -> str:
+    return f"best_{stmt.name}"
+
+
+def _first_place(stmt: Accumulate) -> Accumulate:
+    assert stmt.position is not None
+    value = stmt.value
+    found = ir.apply("eq", torch.bool, value, Expr("acc", value.dtype, attr=_best(stmt)))
+    if value.dtype.is_floating_point:  # a NaN is the extremum wherever there is one
+        nan = ir.apply("isnan", torch.bool, value)
+        found = ir.apply("bitwise_or", torch.bool, found, nan)
+    beyond = ir.const(torch.iinfo(torch.int64).max, torch.int64)
+    place = ir.apply("where", torch.int64, found, ir.index_value(stmt.position), beyond)
+    return Accumulate(stmt.name, "min", torch.int64, place)

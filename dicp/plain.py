@@ -1,0 +1,111 @@
+"""Plain (JSON) forms of what programs hold: symbolic sizes, constant tensors, operators by name."""
+
+from __future__ import annotations
+
+import ast
+import base64
+from collections.abc import Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import torch
+
+from dicp.torch_private import disable_current_modes, python_size
+
+MAX_CONSTANT_BYTES = 1 << 22
+"""A larger constant has no plain form."""
+
+
+def encode_size(size: Any) -> int | str:
+    """An integer, or a sympy expression as Python text."""
+    return size if isinstance(size, int) else python_size(size)
+
+
+def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:
+    """A small dense constant; None for one without a plain form."""
+    strided = tensor.layout == torch.strided and not tensor.is_quantized
+    if not strided or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
+        return None
+    data = b""
+    if tensor.numel():
+        with disable_current_modes():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            data = bytes(flat.view(torch.uint8).numpy())
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "data": base64.b64encode(data).decode(),
+        "device": str(tensor.device),
+    }
+
+
+def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, plain["dtype"])
+    data = bytearray(base64.b64decode(plain["data"]))
+    with disable_current_modes():
+        result = torch.empty_strided(
+            plain["shape"], plain["strides"], dtype=dtype, device=plain["device"]
+        )
+        if not data:
+            return result
+        return result.copy_(torch.frombuffer(data, dtype=dtype).reshape(plain["shape"]))
+
+
+_ALLOWED = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.Load, ast.Add,
+    ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare,
+    ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or, ast.Attribute,
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> CodeType:
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, _ALLOWED):
+            raise ValueError(f"not a size expression: {text!r}")
+    return compile(tree, "<size>", "eval")
+
+
+class _Math:
+    """What a size expression may call."""
+
+    floor = staticmethod(lambda x: x.__floor__())
+    ceil = staticmethod(lambda x: x.__ceil__())
+    trunc = staticmethod(int)
+
+
+class _Torch:
+    sym_float = staticmethod(float)
+    sym_int = staticmethod(int)
+
+
+def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
+    """The value of an encoded size, or of an encoded number that need not be an integer."""
+    if isinstance(number, (int, float)):
+        return number
+    scope = {
+        "__builtins__": {},
+        "max": max,
+        "min": min,
+        "abs": abs,
+        "math": _Math,
+        "torch": _Torch,
+        "int": int,
+        "float": float,
+    }
+    return eval(_compiled(number), scope, dict(symbols))  # noqa: S307
+
+
+def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
+    """The value of an encoded size."""
+    return size if isinstance(size, int) else int(evaluate(size, symbols))
+
+
+def resolve_operator(name: str) -> Any:
+    """The ATen overload called `namespace::name.overload`."""
+    qualified, overload = name.rsplit(".", 1)
+    namespace, base = qualified.split("::")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
