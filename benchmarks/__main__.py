@@ -1,4 +1,4 @@
-"""`python -m benchmarks models|kernels|compile|memory|scaling`: one table, JSON and a chart."""
+"""`python -m benchmarks models|kernels|compile|memory|scaling|gpu`: one table, JSON and a chart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "kernels": ("benchmarks.kernels", "memory-bound kernels beside a copy of as many bytes"),
     "compile": ("benchmarks.compile", "time to the first result, caches empty, then filled"),
     "memory": ("benchmarks.memory", "peak memory of a step and of the process"),
+    "gpu": ("benchmarks.gpu", "tests, kernels and models on a GPU, within ten minutes"),
     "scaling": ("benchmarks.scaling", "compile time and overhead against the number of layers"),
 }
 

@@ -1,0 +1,5 @@
+"""NVIDIA GPUs through generated Triton kernels."""
+
+from dicp.vendor.triton.target import TritonTarget
+
+__all__ = ["TritonTarget"]

@@ -1,0 +1,272 @@
+"""Building kernels in parallel worker processes; results are kept in dicp's cache.
+
+What a kernel is compiled for is its variant: the chip, the width of indices, and which pointers
+are known to be aligned. Everything that the compiler is fed is in the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.metadata
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dicp.cache import Cache, key_of
+from dicp.config import environment
+from dicp.errors import CompilerError, ToolchainError
+
+FOLDER = Path(__file__).parent
+WARP = 32
+SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+"""Shared memory a block may have, by compute capability (CUDA programming guide, table of
+technical specifications); 48 KiB where it is not known."""
+LEAST_SHARED = 49152
+LONGEST_ERROR = 4000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one kernel is compiled for."""
+
+    arch: int
+    wide: bool
+    aligned: tuple[bool, ...]
+    """Per pointer, whether its address is known to be a multiple of 16."""
+    even: bool = False
+    """Whether every size handed over is a multiple of 16, which lets loads be wide."""
+
+    def __str__(self) -> str:
+        flags = "".join("01"[a] for a in self.aligned)
+        even = " even" if self.even else ""
+        return f"sm_{self.arch} {'64' if self.wide else '32'} {flags}{even}"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel and what its launch must know."""
+
+    code: bytes
+    entry: str
+    shared: int
+    warps: int
+    blocks: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to be built."""
+
+    name: str
+    body: str
+    launch: Mapping[str, Any]
+    sizes: int
+    variant: Variant
+    origins: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        return key_of("triton", triton_version(), device_functions(), self.request(self.blocks()))
+
+    def blocks(self) -> dict[str, int]:
+        return {name: axis["block"] for name, axis in self.launch["axes"].items()}
+
+    def request(self, blocks: Mapping[str, int]) -> dict[str, Any]:
+        """The job as the worker reads it."""
+        elements, wide = self.launch["elements"], self.variant.wide
+        flags = (*self.variant.aligned, *[self.variant.even] * self.sizes)
+        names = [f"a{k}" for k in range(len(elements))]
+        signature = dict(zip(names, [f"*{e}" for e in elements], strict=True))
+        signature |= {f"n{k}": "i64" if wide else "i32" for k in range(self.sizes)}
+        constants: dict[str, Any] = {"INDEX": "int64" if wide else "int32"}
+        constants |= {f"{name.upper()}BLOCK": block for name, block in blocks.items()}
+        signature |= dict.fromkeys(constants, "constexpr")
+        options = {
+            "num_warps": self.launch["warps"],
+            "debug": self.launch["checks"],
+            "sanitize_overflow": False,
+            "enable_reflect_ftz": False,
+        }
+        return {
+            "name": self.name,
+            "body": self.body,
+            "signature": signature,
+            "constants": constants,
+            "aligned": [k for k, on in enumerate(flags) if on],
+            "target": ["cuda", self.variant.arch, WARP],
+            "options": options,
+        }
+
+    def smaller(self, blocks: Mapping[str, int]) -> dict[str, int] | None:
+        """Blocks that need half the memory, where the kernel's form allows any."""
+        fixed = {"r"} if self.launch["whole"] else set()
+        largest = max((n for n in blocks if n not in fixed), key=lambda n: blocks[n], default=None)
+        if largest is None or blocks[largest] <= 1:
+            return None
+        return {**blocks, largest: blocks[largest] // 2}
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> str:
+    """The installed Triton's version.
+
+    Raises ToolchainError.
+    """
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ToolchainError(
+            "triton", "the package triton", "it is not installed", "pip install 'dicp[triton]'."
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def device_functions() -> str:
+    return (FOLDER / "device.py").read_text()
+
+
+class _Process:
+    """One worker process."""
+
+    def __init__(self) -> None:
+        with environment(TRITON_INTERPRET="0"):  # whatever the user's own kernels are run by
+            self.process = subprocess.Popen(
+                [sys.executable, str(FOLDER / "worker.py")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        self.messages: list[str] = []
+        threading.Thread(target=self._collect, daemon=True).start()
+
+    def _collect(self) -> None:
+        """What the compiler prints, read at once so that it never waits for us."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.messages.append(line)
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The worker's answer; an "error" where it died over the request."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        return {"error": f"the compile worker died\n{''.join(self.messages[-20:])}", "died": True}
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # what the dead worker did not read
+                    stream.close()
+
+
+class Workers:
+    """A bounded set of compile processes, started when needed and used again."""
+
+    def __init__(self) -> None:
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+
+    def warm_up(self) -> None:
+        """A worker started ahead: its imports run beside the front end's work."""
+        if self._idle.empty():
+            self._idle.put(_Process())
+
+    def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One request to one worker, which is ended if it fails."""
+        try:
+            process = self._idle.get_nowait()
+        except queue.Empty:
+            process = _Process()
+        answer: dict[str, Any] = {"died": True}
+        try:
+            answer = process.ask(request)
+        finally:
+            if answer.get("died"):
+                process.kill()
+            else:
+                self._idle.put(process)
+        return answer
+
+    def close(self) -> None:
+        while not self._idle.empty():
+            self._idle.get().kill()
+
+
+class Builder:
+    """Compiled kernels by job: from memory, from the cache, or from the workers."""
+
+    def __init__(self, cache: Cache, workers: Workers, jobs: int) -> None:
+        self.cache = cache
+        self.workers = workers
+        self.jobs = jobs
+
+    def build(self, jobs: Sequence[Job]) -> list[Binary]:
+        """Every job's binary, what is missing compiled side by side.
+
+        Raises CompilerError.
+        """
+        with ThreadPoolExecutor(max(1, min(self.jobs, len(jobs)))) as pool:
+            return list(pool.map(self.build_one, jobs))
+
+    def attempt(self, jobs: Sequence[Job]) -> list[Binary | CompilerError]:
+        """As `build`, with the error in the place of what the compiler refuses."""
+
+        def one(job: Job) -> Binary | CompilerError:
+            try:
+                return self.build_one(job)
+            except CompilerError as error:
+                return error
+
+        with ThreadPoolExecutor(max(1, min(self.jobs, len(jobs)))) as pool:
+            return list(pool.map(one, jobs))
+
+    def build_one(self, job: Job) -> Binary:
+        entry = self.cache.get_or_build("cubin", job.key, lambda: _files(self._compile(job)))
+        return _binary(entry.read("kernel.cubin"), json.loads(entry.read("launch.json")))
+
+    def _compile(self, job: Job) -> Binary:
+        """The kernel, with smaller blocks where it does not fit into shared memory."""
+        blocks: dict[str, int] | None = job.blocks()
+        limit = SHARED_BYTES.get(job.variant.arch, LEAST_SHARED)
+        tried = []
+        while blocks is not None:
+            answer = self.workers.compile(job.request(blocks))
+            if "error" in answer and "shared memory" not in answer["error"]:
+                raise _refused(job, answer["error"])
+            if "error" not in answer and answer["shared"] <= limit:
+                code = base64.b64decode(answer["binary"])
+                return Binary(code, answer["entry"], answer["shared"], answer["warps"], blocks)
+            tried.append(str(blocks))
+            blocks = job.smaller(blocks)
+        text = f"error: out of shared memory ({limit} bytes) with every block tried: "
+        raise _refused(job, text + "; ".join(tried))
+
+
+def _refused(job: Job, text: str) -> CompilerError:
+    command = ["triton", job.name, str(job.variant)]
+    return CompilerError("triton", command, text[:LONGEST_ERROR], job.origins)
+
+
+def _files(binary: Binary) -> dict[str, bytes]:
+    launch = {"entry": binary.entry, "shared": binary.shared, "warps": binary.warps,
+              "blocks": dict(binary.blocks)}  # fmt: skip
+    return {"kernel.cubin": binary.code, "launch.json": json.dumps(launch).encode()}
+
+
+def _binary(code: bytes, launch: Mapping[str, Any]) -> Binary:
+    return Binary(code, launch["entry"], launch["shared"], launch["warps"], launch["blocks"])

@@ -1,0 +1,547 @@
+"""Device functions that generated kernels call as `d.<name>`: PyTorch's rules in Triton's language.
+
+A kernel file imports this module under the name `d`. The simulator loads a copy of it against its
+own Triton, where `libdevice` is the host's math library.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+# ---- the math library: the compiler finds its functions only by this name, in this file ----------
+
+
+@triton.jit
+def exp(x):
+    return libdevice.exp(x)
+
+
+@triton.jit
+def exp2(x):
+    return libdevice.exp2(x)
+
+
+@triton.jit
+def expm1(x):
+    return libdevice.expm1(x)
+
+
+@triton.jit
+def log(x):
+    return libdevice.log(x)
+
+
+@triton.jit
+def log2(x):
+    return libdevice.log2(x)
+
+
+@triton.jit
+def log10(x):
+    return libdevice.log10(x)
+
+
+@triton.jit
+def log1p(x):
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def sin(x):
+    return libdevice.sin(x)
+
+
+@triton.jit
+def cos(x):
+    return libdevice.cos(x)
+
+
+@triton.jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@triton.jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    return libdevice.acos(x)
+
+
+@triton.jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@triton.jit
+def atan2(x, y):
+    return libdevice.atan2(x, y)
+
+
+@triton.jit
+def sinh(x):
+    return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    return libdevice.cosh(x)
+
+
+@triton.jit
+def tanh(x):
+    return libdevice.tanh(x)
+
+
+@triton.jit
+def asinh(x):
+    return libdevice.asinh(x)
+
+
+@triton.jit
+def acosh(x):
+    return libdevice.acosh(x)
+
+
+@triton.jit
+def atanh(x):
+    return libdevice.atanh(x)
+
+
+@triton.jit
+def erf(x):
+    return libdevice.erf(x)
+
+
+@triton.jit
+def erfc(x):
+    return libdevice.erfc(x)
+
+
+@triton.jit
+def erfinv(x):
+    return libdevice.erfinv(x)
+
+
+@triton.jit
+def lgamma(x):
+    return libdevice.lgamma(x)
+
+
+@triton.jit
+def hypot(x, y):
+    return libdevice.hypot(x, y)
+
+
+@triton.jit
+def nextafter(x, y):
+    return libdevice.nextafter(x, y)
+
+
+@triton.jit
+def copysign(x, y):
+    return libdevice.copysign(x, y)
+
+
+@triton.jit
+def rsqrt(x):
+    return libdevice.rsqrt(x)
+
+
+@triton.jit
+def floor(x):
+    return libdevice.floor(x)
+
+
+@triton.jit
+def ceil(x):
+    return libdevice.ceil(x)
+
+
+@triton.jit
+def trunc(x):
+    return libdevice.trunc(x)
+
+
+@triton.jit
+def round(x):
+    return libdevice.rint(x)
+
+
+# ---- rounding to 16 bits -------------------------------------------------------------------------
+
+
+@triton.jit
+def to_bf16(x):
+    return x.to(tl.bfloat16)
+
+
+@triton.jit
+def round_bf16(x):
+    return to_bf16(x).to(tl.float32)
+
+
+@triton.jit
+def round_fp16(x):
+    return x.to(tl.float16).to(tl.float32)
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+@triton.jit
+def div(a, b):
+    if a.dtype == tl.float32:
+        return tl.math.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def reciprocal(x):
+    return div(tl.full([], 1.0, x.dtype), x)
+
+
+@triton.jit
+def sqrt(x):
+    if x.dtype == tl.float32:
+        return tl.math.sqrt_rn(x)
+    else:
+        return tl.math.sqrt(x)
+
+
+@triton.jit
+def sigmoid(x):
+    return div(tl.full([], 1.0, x.dtype), 1.0 + exp(neg(x)))
+
+
+@triton.jit
+def fma(a, b, c):
+    if a.dtype.is_floating():
+        return tl.math.fma(a, b, c)
+    else:
+        return a * b + c
+
+
+@triton.jit
+def neg(x):
+    if x.dtype.is_floating():
+        return x * -1.0  # 0 - x would lose the sign of zero
+    else:
+        return 0 - x
+
+
+@triton.jit
+def sign(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def signbit(x):
+    if x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True) < 0
+    elif x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x < 0
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def fmax(a, b):
+    return tl.where((a > b) | (b != b), a, b)
+
+
+@triton.jit
+def fmin(a, b):
+    return tl.where((a < b) | (b != b), a, b)
+
+
+@triton.jit
+def pow(a, b):
+    if a.dtype.is_floating():
+        return libdevice.pow(a, b)
+    else:
+        return integer_pow(a, b)
+
+
+@triton.jit
+def integer_pow(x, n):
+    """Powers by squaring; a negative exponent gives 0 but for bases 1 and -1."""
+    odd = (n & 1) != 0
+    result = tl.where(n < 0, tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)), 1)
+    result = (result + n * 0).to(x.dtype)
+    base = x + n * 0
+    left = tl.where(n < 0, 0, n) + x * 0
+    for _ in range(63):
+        result = tl.where((left & 1) != 0, result * base, result).to(x.dtype)
+        base = (base * base).to(x.dtype)
+        left = left >> 1
+    return result
+
+
+@triton.jit
+def lshift(x, n):
+    bits: tl.constexpr = x.dtype.primitive_bitwidth
+    outside = (n < 0) | (n >= bits)
+    return tl.where(outside, 0, x << tl.where(outside, 0, n)).to(x.dtype)
+
+
+@triton.jit
+def rshift(x, n):
+    most: tl.constexpr = x.dtype.primitive_bitwidth - 1
+    return (x >> tl.where((n < 0) | (n > most), most, n).to(x.dtype)).to(x.dtype)
+
+
+# ---- division ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def divisor(b, active, site: tl.constexpr):
+    """An integer divisor that must not be zero where `active`; the simulator checks it."""
+    return b
+
+
+@triton.jit
+def trunc_div(a, b):
+    if a.dtype.is_floating():
+        return trunc(div(a, b))
+    else:
+        return a // b
+
+
+@triton.jit
+def fmod(a, b):
+    if a.dtype.is_floating():
+        return libdevice.fmod(a, b)
+    else:
+        return a % b
+
+
+@triton.jit
+def remainder(a, b):
+    r = fmod(a, b)
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def floor_div(a, b):
+    if a.dtype.is_floating():
+        return float_floor_div(a, b)
+    else:
+        q = a // b
+        return q - ((a % b != 0) & ((a < 0) != (b < 0))).to(a.dtype)
+
+
+@triton.jit
+def float_floor_div(a, b):
+    r = fmod(a, b)
+    q = div(a - r, b)
+    q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+    f = floor(q)
+    f = tl.where(q - f > 0.5, f + 1, f)
+    f = tl.where(q == 0, copysign(q * 0, div(a, b)), f)
+    return tl.where(b == 0, div(a, b), f)
+
+
+# ---- indices from memory -------------------------------------------------------------------------
+
+
+@triton.jit
+def check_index(index, size, active, site: tl.constexpr, message: tl.constexpr):
+    """`index`, which must lie in 0 .. size-1 where `active`."""
+    tl.device_assert(((index >= 0) & (index < size)) | (active == 0), message)
+    return index
+
+
+# ---- reductions along the last axis of a tile, which is kept -------------------------------------
+
+
+@triton.jit
+def _multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def sum(x):
+    return tl.sum(x, 1, keep_dims=True)
+
+
+@triton.jit
+def prod(x):
+    return tl.reduce(x, 1, _multiply, keep_dims=True)
+
+
+@triton.jit
+def max(x):
+    return tl.reduce(x, 1, maximum, keep_dims=True)
+
+
+@triton.jit
+def min(x):
+    return tl.reduce(x, 1, minimum, keep_dims=True)
+
+
+@triton.jit
+def any(x):
+    return tl.max((x != 0).to(tl.int32), 1, keep_dims=True) != 0
+
+
+@triton.jit
+def all(x):
+    return tl.min((x != 0).to(tl.int32), 1, keep_dims=True) != 0
+
+
+@triton.jit
+def first_of(x, best, position):
+    """The smallest position of an element equal to `best`, a NaN being equal to a NaN."""
+    hit = (x == best) | (x != x)
+    return tl.min(tl.where(hit, position, 0x7FFFFFFFFFFFFFFF), 1, keep_dims=True)
+
+
+@triton.jit
+def argmax(x, position):
+    return first_of(x, max(x), position)
+
+
+@triton.jit
+def argmin(x, position):
+    return first_of(x, min(x), position)
+
+
+@triton.jit
+def better_max(a, b):
+    return (a > b) | ((a != a) & (b == b))
+
+
+@triton.jit
+def better_min(a, b):
+    return (a < b) | ((a != a) & (b == b))
+
+
+@triton.jit
+def shifted_exp(x, top):
+    """exp(x - top), and 0 where both are -inf: nothing has been seen yet."""
+    return exp(x - tl.where(top == float("-inf"), 0.0, top))
+
+
+@triton.jit
+def rescaled(total, old, new):
+    """A sum of exp(x - old) as one of exp(x - new)."""
+    return total * shifted_exp(old, new)
+
+
+@triton.jit
+def running_sum(x):
+    return tl.cumsum(x, 1)
+
+
+@triton.jit
+def running_prod(x):
+    return tl.cumprod(x, 1)
+
+
+# ---- special functions ---------------------------------------------------------------------------
+
+
+@triton.jit
+def digamma(x):
+    """Recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18); reflection
+    below 0."""
+    z = x.to(tl.float64)
+    reflected = z < 0
+    whole = z == floor(z)
+    turn = 3.14159265358979323846 * (z - trunc(z))
+    result = tl.where(reflected, neg(3.14159265358979323846 / tan(turn)), 0.0)
+    z = tl.where(reflected, 1.0 - z, z)
+    for _ in range(10):
+        small = z < 10.0
+        result = tl.where(small, result - 1.0 / z, result)
+        z = tl.where(small, z + 1.0, z)
+    w = 1.0 / (z * z)
+    series = 691.0 / 32760.0 - w / 12.0
+    series = 1.0 / 132.0 - w * series
+    series = 1.0 / 240.0 - w * series
+    series = 1.0 / 252.0 - w * series
+    series = 1.0 / 120.0 - w * series
+    series = w * (1.0 / 12.0 - w * series)
+    result = result + log(z) - 0.5 / z - series
+    pole = copysign(z * 0 + float("inf"), neg(x.to(tl.float64)))
+    result = tl.where(x == 0, pole, tl.where(reflected & whole, float("nan"), result))
+    return result.to(x.dtype)
+
+
+# ---- random numbers: Philox 4x32-10 (Salmon et al., SC 2011) -------------------------------------
+
+
+@triton.jit
+def philox(seed, site, counter):
+    mask = 0xFFFFFFFF
+    k0 = seed.to(tl.uint64) & mask
+    k1 = seed.to(tl.uint64) >> 32
+    c0 = counter.to(tl.uint64) & mask
+    c1 = counter.to(tl.uint64) >> 32
+    c2 = (site.to(tl.uint64) & mask) + c0 * 0
+    c3 = c0 * 0
+    k0 = k0 + c3
+    k1 = k1 + c3
+    for _ in range(10):
+        p0 = c0 * 0xD2511F53
+        p1 = c2 * 0xCD9E8D57
+        n0 = (p1 >> 32) ^ c1 ^ k0
+        n2 = (p0 >> 32) ^ c3 ^ k1
+        c1 = p1 & mask
+        c3 = p0 & mask
+        c0 = n0
+        c2 = n2
+        k0 = (k0 + 0x9E3779B9) & mask
+        k1 = (k1 + 0xBB67AE85) & mask
+    return (c1 << 32) | c0
+
+
+@triton.jit
+def philox_bits(seed, site, counter):
+    return (philox(seed, site, counter) >> 1).to(tl.int64)
+
+
+@triton.jit
+def unit(bits):
+    return ((bits >> 8) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox_uniform_f(seed, site, counter):
+    return unit(philox(seed, site, counter))
+
+
+@triton.jit
+def philox_uniform_d(seed, site, counter):
+    return (philox(seed, site, counter) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+
+
+# Box and Muller (1958): one normal number from two uniform ones.
+@triton.jit
+def philox_normal_f(seed, site, counter):
+    bits = philox(seed, site, counter)
+    u = unit(bits)
+    v = unit(bits >> 32)
+    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)
+
+
+@triton.jit
+def philox_normal_d(seed, site, counter):
+    u = philox_uniform_d(seed, site, counter)
+    v = philox_uniform_d(seed, site + 0x40000000, counter)
+    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)

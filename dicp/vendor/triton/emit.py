@@ -1,0 +1,337 @@
+"""Writing Triton: axes of a tile, values computed once, indices, masks.
+
+A kernel works on one tile at a time. A tile has one or two axes, each a run of merged loops, and a
+value knows along which axes it varies: its shape has one block per axis of the tile, or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
+from dicp.loop.ir import Expr, Load, Ref
+from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ops import CHECKED_OPS
+from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
+
+EVERYWHERE = frozenset[str]()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the tile: loops merged into one index, cut into blocks."""
+
+    name: str
+    loops: tuple[Var, ...]
+    block: int
+    dim: int
+
+    @property
+    def size(self) -> Size:
+        return product(v.size for v in self.loops)
+
+    @property
+    def masked(self) -> bool:
+        """Whether the last block reaches past the end."""
+        size = self.size
+        return not isinstance(size, int) or size == 0 or size % self.block != 0
+
+    @property
+    def block_name(self) -> str:
+        return f"{self.name.upper()}BLOCK"
+
+    @property
+    def index(self) -> str:
+        return f"{self.name}i"
+
+    @property
+    def mask(self) -> str:
+        return f"{self.name}m"
+
+
+@dataclass
+class Scope:
+    """A block of code and the values already computed in it, by what they are."""
+
+    indent: int
+    lines: list[str] = field(default_factory=list)
+    values: dict[object, str] = field(default_factory=dict)
+
+
+class Emitter:
+    """The code of one kernel while it is written."""
+
+    def __init__(self, kernel: Kernel, axes: Sequence[Axis], looped: bool) -> None:
+        self.kernel = kernel
+        self.axes = {a.name: a for a in axes}
+        self.looped = looped
+        """Whether the axis "r" is walked in a loop inside the kernel."""
+        self.axis_of = {v: a.name for a in axes for v in a.loops}
+        self.args: dict[Ref, str] = {}
+        self.sizes: dict[Size, str] = {}
+        self.sites: list[tuple[str, str]] = []
+        self.scopes = [Scope(1)]
+        self.shape_of: dict[str, frozenset[str]] = {}
+        """The axes along which a named value varies."""
+        self.saves = {s.name: s for s in self.stmts() if isinstance(s, Save)}
+        self.loaded: dict[str, Ref] = {}
+        self._uses: dict[int, frozenset[str]] = {}
+        self._temp = 0
+
+    def stmts(self) -> list[Stmt]:
+        return [s for p in self.kernel.phases for s in p.stmts]
+
+    # ---- names --------------------------------------------------------------------------------
+
+    def arg(self, ref: Ref) -> str:
+        return self.args.setdefault(ref, f"a{len(self.args)}")
+
+    def size(self, size: Size) -> str:
+        """A number, or the name of the kernel's argument that carries it."""
+        if isinstance(size, int):
+            return str(size)
+        return self.sizes.setdefault(size, f"n{len(self.sizes)}")
+
+    def fresh(self) -> str:
+        self._temp += 1
+        return f"x{self._temp}"
+
+    def line(self, text: str, depth: int | None = None) -> None:
+        scope = self.scopes[-1 if depth is None else depth]
+        scope.lines.append(f"{'    ' * scope.indent}{text}")
+
+    def named(self, key: object, text: str, axes: frozenset[str]) -> str:
+        """A name for `text`, in the outermost scope where it can stand; equal text is named once.
+
+        What varies along a looped axis is computed in its loop.
+        """
+        depth = self.depth_of(axes)
+        for scope in self.scopes[: depth + 1]:
+            for known in (key, text):
+                if known in scope.values:
+                    scope.values[key] = scope.values[known]
+                    return scope.values[known]
+        name = self.fresh()
+        self.line(f"{name} = {text}", depth)
+        self.scopes[depth].values[key] = self.scopes[depth].values[text] = name
+        self.shape_of[name] = axes
+        return name
+
+    def depth_of(self, axes: frozenset[str]) -> int:
+        return len(self.scopes) - 1 if self.looped and "r" in axes else 0
+
+    def known(self, key: object) -> str | None:
+        for scope in self.scopes:
+            if key in scope.values:
+                return scope.values[key]
+        return None
+
+    def forget(self, root: Ref) -> None:
+        """What was loaded from `root` is no longer what lies there."""
+        for scope in self.scopes:
+            stale = {n for n in scope.values.values() if self.loaded.get(n) is root}
+            scope.values = {k: n for k, n in scope.values.items() if n not in stale}
+
+    # ---- shapes -------------------------------------------------------------------------------
+
+    def shape(self, axes: Iterable[str]) -> str:
+        """The shape of a value that varies along `axes`, as Triton writes it."""
+        wanted = set(axes)
+        blocks = [a.block_name if a.name in wanted else "1" for a in self.by_dim()]
+        return f"[{', '.join(blocks)}]"
+
+    def by_dim(self) -> list[Axis]:
+        return sorted(self.axes.values(), key=lambda a: a.dim)
+
+    def spread(self, text: str, have: frozenset[str], want: frozenset[str]) -> str:
+        """`text` with a block along every axis of `want`."""
+        return text if want <= have else f"tl.broadcast_to({text}, {self.shape(have | want)})"
+
+    def mask(self, axes: Iterable[str], guard: str = "") -> str:
+        """Which lanes along `axes` lie inside; "" where all do."""
+        wanted = set(axes)
+        parts = [a.mask for a in self.by_dim() if a.name in wanted and a.masked]
+        parts += [guard] if guard else []
+        return " & ".join(parts)
+
+    # ---- values ---------------------------------------------------------------------------------
+
+    def axes_in(self, expr: Expr) -> frozenset[str]:
+        """The axes along which `expr` varies."""
+        found = self._uses.get(id(expr))
+        if found is None:
+            parts: set[str] = set()
+            for arg in expr.args:
+                parts |= self.axes_in(arg)
+            for index in ir.indices_of(expr):
+                parts |= self.axes_of_index(index)
+            if expr.op == "acc":
+                parts |= self.shape_of.get(f"v_{expr.attr}", EVERYWHERE)
+            elif expr.op == "saved":
+                parts |= self.axes_in(self.saves[expr.attr].value)
+            else:
+                self._uses[id(expr)] = frozenset(parts)
+            return frozenset(parts)
+        return found
+
+    def axes_of_index(self, index: Index) -> frozenset[str]:
+        found = {self.axis_of[v] for v in index.variables() if v in self.axis_of}
+        for inner in ir._indirect_exprs(index):
+            found |= self.axes_in(inner)
+        return frozenset(found)
+
+    def value(self, expr: Expr, guard: str = "") -> str:
+        """The name of `expr`, or a literal; loads are made only where `guard` holds."""
+        if expr.op == "const":
+            return literal(expr.attr, expr.dtype)
+        if expr.op == "acc":
+            return f"v_{expr.attr}"
+        if expr.op == "saved":
+            return self.value(self.saves[expr.attr].value, guard)
+        if expr.op == "masked":
+            return self._masked(expr, guard)
+        for key in ((id(expr), ""), (id(expr), guard)):
+            found = self.known(key)
+            if found is not None:
+                return found
+        key = (id(expr), guard)
+        if expr.op == "read":
+            return self._read(expr, guard, key)
+        axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)
+        return self.named(key, self._text(expr, guard), axes)
+
+    def _masked(self, expr: Expr, guard: str) -> str:
+        test, value = expr.args
+        name = self.value(test, guard)
+        axes = self.axes_in(test) | self.shape_of.get(guard, EVERYWHERE)
+        if test.op == "const":
+            name = self.named(name, name, EVERYWHERE)
+        if guard:
+            both = f"{guard} & {name}"
+            name = self.named(both, both, axes)
+        return self.value(value, name)
+
+    def _text(self, expr: Expr, guard: str) -> str:
+        if expr.op == "index":
+            text = self.index(expr.attr, guard)
+            if not expr.attr.terms and isinstance(expr.attr.const, int):
+                return literal(expr.attr.const, torch.int64)
+            return f"({text}).to(tl.int64)"
+        args = [self.value(a, guard) for a in expr.args]
+        if expr.op in ("cast", "widen"):
+            return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
+        if expr.op == "check_index":
+            site, message = self._site(expr)
+            return f"d.check_index({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
+                f"{site}, {message})"
+            )
+        if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:
+            site, _ = self._site(expr)
+            args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
+        return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
+
+    def _active(self, expr: Expr, guard: str) -> str:
+        axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)
+        mask = self.mask(axes, guard)
+        return f"({mask})" if mask else literal(True, torch.bool)
+
+    def _site(self, expr: Expr) -> tuple[int, str]:
+        """The number of a checked place, and the message of a check that fails there."""
+        origin = str(expr.attr or "")
+        self.sites.append((expr.op, origin))
+        return len(self.sites), repr(f"index out of range: {origin}")
+
+    def _read(self, expr: Expr, guard: str, key: object) -> str:
+        item: Load = expr.attr
+        index = self.index(item.coords[0], guard)
+        have = self.axes_of_index(item.coords[0])
+        axes = have | self.shape_of.get(guard, EVERYWHERE)
+        mask = self.mask(axes, guard)
+        place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
+        hint = self.hint(item.ref) if self.looped and "r" in axes else ""
+        text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
+        if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
+            text += ".to(tl.float32)"
+        name = self.named(key, text, axes)
+        self.loaded[name] = item.ref.root
+        return name
+
+    def hint(self, ref: Ref) -> str:
+        """What the cache should do with lines read along a loop: more to an argument list."""
+        return ""
+
+    def _offset(self, index: str, have: frozenset[str], want: frozenset[str]) -> str:
+        if want <= have:
+            return f"({index})" if " " in index else index
+        if not have:
+            known = not any(c.isalpha() for c in index)
+            index = f"tl.full([], {index}, INDEX)" if known else f"({index})"
+        return self.spread(index, have, want)
+
+    # ---- indices --------------------------------------------------------------------------------
+
+    def index(self, index: Index, guard: str = "") -> str:
+        parts = []
+        for atom, c in index.terms:
+            text = self._atom(atom, guard)
+            parts.append(text if c == 1 else f"{self._coefficient(c)} * {text}")
+        if index.const != 0 or not parts:
+            parts.append(self._coefficient(index.const))
+        return " + ".join(parts)
+
+    def _coefficient(self, size: Size) -> str:
+        text = self.size(size)
+        return f"({text})" if text.startswith("-") else text
+
+    def _atom(self, atom: Var | FloorDiv | Mod | Indirect, guard: str) -> str:
+        if isinstance(atom, Var):
+            return self.variable(atom)
+        if isinstance(atom, Indirect):
+            axes = self.axes_in(atom.expr) | self.shape_of.get(guard, EVERYWHERE)
+            text = f"({self.value(atom.expr, guard)}).to(INDEX)"
+            return self.named(("index", text), text, axes)
+        sign = "//" if isinstance(atom, FloorDiv) else "%"
+        inner = self.index(atom.value, guard)
+        axes = self.axes_of_index(atom.value) | self.shape_of.get(guard, EVERYWHERE)
+        text = f"({inner}) {sign} {self.size(atom.divisor)}"
+        return self.named(("index", text), text, axes)
+
+    def variable(self, var: Var) -> str:
+        """A loop's index inside its axis: a digit of the axis's mixed-radix index."""
+        axis = self.axes[self.axis_of[var]]
+        at = axis.loops.index(var)
+        if len(axis.loops) == 1:
+            return axis.index
+        below = product(v.size for v in axis.loops[at + 1 :])
+        text = axis.index if below == 1 else f"{axis.index} // {self.size(below)}"
+        if at > 0:
+            text = f"({text}) % {self.size(var.size)}" if below != 1 else (
+                f"{text} % {self.size(var.size)}"
+            )  # fmt: skip
+        return self.named(("loop", var.key), text, frozenset((axis.name,)))
+
+    # ---- stores ---------------------------------------------------------------------------------
+
+    def store(self, stmt: Store, value: str, level: frozenset[str]) -> None:
+        """`stmt` for every lane of the axes `level`."""
+        index = self.index(stmt.index)
+        have = self.axes_of_index(stmt.index)
+        scattered = bool(stmt.op) or self.kernel.kind == "scatter"
+        want = level if scattered else have | self.axes_in(stmt.value)
+        place = f"{self.arg(stmt.ref)} + {self._offset(index, have, want)}"
+        value = f"d.to_bf16({value})" if stmt.ref.dtype == torch.bfloat16 else value
+        mask = self.mask(want | have)
+        tail = f", {mask}" if mask else ""
+        if stmt.op:
+            value = self.spread(value, self.shape_of.get(value, EVERYWHERE), want)
+            order = f"{tail if mask else ''}, sem='relaxed'"
+            self.line(f"{ATOMIC[stmt.op]}({place}, {value}{order})", self.depth_of(want))
+            return
+        self.line(f"tl.store({place}, {value}{tail})", self.depth_of(want))
+
+    def accumulates(self) -> list[Accumulate]:
+        return [s for s in self.stmts() if isinstance(s, Accumulate)]

@@ -1,0 +1,310 @@
+"""Running generated kernels on CPU tensors through Triton's interpreter.
+
+Triton decides when it is imported whether its functions are compiled or interpreted, and the
+framework imports it before any backend is asked for. So the simulator imports a copy of its own,
+once, with the interpreter switched on, and gives the process's own Triton back: both live side by
+side. What the hardware's math library does is done by the host's, and rounding to bfloat16, which
+the interpreter truncates, is done right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dicp.config import environment
+from dicp.plain import evaluate_size
+from dicp.torch_private import disable_current_modes
+
+DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
+MOST_PROGRAMS = 3
+"""Programs of a launch that are worth interpreting: several, and no more."""
+LARGEST_BLOCK = 1 << 16
+LARGEST_TILE = 1 << 20
+"""Elements of a tile that Triton takes."""
+
+HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch, name)
+    for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin",
+        "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+        "erfinv", "lgamma", "hypot", "nextafter", "copysign", "rsqrt", "floor", "ceil", "trunc",
+        "fmod", "pow",
+    )
+} | {"rint": torch.round}  # fmt: skip
+"""The host's part for the device's math library, by its names."""
+
+
+class CheckFailed(Exception):
+    """A checked place of a kernel: 1 an index out of range, 2 an integer division by zero."""
+
+    def __init__(self, code: int, site: int) -> None:
+        super().__init__(code, site)
+        self.code = code
+        self.site = site
+
+
+class Interpreter:
+    """A Triton of its own whose functions are interpreted."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.modules: dict[str, ModuleType] = {}
+        with environment(TRITON_INTERPRET="1"), self.own_modules():
+            self.triton = _module("triton")
+            self.language = _module("triton.language")
+            self.runtime = _module("triton.runtime.interpreter")
+            _module("triton.language.extra").libdevice = self._host_library()
+            self.device = self._device_functions()
+        self._repair_arithmetic()
+        # The language is patched once: this copy of it is used for nothing else.
+        for function in (self.device.sum, self.language.standard.sum):
+            self.runtime._patch_lang(function.fn)
+        self.runtime._patch_lang = lambda fn: None
+
+    @contextmanager
+    def own_modules(self) -> Iterator[None]:
+        """This Triton in the place of the process's own: its functions import as they run."""
+        with self.lock:
+            others = _without_triton()
+            sys.modules.update(self.modules)
+            try:
+                yield
+            finally:
+                self.modules = _without_triton()
+                sys.modules.update(others)
+
+    def _repair_arithmetic(self) -> None:
+        """Comparisons give truth values, which the interpreter types as the operands; fused
+        products are rounded once."""
+        builder, truth = self.runtime.InterpreterBuilder, self.language.int1
+
+        def typed(compare: Callable[..., Any]) -> Callable[..., Any]:
+            def call(own: Any, lhs: Any, rhs: Any) -> Any:
+                return self.runtime.TensorHandle(compare(own, lhs, rhs).data, truth)
+
+            return call
+
+        builder.create_fma = lambda own, x, y, z: self._fma(x, y, z)
+        for name in dir(builder):
+            if name.startswith(("create_icmp", "create_fcmp")):
+                setattr(builder, name, typed(getattr(builder, name)))
+
+    def _fma(self, x: Any, y: Any, z: Any) -> Any:
+        kind = z.data.dtype
+        wide = np.longdouble if kind == np.float64 else np.float64
+        exact = x.data.astype(wide) * y.data.astype(wide) + z.data.astype(wide)
+        return self.runtime.TensorHandle(exact.astype(kind), z.dtype.scalar)
+
+    # ---- the host's part ----------------------------------------------------------------------
+
+    def _host_library(self) -> ModuleType:
+        library = ModuleType("libdevice")
+        for name, function in HOST_FUNCTIONS.items():
+            setattr(library, name, self._hosted(function))
+        return library
+
+    def _hosted(self, function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+        def call(*operands: Any) -> Any:
+            arrays = [torch.from_numpy(np.ascontiguousarray(x.handle.data)) for x in operands]
+            return self.tensor(function(*arrays).numpy(), operands[0].dtype, *operands)
+
+        return call
+
+    def tensor(self, data: np.ndarray, dtype: Any, *like: Any) -> Any:
+        """`data` as a value of the language, a block if any of `like` is one."""
+        tl = self.language
+        block = any(x.type.is_block() for x in like)
+        kind = tl.block_type(dtype, list(data.shape)) if block else dtype
+        return tl.tensor(self.runtime.TensorHandle(data, dtype), kind)
+
+    def _device_functions(self) -> Any:
+        scope: dict[str, Any] = {"__name__": "dicp.vendor.triton.simulated_device"}
+        text = DEVICE_FUNCTIONS.read_text()
+        exec(compile(text, str(DEVICE_FUNCTIONS), "exec"), scope)  # noqa: S102
+        scope |= {
+            "to_bf16": self._to_bf16,
+            "divisor": self._divisor,
+            "check_index": self._check_index,
+            "prod": self._reduced(np.prod),
+            "max": self._reduced(np.max),
+            "min": self._reduced(np.min),
+        }
+        return SimpleNamespace(**{n: f for n, f in scope.items() if not n.startswith("__")})
+
+    def _to_bf16(self, x: Any) -> Any:
+        wide = torch.from_numpy(np.ascontiguousarray(x.handle.data)).to(torch.bfloat16)
+        return self.tensor(wide.view(torch.uint16).numpy(), self.language.bfloat16, x)
+
+    def _reduced(self, function: Callable[..., np.ndarray]) -> Callable[[Any], Any]:
+        """Along the last axis; NaN wins, as in the device's function."""
+
+        def call(x: Any) -> Any:
+            data = x.handle.data
+            return self.tensor(function(data, axis=1, keepdims=True).astype(data.dtype), x.dtype, x)
+
+        return call
+
+    def _divisor(self, b: Any, active: Any, site: int) -> Any:
+        if bool(np.any((b.handle.data == 0) & active.handle.data)):
+            raise CheckFailed(2, site)
+        data = np.where(b.handle.data == 0, np.ones_like(b.handle.data), b.handle.data)
+        return self.tensor(data, b.dtype, b)
+
+    def _check_index(self, index: Any, size: Any, active: Any, site: int, message: str) -> Any:
+        at = index.handle.data
+        outside = (at < 0) | (at >= size.handle.data)
+        if bool(np.any(outside & active.handle.data)):
+            raise CheckFailed(1, site)
+        return index
+
+    # ---- kernels --------------------------------------------------------------------------------
+
+    def function(self, name: str, body: str) -> Callable[..., None]:
+        """The kernel as a Python function of the language's values."""
+        path = f"<triton {name}>"
+        text = f"@triton.jit\ndef {name}{body}\n"
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+        scope: dict[str, Any] = {
+            "triton": self.triton, "tl": self.language, "d": self.device, "__name__": path,
+        }  # fmt: skip
+        with environment(TRITON_INTERPRET="1"), self.own_modules():
+            exec(compile(text, path, "exec"), scope)  # noqa: S102
+            kernel: Callable[..., None] = scope[name].rewrite()
+        return kernel
+
+    def pointer(self, address: int, element: Any) -> Any:
+        handle = self.runtime.TensorHandle(np.array([address], dtype=np.uint64), element)
+        return self.language.tensor(handle, element)
+
+    def pointer_type(self, element: str) -> Any:
+        return self.language.str_to_ty(f"*{element}", None)
+
+    def run(self, kernel: Callable[..., None], programs: int, args: Sequence[Any]) -> None:
+        builder = self.runtime.interpreter_builder
+        with self.own_modules(), np.errstate(all="ignore"), disable_current_modes():
+            builder.set_grid_dim(programs, 1, 1)
+            for program in range(programs):
+                builder.set_grid_idx(program, 0, 0)
+                kernel(*args)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _without_triton() -> dict[str, ModuleType]:
+    """The process's Triton, taken out of the modules; its native library cannot be loaded twice."""
+    names = [
+        name for name in sys.modules
+        if (name == "triton" or name.startswith("triton."))
+        and not name.startswith("triton._C")
+    ]  # fmt: skip
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@lru_cache(maxsize=1)
+def interpreter() -> Interpreter:
+    """The one interpreter of this process."""
+    return Interpreter()
+
+
+class Simulator:
+    """The kernels of a program, ready to be interpreted."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self._functions: dict[str, Callable[..., None]] = {}
+
+    def function(self, name: str) -> Callable[..., None]:
+        if name not in self._functions:
+            self._functions[name] = interpreter().function(name, self.texts[name])
+        return self._functions[name]
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> SimulatedSegment:
+        return SimulatedSegment([_Launch(self, step, symbols) for step in launches], table, status)
+
+
+class _Launch:
+    """One kernel with everything but its addresses."""
+
+    def __init__(
+        self, simulator: Simulator, step: Mapping[str, Any], symbols: Mapping[str, int]
+    ) -> None:
+        host = interpreter()
+        launch = step["launch"]
+        self.kernel = simulator.function(step["kernel"])
+        self.slots = step["args"]
+        self.elements = [host.pointer_type(e) for e in launch["elements"]]
+        sizes = [host.runtime._implicit_cvt(evaluate_size(s, symbols)) for s in step["symbols"]]
+        blocks, self.programs = simulated_blocks(launch, symbols)
+        self.rest = [*sizes, host.language.int32, *blocks]
+
+    def run(self, table: Any) -> None:
+        host = interpreter()
+        pointers = [
+            host.pointer(table[slot] or 0, element)
+            for slot, element in zip(self.slots, self.elements, strict=True)
+        ]
+        host.run(self.kernel, self.programs, [*pointers, *self.rest])
+
+
+def simulated_blocks(
+    launch: Mapping[str, Any], symbols: Mapping[str, int]
+) -> tuple[list[int], int]:
+    """Blocks per axis, larger than a chip's, and the number of programs.
+
+    An axis that is not masked keeps to blocks that divide it.
+    """
+    axes = launch["axes"]
+    blocks = {name: axis["block"] for name, axis in axes.items()}
+    programs = 1
+    for name, axis in axes.items():
+        size = evaluate_size(axis["size"], symbols)
+        while (
+            -(-size // blocks[name]) > MOST_PROGRAMS
+            and blocks[name] < LARGEST_BLOCK
+            and 2 * math.prod(blocks.values()) <= LARGEST_TILE
+            and (axis["masked"] or size % (2 * blocks[name]) == 0)
+        ):
+            blocks[name] *= 2
+        programs *= -(-size // blocks[name]) if name in launch["grid"] else 1
+    return list(blocks.values()), programs
+
+
+class SimulatedSegment:
+    """Consecutive kernels, one after the other."""
+
+    def __init__(self, launches: Sequence[_Launch], table: Any, status: Any) -> None:
+        self.launches = launches
+        self.table = table
+        self.status = status
+
+    def run(self) -> int:
+        return next((k for k in map(self.run_one, range(len(self.launches))) if k), 0)
+
+    def run_one(self, position: int) -> int:
+        try:
+            self.launches[position].run(self.table)
+        except CheckFailed as failure:
+            self.status[0], self.status[1] = failure.code, failure.site
+            return position + 1
+        return 0

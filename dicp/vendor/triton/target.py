@@ -1,0 +1,257 @@
+"""NVIDIA GPUs: loop kernels as Triton, built for the chip, or interpreted where there is none."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache, key_of
+from dicp.config import Config
+from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
+from dicp.loop.ir import Call
+from dicp.loop.program import LoopProgram, ProgramBuilder
+from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.loop.schedule import schedule
+from dicp.target import (
+    Artifact,
+    Check,
+    Decision,
+    DecisionKind,
+    Executable,
+    Facts,
+    LowerContext,
+    Source,
+    Target,
+)
+from dicp.template import render_template
+from dicp.torch_private import OpOverload
+from dicp.vendor.triton import cudagraphs
+from dicp.vendor.triton.builder import (
+    Builder,
+    Job,
+    Variant,
+    Workers,
+    device_functions,
+    triton_version,
+)
+from dicp.vendor.triton.driver import find_driver
+from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
+from dicp.vendor.triton.library import OWN_RULES, TritonLowering
+from dicp.vendor.triton.render import render
+from dicp.vendor.triton.spelling import ELEMENT
+from dicp.vendor.triton.split import split_reductions
+
+FOLDER = Path(__file__).parent
+DTYPES = frozenset(ELEMENT)
+
+
+class TritonTarget(Target):
+    """Compiles for the GPU the tensors lie on; CPU tensors are run by Triton's interpreter."""
+
+    name = "triton"
+    device_type = "cuda"
+    facts = Facts(
+        dtypes=DTYPES,
+        symbolic_shapes=True,
+        keep=OWN_RULES.ops(),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        frozen_fusions=frozenset({"conv_bn"}),
+        conv_channels_last="always",
+    )
+
+    def __init__(self) -> None:
+        self._host_pool = WorkspacePool()
+        self._pools: dict[int, StreamPool] = {}
+        self._workers = Workers()
+        self._warned = False
+
+    # ---- decisions --------------------------------------------------------------------------
+
+    def decide(self, node: fx.Node) -> Decision:
+        return self._decide(node)
+
+    def _decide(self, node: fx.Node, device: str = "") -> Decision:
+        op = node.target
+        if _computes_size(node):
+            return Decision("view")
+        if not isinstance(op, OpOverload):
+            return Decision("eager", "not an ATen operator")
+        entry = OWN_RULES.get(op)
+        if entry is None:
+            return Decision("eager", "no rule for this operator")
+        reason = _unsupported(node, device)
+        return Decision("eager", reason) if reason else Decision(entry.kind)
+
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        entry = OWN_RULES.get(op)
+        return entry.kind if entry else None
+
+    # ---- lower, render, build, load -------------------------------------------------------------
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
+        device = device_of(gm)
+        if device == "cpu":
+            _allow_simulator(context.config)
+        else:
+            self._workers.warm_up()
+        lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
+        graph = lowering.run()
+        split_reductions(graph)
+        plan = schedule(graph, context.config.fuse)
+        rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
+        program = ProgramBuilder(plan).build(rendered, lowering.reports, device)
+        program.plain["static"] = sorted(context.static_inputs)
+        return program
+
+    def render(self, program: LoopProgram, config: Config) -> Source:
+        return Source({"kernels.py": kernel_file(program.kernel_texts, program.plain)})
+
+    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
+        plain = {"program": program.plain, "texts": program.kernel_texts}
+        device = torch.device(program.plain["device"])
+        if device.type != "cpu":
+            plan = Plan(program.plain, program.kernel_texts, architecture(device))
+            self._builder(cache, config).build(plan.jobs())
+        return Artifact(self.name, plain, {}, program.objects)
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        program, texts = artifact.program["program"], artifact.program["texts"]
+        device = torch.device(program["device"])
+        if device.type == "cpu":
+            return self._simulated(program, texts, artifact.objects)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        plan = Plan(program, texts, architecture(device))
+        machine = Device(plan, self._builder(cache, config), find_driver(), index)
+        pool = self._pools.setdefault(index, StreamPool(device))
+        executable = LoopExecutable(program, machine, pool, artifact.objects)
+        if config.mode not in cudagraphs.MODES:
+            return executable
+        # Memory of a recording is its own: it is not lent to runs on other streams.
+        recorded = LoopExecutable(program, machine, OwnMemory(device), artifact.objects)
+        return cudagraphs.Graphed(program, executable, program["static"], recorded)
+
+    def _simulated(
+        self, program: Mapping[str, Any], texts: Mapping[str, str], objects: Sequence[Any]
+    ) -> LoopExecutable:
+        from dicp.vendor.triton.simulator import Simulator  # it loads a Triton of its own
+
+        if not self._warned:
+            self._warned = True
+            message = (
+                "tritongraph runs CPU tensors through Triton's interpreter: "
+                "its numerics count, its speed does not."
+            )
+            warnings.warn(SimulatorWarning(message), stacklevel=2)
+        return LoopExecutable(program, Simulator(texts), self._host_pool, objects)
+
+    def _builder(self, cache: Cache, config: Config) -> Builder:
+        return Builder(cache, self._workers, config.jobs)
+
+    # ---- identity and health --------------------------------------------------------------------
+
+    def fingerprint(self, config: Config) -> str:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return key_of(triton_version(), device_functions(), str(deterministic))
+
+    def doctor(self, config: Config) -> list[Check]:
+        try:
+            checks = [Check("triton", True, triton_version())]
+        except ToolchainError as error:
+            return [Check("triton", False, error.detail, error.fix)]
+        if torch.cuda.is_available():
+            names = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+            checks.append(Check("device", True, ", ".join(names)))
+        else:
+            detail = "no GPU: CPU tensors are run by the interpreter"
+            allowed = config.runs_on != "device"
+            checks.append(Check("simulator", allowed, detail, "Set runs_on=auto (DICP_RUNS_ON)."))
+        workers = Workers()
+        try:
+            answer = workers.compile(TEST_JOB.request(TEST_JOB.blocks()))
+        finally:
+            workers.close()
+        trouble = answer.get("error", "")
+        checks.append(
+            Check("build", not trouble, trouble or "a test kernel compiles for sm_90",
+                  "Reinstall triton: pip install --force-reinstall --no-deps triton.")
+        )  # fmt: skip
+        return checks
+
+
+TEST_JOB = Job(
+    "test",
+    "(a0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):\n"
+    "    tl.store(a0 + tl.arange(0, XBLOCK), 1.0)",
+    {"elements": ["fp32"], "axes": {"x": {"block": 32}}, "warps": 1, "checks": False,
+     "whole": False},
+    0,
+    Variant(90, False, (True,)),
+)  # fmt: skip
+"""What `doctor` builds."""
+
+
+def architecture(device: torch.device) -> int:
+    """The compute capability of a GPU, as 90."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def _allow_simulator(config: Config) -> None:
+    if config.runs_on == "device":
+        raise SimulatorForbiddenError("triton", "Move the model and its inputs to a GPU")
+
+
+def device_of(gm: fx.GraphModule) -> str:
+    """The device the graph's tensors lie on."""
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for item in val if isinstance(val, (tuple, list)) else [val]:
+            if isinstance(item, torch.Tensor) and item.device.type == "cuda":
+                return str(item.device)
+    return "cpu"
+
+
+def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
+    """The kernels as a Python file, each under the operators it computes."""
+    comments: dict[str, Sequence[str]] = {
+        s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s
+    }
+    kernels = [
+        {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
+        for name, body in texts.items()
+    ]
+    return render_template(FOLDER / "kernels.py.jinja", kernels=kernels)
+
+
+def _one_line(text: str) -> str:
+    return json.dumps(text, ensure_ascii=True)[1:-1]
+
+
+def _unsupported(node: fx.Node, device: str) -> str:
+    for item in [node, *node.all_input_nodes]:
+        val = item.meta.get("val")
+        for v in val if isinstance(val, (tuple, list)) else [val]:
+            if not isinstance(v, torch.Tensor):
+                continue
+            if v.layout != torch.strided:
+                return f"{v.layout} tensor"
+            if v.dtype not in DTYPES:
+                return f"dtype {v.dtype} is not generated"
+            if device and str(v.device) != device:
+                return f"tensor on {v.device} in a graph on {device}"
+    return ""
+
+
+def _computes_size(node: fx.Node) -> bool:
+    """Arithmetic on sizes, or picking one result of an operator that has several."""
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    val = node.meta.get("val")
+    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))

@@ -1,0 +1,104 @@
+"""Block sizes and warps: pure functions of a kernel's extents and element sizes.
+
+The numbers are for chips with about a hundred multiprocessors of 64 warps; each row says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import Size, Var, product
+from dicp.loop.kernel import Kernel, Running, Store
+
+GUESS = 4096
+"""What an extent that is not known yet counts as."""
+POINTWISE_BLOCK = 1024
+ENOUGH_PROGRAMS = 512
+"""Programs that keep every multiprocessor busy."""
+CROSSING = (32, 32)
+"""A tile whose both sides span whole 128-byte lines of 4-byte elements."""
+MAX_PERSISTENT = 8192
+"""Elements of a row that are kept in registers; less where more tensors are read."""
+LOOP_BLOCK = 1024
+COLUMNS = 64
+"""Columns side by side: one 128-byte line of 2-byte elements."""
+COLUMN_STEPS = 32
+ROW_ELEMENTS = 2048
+"""Elements of one tile of several short rows."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements per block of each axis by name, whether the reduced axis fits one block, warps."""
+
+    blocks: dict[str, int]
+    persistent: bool
+    warps: int
+
+
+def extent(size: Size) -> int:
+    return size if isinstance(size, int) else GUESS
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def numel(loops: Iterable[Var]) -> Size:
+    return product(v.size for v in loops)
+
+
+def pointwise(kernel: Kernel) -> Tile:
+    count = extent(numel(kernel.rows))
+    block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
+    while block > 128 and count // block < ENOUGH_PROGRAMS:
+        block //= 2
+    return Tile({"x": block}, False, max(1, min(4, block // 256)))
+
+
+def crossing(outer: Size, last: Size) -> Tile:
+    """Two axes, each contiguous for some tensor."""
+    y = min(CROSSING[0], power_of_two(extent(outer)))
+    x = min(CROSSING[1], power_of_two(extent(last)))
+    return Tile({"y": y, "x": x}, False, 4 if x * y >= 1024 else 1)
+
+
+def reduction(kernel: Kernel) -> Tile:
+    """Blocks of a row or column kernel: rows (or columns) "x", the reduced axis "r"."""
+    rows, inner = extent(numel(kernel.rows)), numel(kernel.inner)
+    width = power_of_two(extent(inner))
+    if kernel.kind == "column":
+        return _column(rows, inner, width)
+    persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
+    if not persistent:
+        block = min(LOOP_BLOCK, width)
+        x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
+        return Tile({"x": x, "r": block}, False, 8 if block >= 1024 else 4)
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
+    while x > 1 and rows // x < ENOUGH_PROGRAMS:
+        x //= 2
+    return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
+def _column(columns: int, inner: Size, width: int) -> Tile:
+    x = min(COLUMNS, power_of_two(columns))
+    persistent = isinstance(inner, int) and width <= COLUMN_STEPS
+    r = width if persistent else min(COLUMN_STEPS * COLUMNS // x, width)
+    return Tile({"x": x, "r": r}, persistent, 4 if x * r >= 1024 else 1)
+
+
+def _most_in_registers(kernel: Kernel) -> int:
+    """How long a row may be to stay in registers, by what is held of it at once."""
+    seen: set[int] = set()
+    reads = {
+        e.attr.ref.root for value in kernel.exprs() for e in ir.walk(value, seen) if e.op == "read"
+    }
+    wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
+               if isinstance(s, Running))  # fmt: skip
+    stores = sum(isinstance(s, Store) for p in kernel.phases for s in p.stmts)
+    return MAX_PERSISTENT // (2 if wide or len(reads) + stores > 6 else 1)

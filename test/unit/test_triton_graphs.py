@@ -1,0 +1,137 @@
+"""Recorded runs: what is copied, what keeps its memory, when a program is launched as usual.
+
+The stand-in for a CUDA graph runs the program again for every replay, into the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from recorder import TritonRecorder, record
+from torch import Tensor
+
+from dicp.errors import FallbackWarning
+from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed
+from dicp.vendor.triton.simulator import Simulator
+
+
+class Replays:
+    """Records by running; a replay runs again and copies into the recorded results."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.replayed = 0
+
+    def __call__(self, run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
+        self.recorded += 1
+        first: list[Any] = []
+
+        def replay() -> None:
+            self.replayed += 1
+            for old, new in zip(first, run(), strict=True):
+                old.copy_(new)
+
+        # Recording does no work: what lies in the results before a replay must not matter.
+        kept = [t.clone() for t in self.protected]
+        first += [torch.full_like(t, 7) for t in run()]
+        for tensor, before in zip(self.protected, kept, strict=True):
+            tensor.copy_(before)
+        return replay, first
+
+    protected: list[Tensor] = []
+
+
+def graphed(
+    fn: Callable[..., Any], *inputs: Tensor, static: tuple[int, ...] = (), dynamic: bool = False
+) -> tuple[Graphed, Replays]:
+    target = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder())
+    program = target.programs[0]
+    replays = Replays()
+    run = LoopExecutable(program.plain, Simulator(program.kernel_texts), WorkspacePool())
+    return Graphed(program.plain, run, static, record=replays), replays
+
+
+def test_inputs_are_copied_and_results_are_the_callers_own() -> None:
+    run, replays = graphed(lambda x: torch.relu(x) + 1, torch.ones(4, 8))
+    results = []
+    for k in range(5):
+        (y,) = run([torch.full((4, 8), float(k))])
+        results.append(y)
+    assert replays.recorded == 1 and replays.replayed == 3
+    assert [float(y[0, 0]) for y in results] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_parameters_keep_their_memory_and_follow_it() -> None:
+    weight = torch.ones(8)
+    run, replays = graphed(lambda x, w: x * w, torch.ones(4, 8), weight, static=(1,))
+    for _ in range(3):
+        run([torch.ones(4, 8), weight])
+    weight.fill_(3)
+    assert float(run([torch.ones(4, 8), weight])[0][0, 0]) == 3
+    assert replays.recorded == 1
+    other = torch.full((8,), 5.0)
+    assert float(run([torch.ones(4, 8), other])[0][0, 0]) == 5
+    assert replays.recorded == 2
+
+
+def test_parameters_that_never_stay_are_given_up_with_the_reason() -> None:
+    run, replays = graphed(lambda x, w: x * w, torch.ones(4, 8), torch.ones(8), static=(1,))
+    kept = [torch.full((8,), float(k)) for k in range(MOST_RECORDINGS + 4)]
+    with pytest.warns(FallbackWarning, match="lie elsewhere on every call"):
+        for k, w in enumerate(kept):
+            assert float(run([torch.ones(4, 8), w])[0][0, 0]) == k
+    assert replays.recorded == MOST_RECORDINGS and run.reason
+
+
+def test_what_is_written_in_place_is_the_callers_memory() -> None:
+    def count(x: Tensor, total: Tensor) -> Tensor:
+        total.add_(x.sum())
+        return x * 2
+
+    total = torch.zeros(())
+    run, replays = graphed(count, torch.ones(4), torch.zeros(()))
+    (written,) = run.fixed
+    replays.protected = [total]
+    for _ in range(5):
+        given = [torch.ones(4), torch.ones(4)]
+        given[written] = total
+        run(given)
+    assert float(total) == 20 and replays.recorded == 1
+
+
+def test_a_result_that_is_an_input_is_that_input() -> None:
+    x = torch.ones(4, requires_grad=True)
+    run, _ = graphed(lambda x: x.exp() * x, x)
+    plain = run.program["outputs"]
+    slots = [o["ref"] for o in plain]
+    assert run.program["inputs"][0] in slots  # saved for backward
+    at = slots.index(run.program["inputs"][0])
+    for k in range(4):
+        given = torch.full((4,), float(k))
+        assert run([given])[at].data_ptr() == given.data_ptr()
+
+
+def test_sizes_that_change_are_not_recorded() -> None:
+    with pytest.warns(FallbackWarning, match="its sizes may change"):
+        run, replays = graphed(lambda x: x + 1, torch.ones(4, 8), dynamic=True)
+    for n in (3, 4, 5, 6):
+        assert run([n, 8, torch.ones(n, 8)])[0].shape == (n, 8)
+    assert replays.recorded == 0
+
+
+def test_eager_operators_are_not_recorded() -> None:
+    with pytest.warns(FallbackWarning, match=r"nonzero|eager"):
+        run, _ = graphed(lambda x: torch.linalg.svdvals(x + 1), torch.ones(4, 8))
+    assert "runs eagerly" in run.reason
+
+
+def test_overlapping_inputs_are_not_recorded() -> None:
+    run, replays = graphed(lambda x: x + 1, torch.ones(8).expand(4, 8))
+    with pytest.warns(FallbackWarning, match="share memory"):
+        for _ in range(4):
+            run([torch.ones(8).expand(4, 8)])
+    assert replays.recorded == 0

@@ -1,0 +1,409 @@
+"""Tiles, variants, builds and launches of Triton kernels: what can be said of them without a GPU.
+
+The driver is a stand-in that writes down what it is asked; the compiler is the real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from recorder import TritonRecorder, record
+from torch import Tensor
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import CompilerError, LaunchError, SimulatorForbiddenError, ToolchainError
+from dicp.loop.index import Var
+from dicp.loop.kernel import Kernel
+from dicp.target import find_target
+from dicp.vendor.triton import aot, builder, tiles
+from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers
+from dicp.vendor.triton.driver import Driver
+from dicp.vendor.triton.launch import Device, Plan
+from dicp.vendor.triton.simulator import simulated_blocks
+
+COPY = """(a0, a1, n0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):
+    xi = tl.program_id(0).to(INDEX) * XBLOCK + tl.arange(0, XBLOCK)
+    xm = xi < n0
+    tl.store(a1 + xi, tl.load(a0 + xi, xm, other=0), xm)
+"""
+LAUNCH = {
+    "elements": ["fp32", "fp32"], "grid": ["x"], "warps": 4, "checks": False, "whole": False,
+    "axes": {"x": {"size": "s0", "block": 256, "masked": True}},
+}  # fmt: skip
+
+
+def job(body: str = COPY, arch: int = 90, **changes: Any) -> Job:
+    return Job("copy", body, {**LAUNCH, **changes}, 1, Variant(arch, False, (True, True)), ("op",))
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    found = Workers()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache.open(Config(cache_dir=tmp_path))
+
+
+# ---- tiles ---------------------------------------------------------------------------------------
+
+
+def kernel(kind: Any, rows: tuple[int, ...], inner: tuple[int, ...] = ()) -> Kernel:
+    sizes = [Var(k, s) for k, s in enumerate((*rows, *inner))]
+    return Kernel(kind, tuple(sizes[: len(rows)]), tuple(sizes[len(rows) :]), (), ())
+
+
+def test_blocks_are_powers_of_two_and_programs_many_enough() -> None:
+    for count in (1, 31, 1000, 65536, 10**6, 10**9):
+        tile = tiles.pointwise(kernel("pointwise", (count,)))
+        block = tile.blocks["x"]
+        assert block & (block - 1) == 0 and 32 <= block <= 1024
+        assert 1 <= tile.warps <= 4
+    assert tiles.pointwise(kernel("pointwise", (10**9,))).blocks["x"] == 1024
+    assert tiles.pointwise(kernel("pointwise", (65536,))).blocks["x"] == 128
+
+
+def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
+    short = tiles.reduction(kernel("row", (4096,), (768,)))
+    assert short.persistent and short.blocks["r"] == 1024
+    long = tiles.reduction(kernel("row", (64,), (50257,)))
+    assert not long.persistent and long.blocks == {"x": 1, "r": 1024}
+    column = tiles.reduction(kernel("column", (768,), (4096,)))
+    assert not column.persistent and column.blocks == {"x": 64, "r": 32}
+
+
+def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:
+    launch = {"grid": ["x"], "axes": {"x": {"size": 4096, "block": 128, "masked": False}}}
+    blocks, programs = simulated_blocks(launch, {})
+    assert programs * blocks[0] == 4096 and programs <= 3
+    odd = {"grid": ["x"], "axes": {"x": {"size": 3 * 128, "block": 128, "masked": False}}}
+    assert simulated_blocks(odd, {}) == ([128], 3)
+    masked = {"grid": ["x"], "axes": {"x": {"size": "s0", "block": 128, "masked": True}}}
+    assert simulated_blocks(masked, {"s0": 100_000}) == ([65536], 2)
+
+
+# ---- variants ------------------------------------------------------------------------------------
+
+
+def plan_of(fn: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> Plan:
+    (program,) = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder()).programs
+    return Plan(program.plain, program.kernel_texts, 90)
+
+
+def first_kernel(plan: Plan) -> Mapping[str, Any]:
+    return next(s for s in plan.program["steps"] if "kernel" in s)
+
+
+def test_pointers_are_aligned_unless_their_input_is_not() -> None:
+    plan = plan_of(lambda x: torch.relu(x) * 2, torch.ones(64))
+    step = first_kernel(plan)
+    assert plan.variant(step, {}) == Variant(90, False, (True, True))
+    source = step["args"][0]
+    assert plan.variant(step, {}, frozenset({source})).aligned == (False, True)
+
+
+def test_a_view_at_an_odd_place_is_not_aligned() -> None:
+    whole = {"name": "t", "role": "temp", "dtype": "float32", "shape": [64], "strides": [1],
+             "offset": 0, "base": None}  # fmt: skip
+    views = [{**whole, "role": "alias", "base": 0, "offset": n} for n in (3, 4, "s0")]
+    step = {"kernel": "copy", "args": [0, 1, 2, 3], "symbols": [], "origins": [], "launch": LAUNCH}
+    plan = Plan({"buffers": [whole, *views], "steps": [step]}, {"copy": COPY}, 90)
+    assert plan.variant(step, {"s0": 4}).aligned == (True, False, True, False)
+
+
+def test_indices_are_wide_only_where_sizes_need_it() -> None:
+    plan = plan_of(lambda x: x + 1, torch.ones(4, 8), dynamic=True)
+    step = first_kernel(plan)
+    names = list(plan.program["symbols"])
+    assert plan.variant(step, None).wide is False
+    assert plan.variant(step, dict.fromkeys(names, 16)).wide is False
+    assert plan.variant(step, dict.fromkeys(names, 2**16)).wide is True
+
+
+def test_even_sizes_are_told_to_the_compiler() -> None:
+    plan = plan_of(lambda x: x + 1, torch.ones(4, 8), dynamic=True)
+    step, names = first_kernel(plan), list(plan.program["symbols"])
+    assert plan.variant(step, dict.fromkeys(names, 32)).even
+    assert not plan.variant(step, dict.fromkeys(names, 33)).even
+
+
+# ---- builds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_a_kernel_takes_its_pointers_its_sizes_and_two_scratch_pointers(
+    arch: int, workers: Workers
+) -> None:
+    one = job(arch=arch)
+    answer = workers.compile(one.request(one.blocks()))
+    assert "error" not in answer, answer
+    parameters = [x for x in answer["ptx"].splitlines() if x.strip().startswith(".param")]
+    widths = [p.split()[1] for p in parameters]
+    assert widths == [".u64", ".u64", ".u32", ".u64", ".u64"]
+    assert answer["scratch"] == 0 and answer["warps"] == 4
+
+
+def test_wide_indices_take_wide_sizes(workers: Workers) -> None:
+    one = replace(job(), variant=Variant(90, True, (True, True)))
+    answer = workers.compile(one.request(one.blocks()))
+    assert ".param .u64 copy_param_2" in answer["ptx"]
+
+
+def test_a_build_is_kept_and_not_repeated(cache: Cache, workers: Workers) -> None:
+    first = Builder(cache, workers, 1).build([job()])
+    asked: list[Any] = []
+    other = Workers()
+    other.compile = asked.append  # type: ignore[assignment]
+    assert Builder(cache, other, 1).build([job()]) == first
+    assert not asked
+
+
+def test_what_the_compiler_refuses_is_named(cache: Cache, workers: Workers) -> None:
+    broken = job("(a0, a1, n0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):\n    tl.nonsense(a0)\n")
+    with pytest.raises(CompilerError, match="nonsense") as caught:
+        Builder(cache, workers, 1).build([broken])
+    assert caught.value.kernel_sources == ("op",) and "sm_90" in str(caught.value)
+
+
+def test_workers_compile_whatever_the_environment_asks_of_triton(
+    cache: Cache, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
+
+
+def test_a_worker_that_dies_is_replaced(cache: Cache, workers: Workers) -> None:
+    workers.warm_up()
+    process = workers._idle.get()
+    process.process.kill()
+    workers._idle.put(process)
+    with pytest.raises(CompilerError, match="the compile worker died"):
+        Builder(cache, workers, 1).build([job()])
+    assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
+
+
+class Fat(Workers):
+    """A compiler whose kernels need 2 KiB of shared memory per element of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: list[int] = []
+
+    def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        block = max(v for k, v in request["constants"].items() if k.endswith("BLOCK"))
+        self.tried.append(block)
+        return {"binary": "", "ptx": "", "entry": "copy", "shared": 2048 * block, "warps": 4}
+
+
+def test_blocks_shrink_until_shared_memory_suffices(cache: Cache) -> None:
+    fat = Fat()
+    (binary,) = Builder(cache, fat, 1).build([job()])
+    assert fat.tried == [256, 128, 64] and binary.blocks == {"x": 64}
+    whole_row = job(axes={"r": {"block": 1024, "size": 1024, "masked": False}}, whole=True)
+    with pytest.raises(CompilerError, match="out of shared memory"):
+        Builder(cache, fat, 1).build([whole_row])
+
+
+def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise builder.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(builder.importlib.metadata, "version", missing)
+    builder.triton_version.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match=r"pip install 'dicp\[triton\]'"):
+            builder.triton_version()
+    finally:
+        builder.triton_version.cache_clear()
+
+
+def test_every_kernel_of_a_cache_folder_is_built(tmp_path: Path, capsys: Any) -> None:
+    assert aot.main([str(tmp_path)]) == 1
+    assert "0 of 0 kernels built" in capsys.readouterr().out
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """NVIDIA's driver library: writes launches down, results as it is told."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.loaded: list[bytes] = []
+        self.result = 0
+
+        class Entry:
+            def __init__(self, run: Callable[..., int]) -> None:
+                self.run = run
+                self.argtypes: Any = None
+
+            def __call__(self, *args: Any) -> int:
+                return self.run(*args)
+
+        self.cuLaunchKernel = Entry(self._launch)
+        self.cuModuleLoadData = Entry(self._load)
+        self.cuModuleGetFunction = Entry(self._function)
+        self.cuFuncSetAttribute = Entry(lambda *args: 0)
+        self.cuGetErrorString = Entry(lambda code, text: 0)
+
+    def _load(self, module: Any, code: bytes) -> int:
+        self.loaded.append(code)
+        ctypes.cast(module, ctypes.POINTER(ctypes.c_void_p))[0] = len(self.loaded)
+        return self.result
+
+    def _function(self, function: Any, module: Any, name: bytes) -> int:
+        ctypes.cast(function, ctypes.POINTER(ctypes.c_void_p))[0] = 100 + module.value
+        return 0
+
+    def _launch(self, function: int, x: int, y: int, z: int, threads: int, *rest: Any) -> int:
+        _, _, shared, stream, parameters, _ = rest
+        values = [ctypes.cast(p, ctypes.POINTER(ctypes.c_int64))[0] for p in parameters]
+        self.launches.append((function, x, threads, shared, stream, values))
+        return self.result
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    stream = SimpleNamespace(cuda_stream=77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    return StandIn()
+
+
+class Named(Builder):
+    """A builder whose binaries are the jobs' descriptions."""
+
+    def __init__(self) -> None:
+        self.jobs_seen: list[Job] = []
+
+    def build(self, jobs: Any) -> list[Binary]:
+        self.jobs_seen += jobs
+        return [Binary(f"{j.name} {j.variant}".encode(), j.name, 0, j.launch["warps"], j.blocks())
+                for j in jobs]  # fmt: skip
+
+
+def test_a_segment_launches_on_the_stream_with_addresses_and_sizes(gpu: StandIn) -> None:
+    plan = plan_of(lambda x: (x + 1).sum(1), torch.ones(40, 24), dynamic=True)
+    steps = [s for s in plan.program["steps"] if "kernel" in s]
+    names = list(plan.program["symbols"])
+    sizes = dict(zip(names, (40, 24), strict=True))
+    table = (ctypes.c_void_p * len(plan.buffers))()
+    for k in range(len(plan.buffers)):
+        table[k] = 4096 * (k + 1)
+    device = Device(plan, Named(), Driver(gpu), 0)
+    segment = device.segment(steps, sizes, table, None)
+    assert segment.run() == 0
+    (function, programs, threads, _, stream, values), *rest = gpu.launches
+    assert not rest and stream == 77 and function > 100
+    launch = steps[0]["launch"]
+    assert threads == 32 * launch["warps"]
+    assert programs == -(-40 // launch["axes"]["x"]["block"])
+    assert values[: len(steps[0]["args"])] == [4096 * (s + 1) for s in steps[0]["args"]]
+
+
+LIBRARY = """
+extern "C" {
+unsigned long seen[8];
+int cuModuleLoadData(void** module, const char*) { *module = (void*)5; return 0; }
+int cuModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
+int cuFuncSetAttribute(void*, int, int) { return 0; }
+int cuGetErrorString(int, const char** text) { *text = "refused"; return 0; }
+int cuLaunchKernel(void* f, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned,
+                   unsigned shared, void* stream, void** parameters, void**) {
+  unsigned long now[] = {(unsigned long)f, x, threads, shared, (unsigned long)stream,
+                         *(unsigned long*)parameters[0], *(unsigned long*)parameters[1],
+                         *(unsigned*)parameters[2]};
+  for (int k = 0; k < 8; ++k) seen[k] = now[k];
+  return 0;
+}
+}
+"""
+
+
+def test_a_launch_crosses_into_the_drivers_library(gpu: StandIn, tmp_path: Path) -> None:
+    source, built = tmp_path / "cuda.cpp", tmp_path / "libcuda.so"
+    source.write_text(LIBRARY)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(built)], check=True)
+    library = ctypes.CDLL(str(built))
+    plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
+    step = first_kernel(plan)
+    assert len(step["args"]) == 2 and len(step["symbols"]) == 1
+    high = 0x7F00_0000_1000  # an address that needs all eight bytes
+    table = (ctypes.c_void_p * len(plan.buffers))()
+    for k in range(len(plan.buffers)):
+        table[k] = high + 4096 * k
+    sizes = dict(zip(plan.program["symbols"], (40, 25), strict=True))
+    Device(plan, Named(), Driver(library), 0).segment([step], sizes, table, None).run()
+    seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
+    block, warps = step["launch"]["axes"]["x"]["block"], step["launch"]["warps"]
+    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), 32 * warps, 0, 77]
+    assert seen[5:] == [high + 4096 * step["args"][0], high + 4096 * step["args"][1], 1000]
+
+
+def test_a_misaligned_input_gets_a_kernel_of_its_own(gpu: StandIn) -> None:
+    plan = plan_of(lambda x: x * 2, torch.ones(64))
+    step = first_kernel(plan)
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    named = Named()
+    segment = Device(plan, named, Driver(gpu), 0).segment([step], {}, table, None)
+    segment.run()
+    segment.run()
+    assert [j.variant.aligned for j in named.jobs_seen] == [(True, True)]
+    table[step["args"][0]] = 4100
+    segment.run()
+    assert [j.variant.aligned for j in named.jobs_seen[1:]] == [(False, True)]
+    assert len(gpu.launches) == 3
+
+
+def test_a_launch_the_driver_refuses_names_kernel_and_operators(gpu: StandIn) -> None:
+    plan = plan_of(lambda x: x * 2, torch.ones(64))
+    step = first_kernel(plan)
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    segment = Device(plan, Named(), Driver(gpu), 0).segment([step], {}, table, None)
+    segment.run()
+    gpu.result = 719
+    with pytest.raises(LaunchError, match=r"aten\.mul\.Tensor") as caught:
+        segment.run()
+    assert caught.value.kernel == step["kernel"]
+
+
+def test_a_driver_too_old_is_named(gpu: StandIn) -> None:
+    gpu.result = 222
+    with pytest.raises(ToolchainError, match="a newer NVIDIA driver"):
+        Driver(gpu).function(0, Binary(b"code", "k", 0, 4, {}))
+
+
+# ---- where it runs -------------------------------------------------------------------------------
+
+
+def test_the_simulator_may_be_forbidden() -> None:
+    compiled = torch.compile(torch.sin, backend=Backend("triton", runs_on="device", cache=False))
+    with pytest.raises(Exception) as caught:  # noqa: PT011, B017 - Dynamo wraps it
+        compiled(torch.ones(3))
+    assert "SimulatorForbiddenError" in repr(caught.value) or isinstance(
+        caught.value, SimulatorForbiddenError
+    )
+
+
+def test_doctor_builds_a_kernel() -> None:
+    checks = {c.name: c for c in find_target("triton").doctor(Config())}
+    assert checks["triton"].ok and checks["build"].ok, checks
+    assert ("simulator" in checks) != torch.cuda.is_available()
+    refused = {c.name: c.ok for c in find_target("triton").doctor(Config(runs_on="device"))}
+    assert refused.get("simulator", False) is False

@@ -1,0 +1,142 @@
+"""Operator cases through Triton's interpreter, and every kernel they give built for two chips.
+
+A choice of cases that meets every form of kernel; `test/triton_scripts` runs all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import BackendUnderTest
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import IndexOutOfBoundsError
+from dicp.vendor.triton import aot
+from dicp.vendor.triton.builder import Builder, Workers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
+
+CHOSEN = {
+    "test_pointwise": (
+        "add",
+        "div",
+        "where",
+        "gelu",
+        "pow_tensor",
+        "floor_divide",
+        "bitwise_not",
+        "sign",
+    ),
+    "test_reduction": (
+        "sum",
+        "sum_dims",
+        "sum_long",
+        "argmax",
+        "amax_amin",
+        "prod",
+        "any_all",
+        "var",
+        "softmax",
+        "log_softmax",
+    ),
+    "test_normalization": ("layer_norm", "batch_norm_training", "rms_norm"),
+    "test_scan": ("cumsum", "cumprod"),
+    "test_shape": ("cat", "constant_pad", "flip", "roll", "permute", "im2col"),
+    "test_indexing": ("gather", "index_add", "scatter_add", "index_put", "index"),
+    "test_embedding": ("embedding",),
+    "test_loss": ("cross_entropy",),
+    "test_pooling": ("max_pool2d", "avg_pool2d"),
+    "test_upsample": ("bilinear",),
+}
+"""Names of cases by the file they stand in."""
+
+
+def chosen() -> list[Any]:
+    found = []
+    for module, names in CHOSEN.items():
+        cases = {case.name: case for case in importlib.import_module(module).CASES}
+        found += [cases[name] for name in names]
+    return found
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder of this file's tests."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def interpreted(kept: Path) -> Iterator[BackendUnderTest]:
+    backend = BackendUnderTest("tritongraph")
+    backend.inner = Backend("triton", cache_dir=kept)
+    yield backend
+
+
+@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
+def test_operator(case: Any, interpreted: BackendUnderTest) -> None:
+    case.check(interpreted, dynamic=False)
+
+
+DYNAMIC = ("add", "sum_dims", "softmax", "cumsum", "constant_pad", "scatter_add", "embedding")
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in chosen() if c.name in DYNAMIC], ids=lambda case: case.name
+)
+def test_operator_of_any_size(case: Any, interpreted: BackendUnderTest) -> None:
+    case.check(interpreted, dynamic=True)
+
+
+def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        torch.nn.functional.dropout(x, 0.3), torch.rand_like(x), torch.randn_like(x),
+        torch.rand_like(x.double()), torch.randint(0, 1000, (64,)),
+    )  # fmt: skip
+
+
+def test_random_numbers_are_those_of_the_host(kept: Path) -> None:
+    x = torch.ones(33, 7)
+    found = []
+    for target in ("cpu", "triton"):
+        compiled = torch.compile(draws, backend=Backend(target, cache_dir=kept))
+        torch.manual_seed(11)
+        found.append(compiled(x))
+        torch._dynamo.reset()
+    for host, device in zip(*found, strict=True):
+        torch.testing.assert_close(host, device, rtol=1e-5, atol=1e-6)
+
+
+def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
+    compiled = torch.compile(lambda x, i: x[i] + 1, backend=Backend("triton", cache_dir=kept))
+    with pytest.raises(IndexOutOfBoundsError, match=r"index.*test_triton_ops\.py:\d+"):
+        compiled(torch.ones(4), torch.tensor([1, 4]))
+
+
+BUILT = ("where", "gelu", "pow", "sum_dims", "sum_long", "argmax", "prod", "softmax", "layer_norm",
+         "cumsum", "constant_pad", "permute", "scatter_add", "embedding", "max_pool2d")  # fmt: skip
+
+
+def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
+    """In the compiler's processes: this one interprets."""
+    backend = BackendUnderTest("tritongraph")
+    backend.inner = Backend("triton", cache_dir=tmp_path)
+    for case in chosen():
+        if case.name in BUILT:
+            case.check(backend, dynamic=case.name == "softmax")
+    config = Config(cache_dir=tmp_path)
+    cache, workers = Cache.open(config), Workers()
+    jobs = aot.jobs_of(aot.stored_programs(cache), aot.ARCHITECTURES)
+    try:
+        failures = aot.build_all(jobs, Builder(cache, workers, config.jobs))
+    finally:
+        workers.close()
+    assert {job.variant.arch for job in jobs} == set(aot.ARCHITECTURES) and len(jobs) > 100
+    assert not failures, "\n".join(map(str, failures[:3]))
