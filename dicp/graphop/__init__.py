@@ -1,0 +1,1 @@
+"""Programs of a vendor's own graph operators: how they are built, checked and run."""

@@ -1,0 +1,174 @@
+"""Steps in plain form: what is stored with the built graphs, and what the runtime walks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.lower import Lowering
+from dicp.graphop.partition import Step
+from dicp.graphop.program import (
+    EagerCall,
+    Graph,
+    GraphProgram,
+    Node,
+    Restride,
+    Result,
+    Slot,
+)
+from dicp.plain import encode_constant, encode_size
+from dicp.torch_private import OpOverload
+
+
+def plain_size(size: Any) -> int | str:
+    """A size as a number or as text over the program's symbols."""
+    return encode_size(size.node.expr if hasattr(size, "node") else size)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def assemble(lowering: Lowering, steps: Sequence[Step]) -> GraphProgram:
+    """The program that runs `steps`."""
+    return _Assembler(lowering).build(steps)
+
+
+class _Assembler:
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.slots: dict[Slot, int] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.objects: list[Any] = []
+
+    def build(self, steps: Sequence[Step]) -> GraphProgram:
+        low = self.lowering
+        inputs = [None if slot is None else self._slot(slot) for slot in low.inputs]
+        constants = {str(self._slot(s)): self._constant(t) for s, t in low.constants.items()}
+        plain = {
+            "inputs": inputs,
+            "symbols": low.symbols,
+            "constants": constants,
+            "steps": [self._step(step) for step in steps],
+            "outputs": [self.encode(output) for output in low.outputs],
+            "slots": self.rows,
+        }
+        graphs = [step for step in steps if isinstance(step, Graph)]
+        return GraphProgram(plain, graphs, low.reports, self.objects)
+
+    def _slot(self, slot: Slot) -> int:
+        if slot not in self.slots:
+            self.slots[slot] = len(self.slots)
+            fake = slot.fake
+            strided = isinstance(fake, torch.Tensor) and fake.layout == torch.strided
+            row: dict[str, Any] = {"name": slot.name}
+            if strided:
+                row |= {
+                    "dtype": dtype_name(fake.dtype),
+                    "shape": [plain_size(s) for s in fake.shape],
+                    "strides": [plain_size(s) for s in fake.stride()],
+                }
+            self.rows.append(row)
+        return self.slots[slot]
+
+    def _constant(self, tensor: torch.Tensor) -> Any:
+        plain = encode_constant(tensor)
+        return self._object(tensor) if plain is None else plain
+
+    def _object(self, value: Any) -> dict[str, int]:
+        self.objects.append(value)
+        return {"object": len(self.objects) - 1}
+
+    def _step(self, step: Step) -> dict[str, Any]:
+        if isinstance(step, Graph):
+            return {
+                "graph": step.name,
+                "inputs": [self._graph_input(node) for node in step.inputs],
+                "results": [self._result(result) for result in step.results],
+            }
+        if isinstance(step, EagerCall):
+            return self._call(step)
+        if isinstance(step, Restride):
+            return {"restride": self._slot(step.source), "into": self._slot(step.slot)}
+        return {
+            "view": self._slot(step.source),
+            "into": self._slot(step.slot),
+            "offset": plain_size(
+                step.slot.fake.storage_offset() - step.source.fake.storage_offset()
+            ),
+        }
+
+    def _graph_input(self, node: Node) -> dict[str, Any]:
+        dtype = dtype_name(node.outputs[0].dtype)
+        if node.kind == "seed":
+            return {"seed": dtype}
+        if node.kind == "sizes":
+            sizes = node.attrs["sizes"]
+            if isinstance(sizes, tuple):
+                return {"sizes": [plain_size(s) for s in sizes], "dtype": dtype}
+            return {"sizes": plain_size(sizes), "dtype": dtype}
+        bound = node.attrs["bound"]
+        return {"slot": self._slot(bound.slot), "order": list(bound.order)}
+
+    def _result(self, result: Result) -> dict[str, Any]:
+        fake = result.value.fake
+        return {
+            "slot": self._slot(result.slot),
+            "shape": [plain_size(s) for s in fake.shape],
+            "dtype": dtype_name(fake.dtype),
+            "order": list(result.order),
+        }
+
+    def _call(self, call: EagerCall) -> dict[str, Any]:
+        op = call.op
+        if isinstance(op, OpOverload):
+            name: Any = f"{op._schema.name}.{op._schema.overload_name}"
+        else:
+            name = self._object(op)
+        return {
+            "call": name,
+            "args": [self.encode(a) for a in call.args],
+            "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
+            "outs": [self._slot(slot) for slot in call.outs],
+            "origin": str(call.origin),
+        }
+
+    def encode(self, value: Any) -> Any:
+        """An argument in plain form."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, Slot):
+            return {"ref": self._slot(value)}
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return {"size": plain_size(value)}
+        if isinstance(value, list):
+            return [self.encode(v) for v in value]
+        if isinstance(value, tuple):
+            return {"tuple": [self.encode(v) for v in value]}
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+            return {"torch": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        return self._object(value)
+
+
+def decode(plain: Any, leaf: Any, size: Any, objects: Sequence[Any]) -> Any:
+    """The argument behind a plain form; `leaf(slot)` gives tensors, `size(text)` numbers."""
+    if isinstance(plain, list):
+        return [decode(item, leaf, size, objects) for item in plain]
+    if not isinstance(plain, Mapping):
+        return plain
+    match plain:
+        case {"ref": slot}:
+            return leaf(slot)
+        case {"size": text}:
+            return size(text)
+        case {"tuple": items}:
+            return tuple(decode(item, leaf, size, objects) for item in items)
+        case {"torch": name}:
+            return getattr(torch, name)
+        case {"device": name}:
+            return torch.device(name)
+    return objects[plain["object"]]

@@ -1,0 +1,209 @@
+"""Making graph operators: typed constants and sizes in, checked and inferred values out.
+
+Rules call a `Builder`; no rule formats text. Each operator is checked against its prototype when it
+is made, and its result's dtype and sizes come from the operator's own meaning, run on fake tensors.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.errors import PrototypeError
+from dicp.graphop.interpreter import Semantics
+from dicp.graphop.program import Bound, Item, Node, Operand, Origin, Slot, Value
+from dicp.graphop.prototype import Prototype, check_call
+from dicp.torch_private import FakeTensorMode, ShapeEnv, statically_known_true
+
+
+class NoRule(Exception):
+    """The vendor's operators cannot express this call; it stays an eager ATen call."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A vendor's graph language: prototypes and meanings of its operators."""
+
+    name: str
+    prototypes: Mapping[str, Prototype]
+    semantics: Semantics
+
+
+class Builder(abc.ABC):
+    """Appends nodes to one pool, in order of computation.
+
+    While a rule runs, `meta` is what FakeTensor inference says of the call's result, and `is_read`
+    whether somebody takes a result of several.
+    """
+
+    def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
+        self.dialect = dialect
+        self.fake_mode = fake_mode or FakeTensorMode()
+        self.nodes: list[Item] = []
+        self.origin: Origin | None = None
+        self.meta: Any = None
+        self.is_read: Callable[[int], bool] = lambda index: True
+        self._constants: dict[Any, Value] = {}
+        self._count = 0
+
+    # ---- what a vendor adds ---------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+        """`x` with its dimensions in `order`."""
+
+    # ---- nodes ----------------------------------------------------------------------------------
+
+    def op(self, kind: str, *operands: Operand | None, **attrs: Any) -> Value:
+        """One operator with a single result; `operands` in the order of the prototype."""
+        return self.ops(kind, *operands, **attrs)[0]
+
+    def ops(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
+        """One operator and all its results.
+
+        Raises NoRule where the operator does not take these dtypes, PrototypeError where the rule
+        is wrong about the operator.
+        """
+        prototype = self.dialect.prototypes.get(kind)
+        if prototype is None:
+            raise PrototypeError(kind, f"{self.dialect.name} has no such operator")
+        named = {
+            port.name: value
+            for port, value in zip(prototype.inputs, operands, strict=False)
+            if value is not None
+        }
+        attrs = {k: list(v) if isinstance(v, (tuple, list)) else v for k, v in attrs.items()}
+        self._check_dtypes(prototype, named)
+        check_call(prototype, {k: _dtypes(v) for k, v in named.items()}, attrs, str(self.origin))
+        node = Node(self._name(kind), kind, named, attrs, self.origin)
+        node.outputs += [Value(node, k, f) for k, f in enumerate(self.infer(node))]
+        self.nodes.append(node)
+        return node.outputs
+
+    def _check_dtypes(self, prototype: Prototype, named: Mapping[str, Operand]) -> None:
+        for port in prototype.inputs:
+            operand = named.get(port.name, ())
+            for value in [operand] if isinstance(operand, Value) else operand:
+                if value.dtype not in port.dtypes:
+                    name = str(value.dtype).removeprefix("torch.")
+                    raise NoRule(f"{prototype.kind} does not take {name}")
+
+    def infer(self, node: Node) -> list[torch.Tensor]:
+        """The results of an operator on the fake tensors of its inputs."""
+        prototype = self.dialect.prototypes[node.kind]
+        meaning = self.dialect.semantics[node.kind]
+        arguments: list[Any] = []
+        for port in prototype.inputs:
+            operand = node.inputs.get(port.name)
+            if operand is None:
+                arguments.append(None)
+            elif not isinstance(operand, Value):
+                arguments.append([v.fake for v in operand])
+            elif port.name in meaning.host:
+                arguments.append(_host_value(operand, node))
+            else:
+                arguments.append(operand.fake)
+        with self.inferring():
+            result = meaning.function(*arguments, **node.attrs)
+            results = result if isinstance(result, (tuple, list)) else [result]
+            return [r.contiguous() for r in results]
+
+    @contextlib.contextmanager
+    def inferring(self) -> Iterator[None]:
+        """Work on fake tensors, adding no guards to the user's program."""
+        env = self.fake_mode.shape_env
+        with self.fake_mode, torch.no_grad():
+            with env.suppress_guards() if isinstance(env, ShapeEnv) else contextlib.nullcontext():
+                yield
+
+    def _leaf(self, kind: str, fake: torch.Tensor, known: Any, **attrs: Any) -> Value:
+        node = Node(self._name(kind), kind, {}, attrs, None)
+        node.outputs.append(Value(node, 0, fake, known))
+        self.nodes.append(node)
+        return node.outputs[0]
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind.lower()}_{self._count}"
+
+    def fake(self, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+        """A row-major fake tensor."""
+        with self.inferring():
+            return torch.empty(tuple(shape), dtype=dtype)
+
+    # ---- leaves ---------------------------------------------------------------------------------
+
+    def const(self, content: Any, dtype: torch.dtype) -> Value:
+        """A constant: a number, or a flat list of numbers."""
+        shape = () if isinstance(content, (bool, int, float)) else (len(content),)
+        numbers = (content,) if shape == () else tuple(content)
+        key = (dtype, shape, tuple((type(n), str(n)) for n in numbers))
+        if key not in self._constants:
+            known = numbers if all(isinstance(n, int) for n in numbers) else None
+            self._constants[key] = self._leaf(
+                "const", self.fake(shape, dtype), known, numbers=numbers
+            )
+        return self._constants[key]
+
+    def ints(self, sizes: Sequence[Any], dtype: torch.dtype = torch.int64) -> Value:
+        """A vector of integers, some of which may be symbolic: the host computes those."""
+        if all(isinstance(size, int) for size in sizes):
+            return self.const([int(size) for size in sizes], dtype)
+        key = ("sizes", dtype, tuple(_expression(size) for size in sizes))
+        if key not in self._constants:
+            fake = self.fake((len(sizes),), dtype)
+            self._constants[key] = self._leaf("sizes", fake, tuple(sizes), sizes=tuple(sizes))
+        return self._constants[key]
+
+    def number(self, value: Any, dtype: torch.dtype) -> Value:
+        """A 0-dim value: a number, or a symbolic number that the host computes."""
+        if isinstance(value, (bool, int, float)):
+            if not dtype.is_floating_point and dtype != torch.bool:
+                value = int(value)
+            return self.const(float(value) if dtype.is_floating_point else value, dtype)
+        key = ("sizes", dtype, _expression(value))
+        if key not in self._constants:
+            known = (value,) if isinstance(value, torch.SymInt) else None
+            self._constants[key] = self._leaf("sizes", self.fake((), dtype), known, sizes=value)
+        return self._constants[key]
+
+    def seed(self) -> Value:
+        """A random number that the host draws anew for every run: uint64, shape (1,)."""
+        return self._leaf("seed", self.fake((1,), torch.uint64), None)
+
+    def input(self, slot: Slot, order: Sequence[int]) -> Value:
+        """A tensor from outside, its dimensions in `order` (row-major that way)."""
+        fake = slot.fake
+        shape = [fake.shape[d] for d in order]
+        bound = Bound(slot, tuple(order))
+        return self._leaf("input", self.fake(shape, fake.dtype), None, bound=bound)
+
+    # ---- questions about sizes ------------------------------------------------------------------
+
+    def same(self, left: Any, right: Any) -> bool:
+        """Two sizes that are equal whatever the symbols are; adds no guard."""
+        return isinstance(left, int) and left == right or statically_known_true(left == right)
+
+    def same_shape(self, left: Sequence[Any], right: Sequence[Any]) -> bool:
+        return len(left) == len(right) and all(
+            self.same(a, b) for a, b in zip(left, right, strict=True)
+        )
+
+
+def _dtypes(operand: Operand) -> Any:
+    return operand.dtype if isinstance(operand, Value) else [v.dtype for v in operand]
+
+
+def _host_value(value: Value, node: Node) -> Any:
+    if value.known is None:
+        raise NoRule(f"{node.kind} needs sizes that are known before the run")
+    return value.known[0] if value.ndim == 0 else list(value.known)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if hasattr(size, "node") else (type(size), size)

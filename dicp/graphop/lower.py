@@ -1,0 +1,343 @@
+"""From an FX graph to a pool of graph operators with eager calls between, then to a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.errors import InferenceMismatchError, UnsupportedOperatorError
+from dicp.graphop.builder import Builder, NoRule
+from dicp.graphop.program import (
+    EagerCall,
+    Item,
+    Origin,
+    Restride,
+    Result,
+    Slot,
+    Value,
+    View,
+)
+from dicp.graphop.rules import RuleTable
+from dicp.graphop.strides import dense_order, inverse
+from dicp.target import Decision, LowerContext, NodeReport
+from dicp.torch_private import OpOverload
+
+
+@dataclass(eq=False)
+class Entry:
+    """One tensor of the FX graph: as a tensor in memory, as a value of a graph, or both."""
+
+    fake: torch.Tensor
+    slot: Slot | None = None
+    value: Value | None = None
+    base: Entry | None = None
+    """What it is a view of."""
+
+
+class Lowering:
+    """Walks one FX graph. Afterwards `items` is the pool and `outputs` what the graph returns."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        context: LowerContext,
+        builder: Builder,
+        rules: RuleTable,
+        decide: Callable[[fx.Node], Decision],
+    ) -> None:
+        self.gm = gm
+        self.context = context
+        self.builder = builder
+        self.rules = rules
+        self.decide = decide
+        self.env: dict[fx.Node, Any] = {}
+        self.items: list[Item] = builder.nodes
+        self.inputs: list[Slot | None] = []
+        self.symbols: dict[str, list[int]] = {}
+        self.constants: dict[Slot, torch.Tensor] = {}
+        self.outputs: list[Any] = []
+        self.reports: list[NodeReport] = []
+        self._count = 0
+
+    def run(self) -> Lowering:
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op == "output":
+                self._output(node)
+            else:
+                self.env[node] = self._call_node(node)
+        return self
+
+    # ---- leaves ---------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        position = len(self.inputs)
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            self.inputs.append(None)
+            if isinstance(val, torch.SymInt):
+                self._bind_symbol(val, [position])
+            return val
+        slot = Slot(f"in{position}", val)
+        self.inputs.append(slot)
+        for axis, size in enumerate(val.shape):
+            self._bind_symbol(size, [position, axis])
+        return Entry(val, slot)
+
+    def _bind_symbol(self, size: Any, place: list[int]) -> None:
+        expression = size.node.expr if isinstance(size, torch.SymInt) else None
+        if expression is not None and expression.is_Symbol:
+            self.symbols.setdefault(str(expression), place)
+
+    def _attribute(self, node: fx.Node) -> Any:
+        target: Any = self.gm
+        for part in str(node.target).split("."):
+            target = getattr(target, part)
+        if not isinstance(target, torch.Tensor):
+            return target
+        slot = Slot(f"constant{len(self.constants)}", node.meta.get("val", target))
+        self.constants[slot] = target
+        return Entry(slot.fake, slot)
+
+    # ---- calls ----------------------------------------------------------------------------------
+
+    def _call_node(self, node: fx.Node) -> Any:
+        val = node.meta.get("val")
+        if _is_getitem(node):
+            source = self._map(node.args[0])
+            return source[node.args[1]] if isinstance(source, (list, tuple)) else source
+        if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+            if not isinstance(node.target, OpOverload) or _only_sizes(node):
+                return val
+        self.builder.origin = origin_of(node)
+        decision = self._decision(node)
+        result: Any = None
+        if decision.kind not in ("eager", "library"):
+            try:
+                result = self._convert(node, val)
+            except NoRule as reason:  # what the rule has made by then is not read, and dropped
+                decision = Decision("eager", str(reason))
+        if decision.kind == "eager":
+            self._refuse_if_forbidden(node, decision.reason)
+        if decision.kind in ("eager", "library"):
+            result = self._eager(node, val)
+        self._report(node, decision)
+        return result
+
+    def _decision(self, node: fx.Node) -> Decision:
+        if node.target is torch.ops.aten.copy_.default:
+            return Decision("library", "a result is written over an input after its graph")
+        return self.decide(node)
+
+    def _convert(self, node: fx.Node, val: Any) -> Any:
+        rule = self.rules.get(node.target)
+        assert rule is not None, node.target
+        self.builder.meta = val
+        self.builder.is_read = lambda index: _is_read(node, index)
+        args = self._map(node.args, self.value)
+        kwargs = self._map(dict(node.kwargs), self.value)
+        result = rule(self.builder, *args, **kwargs)
+        if not isinstance(val, (tuple, list)):
+            entry = self._checked(node, result, val)
+            entry.base = self._base(node)
+            return entry
+        assert isinstance(result, (tuple, list)), f"{node.target} has several results"
+        base = self._base(node)
+        entries: list[Entry | None] = []
+        for index, (one, fake) in enumerate(zip(result, val, strict=True)):
+            if one is None and isinstance(fake, torch.Tensor) and _is_read(node, index):
+                raise NoRule(f"result {index} has no graph operator")
+            if one is None or fake is None:
+                entries.append(None)
+                continue
+            entry = self._checked(node, one, fake)
+            entry.base = base
+            entries.append(entry)
+        return entries
+
+    def _checked(self, node: fx.Node, value: Value, fake: torch.Tensor) -> Entry:
+        """`value` for the FX tensor `fake`; raises InferenceMismatchError if they differ."""
+        described = f"{node.name} ({node.target}) at {user_line(node)}"
+        if value.dtype != fake.dtype:
+            raise InferenceMismatchError(described, "dtype", fake.dtype, value.dtype)
+        if value.ndim != fake.dim() or not all(
+            _may_be_same(self.builder, a, b) for a, b in zip(value.shape, fake.shape, strict=True)
+        ):
+            raise InferenceMismatchError(described, "shape", tuple(fake.shape), value.shape)
+        return Entry(fake, value=value)
+
+    def _base(self, node: fx.Node) -> Entry | None:
+        """The entry whose memory this node's result shows, if it is a view."""
+        if not _is_view(node.target) or not isinstance(node.args[0], fx.Node):
+            return None
+        source, val = self.env.get(node.args[0]), node.meta.get("val")
+        same = isinstance(val, (list, tuple)) or val.dtype == getattr(source, "fake", val).dtype
+        return source if isinstance(source, Entry) and same else None
+
+    def _eager(self, node: fx.Node, val: Any) -> Any:
+        origin = origin_of(node)
+        reads: list[Slot] = []
+
+        def slot_of(entry: Entry) -> Slot:
+            slot = self.slot(entry)
+            reads.append(slot)
+            return slot
+
+        args = self._map(tuple(node.args), slot_of)
+        kwargs = self._map(dict(node.kwargs), slot_of)
+        outs: list[Slot] = []
+
+        def receive(fake: Any) -> Any:
+            if isinstance(fake, (tuple, list)):
+                return [receive(f) for f in fake]
+            slot = Slot(self._slot_name(), fake)
+            outs.append(slot)
+            return Entry(fake, slot) if isinstance(fake, torch.Tensor) else None
+
+        result = receive(val)
+        schema = getattr(node.target, "_schema", None)
+        # a call that gives nothing is made for what it does: an assertion, say
+        mutates = schema is None or schema.is_mutable or val is None
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        self.items.append(
+            EagerCall(node.target, args, kwargs, outs, origin, reads, mutates, random)
+        )
+        return result
+
+    def _map(self, value: Any, leaf: Callable[[Entry], Any] | None = None) -> Any:
+        if isinstance(value, fx.Node):
+            value = self.env[value]
+        if isinstance(value, Entry):
+            return leaf(value) if leaf else value
+        if isinstance(value, (list, tuple)):
+            items = [self._map(v, leaf) for v in value]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, dict):
+            return {k: self._map(v, leaf) for k, v in value.items()}
+        return value
+
+    # ---- tensors and values ---------------------------------------------------------------------
+
+    def _slot_name(self) -> str:
+        self._count += 1
+        return f"t{self._count}"
+
+    def value(self, entry: Entry) -> Value:
+        """The tensor as a value of a graph."""
+        if entry.value is None:
+            assert entry.slot is not None
+            if entry.fake.layout != torch.strided:
+                raise NoRule(f"{entry.fake.layout} tensor")
+            order = dense_order(self.builder, entry.fake) or tuple(range(entry.fake.dim()))
+            leaf = self.builder.input(entry.slot, order)
+            entry.value = self.builder.transpose(leaf, inverse(order))
+        return entry.value
+
+    def slot(self, entry: Entry) -> Slot:
+        """The tensor in memory, with the strides the FX graph gives it."""
+        if entry.slot is not None:
+            return entry.slot
+        base = entry.base
+        while base is not None and base.slot is None and base.base is not None:
+            base = base.base
+        slot = Slot(self._slot_name(), entry.fake)
+        if base is not None and base.slot is not None:
+            self.items.append(View(slot, base.slot))
+        else:
+            self._leave(entry, slot)
+        entry.slot = slot
+        return slot
+
+    def _leave(self, entry: Entry, slot: Slot) -> None:
+        value = entry.value
+        assert value is not None
+        order = dense_order(self.builder, entry.fake)
+        if order is None:
+            inner = Slot(self._slot_name(), value.fake)
+            self.items += [Result(value, inner, tuple(range(value.ndim))), Restride(slot, inner)]
+            return
+        self.builder.origin = value.node.origin
+        value = self.builder.transpose(value, order)
+        self.items.append(Result(value, slot, order))
+
+    def _output(self, node: fx.Node) -> None:
+        for item in node.args[0]:  # type: ignore[union-attr]
+            value = self._map(item)
+            self.outputs.append(self.slot(value) if isinstance(value, Entry) else value)
+
+    # ---- reports --------------------------------------------------------------------------------
+
+    def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
+        if self.context.config.fallback != "error":
+            return
+        vals = [a.meta.get("val") for a in node.all_input_nodes]
+        tensors = [v for v in vals if isinstance(v, torch.Tensor)]
+        raise UnsupportedOperatorError(
+            op=str(node.target),
+            dtypes=[str(t.dtype) for t in tensors],
+            shapes=[tuple(t.shape) for t in tensors],
+            target=self.context.target,
+            user_line=user_line(node),
+            reason=reason,
+        )
+
+    def _report(self, node: fx.Node, decision: Decision) -> None:
+        self.reports.append(
+            NodeReport(node.name, str(node.target), decision.kind, decision.reason, user_line(node))
+        )
+
+
+def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:
+    """Equal, or equal for the sizes the graph was traced with where nothing else is known."""
+    if builder.same(left, right):
+        return True
+    symbolic = isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt)
+    return symbolic and _hint(left) == _hint(right)
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _is_getitem(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _only_sizes(node: fx.Node) -> bool:
+    return str(node.target).startswith("aten.sym_")
+
+
+def _is_read(node: fx.Node, index: int) -> bool:
+    """Whether somebody takes result `index` of a call with several results."""
+    return any(not _is_getitem(user) or user.args[1] == index for user in node.users)
+
+
+def _is_view(op: Any) -> bool:
+    if not isinstance(op, OpOverload):
+        return False
+    if op is torch.ops.aten._unsafe_view.default:
+        return True
+    returns = op._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def origin_of(node: fx.Node) -> Origin:
+    return Origin(node.name, str(node.target), user_line(node))
+
+
+def user_line(node: fx.Node) -> str:
+    """`file:line` of the innermost frame of the user's stack that the node came from."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    parts = frames[-1].split('"')
+    number = frames[-1].partition(", line ")[2].partition(",")[0]
+    return f"{parts[1]}:{number}" if len(parts) > 1 else ""

@@ -1,0 +1,219 @@
+"""A graph-operator program: operators on typed values, tensors that cross into eager calls, steps.
+
+Everything of one FX graph is built into one pool of nodes; `partition` then cuts the pool into
+graphs for the vendor's compiler with eager calls between them.
+
+Node kinds: "input" (a tensor of the caller's or of an eager call), "sizes" (integers the host
+computes from the symbolic sizes of this run), "seed" (a random number drawn by the host), "const",
+"call" (eager ATen), "view" (of a tensor), and the names of the vendor's operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dicp.target import KernelReport, NodeReport
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
+
+    node: str
+    op: str
+    user_line: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A real tensor at run time: an input, a constant, or what a step leaves for later steps.
+
+    `fake` has its dtype, (symbolic) sizes and strides.
+    """
+
+    name: str
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One result of a graph operator. `fake` holds dtype and (symbolic) sizes; row-major.
+
+    `known` are the contents, where they are known before the run: integers or symbolic integers.
+    """
+
+    node: Node
+    index: int
+    fake: torch.Tensor
+    known: tuple[Any, ...] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fake.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(self.fake.shape)
+
+    @property
+    def ndim(self) -> int:
+        return self.fake.dim()
+
+
+Operand = Value | tuple[Value, ...]
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator call. `slots` are the tensors a call or an input reads; `order` the dimensions
+    of the slot from the largest stride to the smallest, for an input."""
+
+    name: str
+    kind: str
+    inputs: Mapping[str, Operand] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
+    outputs: list[Value] = field(default_factory=list)
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Memory format of each output that is not plain, by number."""
+
+    def operands(self) -> list[Value]:
+        """All values read, in port order."""
+        found: list[Value] = []
+        for operand in self.inputs.values():
+            found += [operand] if isinstance(operand, Value) else operand
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """How a slot enters a graph: its dimensions reordered so that it is row-major."""
+
+    slot: Slot
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """How a value leaves a graph: written row-major, shown as `slot` with dimensions reordered."""
+
+    value: Value
+    slot: Slot
+    order: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class EagerCall:
+    """An ATen call between graphs. Its arguments are as in the FX graph, with slots for tensors."""
+
+    op: Any
+    args: Any
+    kwargs: Mapping[str, Any]
+    outs: list[Slot]
+    origin: Origin
+    reads: list[Slot] = field(default_factory=list)
+    mutates: bool = False
+    random: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """`slot` shows memory of `source`, as its fake tensor says."""
+
+    slot: Slot
+    source: Slot
+
+
+@dataclass(frozen=True, eq=False)
+class Restride:
+    """`slot` is a copy of `source` with strides that no row-major result can have."""
+
+    slot: Slot
+    source: Slot
+
+
+Item = Node | Result | EagerCall | View | Restride
+"""What the pool holds, in an order in which it could be run."""
+
+
+@dataclass(eq=False)
+class Graph:
+    """One graph for the vendor's compiler. Nodes are in order of computation."""
+
+    name: str
+    nodes: list[Node]
+    results: list[Result]
+
+    @property
+    def inputs(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind in ("input", "sizes", "seed")]
+
+    @property
+    def operators(self) -> list[Node]:
+        return [n for n in self.nodes if n.kind not in ("input", "sizes", "seed", "const")]
+
+    def text(self) -> str:
+        lines = [_describe(node) for node in self.nodes]
+        lines += [f"return {r.value.node.name}:{r.value.index}" for r in self.results]
+        return "\n".join(lines)
+
+
+def _describe(node: Node) -> str:
+    def show(operand: Operand) -> str:
+        if isinstance(operand, Value):
+            return operand.node.name + (f":{operand.index}" if operand.index else "")
+        return "[" + ", ".join(map(show, operand)) + "]"
+
+    parts = [f"{port}={show(value)}" for port, value in node.inputs.items()]
+    parts += [f"{name}={_short(value)}" for name, value in node.attrs.items()]
+    types = ", ".join(
+        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}"
+        + (f" {node.formats[str(v.index)]}" if str(v.index) in node.formats else "")
+        for v in node.outputs
+    )
+    origin = f"  # {node.origin}" if node.origin else ""
+    return f"{node.name}: {types} = {node.kind}({', '.join(parts)}){origin}"
+
+
+def _short(value: Any) -> str:
+    text = str(value.slot.name) if isinstance(value, Bound) else str(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+@dataclass
+class GraphProgram:
+    """Graphs and the steps that run them. `plain` is the JSON form of everything but the graphs'
+    own text, which `render` writes; `objects` has what has no such form."""
+
+    plain: dict[str, Any]
+    graphs: list[Graph]
+    nodes: Sequence[NodeReport] = ()
+    objects: list[Any] = field(default_factory=list)
+    retry: Callable[[frozenset[str]], GraphProgram] | None = None
+    """The same program with some nodes of the FX graph, by name, left to eager."""
+
+    def text(self) -> str:
+        lines = [str(step) for step in self.plain["steps"]]
+        for graph in self.graphs:
+            lines += ["", graph.name, graph.text()]
+        return "\n".join(lines) + "\n"
+
+    def kernels(self) -> Sequence[KernelReport]:
+        return [
+            KernelReport(
+                graph.name,
+                tuple(dict.fromkeys(str(n.origin) for n in graph.operators if n.origin)),
+                graph.text,
+            )
+            for graph in self.graphs
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return self.plain

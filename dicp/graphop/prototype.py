@@ -1,0 +1,178 @@
+"""What a vendor says of its graph operators: names, ports, attributes and the types they take.
+
+A table is text, one operator a line, so that it can be read beside the vendor's manual:
+
+    ReduceSum: x:number axes:index -> y:=x | keep_dims:Bool=false
+
+A port is `name:types`, `name:=other` (the same dtype as another port), `name?` (optional) or
+`name*` (any number of tensors). An attribute without a default must be given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dicp.errors import PrototypeError
+
+AttrType = Literal["Int", "Float", "Bool", "String", "ListInt", "ListFloat", "ListBool", "Type",
+                   "Tensor"]  # fmt: skip
+ATTR_TYPES: tuple[str, ...] = ("Int", "Float", "Bool", "String", "ListInt", "ListFloat", "ListBool",
+                               "Type", "Tensor")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output: whether it may be left out or repeated, and the dtypes it takes."""
+
+    name: str
+    arity: Literal["one", "optional", "many"]
+    dtypes: frozenset[torch.dtype]
+    same_as: str = ""
+
+
+@dataclass(frozen=True)
+class AttrSpec:
+    """One attribute; `default` is the vendor's text, None for one that must be given."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One operator of the vendor's graph language."""
+
+    kind: str
+    group: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attrs: tuple[AttrSpec, ...]
+
+    def input(self, name: str) -> Port | None:
+        return next((port for port in self.inputs if port.name == name), None)
+
+    def attr(self, name: str) -> AttrSpec | None:
+        return next((attr for attr in self.attrs if attr.name == name), None)
+
+
+DtypeClasses = Mapping[str, frozenset[torch.dtype]]
+
+
+def parse_prototypes(group: str, text: str, classes: DtypeClasses) -> dict[str, Prototype]:
+    """The operators of one table; `group` is where the vendor declares them (a header, say)."""
+    rows = [line.strip() for line in text.splitlines()]
+    found = [_parse_row(group, row, classes) for row in rows if row and not row.startswith("#")]
+    return {prototype.kind: prototype for prototype in found}
+
+
+def _parse_row(group: str, row: str, classes: DtypeClasses) -> Prototype:
+    kind, _, rest = row.partition(":")
+    ports, _, attrs = rest.partition("|")
+    inputs, arrow, outputs = ports.partition("->")
+    assert arrow, row
+    return Prototype(
+        kind.strip(),
+        group,
+        tuple(_parse_port(word, classes) for word in inputs.split()),
+        tuple(_parse_port(word, classes) for word in outputs.split()),
+        tuple(_parse_attr(word) for word in attrs.split()),
+    )
+
+
+def _parse_port(word: str, classes: DtypeClasses) -> Port:
+    name, _, types = word.partition(":")
+    arity: Literal["one", "optional", "many"] = "one"
+    if name.endswith("?"):
+        name, arity = name[:-1], "optional"
+    elif name.endswith("*"):
+        name, arity = name[:-1], "many"
+    if types.startswith("="):
+        return Port(name, arity, classes["any"], types[1:])
+    return Port(name, arity, classes[types or "any"])
+
+
+def _parse_attr(word: str) -> AttrSpec:
+    found = re.fullmatch(r"(\w+):(\w+)(?:=(.*))?", word)
+    assert found is not None and found[2] in ATTR_TYPES, word
+    return AttrSpec(found[1], found[2], found[3])
+
+
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "Int": (int, torch.dtype),
+    "Float": (float, int),
+    "Bool": (bool,),
+    "String": (str,),
+    "Type": (torch.dtype,),
+}
+
+
+def attr_fits(spec: AttrSpec, value: Any) -> bool:
+    """Whether `value` is of the attribute's type (an Int may be given as a dtype, its number)."""
+    if spec.type == "Tensor":
+        return isinstance(value, Mapping)
+    if spec.type.startswith("List"):
+        single = AttrSpec(spec.name, spec.type.removeprefix("List"), None)
+        return isinstance(value, (list, tuple)) and all(attr_fits(single, v) for v in value)
+    if isinstance(value, bool) and spec.type != "Bool":
+        return False
+    return isinstance(value, _PYTHON_TYPES[spec.type])
+
+
+Dtypes = Mapping[str, torch.dtype | Sequence[torch.dtype]]
+
+
+def check_call(
+    prototype: Prototype, inputs: Dtypes, attrs: Mapping[str, Any], where: str = ""
+) -> None:
+    """Raise PrototypeError unless `inputs` (dtypes by port) and `attrs` are as declared."""
+    kind = prototype.kind
+    for name in inputs:
+        if prototype.input(name) is None:
+            known = [port.name for port in prototype.inputs]
+            raise PrototypeError(kind, f"it has no input {name!r} but {known}", where)
+    for port in prototype.inputs:
+        if port.name not in inputs:
+            if port.arity == "one":
+                raise PrototypeError(kind, f"input {port.name!r} is missing", where)
+            continue
+        _check_dtypes(prototype, port, inputs, where)
+    for name, value in attrs.items():
+        spec = prototype.attr(name)
+        if spec is None:
+            known = [attr.name for attr in prototype.attrs]
+            raise PrototypeError(kind, f"it has no attribute {name!r} but {known}", where)
+        if not attr_fits(spec, value):
+            raise PrototypeError(kind, f"attribute {name!r} is {value!r}, not {spec.type}", where)
+    for spec in prototype.attrs:
+        if spec.default is None and spec.name not in attrs:
+            raise PrototypeError(kind, f"attribute {spec.name!r} is missing", where)
+
+
+def _check_dtypes(prototype: Prototype, port: Port, inputs: Dtypes, where: str) -> None:
+    given = inputs[port.name]
+    listed = [given] if isinstance(given, torch.dtype) else list(given)
+    if (port.arity == "many") == isinstance(given, torch.dtype):
+        number = "one tensor" if port.arity != "many" else "a list of tensors"
+        raise PrototypeError(prototype.kind, f"input {port.name!r} takes {number}", where)
+    for dtype in listed:
+        if dtype not in port.dtypes:
+            raise PrototypeError(
+                prototype.kind, f"input {port.name!r} does not take {_name(dtype)}", where
+            )
+        other = inputs.get(port.same_as)
+        if isinstance(other, torch.dtype) and dtype != other:
+            raise PrototypeError(
+                prototype.kind,
+                f"input {port.name!r} is {_name(dtype)}, but {port.same_as!r} is {_name(other)}",
+                where,
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""Rewriting a pool: one walk in order, each operator kept or replaced by new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dicp.graphop.builder import Builder
+from dicp.graphop.program import Item, Node, Operand, Result, Value
+
+Rewrite = Callable[[Builder, Node], Sequence[Value] | Mapping[Value, Value] | None]
+"""What stands for a node's results, or for any values from here on; None to keep the node."""
+
+
+def rewritten(
+    builder: Builder, items: Sequence[Item], rewrites: Mapping[str, Rewrite]
+) -> list[Item]:
+    """`items` with the rewrites applied by operator; new nodes stand where the old ones stood."""
+    renamed: dict[Value, Value] = {}
+    builder.nodes = []
+    for item in items:
+        if isinstance(item, Node):
+            _visit(builder, item, rewrites, renamed)
+        elif isinstance(item, Result):
+            value = renamed.get(item.value, item.value)
+            builder.nodes.append(Result(value, item.slot, item.order))
+        else:
+            builder.nodes.append(item)
+    return builder.nodes
+
+
+def _visit(
+    builder: Builder, node: Node, rewrites: Mapping[str, Rewrite], renamed: dict[Value, Value]
+) -> None:
+    def current(operand: Operand) -> Operand:
+        if isinstance(operand, Value):
+            return renamed.get(operand, operand)
+        return tuple(renamed.get(value, value) for value in operand)
+
+    node.inputs = {port: current(operand) for port, operand in node.inputs.items()}
+    rewrite = rewrites.get(node.kind)
+    builder.origin = node.origin
+    new = rewrite(builder, node) if rewrite else None
+    if new is None:
+        builder.nodes.append(node)
+        return
+    if not isinstance(new, Mapping):
+        new = dict(zip(node.outputs, new, strict=True))
+    renamed.update(new)
+    for old, value in renamed.items():  # an earlier renaming may lead to what is renamed now
+        renamed[old] = new.get(value, value)

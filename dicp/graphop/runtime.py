@@ -1,0 +1,265 @@
+"""Running a graph-operator program: bind sizes, launch graphs, call eager operators, show views.
+
+For each set of sizes the numbers in the program are computed once and kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dicp.errors import InputMismatchError
+from dicp.graphop.assemble import decode
+from dicp.graphop.strides import inverse
+from dicp.plain import decode_constant, evaluate, evaluate_size, resolve_operator
+from dicp.torch_private import disable_current_modes, profiling
+
+MAX_PLANS = 64
+
+Launch = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Runs a built graph on row-major inputs, into row-major outputs."""
+
+Env = list[Any]
+Step = Callable[[Env], None]
+
+
+class GraphExecutable:
+    """A loaded program: called with a list of inputs, returns a list of outputs."""
+
+    def __init__(
+        self, program: Mapping[str, Any], launch: Launch, objects: Sequence[Any] = ()
+    ) -> None:
+        self.program = program
+        self.launch = launch
+        self.objects = objects
+        with disable_current_modes():  # loading happens while the framework traces
+            self.constants = {
+                int(slot): objects[c["object"]] if "object" in c else decode_constant(c)
+                for slot, c in program["constants"].items()
+            }
+        self._names = list(program["symbols"])
+        self._sources = list(program["symbols"].values())
+        self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        key = tuple(
+            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = _Plan(self, dict(zip(self._names, key, strict=True)))
+            plan.check(inputs)
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return plan.run(inputs)
+
+
+class _Plan:
+    """A program for one set of sizes."""
+
+    def __init__(self, executable: GraphExecutable, symbols: dict[str, int]) -> None:
+        self.executable = executable
+        self.symbols = symbols
+        program = executable.program
+        self.slots: list[dict[str, Any]] = program["slots"]
+        self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
+        self.outputs = [self._argument(output) for output in program["outputs"]]
+        dying = self._last_uses(program)
+        self.steps = [
+            (self._step(step), dying.get(k, [])) for k, step in enumerate(program["steps"])
+        ]
+
+    def size(self, size: Any) -> int:
+        return evaluate_size(size, self.symbols)
+
+    def _shape(self, slot: int, field: str = "shape") -> tuple[int, ...]:
+        return tuple(self.size(s) for s in self.slots[slot][field])
+
+    def _last_uses(self, program: Mapping[str, Any]) -> dict[int, list[int]]:
+        last: dict[int, int] = {}
+        for k, step in enumerate(program["steps"]):
+            for slot in _slots_of(step):
+                last[slot] = k
+        kept = set(_slots_of(program["outputs"])) | set(self.executable.constants)
+        dying: dict[int, list[int]] = {}
+        for slot, k in last.items():
+            if slot not in kept:
+                dying.setdefault(k, []).append(slot)
+        return dying
+
+    # ---- once per set of sizes ------------------------------------------------------------------
+
+    def _step(self, step: Mapping[str, Any]) -> Step:
+        if "graph" in step:
+            return self._graph(step)
+        if "call" in step:
+            return self._call(step)
+        if "restride" in step:
+            return self._restride(step["restride"], step["into"])
+        return self._view(step)
+
+    def _graph(self, step: Mapping[str, Any]) -> Step:
+        getters = [self._graph_input(plain) for plain in step["inputs"]]
+        results = [
+            (
+                r["slot"],
+                tuple(self.size(s) for s in r["shape"]),
+                getattr(torch, r["dtype"]),
+                None if r["order"] == sorted(r["order"]) else inverse(r["order"]),
+            )
+            for r in step["results"]
+        ]
+        launch, name = self.executable.launch, step["graph"]
+
+        def run(env: Env) -> None:
+            inputs = [get(env) for get in getters]
+            device = inputs[0].device if inputs else torch.device("cpu")
+            outputs = [torch.empty(s, dtype=d, device=device) for _, s, d, _ in results]
+            launch(name, inputs, outputs)
+            for (slot, _, _, order), tensor in zip(results, outputs, strict=True):
+                env[slot] = tensor if order is None else tensor.permute(order)
+
+        def profiled(env: Env) -> None:
+            if not profiling():
+                return run(env)
+            with torch.profiler.record_function(f"dicp::{name}"):
+                run(env)
+
+        return profiled
+
+    def _graph_input(self, plain: Mapping[str, Any]) -> Callable[[Env], torch.Tensor]:
+        if "seed" in plain:
+            return lambda env: torch.randint(0, 2**62, (1,)).view(torch.uint64)
+        if "sizes" in plain:
+            sizes = plain["sizes"]
+            numbers: Any = (
+                [evaluate(s, self.symbols) for s in sizes]
+                if isinstance(sizes, list)
+                else evaluate(sizes, self.symbols)
+            )
+            with disable_current_modes():
+                tensor = torch.tensor(numbers, dtype=getattr(torch, plain["dtype"]))
+            return lambda env: tensor
+        slot, order = plain["slot"], plain["order"]
+        if order == sorted(order):
+            return lambda env: env[slot].contiguous()
+        return lambda env: env[slot].permute(order).contiguous()
+
+    def _call(self, step: Mapping[str, Any]) -> Step:
+        name = step["call"]
+        objects = self.executable.objects
+        op = objects[name["object"]] if isinstance(name, Mapping) else resolve_operator(name)
+        args = self._argument(step["args"])
+        kwargs = {k: self._argument(v) for k, v in step["kwargs"].items()}
+        outs = step["outs"]
+
+        def call(env: Env) -> None:
+            result = op(*args(env), **{k: v(env) for k, v in kwargs.items()})
+            for slot, value in zip(outs, _flat(result), strict=False):
+                env[slot] = self._received(slot, value)
+
+        return call
+
+    def _received(self, slot: int, value: Any) -> Any:
+        """What an eager call gave, with the strides that later steps were compiled for."""
+        row = self.slots[slot]
+        if not isinstance(value, torch.Tensor) or "strides" not in row:
+            return value
+        if value.layout != torch.strided or not value.numel():
+            return value
+        strides = self._shape(slot, "strides")
+        if value.stride() == strides or tuple(value.shape) != self._shape(slot):
+            return value
+        return restrided(value, value.shape, strides)
+
+    def _restride(self, source: int, into: int) -> Step:
+        shape, strides = self._shape(into), self._shape(into, "strides")
+
+        def restride(env: Env) -> None:
+            env[into] = restrided(env[source], shape, strides)
+
+        return restride
+
+    def _view(self, step: Mapping[str, Any]) -> Step:
+        source, into = step["view"], step["into"]
+        shape, strides = self._shape(into), self._shape(into, "strides")
+        offset = self.size(step["offset"])
+
+        def view(env: Env) -> None:
+            tensor = env[source]
+            env[into] = tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+        return view
+
+    def _argument(self, plain: Any) -> Callable[[Env], Any]:
+        objects = self.executable.objects
+
+        def get(env: Env) -> Any:
+            return decode(
+                plain, lambda slot: env[slot], lambda t: evaluate(t, self.symbols), objects
+            )
+
+        return get
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Whether the inputs are what the graph was compiled for."""
+        for position, slot in self.inputs:
+            tensor, row = inputs[position], self.slots[slot]
+            if tensor is None or "strides" not in row or tensor.layout != torch.strided:
+                continue
+            dtype = getattr(torch, row["dtype"])
+            if tuple(tensor.shape) != self._shape(slot) or tensor.dtype != dtype:
+                raise InputMismatchError(
+                    position,
+                    f"{dtype}{list(self._shape(slot))}",
+                    f"{tensor.dtype}{list(tensor.shape)}",
+                )
+
+    # ---- every run ------------------------------------------------------------------------------
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        env: Env = [None] * len(self.slots)
+        for slot, tensor in self.executable.constants.items():
+            env[slot] = tensor
+        for position, slot in self.inputs:
+            env[slot] = inputs[position]
+        inputs.clear()
+        for step, dead in self.steps:
+            step(env)
+            for slot in dead:
+                env[slot] = None
+        return [output(env) for output in self.outputs]
+
+
+def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides; where one is 0, all elements are the first one."""
+    sizes = [1 if t == 0 else s for s, t in zip(shape, strides, strict=True)]
+    for dim, (size, whole) in enumerate(zip(sizes, shape, strict=True)):
+        if size != whole and whole:
+            tensor = tensor.narrow(dim, 0, 1)
+    if 0 in shape:
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    copy = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor).expand(shape)
+
+
+def _flat(result: Any) -> list[Any]:
+    """The results of a call, nested tuples taken apart."""
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]
+
+
+def _slots_of(plain: Any) -> list[int]:
+    """Every slot a step reads or writes."""
+    if isinstance(plain, Mapping):
+        own = [plain[k] for k in ("ref", "slot", "view", "into", "restride") if k in plain]
+        inner = [v for k, v in plain.items() if isinstance(v, (Mapping, list))]
+        outs = plain["outs"] if "outs" in plain else []
+        return [*own, *outs, *(s for v in inner for s in _slots_of(v))]
+    if isinstance(plain, list):
+        return [s for item in plain for s in _slots_of(item)]
+    return []

@@ -1,0 +1,221 @@
+"""The C++ that builds a GE graph: one named operator a line, grouped by the ATen call it is for."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.graphop.program import Graph, Node, Operand, Value
+from dicp.graphop.prototype import AttrSpec, Prototype
+from dicp.template import render_template
+from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
+
+FOLDER = Path(__file__).parent
+ENTRY = "dicp_graph"
+LEAF_HEADER = "array_ops.h"
+"""Where Data and Const are declared."""
+
+
+def node_names(graph: Graph) -> dict[Node, str]:
+    """What each node is called in the source, and in GE's messages."""
+    return {node: f"{node.kind.lower()}{k}" for k, node in enumerate(graph.nodes)}
+
+
+def render_graph(graph: Graph) -> str:
+    """The source text of one graph; it does not depend on the graph's name."""
+    inputs = {node: k for k, node in enumerate(graph.inputs)}
+    names = node_names(graph)
+    blocks: list[dict[str, Any]] = []
+    for node in graph.nodes:
+        comment = _one_line(str(node.origin)) if node.origin else ""
+        lines = _lines(node, names, inputs.get(node, -1))
+        if blocks and blocks[-1]["comment"] == comment:
+            blocks[-1]["lines"] += lines
+        else:
+            blocks.append({"comment": comment, "lines": lines})
+    kinds = {node.kind for node in graph.operators}
+    headers = {PROTOTYPES[kind].group for kind in kinds} | {LEAF_HEADER}
+    return render_template(
+        FOLDER / "graph.cpp.jinja",
+        name="graph",
+        operators=len(graph.operators),
+        headers=sorted(headers),
+        constants=any(node.kind == "const" for node in graph.nodes),
+        entry=ENTRY,
+        blocks=blocks,
+        inputs=graph.inputs,
+        ends=[
+            *_call("graph.SetInputs", [names[node] for node in graph.inputs]),
+            *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.results]),
+        ],
+    )  # fmt: skip
+
+
+def _output(value: Value, names: Mapping[Node, str]) -> str:
+    return f"{{{names[value.node]}, {{{value.index}}}}}"
+
+
+def _call(function: str, items: Sequence[str]) -> list[str]:
+    """A call with one braced list, several items a line."""
+    text = textwrap.fill(", ".join(items), 88, break_long_words=False)
+    return f"{function}({{{text}}});".replace("\n", "\n      ").split("\n")
+
+
+def _lines(node: Node, names: Mapping[Node, str], index: int) -> list[str]:
+    name = names[node]
+    if index >= 0:
+        value = node.outputs[0]
+        return [f'auto {name} = Input("{name}", {index}, {_dims(value)}, {_dtype(value.dtype)});']
+    if node.kind == "const":
+        return [_constant(node, name)]
+    return _operator(node, names, PROTOTYPES[node.kind])
+
+
+def _dims(value: Value) -> str:
+    """Sizes as GE has them: -1 for one that is known only when the graph runs."""
+    sizes = [str(s) if isinstance(s, int) else "-1" for s in value.shape]
+    return "{" + ", ".join(sizes) + "}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return f"ge::{DTYPES[dtype][0]}"
+
+
+_STORED = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "uint16_t",
+    torch.bfloat16: "uint16_t", torch.bool: "bool", torch.uint8: "uint8_t", torch.int8: "int8_t",
+    torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
+    torch.uint64: "uint64_t",
+}  # fmt: skip
+
+
+def _constant(node: Node, name: str) -> str:
+    value = node.outputs[0]
+    numbers = [_literal(n, value.dtype) for n in node.attrs["numbers"]]
+    stored = _STORED[value.dtype]
+    listed = ", ".join(numbers) or "0"
+    return (
+        f'auto {name} = Constant<{stored}>("{name}", {_dims(value)}, {_dtype(value.dtype)}, '
+        f"{{{listed}}});"
+    )
+
+
+def _literal(number: Any, dtype: torch.dtype) -> str:
+    """The number with every digit of its type."""
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype in (torch.float16, torch.bfloat16):
+        bits = torch.tensor(number, dtype=torch.float64).to(dtype).view(torch.int16).item()
+        return f"{int(bits) & 0xFFFF:#06x}"
+    if dtype.is_floating_point:
+        return _float(number, "f" if dtype == torch.float32 else "")
+    if dtype == torch.int64 and number == -(2**63):
+        return "INT64_MIN"
+    return f"{int(number)}" + ("u" if dtype == torch.uint64 else "")
+
+
+def _float(number: float, suffix: str) -> str:
+    number = struct.unpack("f", struct.pack("f", number))[0] if suffix and _fits(number) else number
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number) or (suffix and not _fits(number)):
+        return ("-" if number < 0 else "") + f"__builtin_inf{suffix}()"
+    text = f"{number:.9g}" if suffix else repr(float(number))
+    return (text if any(c in text for c in ".e") else f"{text}.0") + suffix
+
+
+def _fits(number: float) -> bool:
+    try:
+        struct.pack("f", number)
+    except OverflowError:
+        return False
+    return True
+
+
+def _operator(node: Node, names: Mapping[Node, str], prototype: Prototype) -> list[str]:
+    name = names[node]
+    chain: list[str] = []
+    for port in prototype.inputs:
+        operand = node.inputs.get(port.name)
+        if operand is not None:
+            chain += _inputs(port.name, operand, names)
+    for port in prototype.outputs:
+        if port.arity == "many":
+            chain.append(f".create_dynamic_output_{port.name}({len(node.outputs)})")
+    for attr, value in node.attrs.items():
+        spec = prototype.attr(attr)
+        assert spec is not None
+        chain.append(f".set_attr_{attr}({_attr(spec, value)})")
+    made = f'op::{node.kind} {name}("{name}");'
+    lines = _wrapped([f"{made} {name}{chain[0]}", *chain[1:]]) if chain else [made]
+    for output in node.outputs:
+        fmt = node.formats.get(str(output.index))
+        if fmt is not None:
+            given = prototype.outputs[output.index].name
+            desc = f"Desc({_dims(output)}, {_dtype(output.dtype)}, ge::FORMAT_{fmt})"
+            lines.append(f"{name}.update_output_desc_{given}({desc});")
+    return lines
+
+
+def _inputs(port: str, operand: Operand, names: Mapping[Node, str]) -> list[str]:
+    if isinstance(operand, Value):
+        output = output_name(operand)
+        if output:
+            return [f'.set_input_{port}_by_name({names[operand.node]}, "{output}")']
+        return [f".set_input_{port}({names[operand.node]})"]
+    lines = [f".create_dynamic_input_{port}({len(operand)})"]
+    for k, value in enumerate(operand):
+        output = output_name(value)
+        by_name = f', "{output}"' if output else ""
+        lines.append(f".set_dynamic_input_{port}({k}, {names[value.node]}{by_name})")
+    return lines
+
+
+def output_name(value: Value) -> str:
+    """How a consumer names this output; empty for the only one of an operator."""
+    prototype = PROTOTYPES.get(value.node.kind)
+    if prototype is None:
+        return ""
+    if prototype.outputs[0].arity == "many":
+        return f"{prototype.outputs[0].name}{value.index}"
+    return prototype.outputs[value.index].name if len(prototype.outputs) > 1 else ""
+
+
+def _attr(spec: AttrSpec, value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return _dtype(value)
+    match spec.type:
+        case "Bool":
+            return "true" if value else "false"
+        case "Float":
+            return _float(float(value), "f")
+        case "String":
+            return json.dumps(value)
+        case "ListInt":
+            return "Ints{" + ", ".join(map(str, value)) + "}"
+        case "ListFloat":
+            return "std::vector<float>{" + ", ".join(_float(float(v), "f") for v in value) + "}"
+    return str(value)
+
+
+def _wrapped(chain: Sequence[str]) -> list[str]:
+    """A chain of calls, broken where a line would be long."""
+    lines = [chain[0]]
+    for call in chain[1:]:
+        if len(lines[-1]) + len(call) > 94:
+            lines.append(f"    {call}")
+        else:
+            lines[-1] += call
+    lines[-1] += ";"
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")

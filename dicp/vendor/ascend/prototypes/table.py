@@ -1,0 +1,202 @@
+"""The operators in use, by the header that declares them: names, ports, attributes, dtypes.
+
+The form of a row is described in `dicp.graphop.prototype`; dtype classes stand in the package.
+"""
+
+# ruff: noqa: E501
+
+TABLES: dict[str, str] = {
+    "elewise_calculation_ops.h": """
+Abs: x:number -> y:=x
+Acos: x:real -> y:=x
+Acosh: x:real -> y:=x
+Add: x1:number x2:=x1 -> y:=x1
+Addcdiv: input_data:real x1:=input_data x2:=input_data value:=input_data -> y:=input_data
+Addcmul: input_data:number x1:=input_data x2:=input_data value:=input_data -> y:=input_data
+ArgMaxV2: x:number dimension:index -> y:index | dtype:Type=DT_INT64
+ArgMin: x:number dimension:index -> y:index | dtype:Type=DT_INT64
+Asin: x:real -> y:=x
+Asinh: x:real -> y:=x
+Atan2: x1:real x2:=x1 -> y:=x1
+Atan: x:real -> y:=x
+Atanh: x:real -> y:=x
+AxpyV2: x1:number x2:=x1 alpha:=x1 -> y:=x1
+BesselI0e: x:real -> y:=x
+BitwiseAnd: x1:integer x2:=x1 -> y:=x1
+BitwiseOr: x1:integer x2:=x1 -> y:=x1
+BitwiseXor: x1:integer x2:=x1 -> y:=x1
+Cast: x:any -> y:any | dst_type:Int
+Ceil: x:real -> y:=x
+Cos: x:real -> y:=x
+Cosh: x:real -> y:=x
+Equal: x1:number+bool x2:=x1 -> y:bool
+Erfinv: input_x:real -> output_y:=input_x
+Exp: x:real -> y:=x | base:Float=-1.0 scale:Float=1.0 shift:Float=0.0
+Expm1: x:real -> y:=x
+Floor: x:real -> y:=x
+FloorDiv: x1:number x2:=x1 -> y:=x1
+FloorMod: x1:number x2:=x1 -> y:=x1
+Greater: x1:number x2:=x1 -> y:bool
+GreaterEqual: x1:number x2:=x1 -> y:bool
+Invert: x:integer -> y:=x
+Lerp: start:real end:=start weight:=start -> y:=start
+Less: x1:number x2:=x1 -> y:bool
+LessEqual: x1:number x2:=x1 -> y:bool
+Log1p: x:real -> y:=x
+Log: x:real -> y:=x | base:Float=-1.0 scale:Float=1.0 shift:Float=0.0
+LogicalAnd: x1:bool x2:=x1 -> y:=x1
+LogicalNot: x:bool -> y:=x
+LogicalOr: x1:bool x2:=x1 -> y:=x1
+Maximum: x1:number x2:=x1 -> y:=x1
+Minimum: x1:number x2:=x1 -> y:=x1
+Mod: x1:number x2:=x1 -> y:=x1
+Mul: x1:number x2:=x1 -> y:=x1
+Neg: x:number -> y:=x
+NotEqual: x1:number+bool x2:=x1 -> y:bool
+Pow: x1:number x2:=x1 -> y:=x1
+RealDiv: x1:number x2:=x1 -> y:=x1
+Reciprocal: x:real -> y:=x
+Rint: x:real -> y:=x
+Rsqrt: x:real -> y:=x
+Sign: x:number -> y:=x
+Sin: x:real -> y:=x
+Sinh: x:real -> y:=x
+Sqrt: x:real -> y:=x
+Square: x:number -> y:=x
+Sub: x1:number x2:=x1 -> y:=x1
+Tan: x:real -> y:=x
+TruncateDiv: x1:number x2:=x1 -> y:=x1
+""",
+    "nonlinear_fuc_ops.h": """
+GeluGradV2: dy:single x:=dy -> z:=dy | approximate:String=none
+GeluV2: x:single -> y:=x | approximate:String=none
+HardSwish: x:single -> y:=x
+HardSwishGrad: grad:single x:=grad -> y:=grad
+LeakyRelu: x:real -> y:=x | negative_slope:Float=0.0
+Mish: x:single -> y:=x
+Relu: x:number -> y:=x
+Sigmoid: x:real -> y:=x
+SigmoidGrad: y:real dy:=y -> z:=y | complex_conj:Bool=false
+SoftplusV2: x:single -> y:=x | beta:Float=1.0 threshold:Float=20.0
+Swish: x:single -> y:=x | scale:Float=1.0
+SwishGrad: grad:single x:=grad y:=grad -> grad_x:=grad | scale:Float=1.0
+Tanh: x:real -> y:=x
+TanhGrad: y:real dy:=y -> z:=y | complex_conj:Bool=false
+""",
+    "math_ops.h": """
+Digamma: x:real -> y:=x
+Erf: x:real -> y:=x
+Erfc: x:real -> y:=x
+IsInf: x:real -> y:bool
+IsNan: x:real -> y:bool
+Lgamma: x:real -> y:=x
+NextAfter: x1:f32f64 x2:=x1 -> output:=x1
+Trunc: input_x:number -> output_y:=input_x
+""",
+    "bitwise_ops.h": """
+LeftShift: x:integer y:=x -> z:=x
+RightShift: x:integer y:=x -> z:=x
+""",
+    "selection_ops.h": """
+Cummax: x:number -> y:=x indices:index | dim:Int
+Cummin: x:number -> y:=x indices:index | axis:Int
+Cumprod: x:number axis:index -> y:=x | exclusive:Bool=false reverse:Bool=false
+Cumsum: x:number axis:index -> y:=x | exclusive:Bool=false reverse:Bool=false
+CumulativeLogsumexp: x:real axis:index -> y:=x | exclusive:Bool=false reverse:Bool=false
+GatherElements: x:any index:index -> y:=x | dim:Int=0
+GatherNd: x:any indices:index -> y:=x | negative_index_support:Bool=false
+GatherV2: x:any indices:index axis:index -> y:=x | batch_dims:Int=0 is_preprocessed:Bool=false negative_index_support:Bool=false
+Range: start:number limit:=start delta:=start -> y:=start
+ReverseV2: x:any axis:index -> y:=x
+SearchSorted: sorted_sequence:number values:=sorted_sequence sorter?:any -> out:index | dtype:Type=DT_INT64 right:Bool=false
+SelectV2: condition:bool then:any else:=then -> result:=then
+StridedSlice: x:any begin:index end:index strides:index -> y:=x | begin_mask:Int=0 end_mask:Int=0 ellipsis_mask:Int=0 new_axis_mask:Int=0 shrink_axis_mask:Int=0
+Tile: x:any multiples:index -> y:=x
+TopKV2: x:number k:index -> values:=x indices:int32 | sorted:Bool=true dim:Int=-1 largest:Bool=true
+""",
+    "array_ops.h": """
+Identity: x:any -> y:=x
+Reshape: x:any shape:index -> y:=x | axis:Int=0 num_axes:Int=-1
+""",
+    "reduce_ops.h": """
+BNInfer: x:single scale:float offset:float mean:float variance:float -> y:=x | epsilon:Float
+ReduceAll: x:bool axes:index -> y:=x | keep_dims:Bool=false
+ReduceAny: x:bool axes:index -> y:=x | keep_dims:Bool=false
+ReduceMax: x:number axes:index -> y:=x | keep_dims:Bool=false
+ReduceMean: x:number axes:index -> y:=x | keep_dims:Bool=false noop_with_empty_axes:Bool=true
+ReduceMin: x:number axes:index -> y:=x | keep_dims:Bool=false
+ReduceProd: x:number axes:index -> y:=x | keep_dims:Bool=false
+ReduceSum: x:number axes:index -> y:=x | keep_dims:Bool=false
+""",
+    "nn_detect_ops.h": """
+Sort: x:number -> y1:=x y2:int32 | axis:Int=-1 descending:Bool=false stable:Bool=false
+""",
+    "transformation_ops.h": """
+AsStrided: x:any size:index stride:index storage_offset:index -> y:=x
+Bitcast: x:any -> y:any | type:Type
+TransData: src:any -> dst:=src | src_format:String dst_format:String src_subformat:Int=0 dst_subformat:Int=0 groups:Int=1
+Transpose: x:any perm:index -> y:=x
+Unpack: x:any -> y*:=x | num:Int axis:Int=0
+""",
+    "pad_ops.h": """
+BroadcastTo: x:any shape:index -> y:=x
+Fill: dims:index value:any -> y:=value
+PadV3: x:any paddings:index constant_values?:=x -> y:=x | mode:String=constant paddings_contiguous:Bool=true
+""",
+    "split_combination_ops.h": """
+ConcatD: x*:any -> y:=x | concat_dim:Int N:Int=1
+Pack: x*:any -> y:=x | axis:Int=0 N:Int
+SplitVD: x:any -> y*:=x | size_splits:ListInt split_dim:Int num_split:Int
+""",
+    "matrix_calculation_ops.h": """
+BatchMatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:=x1 -> y:=x1 | adj_x1:Bool=false adj_x2:Bool=false offset_x:Int=0
+MatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:=x1 -> y:=x1 | transpose_x1:Bool=false transpose_x2:Bool=false offset_x:Int=0
+ScatterElements: data:any indices:index updates:=data -> y:=data | axis:Int=0 reduction:String=none
+TensorScatterAdd: x:any indices:index updates:=x -> y:=x
+TensorScatterUpdate: x:any indices:index updates:=x -> y:=x
+Tril: x:any -> y:=x | diagonal:Int=0
+Triu: x:any -> y:=x | diagonal:Int=0
+""",
+    "nn_norm_ops.h": """
+LayerNormV4: x:single normalized_shape:index gamma?:=x beta?:=x -> y:=x mean:float rstd:float | epsilon:Float=0.00001f
+LogSoftmaxGrad: grad:real x:=grad -> y:=grad | axis:ListInt=-1
+LogSoftmaxV2: logits:real -> logsoftmax:=logits | axes:ListInt=-1
+RmsNorm: x:single gamma:=x -> y:=x rstd:float | epsilon:Float=1e-6f
+Roll: x:any -> y:=x | shifts:ListInt dims:ListInt=
+SoftmaxGrad: softmax:real grad_softmax:=softmax -> grad_x:=softmax | axes:ListInt=-1
+SoftmaxV2: x:real -> y:=x | axes:ListInt=-1 half_to_float:Bool=false
+""",
+    "nn_calculation_ops.h": """
+Conv2D: x:single filter:=x bias?:=x offset_w?:=x -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC offset_x:Int=0
+Conv2DBackpropFilter: x:single filter_size:index out_backprop:=x -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC
+Conv2DBackpropInput: input_size:index filter:single out_backprop:=filter -> y:=filter | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC
+Conv2DTranspose: input_size:index x:single filter:=x bias?:=x offset_w?:any -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC output_padding:ListInt=0,0,0,0 offset_x:Int=0
+Conv3D: x:single filter:=x bias?:=x offset_w?:=x -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC offset_x:Int=0
+Conv3DBackpropFilter: x:single filter_size:index out_backprop:=x -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC
+Conv3DBackpropInput: input_size:index filter:single out_backprop:=filter -> y:=filter | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC
+Conv3DTranspose: input_size:index x:single filter:=x bias?:=x offset_w?:any -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC output_padding:ListInt=0,0,0,0,0 offset_x:Int=0
+""",
+    "nn_pooling_ops.h": """
+AdaptiveAvgPool2d: x:single -> y:=x | output_size:ListInt
+AdaptiveAvgPool2dGrad: input_grad:single -> output_grad:=input_grad | orig_input_shape:ListInt
+AvgPoolV2: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true divisor_override:Int=0
+AvgPoolV2Grad: orig_input_shape:index input_grad:single -> out_grad:=input_grad | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true
+MaxPoolV3: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false
+""",
+    "experiment_ops.h": """
+PromptFlashAttention: query:single key:any value:any padding_mask?:any atten_mask?:any actual_seq_lengths?:any -> attention_out:=query | num_heads:Int scale_value:Float=1.0 pre_tokens:Int=214748647 next_tokens:Int=0 input_layout:String=BSH num_key_value_heads:Int=1
+""",
+    "nn_activation.h": """
+SwiGlu: x:single -> y:=x | dim:Int=-1
+""",
+    "nn_other.h": """
+RotaryMul: x:single r1:=x r2:=x -> y:=x
+""",
+    "nn_norm.h": """
+AddRmsNorm: x1:single x2:=x1 gamma:=x1 -> y:=x1 rstd:float x:=x1 | epsilon:Float=1e-6f
+""",
+    "stateless_random_ops.h": """
+StatelessRandomNormalV2: shape:index key:uint64 counter:uint64 alg:int32 -> y:real | dtype:Type=DT_FLOAT
+StatelessRandomUniformV2: shape:index key:uint64 counter:uint64 alg:int32 -> y:real | dtype:Type=DT_FLOAT
+""",
+}

@@ -1,0 +1,173 @@
+"""What rules are written with: GE's operators as methods, with dtypes and sizes made to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.program import Value
+from dicp.torch_private import FakeTensorMode
+from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.vendor.ascend.semantics import SEMANTICS
+
+GE = Dialect("GE", PROTOTYPES, SEMANTICS)
+
+HALVES = frozenset({torch.float16, torch.bfloat16})
+Number = bool | int | float
+Operand = Any
+"""A value, or a number (which may be symbolic)."""
+
+
+class Ge(Builder):
+    """Builds GE operators. Sizes are integers or symbolic integers throughout."""
+
+    def __init__(self, fake_mode: FakeTensorMode | None) -> None:
+        super().__init__(GE, fake_mode)
+
+    # ---- dtypes ---------------------------------------------------------------------------------
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        return x if x.dtype == dtype else self.op("Cast", x, dst_type=dtype)
+
+    def as_type(self, x: Operand, dtype: torch.dtype) -> Value:
+        """A value of `dtype`: a cast tensor, or a number as a 0-dim constant."""
+        return self.cast(x, dtype) if isinstance(x, Value) else self.number(x, dtype)
+
+    def compute_dtype(self, dtype: torch.dtype, *operands: Operand) -> torch.dtype:
+        """float32 in place of a narrow type that cannot hold one of the numbers exactly."""
+        inexact = any(not isinstance(x, Value) and not _holds(dtype, x) for x in operands)
+        return torch.float32 if dtype in HALVES and inexact else dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype eager gives the (first) result."""
+        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
+        return meta.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The sizes eager gives the (first) result."""
+        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
+        return tuple(meta.shape)
+
+    def binary(self, kind: str, x: Operand, y: Operand, dtype: torch.dtype | None = None) -> Value:
+        """`kind` on both operands in `dtype` (the result's), wider where a number needs it."""
+        dtype = dtype or self.dtype
+        wide = self.compute_dtype(dtype, x, y)
+        result = self.op(kind, self.as_type(x, wide), self.as_type(y, wide))
+        return self.cast(result, dtype) if result.dtype == wide else result
+
+    # ---- shapes ---------------------------------------------------------------------------------
+
+    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+        if list(order) == list(range(x.ndim)):
+            return x
+        return self.op("Transpose", x, self.ints([int(d) for d in order]))
+
+    def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
+        if self.same_shape(x.shape, shape):
+            return x
+        return self.op("Reshape", x, self.ints(list(shape)))
+
+    def broadcast(self, x: Value, shape: Sequence[Any]) -> Value:
+        if self.same_shape(x.shape, shape):
+            return x
+        return self.op("BroadcastTo", x, self.ints(list(shape)))
+
+    def squeeze(self, x: Value, axes: Sequence[int]) -> Value:
+        gone = {axis % x.ndim for axis in axes}
+        return self.reshape(x, [s for d, s in enumerate(x.shape) if d not in gone])
+
+    def unsqueeze(self, x: Value, axis: int) -> Value:
+        axis %= x.ndim + 1
+        return self.reshape(x, [*x.shape[:axis], 1, *x.shape[axis:]])
+
+    def slice(self, x: Value, axis: int, start: Any, end: Any, step: int = 1) -> Value:
+        """Elements start, start + step, ... before end; both within the dimension."""
+        begin: list[Any] = [0] * x.ndim
+        ends, steps = list(x.shape), [1] * x.ndim
+        begin[axis], ends[axis], steps[axis] = start, end, step
+        return self.op("StridedSlice", x, self.ints(begin), self.ints(ends), self.ints(steps))
+
+    def concat(self, parts: Sequence[Value], axis: int) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("ConcatD", tuple(parts), concat_dim=axis, N=len(parts))
+
+    def unpack(self, x: Value, axis: int, count: int) -> list[Value]:
+        """The slices along `axis`, without it."""
+        return self.ops("Unpack", x, num=count, axis=axis)
+
+    def full(self, shape: Sequence[Any], value: Operand, dtype: torch.dtype) -> Value:
+        return self.op("Fill", self.ints(list(shape)), self.as_type(value, dtype))
+
+    def arange(self, size: Any, dtype: torch.dtype = torch.int64) -> Value:
+        """0, 1, ... size - 1."""
+        zero, one = self.const(0, torch.int64), self.const(1, torch.int64)
+        return self.cast(self.op("Range", zero, self.number(size, torch.int64), one), dtype)
+
+    # ---- arithmetic -----------------------------------------------------------------------------
+
+    def add(self, x: Operand, y: Operand) -> Value:
+        return self.plain("Add", x, y)
+
+    def sub(self, x: Operand, y: Operand) -> Value:
+        return self.plain("Sub", x, y)
+
+    def mul(self, x: Operand, y: Operand) -> Value:
+        return self.plain("Mul", x, y)
+
+    def div(self, x: Operand, y: Operand) -> Value:
+        return self.plain("RealDiv", x, y)
+
+    def plain(self, kind: str, x: Operand, y: Operand) -> Value:
+        """`kind` in the dtype of the operand that is a tensor."""
+        dtype = x.dtype if isinstance(x, Value) else y.dtype
+        return self.op(kind, self.as_type(x, dtype), self.as_type(y, dtype))
+
+    def where(self, condition: Value, x: Operand, y: Operand, dtype: torch.dtype) -> Value:
+        return self.op("SelectV2", condition, self.as_type(x, dtype), self.as_type(y, dtype))
+
+    def truth(self, x: Value) -> Value:
+        """Whether each element is not zero."""
+        if x.dtype == torch.bool:
+            return x
+        return self.op("NotEqual", x, self.number(0, x.dtype))
+
+    def reduce(self, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
+        """`kind` along `axes`; none of them leaves `x` as it is."""
+        if not axes:
+            return x
+        return self.op(kind, x, self.ints([a % x.ndim for a in axes]), keep_dims=keep)
+
+    def wide(self, x: Value) -> Value:
+        """`x` in float32 where it is narrower: for intermediate results that must not round."""
+        return self.cast(x, torch.float32) if x.dtype in HALVES else x
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    """Whether a number keeps its value in `dtype`; a symbolic one may not."""
+    if not isinstance(number, (bool, int, float)):
+        return False
+    if number != number:
+        return True
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype)) == float(number)
+
+
+def axes_of(dims: Any, rank: int) -> list[int]:
+    """A dim argument as a list: all dimensions for None or an empty list."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or len(dims) == 0:
+        return list(range(rank))
+    return [d % rank if rank else 0 for d in dims] if rank else []
+
+
+def unsupported(reason: str) -> NoRule:
+    return NoRule(reason)
+
+
+__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "unsupported"]

@@ -1,0 +1,460 @@
+"""Elementwise arithmetic, comparison, logic and conversion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Operand, Value
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+RULES = RuleTable()
+rule = RULES.rule
+
+REAL_FUNCTIONS = {
+    aten.acos: "Acos", aten.acosh: "Acosh", aten.asin: "Asin", aten.asinh: "Asinh",
+    aten.atan: "Atan", aten.atanh: "Atanh", aten.cos: "Cos", aten.cosh: "Cosh",
+    aten.digamma: "Digamma", aten.erf: "Erf", aten.erfc: "Erfc", aten.erfinv: "Erfinv",
+    aten.exp: "Exp", aten.expm1: "Expm1", aten.lgamma: "Lgamma", aten.log: "Log",
+    aten.log1p: "Log1p", aten.reciprocal: "Reciprocal", aten.rsqrt: "Rsqrt",
+    aten.sigmoid: "Sigmoid", aten.sin: "Sin", aten.sinh: "Sinh", aten.sqrt: "Sqrt",
+    aten.tan: "Tan", aten.tanh: "Tanh",
+}  # fmt: skip
+"""Computed in the result's floating-point type, whatever the operand is."""
+
+NUMBER_FUNCTIONS = {
+    aten.abs: "Abs", aten.neg: "Neg", aten.relu: "Relu", aten.square: "Square",
+}  # fmt: skip
+"""Computed in the operand's own type."""
+
+ROUNDINGS = {aten.ceil: "Ceil", aten.floor: "Floor", aten.trunc: "Trunc", aten.round: "Rint"}
+"""Integers stay as they are."""
+
+TESTS = {aten.isnan: ("IsNan", False), aten.isinf: ("IsInf", False)}
+"""Questions about floating point, with the answer for integers."""
+
+ARITHMETIC = {
+    aten.atan2: "Atan2", aten.maximum: "Maximum", aten.minimum: "Minimum", aten.fmod: "Mod",
+    aten.remainder: "FloorMod", aten.nextafter: "NextAfter",
+}  # fmt: skip
+
+COMPARISONS = {
+    aten.eq: "Equal", aten.ne: "NotEqual", aten.lt: "Less", aten.le: "LessEqual",
+    aten.gt: "Greater", aten.ge: "GreaterEqual",
+}  # fmt: skip
+
+BITWISE = {
+    aten.bitwise_and: ("BitwiseAnd", "LogicalAnd"), aten.bitwise_or: ("BitwiseOr", "LogicalOr"),
+    aten.bitwise_xor: ("BitwiseXor", "NotEqual"),
+}  # fmt: skip
+"""Operators on integers and on booleans."""
+
+SHIFTS = {
+    aten.bitwise_left_shift: "LeftShift", aten.bitwise_right_shift: "RightShift",
+    aten.__lshift__: "LeftShift", aten.__rshift__: "RightShift",
+}  # fmt: skip
+
+
+def _overloads(packet: Any, *names: str) -> list[Any]:
+    return [getattr(packet, n) for n in packet.overloads() if n in names]
+
+
+UNARY = ("default",)
+BINARY = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
+
+
+def _takes_tensor(op: Any) -> bool:
+    return any("Tensor" in str(a.type) for a in op._schema.arguments)
+
+
+def _add_all(table: dict[Any, Any], make: Callable[[Any], Any], names: tuple[str, ...]) -> None:
+    for packet, kind in table.items():
+        for op in _overloads(packet, *names):
+            if _takes_tensor(op):
+                RULES.add(op, make(kind))
+
+
+def _real(kind: str) -> Any:
+    return lambda g, x: g.op(kind, g.cast(x, g.dtype))
+
+
+def _number(kind: str) -> Any:
+    def apply(g: Ge, x: Value) -> Value:
+        return x if x.dtype == torch.bool and kind == "Abs" else g.op(kind, x)
+
+    return apply
+
+
+def _rounding(kind: str) -> Any:
+    return lambda g, x: g.op(kind, x) if x.dtype.is_floating_point else x
+
+
+def _test(entry: tuple[str, bool]) -> Any:
+    def apply(g: Ge, x: Value) -> Value:
+        kind, otherwise = entry
+        if x.dtype.is_floating_point:
+            return g.op(kind, x)
+        return g.full(x.shape, otherwise, torch.bool)
+
+    return apply
+
+
+def _arithmetic(kind: str) -> Any:
+    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+        if g.dtype == torch.bool:
+            table = {"Maximum": "LogicalOr", "Minimum": "LogicalAnd"}
+            if kind not in table:
+                raise NoRule(f"{kind} of booleans")
+            return g.op(table[kind], g.as_type(x, torch.bool), g.as_type(y, torch.bool))
+        return g.binary(kind, x, y)
+
+    return apply
+
+
+def common_dtype(*operands: Operand) -> torch.dtype:
+    """What eager computes in: dimensions decide over 0-dim tensors, those over numbers."""
+    examples = [_example(x) for x in operands]
+    dtype = torch.result_type(examples[0], examples[1])
+    return dtype
+
+
+def _example(x: Operand) -> Any:
+    if isinstance(x, Value):
+        return torch.empty((1,) * x.ndim, dtype=x.dtype, device="meta")
+    if isinstance(x, torch.SymFloat):
+        return 1.5
+    return 1 if isinstance(x, torch.SymInt) else x
+
+
+def _comparison(kind: str) -> Any:
+    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+        dtype = common_dtype(x, y)
+        if dtype == torch.bool and kind not in ("Equal", "NotEqual"):
+            dtype = torch.int32
+        wide = g.compute_dtype(dtype, x, y)
+        return g.op(kind, g.as_type(x, wide), g.as_type(y, wide))
+
+    return apply
+
+
+def _bitwise(kinds: tuple[str, str]) -> Any:
+    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+        return g.binary(kinds[g.dtype == torch.bool], x, y)
+
+    return apply
+
+
+def _shift(kind: str) -> Any:
+    return lambda g, x, y: g.binary(kind, x, y)
+
+
+_add_all(REAL_FUNCTIONS, _real, UNARY)
+_add_all(NUMBER_FUNCTIONS, _number, UNARY)
+_add_all(ROUNDINGS, _rounding, UNARY)
+_add_all(TESTS, _test, UNARY)
+_add_all(ARITHMETIC, _arithmetic, BINARY)
+_add_all(COMPARISONS, _comparison, BINARY)
+_add_all(BITWISE, _bitwise, BINARY)
+_add_all(SHIFTS, _shift, BINARY)
+
+
+@rule(aten.sign.default)
+def sign(g: Ge, x: Value) -> Value:
+    return x if x.dtype == torch.bool else g.op("Sign", x)
+
+
+@rule(aten.log2.default)
+def log2(g: Ge, x: Value) -> Value:
+    return g.op("Log", g.cast(x, g.dtype), base=2.0)
+
+
+@rule(aten.log10.default)
+def log10(g: Ge, x: Value) -> Value:
+    return g.op("Log", g.cast(x, g.dtype), base=10.0)
+
+
+@rule(aten.exp2.default)
+def exp2(g: Ge, x: Value) -> Value:
+    return g.op("Exp", g.cast(x, g.dtype), base=2.0)
+
+
+@rule(aten.bitwise_not.default)
+def bitwise_not(g: Ge, x: Value) -> Value:
+    return g.op("LogicalNot" if x.dtype == torch.bool else "Invert", x)
+
+
+@rule(aten.logical_not.default)
+def logical_not(g: Ge, x: Value) -> Value:
+    return g.op("LogicalNot", g.truth(x))
+
+
+@rule(aten.logical_and.default)
+def logical_and(g: Ge, x: Value, y: Value) -> Value:
+    return g.op("LogicalAnd", g.truth(x), g.truth(y))
+
+
+@rule(aten.logical_or.default)
+def logical_or(g: Ge, x: Value, y: Value) -> Value:
+    return g.op("LogicalOr", g.truth(x), g.truth(y))
+
+
+@rule(aten.logical_xor.default)
+def logical_xor(g: Ge, x: Value, y: Value) -> Value:
+    return g.op("NotEqual", g.truth(x), g.truth(y))
+
+
+@rule(aten.signbit.default)
+def signbit(g: Ge, x: Value) -> Value:
+    if x.dtype == torch.bool or not x.dtype.is_signed:
+        return g.full(x.shape, False, torch.bool)
+    if not x.dtype.is_floating_point:
+        return g.op("Less", x, g.number(0, x.dtype))
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    return g.op("Less", g.op("Bitcast", x, type=bits), g.number(0, bits))
+
+
+@rule(aten.copysign.Tensor)
+def copysign(g: Ge, x: Value, y: Value) -> Value:
+    x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)
+    size = g.op("Abs", x)
+    return g.op("SelectV2", signbit(g, y), g.op("Neg", size), size)
+
+
+# ---- sums and products ---------------------------------------------------------------------------
+
+
+def _scaled_sum(g: Ge, x: Operand, y: Operand, alpha: Any) -> Value:
+    """x + alpha y, rounded once."""
+    dtype = g.dtype
+    if dtype == torch.bool:
+        return g.op("LogicalOr", g.as_type(x, dtype), g.as_type(y, dtype))
+    if dtype.is_floating_point and isinstance(y, Value):
+        wide = g.compute_dtype(dtype, x, alpha)
+        operands = (g.as_type(x, wide), g.as_type(y, wide), g.number(alpha, wide))
+        return g.cast(g.op("AxpyV2", *operands), dtype)
+    if not isinstance(y, Value):
+        return g.binary("Add", x, y * alpha)
+    return g.binary("Add", x, g.binary("Mul", y, alpha))
+
+
+@rule(aten.add.Tensor, aten.add.Scalar)
+def add(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+    if g.dtype == torch.bool or alpha != 1:
+        return _scaled_sum(g, x, y, alpha)
+    return g.binary("Add", x, y)
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar)
+def sub(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+    return g.binary("Sub", x, y) if alpha == 1 else _scaled_sum(g, x, y, -alpha)
+
+
+@rule(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+    if alpha == 1:
+        return g.binary("Sub", y, x)
+    return _scaled_sum(g, y, x, -alpha)
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar)
+def mul(g: Ge, x: Value, y: Operand) -> Value:
+    if g.dtype == torch.bool:
+        return g.op("LogicalAnd", g.as_type(x, torch.bool), g.as_type(y, torch.bool))
+    return g.binary("Mul", x, y)
+
+
+@rule(aten.div.Tensor, aten.div.Scalar)
+def div(g: Ge, x: Value, y: Operand) -> Value:
+    return g.binary("RealDiv", x, y)
+
+
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(g: Ge, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return div(g, x, y)
+    if rounding_mode == "floor":
+        return g.binary("FloorDiv", x, y)
+    if not g.dtype.is_floating_point:
+        return g.binary("TruncateDiv", x, y)
+    # as eager: the quotient is rounded to the type before it is cut
+    wide = g.compute_dtype(g.dtype, x, y)
+    quotient = g.op("RealDiv", g.as_type(x, wide), g.as_type(y, wide))
+    return g.op("Trunc", g.cast(quotient, g.dtype))
+
+
+@rule(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(g: Ge, x: Value, y: Operand) -> Value:
+    return g.binary("FloorDiv", x, y)
+
+
+@rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+def pow(g: Ge, x: Operand, y: Operand) -> Value:
+    if isinstance(x, Value) and y == 2 and g.dtype == x.dtype:
+        return g.op("Square", x)
+    if isinstance(x, Value) and y == 0.5:
+        return g.op("Sqrt", g.cast(x, g.dtype))
+    if isinstance(x, Value) and y in (-0.5, -1) and g.dtype.is_floating_point:
+        return g.op("Rsqrt" if y == -0.5 else "Reciprocal", g.cast(x, g.dtype))
+    return g.binary("Pow", x, y)
+
+
+@rule(aten.addcmul.default)
+def addcmul(g: Ge, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return _add_combined(g, "Addcmul", x, a, b, value)
+
+
+@rule(aten.addcdiv.default)
+def addcdiv(g: Ge, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+    return _add_combined(g, "Addcdiv", x, a, b, value)
+
+
+def _add_combined(g: Ge, kind: str, x: Value, a: Value, b: Value, value: Any) -> Value:
+    wide = g.compute_dtype(g.dtype, value)
+    operands = [g.as_type(v, wide) for v in (x, a, b, value)]
+    return g.cast(g.op(kind, *operands), g.dtype)
+
+
+@rule(prims.fma.default)
+def fma(g: Ge, x: Value, y: Value, z: Value) -> Value:
+    one = g.number(1, g.dtype)
+    return g.op("Addcmul", *(g.cast(v, g.dtype) for v in (z, x, y)), one)
+
+
+@rule(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(g: Ge, start: Value, end: Value, weight: Operand) -> Value:
+    wide = g.compute_dtype(g.dtype, weight)
+    return g.cast(g.op("Lerp", *(g.as_type(v, wide) for v in (start, end, weight))), g.dtype)
+
+
+# ---- limits --------------------------------------------------------------------------------------
+
+
+def _limit(g: Ge, kind: str, x: Value, bound: Operand) -> Value:
+    return x if bound is None else g.binary(kind, x, bound)
+
+
+@rule(aten.clamp.default, aten.clamp.Tensor)
+def clamp(g: Ge, x: Value, min: Operand = None, max: Operand = None) -> Value:
+    return _limit(g, "Minimum", _limit(g, "Maximum", g.cast(x, g.dtype), min), max)
+
+
+@rule(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(g: Ge, x: Value, min: Operand) -> Value:
+    return _limit(g, "Maximum", x, min)
+
+
+@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(g: Ge, x: Value, max: Operand) -> Value:
+    return _limit(g, "Minimum", x, max)
+
+
+def _prefer_number(kind: str) -> Any:
+    """The larger or smaller operand; a NaN gives way to the other."""
+
+    def apply(g: Ge, x: Value, y: Value) -> Value:
+        x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)
+        if not g.dtype.is_floating_point:
+            return g.op(kind, x, y)
+        result = g.op(kind, x, y)
+        result = g.op("SelectV2", g.op("IsNan", y), g.broadcast(x, result.shape), result)
+        return g.op("SelectV2", g.op("IsNan", x), g.broadcast(y, result.shape), result)
+
+    return apply
+
+
+RULES.add(aten.fmax.default, _prefer_number("Maximum"))
+RULES.add(aten.fmin.default, _prefer_number("Minimum"))
+
+
+@rule(aten.nan_to_num.default)
+def nan_to_num(g: Ge, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
+    if not x.dtype.is_floating_point:
+        return x
+    info = torch.finfo(x.dtype)
+    top = info.max if posinf is None else posinf
+    bottom = info.min if neginf is None else neginf
+    result = g.where(g.op("IsNan", x), 0.0 if nan is None else nan, x, x.dtype)
+    result = g.where(g.op("Equal", x, g.const(math.inf, x.dtype)), top, result, x.dtype)
+    return g.where(g.op("Equal", x, g.const(-math.inf, x.dtype)), bottom, result, x.dtype)
+
+
+# ---- selection and conversion --------------------------------------------------------------------
+
+
+@rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(g: Ge, condition: Value, x: Operand, y: Operand) -> Value:
+    return g.where(g.truth(condition), x, y, g.dtype)
+
+
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(g: Ge, x: Value, mask: Value, value: Operand) -> Value:
+    return g.where(mask, value, x, g.dtype)
+
+
+@rule(prims.convert_element_type.default)
+def convert(g: Ge, x: Value, dtype: torch.dtype) -> Value:
+    return g.cast(x, dtype) if x.dtype != dtype else g.op("Identity", x)
+
+
+@rule(aten._to_copy.default)
+def to_copy(g: Ge, x: Value, **options: Any) -> Value:
+    return convert(g, x, g.dtype)
+
+
+@rule(aten.round.decimals)
+def round_decimals(g: Ge, x: Value, decimals: int = 0) -> Value:
+    if not x.dtype.is_floating_point or decimals == 0:
+        return _rounding("Rint")(g, x)
+    scale = 10.0 ** abs(decimals)
+    first, second = ("Mul", "RealDiv") if decimals > 0 else ("RealDiv", "Mul")
+    wide = g.wide(x)
+    inner = g.op("Rint", g.op(first, wide, g.const(scale, wide.dtype)))
+    return g.cast(g.op(second, inner, g.const(scale, wide.dtype)), x.dtype)
+
+
+@rule(aten.hypot.default)
+def hypot(g: Ge, x: Value, y: Value) -> Value:
+    """Scaled by the larger operand, so that squares stay finite."""
+    a, b = (g.op("Abs", g.wide(g.cast(v, g.dtype))) for v in (x, y))
+    large, small = g.op("Maximum", a, b), g.op("Minimum", a, b)
+    ratio = g.div(small, large)
+    root = g.mul(large, g.op("Sqrt", g.add(g.op("Square", ratio), 1.0)))
+    plain = g.op("LogicalOr", g.op("Equal", large, g.number(0, large.dtype)),
+                 g.op("IsInf", small))  # fmt: skip
+    result = g.op("SelectV2", plain, large, root)
+    infinite = g.op("LogicalOr", g.op("IsInf", a), g.op("IsInf", b))
+    return g.cast(g.where(infinite, math.inf, result, result.dtype), g.dtype)
+
+
+@rule(prims.bessel_i0.default)
+def bessel_i0(g: Ge, x: Value) -> Value:
+    """GE has the function scaled by e^-|x|."""
+    return g.op("Mul", g.op("BesselI0e", x), g.op("Exp", g.op("Abs", x)))
+
+
+@rule(prims.bessel_i0e.default)
+def bessel_i0e(g: Ge, x: Value) -> Value:
+    return g.op("BesselI0e", x)
+
+
+@rule(aten.heaviside.default)
+def heaviside(g: Ge, x: Value, values: Value) -> Value:
+    zero = g.number(0, x.dtype)
+    step = g.cast(g.op("Greater", x, zero), g.dtype)
+    step = g.where(g.op("IsNan", x), 0, step, g.dtype) if x.dtype in HALVES else step
+    return g.op("SelectV2", g.op("Equal", x, zero), g.cast(values, g.dtype), step)
+
+
+@rule(aten.xlogy.Tensor)
+def xlogy(g: Ge, x: Value, y: Value) -> Value:
+    """x log y, where 0 log anything but NaN is 0."""
+    a, b = g.wide(g.cast(x, g.dtype)), g.wide(g.cast(y, g.dtype))
+    product = g.mul(a, g.op("Log", b))
+    zero = g.op("Equal", a, g.number(0, a.dtype))
+    plain = g.op("LogicalAnd", zero, g.op("LogicalNot", g.op("IsNan", b)))
+    return g.cast(g.where(plain, 0.0, product, a.dtype), g.dtype)

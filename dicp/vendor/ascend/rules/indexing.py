@@ -1,0 +1,287 @@
+"""Gathering and scattering by indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
+
+aten = torch.ops.aten
+RULES = RuleTable()
+rule = RULES.rule
+
+
+def from_start(g: Ge, index: Value, size: Any) -> Value:
+    """Indices counted from the start: negative ones count from the end."""
+    index = g.cast(index, torch.int64)
+    end = g.add(index, g.number(size, torch.int64))
+    return g.op("SelectV2", g.op("Less", index, g.const(0, torch.int64)), end, index)
+
+
+@rule(aten.embedding.default)
+def embedding(
+    g: Ge, weight: Value, indices: Value, padding_idx: Any = -1, *options: Any, **named: Any
+) -> Value:
+    return g.op("GatherV2", weight, indices, g.const(0, torch.int64))
+
+
+@rule(aten.index_select.default)
+def index_select(g: Ge, x: Value, dim: int, index: Value) -> Value:
+    if x.ndim == 0:
+        return g.op("Identity", x)
+    flat = g.reshape(index, [math.prod(index.shape)])
+    return g.op("GatherV2", x, flat, g.const(dim % x.ndim, torch.int64))
+
+
+@rule(aten.gather.default)
+def gather(g: Ge, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if x.ndim == 0 or index.ndim == 0:
+        return g.broadcast(g.reshape(x, [1] * index.ndim), index.shape)
+    return g.op("GatherElements", x, index, dim=dim % x.ndim)
+
+
+@rule(aten.take.default)
+def take(g: Ge, x: Value, index: Value) -> Value:
+    size = math.prod(x.shape)
+    places = from_start(g, index, size)
+    return g.op("GatherV2", g.reshape(x, [size]), places, g.const(0, torch.int64))
+
+
+# ---- x[i, :, j] ----------------------------------------------------------------------------------
+
+
+class Indexed:
+    """The dimensions of `x` that are indexed, moved to the front, and the indices' common shape."""
+
+    def __init__(self, g: Ge, x: Value, indices: Sequence[Value | None]) -> None:
+        for index in indices:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                raise NoRule("a mask as an index: the size of its result depends on data")
+        self.dims = [d for d, index in enumerate(indices) if index is not None]
+        self.rest = [d for d in range(x.ndim) if d not in self.dims]
+        given = [i for i in indices if i is not None]
+        self.shape = _broadcast_shape(g, given)
+        self.order = [*self.dims, *self.rest]
+        places = [from_start(g, i, x.shape[d]) for i, d in zip(given, self.dims, strict=True)]
+        spread = tuple(g.broadcast(p, self.shape) for p in places)
+        self.index = g.op("Pack", spread, axis=len(self.shape), N=len(spread))
+
+    @property
+    def adjacent(self) -> bool:
+        return self.dims == list(range(self.dims[0], self.dims[0] + len(self.dims)))
+
+    def result_order(self) -> list[int]:
+        """Where the indices' dimensions stand in eager's result, from (indices, rest)."""
+        count = len(self.shape)
+        if not self.adjacent:
+            return list(range(count + len(self.rest)))
+        before = [k for k, d in enumerate(self.rest) if d < self.dims[0]]
+        after = [k for k, d in enumerate(self.rest) if d > self.dims[0]]
+        return [*(count + k for k in before), *range(count), *(count + k for k in after)]
+
+
+def _broadcast_shape(g: Ge, values: Sequence[Value]) -> list[Any]:
+    rank = max(v.ndim for v in values)
+    shape: list[Any] = [1] * rank
+    for value in values:
+        for k, size in enumerate(value.shape, start=rank - value.ndim):
+            if g.same(shape[k], 1):
+                shape[k] = size
+    return shape
+
+
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(g: Ge, x: Value, indices: Sequence[Value | None]) -> Value:
+    if not any(i is not None for i in indices):
+        return g.op("Identity", x)
+    where = Indexed(g, x, indices)
+    if len(where.dims) == 1 and where.adjacent:
+        place = next(i for i in indices if i is not None)
+        places = from_start(g, place, x.shape[where.dims[0]])
+        return g.op("GatherV2", x, places, g.const(where.dims[0], torch.int64))
+    picked = g.op("GatherNd", g.transpose(x, where.order), where.index)
+    return g.transpose(picked, where.result_order())
+
+
+@rule(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    g: Ge, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
+    present = [i for i in indices if i is not None]
+    if not present:
+        raise NoRule("no index")
+    if len(present) == 1 and present[0].dtype == torch.bool and values.ndim == 0:
+        return _put_where(g, x, indices, values, accumulate)
+    where = Indexed(g, x, indices)
+    order = where.result_order()
+    rest = [x.shape[d] for d in where.rest]
+    front = [*where.shape, *rest]
+    updates = g.broadcast(g.cast(values, x.dtype), [front[k] for k in order])
+    updates = g.transpose(updates, [order.index(k) for k in range(len(order))])
+    moved = g.transpose(x, where.order)
+    out = _scatter_nd(g, moved, where.index, updates, accumulate)
+    return g.transpose(out, [where.order.index(d) for d in range(x.ndim)])
+
+
+def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool) -> Value:
+    if not accumulate:
+        return g.op("TensorScatterUpdate", x, index, updates)
+    if x.dtype == torch.bool:
+        wide = g.op("TensorScatterAdd", *(g.cast(v, torch.int32) if v is not index else v
+                                          for v in (x, index, updates)))  # fmt: skip
+        return g.cast(wide, torch.bool)
+    return g.op("TensorScatterAdd", x, index, updates)
+
+
+def _put_where(
+    g: Ge, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
+) -> Value:
+    """One number written where a mask says so."""
+    position = next(k for k, i in enumerate(indices) if i is not None)
+    mask = indices[position]
+    assert mask is not None
+    after = x.ndim - position - mask.ndim
+    mask = g.reshape(mask, [*([1] * position), *mask.shape, *([1] * after)])
+    new = g.cast(value, x.dtype)
+    new = g.op("Add", x, new) if accumulate else new
+    return g.op("SelectV2", mask, g.broadcast(new, x.shape), x)
+
+
+# ---- scatter -------------------------------------------------------------------------------------
+
+
+def _scatter(
+    g: Ge, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
+) -> Value:
+    if x.ndim == 0 or index.ndim == 0:
+        shape = [1]
+        x, index, source = (g.reshape(v, shape) for v in (x, index, source))
+        return g.reshape(_scatter(g, x, 0, index, source, reduction), g.shape)
+    if not all(g.same(a, b) for a, b in zip(source.shape, index.shape, strict=True)):
+        for d, size in enumerate(index.shape):
+            source = g.slice(source, d, 0, size)
+    return g.op("ScatterElements", x, index, source, axis=dim % x.ndim, reduction=reduction)
+
+
+@rule(aten.scatter.src)
+def scatter_src(g: Ge, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(g, x, dim, index, src)
+
+
+@rule(aten.scatter.value)
+def scatter_value(g: Ge, x: Value, dim: int, index: Value, value: Any) -> Value:
+    return _scatter(g, x, dim, index, g.full(index.shape, value, x.dtype))
+
+
+_REDUCTIONS = {"add": "add", "multiply": "mul"}
+
+
+@rule(aten.scatter.reduce)
+def scatter_reduce_src(
+    g: Ge, x: Value, dim: int, index: Value, src: Value, *, reduce: str
+) -> Value:
+    return _scatter(g, x, dim, index, src, _REDUCTIONS[reduce])
+
+
+@rule(aten.scatter.value_reduce)
+def scatter_value_reduce(
+    g: Ge, x: Value, dim: int, index: Value, value: Any, *, reduce: str
+) -> Value:
+    source = g.full(index.shape, value, x.dtype)
+    return _scatter(g, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+@rule(aten.scatter_add.default)
+def scatter_add(g: Ge, x: Value, dim: int, index: Value, src: Value) -> Value:
+    if x.dtype == torch.bool:
+        raise NoRule("booleans are added")
+    return _scatter(g, x, dim, index, src, "add")
+
+
+@rule(aten.scatter_reduce.two)
+def scatter_reduce(
+    g: Ge, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
+    if x.dtype == torch.bool:
+        raise NoRule("booleans are reduced")
+    start = x
+    if not include_self:
+        start = _scatter(g, x, dim, index, g.full(src.shape, _neutral(reduce, x.dtype), x.dtype))
+    out = _scatter(g, start, dim, index, src, names[reduce])
+    if reduce != "mean":
+        return out
+    ones = g.full(src.shape, 1, x.dtype)
+    first = 1 if include_self else 0
+    count = _scatter(g, g.full(x.shape, first, x.dtype), dim, index, ones, "add")
+    count = g.op("Maximum", count, g.number(1, x.dtype))
+    return g.op("RealDiv" if x.dtype.is_floating_point else "FloorDiv", out, count)
+
+
+def _neutral(reduce: str, dtype: torch.dtype) -> Any:
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtype.is_floating_point:
+        return -math.inf if reduce == "amax" else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if reduce == "amax" else info.max
+
+
+@rule(aten.index_add.default)
+def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if x.dtype == torch.bool:
+        raise NoRule("booleans are added")
+    if x.ndim == 0:
+        flat = [g.reshape(v, [1]) for v in (x, index, source)]
+        out = g.op("ScatterElements", flat[0], flat[1], _times(g, flat[2], alpha), axis=0,
+                   reduction="add")  # fmt: skip
+        return g.reshape(out, [])
+    dim %= x.ndim
+    shape = [1] * x.ndim
+    shape[dim] = source.shape[dim]
+    places = g.broadcast(g.reshape(index, shape), source.shape)
+    return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
+
+
+def _times(g: Ge, x: Value, alpha: Any) -> Value:
+    return x if alpha == 1 else g.binary("Mul", x, alpha)
+
+
+@rule(aten.put.default)
+def put(g: Ge, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    size = math.prod(x.shape)
+    count = math.prod(index.shape)
+    places = g.reshape(from_start(g, index, size), [count, 1])
+    flat = g.reshape(source, [count])
+    out = _scatter_nd(g, g.reshape(x, [size]), places, flat, accumulate)
+    return g.reshape(out, x.shape)
+
+
+@rule(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    g: Ge, dy: Value, indices: Value, num_weights: Any, padding_idx: Any, by_freq: bool
+) -> Value:
+    """Each gradient added to its row; rows of the padding index get none."""
+    count = math.prod(indices.shape)
+    width = dy.shape[-1]
+    flat = g.reshape(g.cast(indices, torch.int64), [count])
+    rows = g.reshape(g.wide(dy), [count, width])
+    if not (isinstance(padding_idx, int) and padding_idx < 0):
+        skipped = g.op("Equal", flat, g.number(padding_idx, torch.int64))
+        rows = g.where(g.unsqueeze(skipped, 1), 0.0, rows, rows.dtype)
+    if by_freq:
+        zeros = g.full([num_weights], 0, rows.dtype)
+        ones = g.full([count], 1, rows.dtype)
+        number = g.op("ScatterElements", zeros, flat, ones, axis=0, reduction="add")
+        own = g.op("GatherV2", number, flat, g.const(0, torch.int64))
+        rows = g.op("RealDiv", rows, g.unsqueeze(own, 1))
+    zeros = g.full([num_weights, width], 0, rows.dtype)
+    out = g.op("TensorScatterAdd", zeros, g.unsqueeze(flat, 1), rows)
+    return g.cast(out, g.dtype)

@@ -1,0 +1,273 @@
+"""Pooling and its gradients: GE's pooling where it fits, else windows gathered by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
+
+aten = torch.ops.aten
+RULES = RuleTable()
+rule = RULES.rule
+
+
+def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:
+    listed = list(values) or list(default)
+    listed = listed * rank if len(listed) == 1 else listed
+    if not all(isinstance(v, int) for v in listed):
+        raise NoRule("symbolic windows")
+    return listed
+
+
+def _axis_places(g: Ge, count: Any, kernel: int, stride: int, padding: int, dilation: int) -> Value:
+    """(count, kernel): where each element of each window stands along one dimension."""
+    starts = g.add(g.mul(g.arange(count), stride), -padding)
+    steps = g.mul(g.arange(kernel), dilation)
+    return g.add(g.reshape(starts, [count, 1]), g.reshape(steps, [1, kernel]))
+
+
+class Windows:
+    """Positions of all windows over the last `rank` dimensions, flattened, and which exist."""
+
+    def __init__(
+        self, g: Ge, x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int],
+        padding: Sequence[int], dilation: Sequence[int],
+    ) -> None:  # fmt: skip
+        rank = len(kernel)
+        self.sizes = list(x.shape[x.ndim - rank :])
+        self.lead = list(x.shape[: x.ndim - rank])
+        self.out = list(out)
+        self.count, self.area = math.prod(self.out), math.prod(kernel)
+        flat: Value | None = None
+        inside: Value | None = None
+        for axis in range(rank):
+            places = _axis_places(
+                g, out[axis], kernel[axis], stride[axis], padding[axis], dilation[axis]
+            )
+            shape: list[Any] = [1] * (2 * rank)
+            shape[axis], shape[rank + axis] = out[axis], kernel[axis]
+            places = g.reshape(places, shape)
+            size = g.number(self.sizes[axis], torch.int64)
+            fits = g.op("LogicalAnd", g.op("GreaterEqual", places, g.const(0, torch.int64)),
+                        g.op("Less", places, size))  # fmt: skip
+            inside = fits if inside is None else g.op("LogicalAnd", inside, fits)
+            flat = places if flat is None else g.add(g.mul(flat, self.sizes[axis]), places)
+        assert flat is not None and inside is not None
+        shape = [*self.out, *kernel]
+        self.flat = g.reshape(g.broadcast(flat, shape), [self.count, self.area])
+        self.inside = g.reshape(g.broadcast(inside, shape), [self.count, self.area])
+
+    def gather(self, g: Ge, x: Value, fill: Any) -> Value:
+        """(lead..., count, area): the elements of each window, `fill` outside."""
+        size = math.prod(self.sizes)
+        flat = g.reshape(x, [*self.lead, size])
+        safe = g.where(self.inside, self.flat, 0, torch.int64)
+        picked = g.op("GatherV2", flat, safe, g.const(flat.ndim - 1, torch.int64))
+        return g.where(self.inside, picked, fill, x.dtype)
+
+
+def _max_with_indices(
+    g: Ge, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, rank: int
+) -> tuple[Value, Value]:
+    kernel = _listed(kernel, rank, ())
+    out = g.meta[0].shape[-rank:]
+    windows = Windows(
+        g, x, out, kernel, _listed(stride, rank, kernel), _listed(padding, rank, (0,)),
+        _listed(dilation, rank, (1,)),
+    )  # fmt: skip
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    picked = windows.gather(g, x, lowest)
+    axis = g.const(picked.ndim - 1, torch.int64)
+    best = g.unsqueeze(g.op("ArgMaxV2", picked, axis, dtype=torch.int64), picked.ndim - 1)
+    values = g.op("GatherElements", picked, best, dim=picked.ndim - 1)
+    places = g.broadcast(windows.flat, picked.shape)
+    where = g.op("GatherElements", places, best, dim=picked.ndim - 1)
+    shape = g.meta[0].shape
+    return g.reshape(values, shape), g.reshape(where, shape)
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def max_pool2d(
+    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Value, Value | None]:  # fmt: skip
+    plain = x.ndim == 4 and x.dtype.is_floating_point and set(_tuple(dilation)) == {1}
+    if g.is_read(1) or not plain:
+        return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 2)
+    sizes = _listed(kernel, 2, ())
+    pads = _listed(_tuple(padding), 2, (0,))
+    pooled = g.op(
+        "MaxPoolV3", x, ksize=[1, 1, *sizes], strides=[1, 1, *_listed(stride, 2, sizes)],
+        padding_mode="CALCULATED", pads=[p for pad in pads for p in (pad, pad)],
+        data_format="NCHW", ceil_mode=ceil_mode,
+    )  # fmt: skip
+    return pooled, None
+
+
+@rule(aten.max_pool3d_with_indices.default)
+def max_pool3d(
+    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Value, Value | None]:  # fmt: skip
+    return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 3)
+
+
+def _tuple(value: Any) -> Sequence[int]:
+    return (value,) if isinstance(value, int) else value
+
+
+def _max_backward(g: Ge, dy: Value, x: Value, indices: Value, rank: int) -> Value:
+    """Each gradient added where its maximum was."""
+    lead = list(x.shape[: x.ndim - rank])
+    size = math.prod(x.shape[x.ndim - rank :])
+    count = math.prod(dy.shape[dy.ndim - rank :])
+    flat = g.reshape(g.wide(dy), [*lead, count])
+    places = g.reshape(indices, [*lead, count])
+    zeros = g.full([*lead, size], 0, flat.dtype)
+    out = g.op("ScatterElements", zeros, places, flat, axis=len(lead), reduction="add")
+    return g.cast(g.reshape(out, x.shape), dy.dtype)
+
+
+@rule(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_backward(g: Ge, dy: Value, x: Value, *geometry: Any) -> Value:
+    return _max_backward(g, dy, x, geometry[-1], 2)
+
+
+@rule(aten.max_pool3d_with_indices_backward.default)
+def max_pool3d_backward(g: Ge, dy: Value, x: Value, *geometry: Any) -> Value:
+    return _max_backward(g, dy, x, geometry[-1], 3)
+
+
+@rule(aten.adaptive_max_pool2d_backward.default, aten.fractional_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(g: Ge, dy: Value, x: Value, *rest: Any) -> Value:
+    return _max_backward(g, dy, x, rest[-1], 2)
+
+
+@rule(aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool3d_backward.default)
+def adaptive_max_pool3d_backward(g: Ge, dy: Value, x: Value, *rest: Any) -> Value:
+    return _max_backward(g, dy, x, rest[-1], 3)
+
+
+# ---- averages ------------------------------------------------------------------------------------
+
+
+@rule(aten.avg_pool2d.default)
+def avg_pool2d(
+    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
+    batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
+    out = g.op("AvgPoolV2", batched, **attrs, divisor_override=divisor_override or 0)
+    return g.reshape(out, g.shape)
+
+
+def _average_attrs(
+    kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool
+) -> dict[str, Any]:
+    kernel = _listed(kernel, 2, ())
+    pads = _listed(_tuple(padding), 2, (0,))
+    return {
+        "ksize": [1, 1, *kernel],
+        "strides": [1, 1, *_listed(stride, 2, kernel)],
+        "padding_mode": "CALCULATED",
+        "pads": [p for pad in pads for p in (pad, pad)],
+        "data_format": "NCHW",
+        "ceil_mode": ceil_mode,
+        "exclusive": not count_include_pad,
+    }
+
+
+@rule(aten.avg_pool2d_backward.default)
+def avg_pool2d_backward(
+    g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None,
+) -> Value:  # fmt: skip
+    if divisor_override:
+        raise NoRule("AvgPoolV2Grad has no divisor of its own")
+    attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
+    shape = x.shape if x.ndim == 4 else (1, *x.shape)
+    batched = dy if dy.ndim == 4 else g.unsqueeze(dy, 0)
+    return g.reshape(g.op("AvgPoolV2Grad", g.ints(list(shape)), batched, **attrs), g.shape)
+
+
+class Averages:
+    """Windows of an average in three dimensions, and what each sum is divided by."""
+
+    def __init__(
+        self, g: Ge, x: Value, out: Sequence[Any], kernel: Any, stride: Any, padding: Any,
+        ceil_mode: bool, count_include_pad: bool, divisor: int | None,
+    ) -> None:  # fmt: skip
+        if ceil_mode:
+            raise NoRule("windows that reach beyond the padding")
+        sizes = _listed(kernel, 3, ())
+        self.windows = Windows(
+            g, x, out, sizes, _listed(stride, 3, sizes), _listed(_tuple(padding), 3, (0,)),
+            (1, 1, 1),
+        )  # fmt: skip
+        self.dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if divisor or count_include_pad:
+            self.divisor = g.number(divisor or self.windows.area, self.dtype)
+        else:
+            inside = g.cast(self.windows.inside, self.dtype)
+            self.divisor = g.reduce("ReduceSum", inside, [1], False)
+
+
+@rule(aten.avg_pool3d.default)
+def avg_pool3d(
+    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    mean = Averages(g, x, g.shape[-3:], kernel, stride, padding, ceil_mode, count_include_pad,
+                    divisor_override)  # fmt: skip
+    picked = mean.windows.gather(g, g.cast(x, mean.dtype), 0.0)
+    total = g.reduce("ReduceSum", picked, [picked.ndim - 1], False)
+    return g.cast(g.reshape(g.op("RealDiv", total, mean.divisor), g.shape), x.dtype)
+
+
+@rule(aten.avg_pool3d_backward.default)
+def avg_pool3d_backward(
+    g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None,
+) -> Value:  # fmt: skip
+    """Each window's gradient, divided, added to all elements of the window."""
+    mean = Averages(g, x, dy.shape[-3:], kernel, stride, padding, ceil_mode, count_include_pad,
+                    divisor_override)  # fmt: skip
+    windows = mean.windows
+    shares = g.reshape(g.cast(dy, mean.dtype), [*windows.lead, windows.count])
+    shares = g.unsqueeze(g.op("RealDiv", shares, mean.divisor), len(windows.lead) + 1)
+    shares = g.where(windows.inside, shares, 0.0, mean.dtype)
+    places = g.where(windows.inside, windows.flat, 0, torch.int64)
+    flat = [*windows.lead, windows.count * windows.area]
+    index = g.reshape(g.broadcast(places, shares.shape), flat)
+    zeros = g.full([*windows.lead, math.prod(windows.sizes)], 0, mean.dtype)
+    out = g.op("ScatterElements", zeros, index, g.reshape(shares, flat), axis=len(windows.lead),
+               reduction="add")  # fmt: skip
+    return g.cast(g.reshape(out, x.shape), dy.dtype)
+
+
+def _static(values: Sequence[Any]) -> list[int]:
+    if not all(isinstance(v, int) for v in values):
+        raise NoRule("the attribute takes plain sizes")
+    return list(values)
+
+
+@rule(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
+    if all(g.same(s, 1) for s in output_size):
+        return g.reduce("ReduceMean", x, [x.ndim - 2, x.ndim - 1], True)
+    return g.op("AdaptiveAvgPool2d", x, output_size=_static(output_size))
+
+
+@rule(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_avg_pool2d_backward(g: Ge, dy: Value, x: Value) -> Value:
+    if all(g.same(s, 1) for s in dy.shape[-2:]):
+        area = x.shape[-1] * x.shape[-2]
+        wide = g.wide(dy)
+        return g.broadcast(g.cast(g.div(wide, area), dy.dtype), x.shape)
+    return g.op("AdaptiveAvgPool2dGrad", dy, orig_input_shape=_static(x.shape))

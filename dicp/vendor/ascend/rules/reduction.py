@@ -1,0 +1,341 @@
+"""Reductions, scans, sorting and searching."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value, axes_of
+
+aten = torch.ops.aten
+RULES = RuleTable()
+rule = RULES.rule
+
+
+def is_empty(g: Ge, x: Value) -> bool:
+    return any(g.same(size, 0) for size in x.shape)
+
+
+def count_of(x: Value, axes: Sequence[int]) -> Any:
+    return math.prod([x.shape[a] for a in axes])
+
+
+@rule(aten.sum.default)
+def sum_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+    return sum_dims(g, x, None)
+
+
+@rule(aten.sum.dim_IntList)
+def sum_dims(
+    g: Ge, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    axes = axes_of(dims, x.ndim)
+    if not axes:
+        return g.cast(x, g.dtype) if x.dtype != g.dtype else g.op("Identity", x)
+    return g.reduce("ReduceSum", g.cast(x, g.dtype), axes, keepdim)
+
+
+@rule(aten.mean.default)
+def mean_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+    return mean_dims(g, x, None)
+
+
+@rule(aten.mean.dim)
+def mean_dims(
+    g: Ge, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    axes = axes_of(dims, x.ndim)
+    x = g.cast(x, g.dtype)
+    return g.reduce("ReduceMean", x, axes, keepdim) if axes else g.op("Identity", x)
+
+
+def _extremum(kind: str, boolean: str) -> Any:
+    def apply(g: Ge, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
+        axes = axes_of(dims, x.ndim)
+        if x.dtype == torch.bool:
+            return g.reduce(boolean, x, axes, keepdim) if axes else g.op("Identity", x)
+        return g.reduce(kind, x, axes, keepdim) if axes else g.op("Identity", x)
+
+    return apply
+
+
+RULES.add(aten.amax.default, _extremum("ReduceMax", "ReduceAny"))
+RULES.add(aten.amin.default, _extremum("ReduceMin", "ReduceAll"))
+RULES.add(aten.max.default, _extremum("ReduceMax", "ReduceAny"))
+RULES.add(aten.min.default, _extremum("ReduceMin", "ReduceAll"))
+
+
+@rule(aten.prod.default)
+def prod_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+    x = g.cast(x, g.dtype)
+    return g.reduce("ReduceProd", x, axes_of(None, x.ndim), False) if x.ndim else x
+
+
+@rule(aten.prod.dim_int)
+def prod_dim(g: Ge, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
+    x = g.cast(x, g.dtype)
+    return g.reduce("ReduceProd", x, axes_of(dim, x.ndim), keepdim) if x.ndim else x
+
+
+def _truth(kind: str) -> Any:
+    def apply(g: Ge, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+        result = g.truth(x)
+        axes = axes_of(dims, x.ndim)
+        result = g.reduce(kind, result, axes, keepdim) if axes else result
+        return g.cast(result, g.dtype)
+
+    return apply
+
+
+for _packet, _kind in ((aten.any, "ReduceAny"), (aten.all, "ReduceAll")):
+    for _name in ("default", "dim", "dims"):
+        RULES.add(getattr(_packet, _name), _truth(_kind))
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(g: Ge, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+    """log sum exp(x - m) + m, where an infinite maximum m counts as 0."""
+    axes = axes_of(dims, x.ndim)
+    wide = g.wide(g.cast(x, g.dtype))
+    if not axes:
+        return g.op("Identity", g.cast(x, g.dtype))
+    largest = g.reduce("ReduceMax", wide, axes, True)
+    shift = g.where(g.op("IsInf", largest), 0.0, largest, largest.dtype)
+    total = g.reduce("ReduceSum", g.op("Exp", g.sub(wide, shift)), axes, True)
+    result = g.add(g.op("Log", total), shift)
+    return g.cast(result if keepdim else g.squeeze(result, axes), g.dtype)
+
+
+# ---- spread --------------------------------------------------------------------------------------
+
+
+def variance(
+    g: Ge, x: Value, dims: Sequence[int] | None, correction: Any, keepdim: bool
+) -> tuple[Value, Value]:
+    """Variance and mean, from the centered values, in at least float32."""
+    axes = axes_of(dims, x.ndim)
+    wide = g.wide(x)
+    mean = g.reduce("ReduceMean", wide, axes, True) if axes else wide
+    squares = g.op("Square", g.sub(wide, mean))
+    total = g.reduce("ReduceSum", squares, axes, True) if axes else squares
+    count = count_of(x, axes) if axes else 1
+    left = g.number(count - correction, total.dtype)
+    if not isinstance(count, int) or count - correction <= 0:
+        left = g.op("Maximum", left, g.const(0.0, total.dtype))
+    spread = g.op("RealDiv", total, left)
+    if not keepdim and axes:
+        spread, mean = g.squeeze(spread, axes), g.squeeze(mean, axes)
+    return spread, mean
+
+
+@rule(aten.var.correction)
+def var(g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+    return g.cast(variance(g, x, dim, _correction(correction), keepdim)[0], g.dtype)
+
+
+@rule(aten.std.correction)
+def std(g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+    spread, _ = variance(g, x, dim, _correction(correction), keepdim)
+    return g.cast(g.op("Sqrt", spread), g.dtype)
+
+
+@rule(aten.var_mean.correction)
+def var_mean(
+    g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    spread, mean = variance(g, x, dim, _correction(correction), keepdim)
+    return g.cast(spread, g.dtype), g.cast(mean, g.dtype)
+
+
+@rule(aten.std_mean.correction)
+def std_mean(
+    g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    spread, mean = variance(g, x, dim, _correction(correction), keepdim)
+    return g.cast(g.op("Sqrt", spread), g.dtype), g.cast(mean, g.dtype)
+
+
+def _correction(correction: Any) -> Any:
+    return 1 if correction is None else correction
+
+
+# ---- positions -----------------------------------------------------------------------------------
+
+
+def _position(kind: str) -> Any:
+    def apply(g: Ge, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if x.ndim == 0:
+            return g.full([], 0, torch.int64)
+        x = _comparable(g, x)
+        if dim is None:
+            flat = g.reshape(x, [math.prod(x.shape)])
+            found = g.op(kind, flat, g.const(0, torch.int64), dtype=torch.int64)
+        else:
+            axis = g.const(dim % x.ndim, torch.int64)
+            found = g.op(kind, x, axis, dtype=torch.int64)
+        return g.reshape(found, g.shape)
+
+    return apply
+
+
+def _comparable(g: Ge, x: Value) -> Value:
+    return g.cast(x, torch.int32) if x.dtype == torch.bool else x
+
+
+RULES.add(aten.argmax.default, _position("ArgMaxV2"))
+RULES.add(aten.argmin.default, _position("ArgMin"))
+
+
+def _value_and_position(kind: str) -> Any:
+    def apply(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        if x.ndim == 0:
+            return g.op("Identity", x), g.full([], 0, torch.int64)
+        dim %= x.ndim
+        number = _comparable(g, x)
+        found = g.op(kind, number, g.const(dim, torch.int64), dtype=torch.int64)
+        place = g.unsqueeze(found, dim)
+        value = g.op("GatherElements", number, place, dim=dim)
+        if not keepdim:
+            value, place = g.squeeze(value, [dim]), found
+        return g.cast(value, x.dtype), place
+
+    return apply
+
+
+RULES.add(aten.max.dim, _value_and_position("ArgMaxV2"))
+RULES.add(aten.min.dim, _value_and_position("ArgMin"))
+
+
+@rule(aten.topk.default)
+def topk(
+    g: Ge, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
+    if x.ndim == 0:
+        return g.op("Identity", x), g.full([], 0, torch.int64)
+    count = g.number(k, torch.int32)
+    values, places = g.ops("TopKV2", x, count, sorted=sorted, dim=dim % x.ndim, largest=largest)
+    return values, g.cast(places, torch.int64)
+
+
+@rule(aten.sort.default)
+def sort(g: Ge, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    return sort_stable(g, x, stable=False, dim=dim, descending=descending)
+
+
+@rule(aten.sort.stable)
+def sort_stable(
+    g: Ge, x: Value, *, stable: bool | None = False, dim: int = -1, descending: bool = False
+) -> tuple[Value, Value]:
+    if x.ndim == 0:
+        return g.op("Identity", x), g.full([], 0, torch.int64)
+    number = _comparable(g, x)
+    values, places = g.ops(
+        "Sort", number, axis=dim % x.ndim, descending=descending, stable=True
+    )  # fmt: skip
+    return g.cast(values, x.dtype), g.cast(places, torch.int64)
+
+
+@rule(aten.kthvalue.default)
+def kthvalue(g: Ge, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    if x.ndim == 0:
+        return g.op("Identity", x), g.full([], 0, torch.int64)
+    dim %= x.ndim
+    values, places = sort_stable(g, x, dim=dim)
+    value, place = (g.slice(v, dim, k - 1, k) for v in (values, places))
+    if keepdim:
+        return value, place
+    return g.squeeze(value, [dim]), g.squeeze(place, [dim])
+
+
+# ---- scans ---------------------------------------------------------------------------------------
+
+
+def _scan(kind: str, *, wide: bool = False) -> Any:
+    def apply(g: Ge, x: Value, dim: int, dtype: Any = None) -> Value:
+        x = g.cast(x, g.dtype)
+        if x.ndim == 0:
+            return g.op("Identity", x)
+        axis = g.const(dim % x.ndim, torch.int64)
+        if not wide:
+            return g.op(kind, x, axis)
+        return g.cast(g.op(kind, g.wide(x), axis), g.dtype)
+
+    return apply
+
+
+RULES.add(aten.cumsum.default, _scan("Cumsum"))
+RULES.add(aten.cumprod.default, _scan("Cumprod"))
+RULES.add(aten.logcumsumexp.default, _scan("CumulativeLogsumexp"))
+
+
+def _extremum_scan(kind: str, attr: str) -> Any:
+    def apply(g: Ge, x: Value, dim: int) -> tuple[Value, Value]:
+        if x.ndim == 0:
+            return g.op("Identity", x), g.full([], 0, torch.int64)
+        number = _comparable(g, x)
+        values, places = g.ops(kind, number, **{attr: dim % x.ndim})
+        return g.cast(values, x.dtype), g.cast(places, torch.int64)
+
+    return apply
+
+
+RULES.add(aten.cummax.default, _extremum_scan("Cummax", "dim"))
+RULES.add(aten.cummin.default, _extremum_scan("Cummin", "axis"))
+
+
+@rule(aten.searchsorted.Tensor)
+def searchsorted(
+    g: Ge, sequence: Value, values: Value, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: Value | None = None,
+) -> Value:  # fmt: skip
+    if sorter is not None:
+        sequence = g.op("GatherElements", sequence, sorter, dim=sequence.ndim - 1)
+    if values.dtype != sequence.dtype:
+        dtype = torch.promote_types(sequence.dtype, values.dtype)
+        sequence, values = g.cast(sequence, dtype), g.cast(values, dtype)
+    return g.op(
+        "SearchSorted", sequence, values, dtype=g.dtype, right=right or side == "right"
+    )  # fmt: skip
+
+
+@rule(aten.bucketize.Tensor)
+def bucketize(
+    g: Ge, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return searchsorted(g, boundaries, x, right=right)
+
+
+@rule(aten.median.dim)
+def median_dim(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """The lower of the two middle values; the first NaN, if there is one."""
+    if x.ndim == 0:
+        return g.op("Identity", x), g.full([], 0, torch.int64)
+    dim %= x.ndim
+    size = x.shape[dim]
+    value, place = kthvalue(g, x, (size + 1) // 2, dim, True)
+    if x.dtype.is_floating_point:
+        odd = g.op("IsNan", x)
+        first = g.op("ArgMaxV2", g.cast(odd, torch.int32), g.const(dim, torch.int64),
+                     dtype=torch.int64)  # fmt: skip
+        some = g.reduce("ReduceAny", odd, [dim], True)
+        place = g.op("SelectV2", some, g.unsqueeze(first, dim), place)
+        value = g.where(some, math.nan, value, x.dtype)
+    if keepdim:
+        return value, place
+    return g.squeeze(value, [dim]), g.squeeze(place, [dim])
+
+
+@rule(aten.median.default)
+def median(g: Ge, x: Value) -> Value:
+    if x.ndim == 0:
+        return g.op("Identity", x)
+    if is_empty(g, x):
+        raise NoRule("the median of nothing")
+    return median_dim(g, g.reshape(x, [math.prod(x.shape)]), 0)[0]
+
+
+__all__ = ["HALVES", "RULES"]

@@ -1,0 +1,436 @@
+"""Views, slices, joins, padding: where numbers stand, not what they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+RULES = RuleTable()
+rule = RULES.rule
+
+
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default,
+      aten.squeeze_copy.default, aten.squeeze_copy.dim,
+      aten.squeeze_copy.dims, aten.unsqueeze_copy.default, aten.squeeze.default, aten.squeeze.dim,
+      aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
+def reshape(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
+    return g.reshape(x, g.shape)
+
+
+@rule(aten.expand.default, aten.broadcast_to.default, aten.expand_copy.default)
+def expand(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
+    return g.broadcast(x, g.shape)
+
+
+@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default,
+      aten.alias_copy.default, aten.detach_copy.default)  # fmt: skip
+def alias(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
+    return x
+
+
+@rule(aten.clone.default, aten.lift_fresh_copy.default)
+def clone(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
+    return g.op("Identity", x)
+
+
+@rule(aten.copy.default)
+def copy(g: Ge, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return g.broadcast(g.cast(source, g.dtype), g.shape)
+
+
+@rule(aten.permute.default, aten.permute_copy.default, prims.transpose.default)
+def permute(g: Ge, x: Value, dims: Sequence[int]) -> Value:
+    return g.transpose(x, [d % x.ndim for d in dims])
+
+
+@rule(aten.transpose.int, aten.transpose_copy.int)
+def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
+    order = list(range(x.ndim))
+    if x.ndim:
+        first, second = first % x.ndim, second % x.ndim
+        order[first], order[second] = second, first
+    return g.transpose(x, order)
+
+
+@rule(aten.t.default, aten.t_copy.default)
+def t(g: Ge, x: Value) -> Value:
+    return g.transpose(x, list(range(x.ndim))[::-1])
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
+    """A slice's start or end as Python counts it, within 0 and `size`."""
+    if index is None:
+        return default
+    if isinstance(index, int) and isinstance(size, int):
+        return min(max(index + size if index < 0 else index, 0), size)
+    if isinstance(index, int):
+        if index >= 2**62:
+            return size
+        if index == 0:
+            return 0
+        if index < 0:
+            return torch.sym_max(size + index, 0)
+    return torch.sym_min(index, size)
+
+
+@rule(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice(
+    g: Ge, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    dim %= x.ndim
+    size = x.shape[dim]
+    first = clamped(g, start, size, 0)
+    last = clamped(g, end, size, size)
+    if step == 1 and g.same(g.shape[dim], size):
+        return x
+    count = g.shape[dim]
+    if step == 1:
+        last = first + count
+    elif isinstance(first, int) and isinstance(last, int):
+        last = max(first, last)
+    return g.slice(x, dim, first, last, step)
+
+
+@rule(aten.narrow.default)
+def narrow(g: Ge, x: Value, dim: int, start: Any, length: Any) -> Value:
+    return g.slice(x, dim % x.ndim, start, start + length)
+
+
+@rule(aten.select.int, aten.select_copy.int)
+def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
+    dim %= x.ndim
+    if isinstance(index, int) and index < 0:
+        index = x.shape[dim] + index
+    return g.reshape(g.slice(x, dim, index, index + 1), g.shape)
+
+
+@rule(aten.slice_scatter.default)
+def slice_scatter(
+    g: Ge, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    """Three parts where the step is 1, else the source written at its places."""
+    dim %= x.ndim
+    size = x.shape[dim]
+    first, last = clamped(g, start, size, 0), clamped(g, end, size, size)
+    source = g.cast(source, x.dtype)
+    count = source.shape[dim]
+    if g.same(count, 0):
+        return g.op("Identity", x)
+    if step != 1:
+        places = g.add(g.mul(g.arange(count), step), g.number(first, torch.int64))
+        return _put_at(g, x, dim, places, source)
+    parts = []
+    if not g.same(first, 0):
+        parts.append(g.slice(x, dim, 0, first))
+    parts.append(source)
+    if not g.same(last, size):
+        parts.append(g.slice(x, dim, last, size))
+    return g.concat(parts, dim)
+
+
+def _put_at(g: Ge, x: Value, dim: int, places: Value, source: Value) -> Value:
+    """`x` with `source` at `places` (a vector) of dimension `dim`."""
+    shape = [1] * x.ndim
+    shape[dim] = source.shape[dim]
+    index = g.broadcast(g.reshape(places, shape), source.shape)
+    return g.op("ScatterElements", x, index, source, axis=dim)
+
+
+@rule(aten.select_scatter.default)
+def select_scatter(g: Ge, x: Value, source: Value, dim: int, index: Any) -> Value:
+    dim %= x.ndim
+    if isinstance(index, int) and index < 0:
+        index = x.shape[dim] + index
+    source = g.unsqueeze(g.cast(source, x.dtype), dim)
+    return slice_scatter(g, x, source, dim, index, index + 1)
+
+
+# ---- diagonals and strided views -----------------------------------------------------------------
+
+
+def _row_major(shape: Sequence[Any]) -> list[Any]:
+    strides: list[Any] = []
+    expected: Any = 1
+    for size in reversed(shape):
+        strides.insert(0, expected)
+        expected = expected * size
+    return strides
+
+
+def as_strided_of(
+    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
+) -> Value:
+    """A window on row-major `x`."""
+    sizes = (g.ints(list(shape)), g.ints(list(strides)), g.ints([offset]))
+    return g.op("AsStrided", x, *sizes)
+
+
+@rule(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
+    strides = _row_major(x.shape)
+    kept = [d for d in range(x.ndim) if d not in (dim1, dim2)]
+    start = offset * strides[dim2] if offset >= 0 else -offset * strides[dim1]
+    if g.same(g.shape[-1], 0):
+        start = 0
+    steps = [*(strides[d] for d in kept), strides[dim1] + strides[dim2]]
+    return as_strided_of(g, x, g.shape, steps, start)
+
+
+@rule(aten.unfold.default, aten.unfold_copy.default)
+def unfold(g: Ge, x: Value, dimension: int, size: int, step: int) -> Value:
+    if x.ndim == 0:
+        return g.reshape(x, g.shape)
+    dimension %= x.ndim
+    strides = _row_major(x.shape)
+    steps = [s * step if d == dimension else s for d, s in enumerate(strides)]
+    return as_strided_of(g, x, g.shape, [*steps, strides[dimension]], 0)
+
+
+@rule(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    g: Ge, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """The source where row and column differ by `offset`, `x` elsewhere."""
+    dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
+    rows, columns = x.shape[dim1], x.shape[dim2]
+    gap = g.sub(g.reshape(g.arange(columns), [1, columns]), g.reshape(g.arange(rows), [rows, 1]))
+    mask = g.op("Equal", gap, g.const(offset, torch.int64))
+    spread = _spread_diagonal(g, g.cast(source, x.dtype), rows, columns, offset)
+    order = [d for d in range(x.ndim) if d not in (dim1, dim2)] + [dim1, dim2]
+    moved = g.transpose(x, order)
+    result = g.op("SelectV2", mask, spread, moved)
+    return g.transpose(result, [order.index(d) for d in range(x.ndim)])
+
+
+def _spread_diagonal(g: Ge, source: Value, rows: Any, columns: Any, offset: int) -> Value:
+    """(..., n) as (..., rows, columns), each row holding its own element everywhere."""
+    before = max(-offset, 0)
+    after = rows - before - source.shape[-1]
+    padded = pad(g, source, [before, after])
+    wide = g.unsqueeze(padded, padded.ndim)
+    return g.broadcast(wide, [*padded.shape, columns])
+
+
+# ---- joining and taking apart --------------------------------------------------------------------
+
+
+@rule(aten.cat.default)
+def cat(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
+    rank = len(g.shape)
+    parts = [g.cast(x, g.dtype) for x in tensors if not (x.ndim == 1 and rank != 1)]
+    parts = [x for x in parts if not g.same(x.shape[dim % rank], 0)] or parts[:1]
+    if len(parts) == 1:
+        return g.op("Identity", parts[0])
+    return g.concat(parts, dim % rank)
+
+
+@rule(aten.stack.default)
+def stack(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = tuple(g.cast(x, g.dtype) for x in tensors)
+    return g.op("Pack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
+
+
+@rule(aten.split.Tensor, aten.split_copy.Tensor)
+def split(g: Ge, x: Value, size: Any, dim: int = 0) -> list[Value]:
+    return split_sizes(g, x, [part.shape[dim] for part in g.meta], dim)
+
+
+@rule(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
+def split_with_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
+    return split_sizes(g, x, list(sizes), dim)
+
+
+def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
+    dim %= x.ndim
+    if all(isinstance(size, int) for size in sizes) and isinstance(x.shape[dim], int):
+        if len(sizes) == 1:
+            return [x]
+        return g.ops(
+            "SplitVD", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
+        )  # fmt: skip
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(g.slice(x, dim, start, start + size))
+        start = start + size
+    return parts
+
+
+@rule(aten.unbind.int, aten.unbind_copy.int)
+def unbind(g: Ge, x: Value, dim: int = 0) -> list[Value]:
+    dim %= x.ndim
+    count = x.shape[dim]
+    if not isinstance(count, int):
+        raise NoRule("the number of results depends on the sizes")
+    if count == 0:
+        return []
+    return g.unpack(x, dim, count)
+
+
+@rule(aten.repeat.default)
+def repeat(g: Ge, x: Value, repeats: Sequence[Any]) -> Value:
+    x = g.reshape(x, [*[1] * (len(repeats) - x.ndim), *x.shape])
+    return g.op("Tile", x, g.ints(list(repeats))) if repeats else g.op("Identity", x)
+
+
+@rule(aten.flip.default)
+def flip(g: Ge, x: Value, dims: Sequence[int]) -> Value:
+    if not dims or x.ndim == 0:
+        return g.op("Identity", x)
+    return g.op("ReverseV2", x, g.ints([d % x.ndim for d in dims]))
+
+
+@rule(aten.roll.default)
+def roll(g: Ge, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
+    if not all(isinstance(s, int) for s in shifts):
+        raise NoRule("symbolic shifts")
+    if not dims:
+        flat = g.reshape(x, [math.prod(x.shape)])
+        return g.reshape(g.op("Roll", flat, shifts=list(shifts), dims=[0]), x.shape)
+    return g.op("Roll", x, shifts=list(shifts), dims=[d % x.ndim for d in dims])
+
+
+# ---- padding -------------------------------------------------------------------------------------
+
+
+def pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
+    """`widths` as F.pad's: before and after, from the last dimension on; zeros by default."""
+    pairs = [(widths[k], widths[k + 1]) for k in range(0, len(widths), 2)]
+    pairs += [(0, 0)] * (x.ndim - len(pairs))
+    for dim, (before, after) in enumerate(reversed(pairs)):
+        cut_before = isinstance(before, int) and before < 0
+        cut_after = isinstance(after, int) and after < 0
+        if cut_before or cut_after:
+            start = -before if cut_before else 0
+            end = x.shape[dim] + after if cut_after else x.shape[dim]
+            x = g.slice(x, dim, start, end)
+    positive = [
+        max(w, 0) if isinstance(w, int) else w for pair in reversed(pairs) for w in pair
+    ]  # fmt: skip
+    if all(isinstance(w, int) and w == 0 for w in positive):
+        return g.op("Identity", x)
+    fill = g.number(0 if value is None else value, x.dtype)
+    return g.op("PadV3", x, g.ints(positive), fill)
+
+
+@rule(aten.constant_pad_nd.default)
+def constant_pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = 0) -> Value:
+    return pad(g, x, widths, value)
+
+
+@rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(g: Ge, x: Value, widths: Sequence[Any]) -> Value:
+    return _take_padded(g, x, widths, _reflected)
+
+
+@rule(aten.replication_pad1d.default, aten.replication_pad2d.default,
+      aten.replication_pad3d.default)  # fmt: skip
+def replication_pad(g: Ge, x: Value, widths: Sequence[Any]) -> Value:
+    return _take_padded(g, x, widths, _clamped_place)
+
+
+def _reflected(g: Ge, place: Value, last: Value) -> Value:
+    return g.sub(last, g.op("Abs", g.sub(last, g.op("Abs", place))))
+
+
+def _clamped_place(g: Ge, place: Value, last: Value) -> Value:
+    return g.op("Minimum", g.op("Maximum", place, g.const(0, torch.int64)), last)
+
+
+def padded_places(g: Ge, size: Any, before: Any, after: Any, fold: Any) -> Value:
+    """Where each element of a padded dimension comes from."""
+    places = g.add(g.arange(size + before + after), g.number(-before, torch.int64))
+    return fold(g, places, g.number(size - 1, torch.int64))
+
+
+def _take_padded(g: Ge, x: Value, widths: Sequence[Any], fold: Any) -> Value:
+    for k in range(0, len(widths), 2):
+        dim = x.ndim - 1 - k // 2
+        before, after = widths[k], widths[k + 1]
+        if isinstance(before, int) and isinstance(after, int) and before == after == 0:
+            continue
+        places = padded_places(g, x.shape[dim], before, after, fold)
+        x = g.op("GatherV2", x, places, g.const(dim, torch.int64))
+    return x
+
+
+@rule(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
+      aten.reflection_pad3d_backward.default)  # fmt: skip
+def reflection_pad_backward(g: Ge, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
+    return _give_padded(g, dy, x, widths, _reflected)
+
+
+@rule(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
+      aten.replication_pad3d_backward.default)  # fmt: skip
+def replication_pad_backward(g: Ge, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
+    return _give_padded(g, dy, x, widths, _clamped_place)
+
+
+def _give_padded(g: Ge, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -> Value:
+    """Each gradient added where its element came from."""
+    dtype = dy.dtype
+    dy = g.wide(dy)
+    for k in range(0, len(widths), 2):
+        dim = x.ndim - 1 - k // 2
+        places = padded_places(g, x.shape[dim], widths[k], widths[k + 1], fold)
+        dy = add_at(g, dy, dim, places, x.shape[dim])
+    return g.cast(dy, dtype)
+
+
+def add_at(g: Ge, dy: Value, dim: int, places: Value, size: Any) -> Value:
+    """Zeros of `size` along `dim` to which `dy` is added at `places` (a vector)."""
+    shape = list(dy.shape)
+    shape[dim] = size
+    index_shape = [1] * dy.ndim
+    index_shape[dim] = dy.shape[dim]
+    index = g.broadcast(g.reshape(places, index_shape), dy.shape)
+    zeros = g.full(shape, 0, dy.dtype)
+    return g.op("ScatterElements", zeros, index, dy, axis=dim, reduction="add")
+
+
+# ---- triangles -----------------------------------------------------------------------------------
+
+
+@rule(aten.tril.default)
+def tril(g: Ge, x: Value, diagonal: Any = 0) -> Value:
+    return _triangle(g, "Tril", x, diagonal)
+
+
+@rule(aten.triu.default)
+def triu(g: Ge, x: Value, diagonal: Any = 0) -> Value:
+    return _triangle(g, "Triu", x, diagonal)
+
+
+def _triangle(g: Ge, kind: str, x: Value, diagonal: Any) -> Value:
+    if not isinstance(diagonal, int):
+        raise NoRule("a symbolic diagonal")
+    return g.op(kind, x, diagonal=diagonal)
+
+
+@rule(aten.view.dtype)
+def view_dtype(g: Ge, x: Value, dtype: torch.dtype) -> Value:
+    if dtype.itemsize != x.dtype.itemsize or x.dtype == torch.bool or dtype == torch.bool:
+        raise NoRule("a view of elements of another size")
+    return g.op("Bitcast", x, type=dtype)
+
+
+VIEWS = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.slice.Tensor, aten.select.int,
+    aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.diagonal.default,
+    aten.unfold.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
+    aten.narrow.default, aten.broadcast_to.default,
+})  # fmt: skip
+"""Operators that eager answers with a view."""

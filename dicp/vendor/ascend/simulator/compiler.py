@@ -1,0 +1,287 @@
+"""The simulator's graph compiler: a recorded graph, checked against the prototypes, made runnable.
+
+What GE would refuse is refused here: operators, ports and attributes that do not exist, attributes
+of another type or missing, dtypes and formats outside the prototype, shapes that do not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dicp.errors import PrototypeError
+from dicp.graphop.interpreter import Call, Interpreter, Source
+from dicp.graphop.prototype import Prototype, check_call
+from dicp.torch_private import FakeTensorMode, disable_current_modes
+from dicp.vendor.ascend.formats import accepts, produced_format
+from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
+from dicp.vendor.ascend.semantics import SEMANTICS
+
+FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
+
+DTYPE_NUMBERS = frozenset({"dst_type"})
+"""Attributes of type Int that hold the number of a dtype."""
+
+
+class Refused(Exception):
+    """The graph is not valid; the text names the operator and says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What is known of a tensor while a graph is compiled; a dimension of -1 is not known."""
+
+    dtype: torch.dtype
+    dims: tuple[int, ...] | None
+    format: str = "ND"
+
+
+@dataclass
+class Model:
+    """A compiled graph: how to run it, and what it holds."""
+
+    interpreter: Interpreter
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    kinds: list[str] = field(default_factory=list)
+
+
+class Compiler:
+    """Compiles one recorded graph."""
+
+    def __init__(self, text: str) -> None:
+        self.graph = json.loads(text)
+        self.types = {op["name"]: op["type"] for op in self.graph["ops"]}
+        self.calls: list[Call | torch.Tensor | int] = []
+        self.places: dict[str, int] = {}
+        self.results: list[list[Tensor]] = []
+        self.inputs: dict[int, Tensor] = {}
+        self.kinds: list[str] = []
+        self.fake_mode = FakeTensorMode()
+
+    def compile(self) -> Model:
+        """Raises Refused."""
+        for op in self.graph["ops"]:
+            place = len(self.calls)
+            self._add(op)
+            self.places[op["name"]] = place
+        outputs: list[Source] = [
+            (self.places[name], index)
+            for name, indices in self.graph["outputs"]
+            for index in indices
+        ]  # fmt: skip
+        count = len(self.graph["inputs"])
+        if sorted(self.inputs) != list(range(count)):
+            raise Refused(f"Data indices are {sorted(self.inputs)}, not those of {count} inputs")
+        return Model(
+            Interpreter(self.calls, outputs),
+            [self.inputs[k] for k in range(count)],
+            [self._result(*source) for source in outputs],
+            self.kinds,
+        )
+
+    def _result(self, place: int, index: int) -> Tensor:
+        return self.results[place][index]
+
+    def _add(self, op: Mapping[str, Any]) -> None:
+        kind = op["type"]
+        attrs = {name: _attr_value(type_, value) for name, type_, value in op["attrs"]}
+        if kind == "Data":
+            tensor = _described(op)
+            index = attrs.get("index", 0)
+            self.inputs[index] = tensor
+            self.calls.append(index)
+            self.results.append([tensor])
+        elif kind == "Const":
+            if "value" not in attrs:
+                raise Refused(f"{op['name']} (Const): attribute 'value' is missing")
+            self.calls.append(attrs["value"])
+            self.results.append([Tensor(attrs["value"].dtype, tuple(attrs["value"].shape))])
+        else:
+            self._add_operator(op, attrs)
+
+    def _add_operator(self, op: Mapping[str, Any], attrs: dict[str, Any]) -> None:
+        kind, where = op["type"], op["name"]
+        prototype = PROTOTYPES.get(kind)
+        if prototype is None:
+            raise Refused(f"{where}: there is no operator {kind!r}")
+        ports = self._ports(op, prototype)
+        try:
+            check_call(prototype, {k: self._dtypes(v) for k, v in ports.items()}, attrs)
+        except PrototypeError as error:
+            raise Refused(f"{where} ({kind}): {error.detail}") from error
+        self._check_types(op, prototype)
+        for name in DTYPE_NUMBERS & attrs.keys():
+            if attrs[name] not in BY_NUMBER:
+                raise Refused(f"{where} ({kind}): attribute {name!r} is {attrs[name]}, no dtype")
+            attrs[name] = BY_NUMBER[attrs[name]]
+        self._check_formats(op, prototype, ports)
+        sources = tuple(ports.get(port.name) for port in prototype.inputs)
+        call = Call(where, prototype, SEMANTICS[kind], sources, attrs)
+        self.calls.append(call)
+        self.kinds.append(kind)
+        self.results.append(self._infer(op, call))
+
+    def _ports(self, op: Mapping[str, Any], prototype: Prototype) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for port, index, source, output in op["inputs"]:
+            place = (self.places[source], self._output(source, output))
+            if index < 0:
+                found[port] = place
+            else:
+                found.setdefault(port, []).append(place)
+        for direction, port, count in op["counts"]:
+            if direction == "input" and len(found.get(port, [])) != count:
+                raise Refused(
+                    f"{op['name']} ({prototype.kind}): input {port!r} was declared with {count} "
+                    f"tensors and has {len(found.get(port, []))}"
+                )
+        return found
+
+    def _output(self, source: str, output: str) -> int:
+        kind = self.types[source]
+        if not output:
+            return 0
+        ports = PROTOTYPES[kind].outputs if kind in PROTOTYPES else ()
+        for index, port in enumerate(ports):
+            if port.name == output:
+                return index
+            if port.arity == "many" and output.removeprefix(port.name).isdigit():
+                return int(output.removeprefix(port.name))
+        raise Refused(f"{source} ({kind}): it has no output {output!r}")
+
+    def _dtypes(self, port: Any) -> Any:
+        if isinstance(port, list):
+            return [self._result(*source).dtype for source in port]
+        return self._result(*port).dtype
+
+    def _check_types(self, op: Mapping[str, Any], prototype: Prototype) -> None:
+        for name, given, _ in op["attrs"]:
+            spec = prototype.attr(name)
+            assert spec is not None
+            if spec.type != given and (spec.type, given) != ("Int", "Type"):
+                raise Refused(
+                    f"{op['name']} ({prototype.kind}): attribute {name!r} is given as {given}, "
+                    f"the prototype says {spec.type}"
+                )
+
+    def _check_formats(
+        self, op: Mapping[str, Any], prototype: Prototype, ports: Mapping[str, Any]
+    ) -> None:
+        for port in prototype.inputs:
+            given = ports.get(port.name)
+            for source in given if isinstance(given, list) else [given] if given else []:
+                fmt = self._result(*source).format
+                if not accepts(prototype.kind, port.name, fmt):
+                    raise Refused(
+                        f"{op['name']} ({prototype.kind}): input {port.name!r} does not take "
+                        f"format {fmt}"
+                    )
+
+    def _infer(self, op: Mapping[str, Any], call: Call) -> list[Tensor]:
+        """Result types: from fake tensors where every dimension is known."""
+        sources = [s for s in call.sources if s is not None]
+        flat = [s for source in sources for s in (source if isinstance(source, list) else [source])]
+        known = [self._result(*s) for s in flat]
+        outputs = call.prototype.outputs
+        formats = _declared_formats(op, outputs)
+        default = produced_format(call.prototype.kind, [t.format for t in known])
+        found = self._run_fake(call) if all(_is_static(t) for t in known) else None
+        if found is None:
+            return [
+                Tensor(_declared_dtype(call, k, known), None, formats.get(k, default))
+                for k in range(64 if outputs[0].arity == "many" else len(outputs))
+            ]
+        return [
+            Tensor(f.dtype, tuple(f.shape), formats.get(k, default)) for k, f in enumerate(found)
+        ]
+
+    def _run_fake(self, call: Call) -> list[torch.Tensor] | None:
+        """The call on fake tensors; None where it needs numbers of this run."""
+        arguments: list[Any] = []
+        for port, source in zip(call.prototype.inputs, call.sources, strict=True):
+            if source is None:
+                arguments.append(None)
+            elif isinstance(source, list):
+                arguments.append([self._fake(s) for s in source])
+            elif port.name in call.meaning.host:
+                constant = self.calls[source[0]]
+                if not isinstance(constant, torch.Tensor):
+                    return None
+                arguments.append(constant.tolist())
+            else:
+                arguments.append(self._fake(source))
+        try:
+            with self.fake_mode, torch.no_grad():
+                result = call.meaning.function(*arguments, **call.attrs)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise Refused(f"{call.name} ({call.prototype.kind}): {error}") from error
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def _fake(self, source: Source) -> torch.Tensor:
+        tensor = self._result(*source)
+        with self.fake_mode:
+            return torch.empty(tensor.dims or (), dtype=tensor.dtype)
+
+
+def _is_static(tensor: Tensor) -> bool:
+    return tensor.dims is not None and -1 not in tensor.dims
+
+
+def _declared_dtype(call: Call, index: int, known: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of a result whose shape is not known before the run, from the prototype."""
+    outputs = call.prototype.outputs
+    port = outputs[min(index, len(outputs) - 1)]
+    for name in ("dst_type", "type", "dtype"):
+        if name in call.attrs:
+            return call.attrs[name]  # type: ignore[no-any-return]
+    if port.same_as:
+        names = [p.name for p in call.prototype.inputs]
+        given = [s for s in call.sources if s is not None]
+        position = sum(s is not None for s in call.sources[: names.index(port.same_as)])
+        before = sum(len(s) if isinstance(s, list) else 1 for s in given[:position])
+        return known[before].dtype
+    if len(port.dtypes) == 1:
+        return next(iter(port.dtypes))
+    return torch.int64
+
+
+def _declared_formats(op: Mapping[str, Any], outputs: Sequence[Any]) -> dict[int, str]:
+    names = [port.name for port in outputs]
+    return {
+        names.index(port): FORMAT_NAMES[desc["format"]]
+        for direction, port, desc in op["descs"]
+        if direction == "output" and port in names
+    }
+
+
+def _described(op: Mapping[str, Any]) -> Tensor:
+    """What a Data operator was told of its tensor."""
+    for direction, port, desc in op["descs"]:
+        if (direction, port) == ("output", "y"):
+            fmt = FORMAT_NAMES[desc["format"]]
+            return Tensor(BY_NUMBER[desc["dtype"]], tuple(desc["dims"]), fmt)
+    raise Refused(f"{op['name']} (Data): its output has no description")
+
+
+def _attr_value(type_: str, value: Any) -> Any:
+    match type_:
+        case "Float":
+            return float.fromhex(value)
+        case "ListFloat":
+            return [float.fromhex(v) for v in value]
+        case "Type":
+            return BY_NUMBER[value]
+        case "Tensor":
+            dtype = BY_NUMBER[value["desc"]["dtype"]]
+            data = bytearray(bytes.fromhex(value["data"]))
+            dims = value["desc"]["dims"]
+            with disable_current_modes():  # graphs are compiled while the framework traces
+                if not data:
+                    return torch.empty(dims, dtype=dtype)
+                return torch.frombuffer(data, dtype=dtype).reshape(dims)
+    return value

@@ -1,0 +1,8 @@
+#pragma once
+#include <string>
+
+namespace ge {
+
+std::string GEGetErrorMsg();
+
+}  // namespace ge

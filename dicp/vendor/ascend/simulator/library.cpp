@@ -1,0 +1,340 @@
+// The simulator's side of GE and ACL: records graphs as JSON and hands them, and runs, to Python.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "acl/acl.h"
+#include "ge/ge_api.h"
+#include "ge/ge_ir_build.h"
+#include "graph/graph.h"
+
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    char escape[8];
+    if (c == '"' || c == '\\' || c < 0x20) {
+      std::snprintf(escape, sizeof escape, "\\u%04x", c);
+      out += escape;
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out + '"';
+}
+
+template <typename T, typename Show>
+std::string list(const std::vector<T>& items, Show show) {
+  std::string out = "[";
+  for (size_t k = 0; k < items.size(); ++k) out += (k ? "," : "") + show(items[k]);
+  return out + "]";
+}
+
+std::string integer(int64_t v) { return std::to_string(v); }
+
+std::string real(float v) {
+  char text[40];
+  std::snprintf(text, sizeof text, "\"%a\"", static_cast<double>(v));
+  return text;
+}
+
+std::string desc_text(const ge::TensorDesc& d) {
+  return "{\"dims\":" + list(d.GetShape().GetDims(), integer) +
+         ",\"format\":" + integer(d.GetFormat()) + ",\"dtype\":" + integer(d.GetDataType()) + "}";
+}
+
+std::string hex(const std::vector<uint8_t>& bytes) {
+  static const char digits[] = "0123456789abcdef";
+  std::string out;
+  for (uint8_t b : bytes) out += {digits[b >> 4], digits[b & 15]};
+  return quoted(out);
+}
+
+struct Callbacks {
+  int (*build)(const char* graph, const char* options, char* message, size_t room);
+  int (*load)(const void* model, size_t size, char* message, size_t room);
+  int (*run)(int model, const void* inputs, size_t in, const void* outputs, size_t out,
+             char* message, size_t room);
+  void (*unload)(int model);
+};
+
+Callbacks python = {};
+thread_local char message[8192] = "";
+
+}  // namespace
+
+namespace ge {
+
+struct Record {
+  int users = 1;
+  std::string name, type;
+  struct Input {
+    std::string port;
+    int64_t index;  // -1: not a dynamic port
+    Record* source;
+    std::string output;
+  };
+  std::vector<Input> inputs;
+  std::vector<std::string> attrs, descs, counts;
+};
+
+static void release(Record* r) {
+  if (--r->users > 0) return;
+  for (auto& input : r->inputs) release(input.source);
+  delete r;
+}
+
+Operator::Operator(const char* name, const char* type) : record_(new Record) {
+  record_->name = name;
+  record_->type = type;
+}
+Operator::Operator(const Operator& other) : record_(other.record_) { ++record_->users; }
+Operator& Operator::operator=(const Operator& other) {
+  ++other.record_->users;
+  release(record_);
+  record_ = other.record_;
+  return *this;
+}
+Operator::~Operator() { release(record_); }
+
+static void connect(Record* r, const char* port, int64_t index, const Operator& source,
+                    const char* output) {
+  ++source.record()->users;
+  r->inputs.push_back({port, index, source.record(), output});
+}
+Operator& Operator::SetInput(const char* port, const Operator& s) {
+  return connect(record_, port, -1, s, ""), *this;
+}
+Operator& Operator::SetInput(const char* port, const Operator& s, const char* output) {
+  return connect(record_, port, -1, s, output), *this;
+}
+Operator& Operator::SetInput(const char* port, uint32_t index, const Operator& s) {
+  return connect(record_, port, index, s, ""), *this;
+}
+Operator& Operator::SetInput(const char* port, uint32_t index, const Operator& s,
+                             const char* output) {
+  return connect(record_, port, index, s, output), *this;
+}
+void Operator::DynamicInputRegister(const char* port, uint32_t count) {
+  record_->counts.push_back("[\"input\"," + quoted(port) + "," + integer(count) + "]");
+}
+void Operator::DynamicOutputRegister(const char* port, uint32_t count) {
+  record_->counts.push_back("[\"output\"," + quoted(port) + "," + integer(count) + "]");
+}
+
+static Operator& put(Operator& op, const char* name, const char* type, const std::string& value) {
+  op.record()->attrs.push_back("[" + quoted(name) + "," + quoted(type) + "," + value + "]");
+  return op;
+}
+Operator& Operator::SetAttr(const char* n, bool v) {
+  return put(*this, n, "Bool", v ? "true" : "false");
+}
+Operator& Operator::SetAttr(const char* n, int64_t v) { return put(*this, n, "Int", integer(v)); }
+Operator& Operator::SetAttr(const char* n, float v) { return put(*this, n, "Float", real(v)); }
+Operator& Operator::SetAttr(const char* n, const char* v) {
+  return put(*this, n, "String", quoted(v));
+}
+Operator& Operator::SetAttr(const char* n, DataType v) { return put(*this, n, "Type", integer(v)); }
+Operator& Operator::SetAttr(const char* n, const Tensor& v) {
+  return put(*this, n, "Tensor",
+             "{\"desc\":" + desc_text(v.GetTensorDesc()) + ",\"data\":" + hex(v.bytes()) + "}");
+}
+Operator& Operator::SetAttr(const char* n, const std::vector<int64_t>& v) {
+  return put(*this, n, "ListInt", list(v, integer));
+}
+Operator& Operator::SetAttr(const char* n, const std::vector<float>& v) {
+  return put(*this, n, "ListFloat", list(v, real));
+}
+graphStatus Operator::UpdateInputDesc(const char* port, const TensorDesc& d) {
+  record_->descs.push_back("[\"input\"," + quoted(port) + "," + desc_text(d) + "]");
+  return GRAPH_SUCCESS;
+}
+graphStatus Operator::UpdateOutputDesc(const char* port, const TensorDesc& d) {
+  record_->descs.push_back("[\"output\"," + quoted(port) + "," + desc_text(d) + "]");
+  return GRAPH_SUCCESS;
+}
+
+struct GraphRecord {
+  std::string name;
+  std::vector<Operator> inputs;
+  std::vector<std::pair<Operator, std::vector<size_t>>> outputs;
+};
+
+Graph::Graph(const char* name) : record_(new GraphRecord) { record_->name = name; }
+Graph::~Graph() { delete record_; }
+Graph& Graph::SetInputs(const std::vector<Operator>& inputs) {
+  record_->inputs = inputs;
+  return *this;
+}
+Graph& Graph::SetOutputs(const std::vector<std::pair<Operator, std::vector<size_t>>>& outputs) {
+  record_->outputs = outputs;
+  return *this;
+}
+
+// Operators that the outputs need, each after its own inputs.
+static void collect(Record* root, std::unordered_set<Record*>& seen, std::vector<Record*>& order) {
+  std::vector<std::pair<Record*, size_t>> stack;
+  if (seen.insert(root).second) stack.push_back({root, 0});
+  while (!stack.empty()) {
+    auto& [record, next] = stack.back();
+    if (next == record->inputs.size()) {
+      order.push_back(record);
+      stack.pop_back();
+      continue;
+    }
+    Record* source = record->inputs[next++].source;
+    if (seen.insert(source).second) stack.push_back({source, 0});
+  }
+}
+
+static std::string text_of(const Record* r) {
+  auto same = [](const std::string& s) { return s; };
+  auto input = [](const Record::Input& i) {
+    return "[" + quoted(i.port) + "," + integer(i.index) + "," + quoted(i.source->name) + "," +
+           quoted(i.output) + "]";
+  };
+  return "{\"name\":" + quoted(r->name) + ",\"type\":" + quoted(r->type) +
+         ",\"inputs\":" + list(r->inputs, input) + ",\"attrs\":" + list(r->attrs, same) +
+         ",\"descs\":" + list(r->descs, same) + ",\"counts\":" + list(r->counts, same) + "}";
+}
+
+static std::string text_of(const GraphRecord& g) {
+  std::unordered_set<Record*> seen;
+  std::vector<Record*> order;
+  for (auto& op : g.inputs) collect(op.record(), seen, order);
+  for (auto& out : g.outputs) collect(out.first.record(), seen, order);
+  auto name = [](const Operator& op) { return quoted(op.record()->name); };
+  auto number = [](size_t k) { return integer(static_cast<int64_t>(k)); };
+  auto output = [&](const std::pair<Operator, std::vector<size_t>>& o) {
+    return "[" + name(o.first) + "," + list(o.second, number) + "]";
+  };
+  return "{\"name\":" + quoted(g.name) + ",\"inputs\":" + list(g.inputs, name) +
+         ",\"outputs\":" + list(g.outputs, output) +
+         ",\"ops\":" + list(order, [](Record* r) { return text_of(r); }) + "}";
+}
+
+graphStatus aclgrphBuildInitialize(BuildOptions&) { return GRAPH_SUCCESS; }
+void aclgrphBuildFinalize() {}
+std::string GEGetErrorMsg() { return message; }
+
+graphStatus aclgrphBuildModel(const Graph& graph, const BuildOptions& options,
+                              ModelBufferData& model) {
+  std::string text = text_of(*graph.record()), given = "{";
+  for (auto& option : options) {
+    given += (given.size() > 1 ? "," : "") + quoted(option.first.GetString()) + ":" +
+             quoted(option.second.GetString());
+  }
+  given += "}";
+  if (python.build(text.c_str(), given.c_str(), message, sizeof message) != 0) return GRAPH_FAILED;
+  model.length = text.size();
+  model.data.reset(new uint8_t[text.size()], std::default_delete<uint8_t[]>());
+  std::memcpy(model.data.get(), text.data(), text.size());
+  return GRAPH_SUCCESS;
+}
+
+}  // namespace ge
+
+struct aclDataBuffer {
+  void* data;
+  uint64_t size;
+};
+struct aclTensorDesc {
+  int type;
+  std::vector<int64_t> dims;
+};
+struct aclmdlDataset {
+  std::vector<aclDataBuffer*> buffers;
+  std::vector<aclTensorDesc*> descs;
+};
+struct aclmdlDesc {
+  uint32_t model;
+};
+
+namespace {
+
+struct Piece {  // one tensor of a run, as Python reads it
+  void* data;
+  uint64_t size;
+  int64_t rank;  // -1: as the model declares
+  const int64_t* dims;
+};
+
+std::vector<Piece> pieces(const aclmdlDataset* d) {
+  std::vector<Piece> found;
+  for (size_t k = 0; k < d->buffers.size(); ++k) {
+    aclTensorDesc* t = k < d->descs.size() ? d->descs[k] : nullptr;
+    found.push_back({d->buffers[k]->data, d->buffers[k]->size,
+                     t ? static_cast<int64_t>(t->dims.size()) : -1, t ? t->dims.data() : nullptr});
+  }
+  return found;
+}
+
+}  // namespace
+
+extern "C" {
+
+void dicp_simulator_connect(Callbacks callbacks) { python = callbacks; }
+
+aclError aclInit(const char*) { return ACL_SUCCESS; }
+aclError aclrtSetDevice(int32_t) { return ACL_SUCCESS; }
+aclError aclrtCreateStream(aclrtStream* stream) { return *stream = nullptr, ACL_SUCCESS; }
+aclError aclrtSynchronizeStream(aclrtStream) { return ACL_SUCCESS; }
+aclError aclrtMalloc(void** memory, size_t size, aclrtMemMallocPolicy) {
+  *memory = std::malloc(size ? size : 1);
+  return *memory ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
+}
+aclError aclrtFree(void* memory) { return std::free(memory), ACL_SUCCESS; }
+aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t size, aclrtMemcpyKind) {
+  if (size > room) return ACL_ERROR_INVALID_PARAM;
+  std::memcpy(to, from, size);
+  return ACL_SUCCESS;
+}
+const char* aclrtGetSocName() { return "Simulator"; }
+const char* aclGetRecentErrMsg() { return message; }
+
+aclDataBuffer* aclCreateDataBuffer(void* data, size_t size) {
+  return new aclDataBuffer{data, size};
+}
+aclError aclDestroyDataBuffer(const aclDataBuffer* b) { return delete b, ACL_SUCCESS; }
+aclTensorDesc* aclCreateTensorDesc(aclDataType type, int rank, const int64_t* dims, aclFormat) {
+  return new aclTensorDesc{type, std::vector<int64_t>(dims, dims + rank)};
+}
+void aclDestroyTensorDesc(const aclTensorDesc* d) { delete d; }
+aclmdlDataset* aclmdlCreateDataset() { return new aclmdlDataset; }
+aclError aclmdlDestroyDataset(const aclmdlDataset* d) { return delete d, ACL_SUCCESS; }
+aclError aclmdlAddDatasetBuffer(aclmdlDataset* d, aclDataBuffer* b) {
+  return d->buffers.push_back(b), ACL_SUCCESS;
+}
+aclError aclmdlSetDatasetTensorDesc(aclmdlDataset* d, aclTensorDesc* desc, size_t index) {
+  if (d->descs.size() <= index) d->descs.resize(index + 1);
+  return d->descs[index] = desc, ACL_SUCCESS;
+}
+
+aclmdlDesc* aclmdlCreateDesc() { return new aclmdlDesc{}; }
+aclError aclmdlDestroyDesc(aclmdlDesc* d) { return delete d, ACL_SUCCESS; }
+aclError aclmdlGetDesc(aclmdlDesc* d, uint32_t model) { return d->model = model, ACL_SUCCESS; }
+aclError aclmdlQuerySizeFromMem(const void*, size_t, size_t* work, size_t* weights) {
+  return *work = 0, *weights = 0, ACL_SUCCESS;
+}
+aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, void*, size_t,
+                                  void*, size_t) {
+  int handle = python.load(model, size, message, sizeof message);
+  if (handle < 0) return ACL_ERROR_GE_EXEC_LOAD_MODEL;
+  *id = static_cast<uint32_t>(handle);
+  return ACL_SUCCESS;
+}
+aclError aclmdlExecuteAsync(uint32_t model, const aclmdlDataset* in, aclmdlDataset* out,
+                            aclrtStream) {
+  auto inputs = pieces(in), outputs = pieces(out);
+  return python.run(static_cast<int>(model), inputs.data(), inputs.size(), outputs.data(),
+                    outputs.size(), message, sizeof message);
+}
+aclError aclmdlUnload(uint32_t model) {
+  return python.unload(static_cast<int>(model)), ACL_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,267 @@
+"""Huawei Ascend: GE graphs written as C++, built offline, run through ACL or in the simulator."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache, key_of
+from dicp.config import Config
+from dicp.errors import (
+    FallbackWarning,
+    GraphRejectedError,
+    SimulatorForbiddenError,
+    ToolchainError,
+)
+from dicp.graphop.assemble import assemble
+from dicp.graphop.lower import Lowering
+from dicp.graphop.partition import Partition, remove_dead
+from dicp.graphop.program import Graph, GraphProgram
+from dicp.graphop.rewrite import rewritten
+from dicp.graphop.runtime import GraphExecutable
+from dicp.target import (
+    Artifact,
+    Check,
+    Decision,
+    DecisionKind,
+    Executable,
+    Facts,
+    LowerContext,
+    Source,
+    Target,
+)
+from dicp.torch_private import FakeTensorMode, OpOverload
+from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
+from dicp.vendor.ascend.formats import Layout
+from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.prototypes import DTYPES
+from dicp.vendor.ascend.rules import RULES, VIEWS
+from dicp.vendor.ascend.rules.core import Ge
+from dicp.vendor.ascend.runtime import Driver, Model
+from dicp.vendor.ascend.toolchain import (
+    Toolchain,
+    compile_shared,
+    doctor_lines,
+    find_toolchain,
+    load_driver,
+)
+
+PRECISION_MODES = {"keep": "must_keep_origin_dtype", "half": "allow_mix_precision"}
+"""GE's names for what `precision` says."""
+NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
+
+
+class AscendTarget(Target):
+    """Compiles for Ascend chips; without CANN, for the simulator."""
+
+    name = "ascend"
+    device_type = "npu"
+    facts = Facts(
+        dtypes=frozenset(DTYPES),
+        symbolic_shapes=True,
+        keep=RULES.ops(),
+        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
+        frozen_fusions=frozenset({"conv_bn"}),
+    )
+
+    def __init__(self) -> None:
+        self._drivers: dict[str, Driver] = {}
+
+    # ---- decisions ------------------------------------------------------------------------------
+
+    def decide(self, node: fx.Node) -> Decision:
+        if not isinstance(node.target, OpOverload):
+            return Decision("eager", "not an ATen operator")
+        if RULES.get(node.target) is None:
+            return Decision("eager", "no rule for this operator")
+        for tensor in _tensors_of(node):
+            if tensor.layout != torch.strided:
+                return Decision("eager", f"{tensor.layout} tensor")
+            if tensor.dtype not in DTYPES:
+                return Decision("eager", f"dtype {tensor.dtype} is not GE's")
+        return Decision("view" if node.target in VIEWS else "compiled")
+
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        if RULES.get(op) is None:
+            return None
+        return "view" if op in VIEWS else "compiled"
+
+    # ---- lower, render, build, load -------------------------------------------------------------
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> GraphProgram:
+        return self._lower(gm, context, frozenset())
+
+    def _lower(
+        self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
+    ) -> GraphProgram:
+        """The program with the nodes in `refused` left to eager."""
+        config = context.config
+
+        def decide(node: fx.Node) -> Decision:
+            if node.name in refused:
+                return Decision("eager", "the graph compiler refused it")
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if config.fallback_random and random:
+                return Decision("eager", "fallback_random asks for eager's own numbers")
+            return self.decide(node)
+
+        builder = Ge(_fake_mode(gm))
+        lowering = Lowering(gm, context, builder, RULES, decide).run()
+        items = remove_dead(lowering.items, lowering.outputs)
+        if config.fuse:
+            items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+        if config.layout:
+            items = Layout(builder).run(items)
+        program = assemble(lowering, Partition(builder, items).steps())
+        program.retry = lambda more: self._lower(gm, context, refused | more)
+        return program
+
+    def render(self, program: GraphProgram, config: Config) -> Source:
+        return Source({f"{graph.name}.cpp": render_graph(graph) for graph in program.graphs})
+
+    def build(self, program: GraphProgram, cache: Cache, config: Config) -> Artifact:
+        toolchain = find_toolchain(config)
+        while True:
+            try:
+                return self._build(program, toolchain, cache, config)
+            except GraphRejectedError as error:
+                if config.rejected == "error" or not error.node or program.retry is None:
+                    raise
+                warnings.warn(
+                    FallbackWarning(f"{error.aten} runs eagerly: {error.message}"), stacklevel=2
+                )
+                program = program.retry(frozenset({error.node}))
+
+    def _build(
+        self, program: GraphProgram, toolchain: Toolchain, cache: Cache, config: Config
+    ) -> Artifact:
+        texts = {graph.name: render_graph(graph) for graph in program.graphs}
+        dynamic = {
+            graph.name: any(-1 in _dims(node.outputs[0].fake) for node in graph.inputs)
+            for graph in program.graphs
+        }
+        units = {}
+        for graph in program.graphs:
+            try:
+                units[graph.name] = self._build_graph(
+                    graph.name, texts[graph.name], toolchain, cache, config
+                )
+            except GraphRejectedError as error:
+                raise _located(error, graph) from error
+        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic}
+        return Artifact(self.name, plain, units, program.objects)
+
+    def _build_graph(
+        self, name: str, text: str, toolchain: Toolchain, cache: Cache, config: Config
+    ) -> str:
+        """The key of a graph's offline model, built if the cache does not have it."""
+        driver = self._driver(toolchain, cache)
+        precision = PRECISION_MODES[config.precision]
+        key = key_of("model", text, toolchain.identity, driver.soc(), precision)
+
+        def build() -> dict[str, bytes]:
+            shared = compile_shared(toolchain, text)
+            with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
+                path = Path(folder, "graph.so")
+                path.write_bytes(shared)
+                library = ctypes.CDLL(str(path))
+                define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
+                assert define is not None
+                model = driver.build(define, name, precision)
+            facts = {"soc": driver.soc()}
+            return {"graph.cpp": text.encode(), "graph.om": model,
+                    "facts.json": json.dumps(facts).encode()}  # fmt: skip
+
+        cache.get_or_build("model", key, build)
+        return key
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        toolchain = find_toolchain(config)
+        driver = self._driver(toolchain, cache)
+        dynamic, texts = artifact.program["dynamic"], artifact.program["texts"]
+        models: dict[str, Model] = {}
+        for name, key in artifact.units.items():
+            entry = cache.get("model", key)
+            if entry is None:  # removed since the program was stored
+                key = self._build_graph(name, texts[name], toolchain, cache, config)
+                entry = cache.get("model", key)
+            if entry is None:
+                detail = f"model {key} cannot be stored or read"
+                raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
+            soc = json.loads(entry.read("facts.json"))["soc"]
+            models[name] = Model(driver, entry.read("graph.om"), soc, dynamic[name])
+
+        def launch(
+            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+        ) -> None:
+            models[name](inputs, outputs)
+
+        return GraphExecutable(artifact.program["program"], launch, artifact.objects)
+
+    def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
+        if toolchain.identity not in self._drivers:
+            self._drivers[toolchain.identity] = Driver(
+                load_driver(toolchain, cache), toolchain.simulated
+            )
+        return self._drivers[toolchain.identity]
+
+    # ---- identity and health --------------------------------------------------------------------
+
+    def fingerprint(self, config: Config) -> str:
+        return key_of(find_toolchain(config).identity)
+
+    def simulated_counts(self) -> Mapping[str, int]:
+        """What the simulator has run in this process: launches, operators, transposes."""
+        return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
+
+    def doctor(self, config: Config) -> list[Check]:
+        try:
+            return [Check(name, True, detail) for name, detail in doctor_lines(config).items()]
+        except (ToolchainError, SimulatorForbiddenError) as error:
+            return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
+
+
+def _located(error: GraphRejectedError, graph: Graph) -> GraphRejectedError:
+    """The error with the operator that GE's message names, and where that comes from."""
+    words = set(re.findall(r"\w+", error.message))
+    for node, name in node_names(graph).items():
+        if name in words and node.origin is not None:
+            origin = node.origin
+            return GraphRejectedError(
+                error.target, error.message, f"{name} ({node.kind})", origin.op, origin.user_line,
+                origin.node,
+            )  # fmt: skip
+    return error
+
+
+def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for item in val if isinstance(val, (tuple, list)) else [val]:
+            mode = getattr(item, "fake_mode", None)
+            if isinstance(mode, FakeTensorMode):
+                return mode
+    return None
+
+
+def _dims(fake: torch.Tensor) -> list[int]:
+    return [s if isinstance(s, int) else -1 for s in fake.shape]
+
+
+def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for item in [node, *node.all_input_nodes]:
+        val = item.meta.get("val")
+        for v in val if isinstance(val, (tuple, list)) else [val]:
+            if isinstance(v, torch.Tensor):
+                found.append(v)
+    return found

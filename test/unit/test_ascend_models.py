@@ -1,0 +1,94 @@
+"""Whole models become one GE graph per direction, with their transposes in the products' flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ascend_recorder import Recorder, record
+from torch import Tensor, nn
+
+from benchmarks import torchvision_operators
+from dicp.graphop.program import Node, Value
+
+torchvision_operators.define()  # before anything imports torchvision
+
+import torchvision  # noqa: E402
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+
+def bert() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = BertModel(
+        BertConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                   intermediate_size=64)
+    )  # fmt: skip
+    return model, lambda m: m(torch.randint(0, 90, (2, 12))).last_hidden_state
+
+
+def llama() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2)
+    )  # fmt: skip
+    return model, lambda m: m(input_ids=torch.randint(0, 90, (2, 12)), use_cache=False).logits
+
+
+def resnet() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    return torchvision.models.resnet18(num_classes=4), lambda m: m(torch.randn(2, 3, 32, 32))
+
+
+MODELS = {"bert": bert, "llama": llama, "resnet": resnet}
+
+
+def recorded(name: str, train: bool) -> Recorder:
+    model, call = MODELS[name]()
+    model.train(train)
+    with torch.set_grad_enabled(train):
+        return record(call, model)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_per_direction(name: str, train: bool) -> None:
+    target = recorded(name, train)
+    assert len(target.programs) == (2 if train else 1)
+    for program in target.programs:
+        assert len(program.graphs) == 1
+        eager = [(n.op, n.reason) for n in program.nodes if n.decision == "eager"]
+        assert not eager
+    assert_no_needless_transpose(target)
+
+
+def assert_no_needless_transpose(target: Recorder) -> None:
+    for node in target.operators():
+        for value in node.operands():
+            if value.node.kind != "Transpose":
+                continue
+            assert node.kind != "Transpose", "two transposes in a row"
+            if node.kind in ("MatMulV2", "BatchMatMulV2"):
+                order = order_of(value.node)
+                assert order != [*range(len(order) - 2), len(order) - 1, len(order) - 2]
+
+
+def order_of(node: Node) -> list[Any]:
+    perm = node.inputs["perm"]
+    assert isinstance(perm, Value) and perm.known is not None
+    return list(perm.known)
+
+
+def test_llama_products_carry_their_transposes() -> None:
+    target = recorded("llama", train=False)
+    products = [n for n in target.operators() if n.kind == "MatMulV2"]
+    assert products and all(n.attrs.get("transpose_x2") for n in products)
+    per_layer = target.kinds()["Transpose"] / 2
+    assert per_layer <= 4  # queries, keys and values to heads, and back
+
+
+def test_resnet_converts_images_at_its_border_alone() -> None:
+    target = recorded("resnet", train=False)
+    conversions = [n for n in target.operators() if n.kind == "TransData"]
+    images = [n for n in conversions if "FRACTAL_Z" not in n.attrs.values()]
+    assert len(images) <= 2
+    assert target.kinds()["Conv2D"] == 20

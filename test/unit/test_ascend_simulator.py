@@ -1,0 +1,310 @@
+"""The simulator refuses what GE would, runs what it accepts, and each failure has its error."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    FallbackWarning,
+    GraphRejectedError,
+    ModelMismatchError,
+    SimulatorForbiddenError,
+    SimulatorWarning,
+    ToolchainError,
+)
+from dicp.vendor.ascend import AscendTarget
+from dicp.vendor.ascend import target as target_module
+from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.vendor.ascend.runtime import Driver, Model
+from dicp.vendor.ascend.semantics import SEMANTICS
+from dicp.vendor.ascend.toolchain import (
+    compile_shared,
+    find_cann,
+    find_toolchain,
+    load_driver,
+    operator_headers,
+)
+
+CONFIG = Config(runs_on="simulator")
+
+PRELUDE = """
+#include "graph/graph.h"
+#include "graph/operator_factory.h"
+#include "array_ops.h"
+#include "elewise_calculation_ops.h"
+namespace op = ge::op;
+using Ints = std::vector<int64_t>;
+ge::TensorDesc Desc(const Ints& d, ge::DataType t, ge::Format f = ge::FORMAT_ND) {
+  return ge::TensorDesc(ge::Shape(d), f, t);
+}
+op::Data In(int64_t k, const Ints& dims, ge::DataType t, ge::Format f = ge::FORMAT_ND) {
+  auto data = op::Data("in").set_attr_index(k);
+  data.update_output_desc_y(Desc(dims, t, f));
+  return data;
+}
+ge::Operator Make(const char* type) { return ge::OperatorFactory::CreateOperator("made", type); }
+void Out(ge::Graph& g, op::Data& x, const ge::Operator& y) {
+  g.SetInputs({x});
+  g.SetOutputs({{y, {0}}});
+}
+"""
+
+FLOAT = "auto x = In(0, {2, 3}, ge::DT_FLOAT); "
+
+ACCEPTED = FLOAT + 'auto y = Make("Abs"); y.SetInput("x", x); Out(g, x, y);'
+
+REFUSED = {
+    "operator": (FLOAT + 'auto y = Make("Absolute"); y.SetInput("x", x); Out(g, x, y);',
+                 "made: there is no operator 'Absolute'"),
+    "input": (FLOAT + 'auto y = Make("Abs"); y.SetInput("z", x); Out(g, x, y);',
+              r"made \(Abs\): it has no input 'z'"),
+    "missing input": (FLOAT + 'auto y = Make("Add"); y.SetInput("x1", x); Out(g, x, y);',
+                      r"made \(Add\): input 'x2' is missing"),
+    "output": (FLOAT + 'auto y = Make("Abs"); y.SetInput("x", x); auto z = Make("Neg"); '
+               'z.SetInput("x", y, "values"); Out(g, x, z);',
+               r"it has no output 'values'"),
+    "attribute": (FLOAT + 'auto y = Make("Abs"); y.SetInput("x", x); '
+                  'y.SetAttr("axes", Ints{1}); Out(g, x, y);',
+                  r"made \(Abs\): it has no attribute 'axes'"),
+    "attribute type": (FLOAT + 'auto y = Make("LeakyRelu"); y.SetInput("x", x); '
+                       'y.SetAttr("negative_slope", int64_t{1}); Out(g, x, y);',
+                       r"'negative_slope' is given as Int, the prototype says Float"),
+    "missing attribute": (FLOAT + 'auto y = Make("Cast"); y.SetInput("x", x); Out(g, x, y);',
+                          r"made \(Cast\): attribute 'dst_type' is missing"),
+    "dtype": ("auto x = In(0, {2, 3}, ge::DT_BOOL); "
+              'auto y = Make("Exp"); y.SetInput("x", x); Out(g, x, y);',
+              r"made \(Exp\): input 'x' does not take bool"),
+    "two dtypes": (FLOAT + 'auto h = op::Cast("half").set_input_x(x).set_attr_dst_type('
+                   'ge::DT_FLOAT16); auto y = Make("Add"); y.SetInput("x1", x); '
+                   'y.SetInput("x2", h); Out(g, x, y);',
+                   r"input 'x2' is float16, but 'x1' is float32"),
+    "format": ("auto x = In(0, {1, 16, 4, 4}, ge::DT_FLOAT, ge::FORMAT_NC1HWC0); "
+               'auto y = Make("SoftmaxV2"); y.SetInput("x", x); Out(g, x, y);',
+               r"made \(SoftmaxV2\): input 'x' does not take format NC1HWC0"),
+    "shapes": (FLOAT + 'auto y = Make("MatMulV2"); y.SetInput("x1", x); y.SetInput("x2", x); '
+               "Out(g, x, y);", r"made \(MatMulV2\): "),
+    "dynamic inputs": (FLOAT + 'auto y = Make("ConcatD"); y.DynamicInputRegister("x", 2); '
+                       'y.SetInput("x", 0, x); y.SetAttr("concat_dim", int64_t{0}); '
+                       "Out(g, x, y);", "declared with 2 tensors and has 1"),
+    "indices": ("auto x = In(3, {2}, ge::DT_FLOAT); "
+                'auto y = Make("Abs"); y.SetInput("x", x); Out(g, x, y);', "Data indices are"),
+    "undescribed": ('auto x = op::Data("in").set_attr_index(0); auto y = Make("Abs"); '
+                    'y.SetInput("x", x); Out(g, x, y);', "its output has no description"),
+    "value": (FLOAT + 'auto c = Make("Const"); auto y = Make("Add"); y.SetInput("x1", x); '
+              'y.SetInput("x2", c); Out(g, x, y);', "'value' is missing"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    cache = Cache.open(Config())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SimulatorWarning)
+        return Driver(load_driver(find_toolchain(CONFIG), cache), simulated=True)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """All graphs above, as functions of one shared object."""
+    bodies = [ACCEPTED, *(body for body, _ in REFUSED.values())]
+    functions = [f'extern "C" void f{k}(ge::Graph& g) {{ {b} }}' for k, b in enumerate(bodies)]
+    path = tmp_path_factory.mktemp("graphs") / "graphs.so"
+    path.write_bytes(compile_shared(find_toolchain(CONFIG), PRELUDE + "\n".join(functions)))
+    return ctypes.CDLL(str(path))
+
+
+def build(driver: Driver, library: ctypes.CDLL, number: int) -> bytes:
+    address = ctypes.cast(getattr(library, f"f{number}"), ctypes.c_void_p).value
+    assert address is not None
+    return driver.build(address, "graph", "must_keep_origin_dtype")
+
+
+def test_a_valid_graph_is_built_loaded_and_run(driver: Driver, library: ctypes.CDLL) -> None:
+    model = Model(driver, build(driver, library, 0), "Simulator", dynamic=False)
+    x, y = torch.tensor([[-1.0, 2, -3], [4, -5, 6]]), torch.empty(2, 3)
+    model([x], [y])
+    assert torch.equal(y, x.abs())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_prototype_forbids_is_refused(
+    name: str, driver: Driver, library: ctypes.CDLL
+) -> None:
+    number = 1 + list(REFUSED).index(name)
+    with pytest.raises(GraphRejectedError, match=REFUSED[name][1]):
+        build(driver, library, number)
+
+
+def test_inputs_of_other_sizes_are_an_error(driver: Driver, library: ctypes.CDLL) -> None:
+    model = Model(driver, build(driver, library, 0), "Simulator", dynamic=True)
+    with pytest.raises(DeviceError, match=r"sizes \[3, 2\], the model takes \[2, 3\]"):
+        model([torch.ones(3, 2)], [torch.empty(3, 2)])
+    with pytest.raises(DeviceError, match="its buffer 4 bytes"):
+        model([torch.ones(2, 3)], [torch.empty(1)])
+
+
+def test_a_damaged_model_is_a_mismatch(driver: Driver) -> None:
+    with pytest.raises(ModelMismatchError, match="built for Ascend310 and this device is Simul"):
+        driver.load(b"not a model", "Ascend310")
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_a_meaning_and_a_header() -> None:
+    assert SEMANTICS.kinds() == set(PROTOTYPES)
+    declared = "\n".join(operator_headers().values())
+    assert all(f"GE_OPERATOR({kind})" in declared for kind in PROTOTYPES)
+
+
+def test_meanings_take_the_prototypes_attributes_with_their_defaults() -> None:
+    import inspect
+
+    for kind in sorted(SEMANTICS.kinds()):
+        function = SEMANTICS[kind].function
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            continue
+        for spec in PROTOTYPES[kind].attrs:
+            if spec.name in parameters and spec.default is not None:
+                default = parameters[spec.name].default
+                if isinstance(default, bool):
+                    assert str(default).lower() == spec.default, (kind, spec)
+                elif isinstance(default, int | float):
+                    assert float(default) == float(spec.default.rstrip("f")), (kind, spec)
+
+
+# ---- toolchain -----------------------------------------------------------------------------------
+
+
+def test_a_simulator_that_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/nonexistent")
+    with pytest.raises(SimulatorForbiddenError, match="no device here.*ASCEND_HOME_PATH"):
+        find_toolchain(Config(runs_on="device"))
+
+
+def cann(folder: Path, version: str) -> Path:
+    (folder / "include").mkdir(parents=True)
+    (folder / "version.cfg").write_text(f"# version\nVersion={version}\n")
+    return folder
+
+
+def test_an_installed_cann_is_found_and_is_part_of_the_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann(tmp_path / "cann", "8.0.RC1")))
+    found = find_cann()
+    assert found is not None and found.version == "8.0.RC1"
+    assert "CANN 8.0.RC1" in find_toolchain(Config()).identity
+    assert find_toolchain(CONFIG).simulated
+
+
+def test_a_cann_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann(tmp_path / "cann", "5.1.2")))
+    with pytest.raises(ToolchainError, match=r"CANN 7\.0 or newer.*holds version 5\.1\.2"):
+        find_toolchain(Config())
+
+
+def test_a_folder_that_tells_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "include").mkdir()
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match="no file that tells its version"):
+        find_toolchain(Config())
+
+
+# ---- failures of the device ----------------------------------------------------------------------
+
+
+class Failing:
+    """A driver library whose functions return one status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*args: Any) -> Any:
+            return b"Ascend910B1" if name == "dicp_soc" else self.status
+
+        self.__dict__[name] = function
+        return function
+
+
+def failing(status: int) -> Driver:
+    return Driver(Failing(status), simulated=False)
+
+
+def test_a_device_that_does_not_open() -> None:
+    with pytest.raises(DeviceError, match="aclInit failed with status 7: no message"):
+        failing(7).open()
+
+
+def test_a_device_without_memory() -> None:
+    driver = failing(207001)
+    driver._open = True
+    with pytest.raises(DeviceMemoryError, match="0 bytes free for a model's workspace"):
+        driver.load(b"", "Ascend910B1")
+    with pytest.raises(DeviceMemoryError, match="for a run"):
+        driver.run(1, [], [], False, True)
+
+
+# ---- from torch.compile --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulated() -> Iterator[dict[str, Any]]:
+    torch._dynamo.reset()
+    yield {"runs_on": "simulator", "cache": False}
+    torch._dynamo.reset()
+
+
+def test_the_simulator_warns_once(simulated: dict[str, Any], monkeypatch: Any) -> None:
+    target = AscendTarget()
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(2):
+            torch._dynamo.reset()
+            torch.compile(lambda x, k=k: x + k, backend=Backend("ascend", **simulated))(
+                torch.ones(3)
+            )
+    assert [w.category for w in caught if w.category is SimulatorWarning] == [SimulatorWarning]
+    assert target.simulated_counts()["launches"] == 2
+
+
+@pytest.mark.parametrize("rejected", ["error", "eager"])
+def test_a_refused_operator(
+    rejected: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, name: str, text: str, *rest: Any) -> str:
+        if "op::Cos" in text:
+            called = re.search(r"op::Cos (cos\d+)", text)
+            assert called is not None
+            raise GraphRejectedError("ascend", f"[Node: {called[1]}] no kernel")
+        return original(self, name, text, *rest)
+
+    original = target_module.AscendTarget._build_graph
+    monkeypatch.setattr(target_module.AscendTarget, "_build_graph", refuse)
+    backend = Backend("ascend", **simulated, rejected=rejected)
+    compiled = torch.compile(lambda x: torch.cos(torch.exp(x)) + 1, backend=backend)
+    x = torch.rand(4)
+    if rejected == "eager":
+        with pytest.warns(FallbackWarning, match="aten.cos.default runs eagerly.*no kernel"):
+            got = compiled(x)
+        assert torch.allclose(got, torch.cos(torch.exp(x)) + 1)
+        return
+    with pytest.raises(Exception, match=r"refused operator cos\d+ \(Cos\), made from aten.cos"):
+        compiled(x)

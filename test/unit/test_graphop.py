@@ -1,0 +1,226 @@
+"""Programs of graph operators: prototypes, the builder's checks, cutting around eager calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dicp.errors import PrototypeError
+from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.interpreter import Call, Interpreter, Semantics
+from dicp.graphop.partition import Partition, remove_dead
+from dicp.graphop.program import EagerCall, Graph, Origin, Result, Slot, Value
+from dicp.graphop.prototype import check_call, parse_prototypes
+from dicp.graphop.rewrite import rewritten
+from dicp.graphop.rules import RuleTable
+from dicp.graphop.runtime import restrided
+from dicp.graphop.strides import dense_order, inverse
+
+CLASSES = {
+    "any": frozenset({torch.float32, torch.int64, torch.bool}),
+    "real": frozenset({torch.float32}),
+    "index": frozenset({torch.int64}),
+}
+TABLE = """
+# what a small vendor has
+Plus: a:real b:=a -> y:=a
+Sum: x:real axes:index -> y:=x | keep:Bool=false
+Join: x*:real -> y:=x | axis:Int count:Int=1
+Turn: x:any order:index -> y:=x
+Maybe: x:real bias?:=x -> y:=x | names:ListInt=1,2 kind:String=none factor:Float=1.0 to:Type=F32
+"""
+PROTOTYPES = parse_prototypes("small.h", TABLE, CLASSES)
+SEMANTICS = Semantics()
+SEMANTICS.update({"Plus": torch.add, "Join": lambda x, axis, count=1: torch.cat(x, axis)})
+SEMANTICS.op("Sum", host=("axes",))(lambda x, axes, keep=False: x.sum(axes, keep))
+SEMANTICS.op("Turn", host=("order",))(lambda x, order: x.permute(order))
+SEMANTICS.op("Maybe")(lambda x, bias, **attrs: x if bias is None else x + bias)
+
+
+class Small(Builder):
+    def __init__(self) -> None:
+        super().__init__(Dialect("small", PROTOTYPES, SEMANTICS), None)
+
+    def transpose(self, x: Value, order: Any) -> Value:
+        return self.op("Turn", x, self.ints(list(order)))
+
+
+@pytest.fixture
+def b() -> Small:
+    return Small()
+
+
+def slot(b: Small, *shape: int, name: str = "in0") -> Slot:
+    return Slot(name, b.fake(shape, torch.float32))
+
+
+def leaf(b: Small, *shape: int, name: str = "in0") -> Value:
+    return b.input(slot(b, *shape, name=name), range(len(shape)))
+
+
+# ---- prototypes ----------------------------------------------------------------------------------
+
+
+def test_a_row_says_everything_of_an_operator() -> None:
+    maybe = PROTOTYPES["Maybe"]
+    assert maybe.group == "small.h"
+    assert [(p.name, p.arity, p.same_as) for p in maybe.inputs] == [
+        ("x", "one", ""), ("bias", "optional", "x"),
+    ]  # fmt: skip
+    assert [(a.name, a.type, a.default) for a in maybe.attrs][:2] == [
+        ("names", "ListInt", "1,2"), ("kind", "String", "none"),
+    ]  # fmt: skip
+
+
+F32, I64 = torch.float32, torch.int64
+
+VIOLATIONS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("Plus", {"a": F32}, {}, "input 'b' is missing"),
+    ("Plus", {"a": F32, "b": F32, "c": F32}, {}, "no input 'c'"),
+    ("Plus", {"a": I64, "b": I64}, {}, "input 'a' does not take int64"),
+    ("Maybe", {"x": F32, "bias": I64}, {}, "input 'bias' is int64, but 'x' is float32"),
+    ("Sum", {"x": F32, "axes": I64}, {"kep": True}, "no attribute 'kep'"),
+    ("Sum", {"x": F32, "axes": I64}, {"keep": 1}, "attribute 'keep' is 1, not Bool"),
+    ("Join", {"x": [F32]}, {}, "attribute 'axis' is missing"),
+    ("Join", {"x": F32}, {"axis": 0}, "takes a list of tensors"),
+    ("Plus", {"a": [F32], "b": F32}, {}, "takes one tensor"),
+    ("Maybe", {"x": F32}, {"names": [1, True]}, "not ListInt"),
+    ("Maybe", {"x": F32}, {"kind": 3}, "not String"),
+    ("Maybe", {"x": F32}, {"factor": "1"}, "not Float"),
+    ("Maybe", {"x": F32}, {"to": "float32"}, "not Type"),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "attrs", "message"), VIOLATIONS)
+def test_violations_are_named(
+    kind: str, inputs: dict[str, Any], attrs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PrototypeError, match=message):
+        check_call(PROTOTYPES[kind], inputs, attrs)
+
+
+# ---- the builder ---------------------------------------------------------------------------------
+
+
+def test_results_are_inferred_and_constants_shared(b: Small) -> None:
+    x = leaf(b, 3, 4)
+    total = b.op("Sum", x, b.ints([1]), keep=True)
+    assert total.shape == (3, 1) and total.dtype == torch.float32
+    assert b.ints([1]) is b.ints([1]) and b.number(1.0, F32) is not b.number(1, I64)
+
+
+def test_an_unknown_operator_and_a_wrong_dtype(b: Small) -> None:
+    x = leaf(b, 3)
+    with pytest.raises(PrototypeError, match="small has no such operator"):
+        b.op("Minus", x, x)
+    with pytest.raises(NoRule, match="Plus does not take int64"):
+        b.op("Plus", b.ints([1]), b.ints([2]))
+
+
+def test_sizes_must_be_known_before_the_run(b: Small) -> None:
+    x = leaf(b, 3, 4)
+    axes = b.input(Slot("axes", b.fake((1,), I64)), [0])
+    with pytest.raises(NoRule, match="known before the run"):
+        b.op("Sum", x, axes)
+
+
+def test_dense_tensors_in_any_order(b: Small) -> None:
+    with b.inferring():
+        turned = torch.empty(2, 3, 4).permute(2, 0, 1)
+        holes = torch.empty(4, 6)[:, ::2]
+        empty = torch.empty(0, 3).t()
+    assert dense_order(b, turned) == (1, 2, 0)
+    assert inverse((1, 2, 0)) == (2, 0, 1)
+    assert dense_order(b, holes) is None
+    assert dense_order(b, empty) == (0, 1)
+
+
+# ---- partition and rewriting ---------------------------------------------------------------------
+
+
+def eager(b: Small, source: Slot, name: str, **options: Any) -> EagerCall:
+    out = Slot(name, source.fake)
+    call = EagerCall(torch.ops.aten.relu.default, (source,), {}, [out], Origin(name, "relu", ""),
+                     [source], **options)  # fmt: skip
+    b.nodes.append(call)
+    return call
+
+
+def leave(b: Small, value: Value, name: str) -> Slot:
+    out = Slot(name, value.fake)
+    b.nodes.append(Result(value, out, tuple(range(value.ndim))))
+    return out
+
+
+def test_independent_operators_share_a_graph(b: Small) -> None:
+    first = leaf(b, 3)
+    left = b.op("Plus", first, first)
+    call = eager(b, leave(b, left, "left"), "t")
+    right = b.op("Plus", first, b.input(slot(b, 3, name="in1"), [0]))
+    joined = b.op("Plus", right, b.input(call.outs[0], [0]))
+    out = leave(b, joined, "out")
+    steps = Partition(b, remove_dead(b.nodes, [out])).steps()
+    assert [type(step) for step in steps] == [Graph, EagerCall, Graph]
+    assert isinstance(steps[0], Graph) and isinstance(steps[2], Graph)
+    assert len(steps[0].operators) == 2 and len(steps[2].operators) == 1
+    crossing = [n.attrs["bound"].slot.name for n in steps[2].inputs]
+    assert sorted(crossing) == ["t", "x0"]
+
+
+def test_a_writing_call_comes_after_all_that_reads(b: Small) -> None:
+    x = slot(b, 3)
+    read = b.op("Plus", b.input(x, [0]), b.input(x, [0]))
+    out = leave(b, read, "out")
+    write = eager(b, x, "written", mutates=True)
+    steps = Partition(b, remove_dead(b.nodes, [out])).steps()
+    assert isinstance(steps[0], Graph) and steps[1:] == [write]
+
+
+def test_dead_operators_go(b: Small) -> None:
+    x = leaf(b, 3)
+    b.op("Plus", x, x)
+    out = leave(b, b.op("Maybe", x), "out")
+    assert [n.kind for n in remove_dead(b.nodes, [out]) if hasattr(n, "kind")] == ["input", "Maybe"]
+
+
+def test_rewrites_replace_and_keep_the_rest(b: Small) -> None:
+    x = leaf(b, 3)
+    out = leave(b, b.op("Plus", b.op("Maybe", x), x), "out")
+    drop = {"Maybe": lambda builder, node: [node.inputs["x"]]}
+    items = remove_dead(rewritten(b, b.nodes, drop), [out])
+    assert [n.kind for n in items if hasattr(n, "kind")] == ["input", "Plus"]
+
+
+def test_copies_take_any_strides() -> None:
+    source = torch.arange(6.0).reshape(2, 3)
+    turned = restrided(source, (2, 3), (1, 2))
+    assert torch.equal(turned, source) and turned.stride() == (1, 2)
+    spread = restrided(source[:, :1].expand(2, 3), (2, 3), (1, 0))
+    assert torch.equal(spread, source[:, :1].expand(2, 3)) and spread.stride() == (1, 0)
+    assert restrided(torch.empty(0, 3), (0, 3), (7, 2)).shape == (0, 3)
+
+
+# ---- interpreter and rules -----------------------------------------------------------------------
+
+
+def test_the_interpreter_runs_calls_and_frees_what_is_read_last() -> None:
+    plus, total = PROTOTYPES["Plus"], PROTOTYPES["Sum"]
+    calls = [
+        0, torch.tensor([1]),
+        Call("p", plus, SEMANTICS["Plus"], ((0, 0), (0, 0)), {}),
+        Call("s", total, SEMANTICS["Sum"], ((2, 0), (1, 0)), {"keep": True}),
+    ]  # fmt: skip
+    interpreter = Interpreter(calls, [(3, 0)])
+    (result,) = interpreter.run([torch.ones(2, 3)])
+    assert torch.equal(result, torch.full((2, 1), 6.0))
+    assert interpreter._dying[2] == [0] and sorted(interpreter._dying[3]) == [1, 2]
+
+
+def test_a_packet_registers_its_functional_overloads() -> None:
+    table = RuleTable()
+    table.rule(torch.ops.aten.add)(lambda b, x, y: x)
+    assert torch.ops.aten.add.Tensor in table.ops()
+    assert torch.ops.aten.add_.Tensor not in table.ops()
+    assert torch.ops.aten.add.out not in table.ops()
