@@ -1,6 +1,8 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
 #   make test    all tests          make unit    the internal ones only
+#   make ascend  a part of the operator and model tests on ascendgraph's simulator; all of them:
+#                test/ascend_scripts/run_test_ops.sh all, run_test_models.sh all
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit lint format env clean
+.PHONY: demo test unit ascend lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -22,6 +24,12 @@ test: $(READY)
 
 unit: $(READY)
 	$(PYTEST) test/unit
+
+ascend: $(READY)
+	$(PYTEST) --backend ascendgraph --dynamic false \
+	    test/op/test_pointwise.py test/op/test_matmul.py test/op/test_normalization.py \
+	    test/model/test_llama.py
+	$(PYTEST) --backend ascendgraph --dynamic true test/op/test_matmul.py
 
 lint: $(READY)
 	$(RUN) -m ruff check .
