@@ -16,8 +16,9 @@ import torch
 
 from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Semantics
-from dicp.graphop.program import Bound, Item, Node, Operand, Origin, Slot, Value
+from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
+from dicp.origin import Origin
 from dicp.torch_private import FakeTensorMode, ShapeEnv, statically_known_true
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.errors import InferenceMismatchError, UnsupportedOperatorError
+from dicp.errors import InferenceMismatchError
 from dicp.graphop.builder import Builder, NoRule
 from dicp.graphop.program import (
     EagerCall,
     Item,
-    Origin,
     Restride,
     Result,
     Slot,
@@ -23,6 +22,7 @@ from dicp.graphop.program import (
 )
 from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
+from dicp.origin import origin_of, unsupported, user_line
 from dicp.target import Decision, LowerContext, NodeReport
 from dicp.torch_private import OpOverload
 
@@ -275,18 +275,8 @@ class Lowering:
     # ---- reports --------------------------------------------------------------------------------
 
     def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
-        if self.context.config.fallback != "error":
-            return
-        vals = [a.meta.get("val") for a in node.all_input_nodes]
-        tensors = [v for v in vals if isinstance(v, torch.Tensor)]
-        raise UnsupportedOperatorError(
-            op=str(node.target),
-            dtypes=[str(t.dtype) for t in tensors],
-            shapes=[tuple(t.shape) for t in tensors],
-            target=self.context.target,
-            user_line=user_line(node),
-            reason=reason,
-        )
+        if self.context.config.fallback == "error":
+            raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Decision) -> None:
         self.reports.append(
@@ -326,18 +316,3 @@ def _is_view(op: Any) -> bool:
         return True
     returns = op._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
-
-def origin_of(node: fx.Node) -> Origin:
-    return Origin(node.name, str(node.target), user_line(node))
-
-
-def user_line(node: fx.Node) -> str:
-    """`file:line` of the innermost frame of the user's stack that the node came from."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    if not frames:
-        return ""
-    parts = frames[-1].split('"')
-    number = frames[-1].partition(", line ")[2].partition(",")[0]
-    return f"{parts[1]}:{number}" if len(parts) > 1 else ""

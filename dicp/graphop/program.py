@@ -16,19 +16,8 @@ from typing import Any
 
 import torch
 
+from dicp.origin import Origin
 from dicp.target import KernelReport, NodeReport
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
-
-    node: str
-    op: str
-    user_line: str
-
-    def __str__(self) -> str:
-        return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,19 +16,7 @@ import torch
 
 from dicp.loop.index import Index, Size, Var
 from dicp.loop.ops import CHECKED_OPS, SCALAR_OPS
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
-
-    node: str
-    op: str
-    user_line: str
-
-    def __str__(self) -> str:
-        return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
-
+from dicp.origin import Origin
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 

@@ -10,7 +10,8 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.index import Index, Var
-from dicp.loop.ir import Expr, Origin, Ref
+from dicp.loop.ir import Expr, Ref
+from dicp.origin import Origin
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from dicp.loop.kernel import (
     Store,
 )
 from dicp.loop.ops import HEAVY
+from dicp.origin import Origin
 
 MAX_SAVED_ROW = 16384
 """Elements of one row that may be kept in a scratch row instead of being computed again."""
@@ -358,7 +359,7 @@ class _Nest:
                 return False
         return True
 
-    def kernel(self, kind: KernelKind, origins: tuple[ir.Origin, ...]) -> Kernel:
+    def kernel(self, kind: KernelKind, origins: tuple[Origin, ...]) -> Kernel:
         renamed = [Var(k, v.size) for k, v in enumerate([*self.rows, *self.inner])]
         old = [*self.rows, *self.inner]
         # Two steps, since old and new variables may coincide.

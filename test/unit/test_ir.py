@@ -7,6 +7,7 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Index, Indirect, Var, domain, variable
 from dicp.loop.ir import Compute, Ref, Rewriter
+from dicp.origin import Origin
 
 F32, I64, BF16 = torch.float32, torch.int64, torch.bfloat16
 
@@ -64,7 +65,7 @@ def test_loads_inside_coordinates_are_seen() -> None:
 def test_origin_is_noted_on_what_may_raise() -> None:
     x = ir.load(tensor("x", 4, dtype=I64), domain((4,)))
     quotient = ir.apply("floor_div", I64, x, x)
-    first, second = (ir.Origin(n, "aten.div", f"model.py:{n}") for n in ("1", "2"))
+    first, second = (Origin(n, "aten.div", f"model.py:{n}") for n in ("1", "2"))
     noted = ir.with_origin(quotient + quotient, first)
     assert noted.args[0] is noted.args[1]
     assert noted.args[0].attr is first

@@ -29,7 +29,8 @@ from dicp.loop.index import (
     reshape_coords,
     variable,
 )
-from dicp.loop.ir import Call, Compute, Expr, Graph, Origin, Ref
+from dicp.loop.ir import Call, Compute, Expr, Graph, Ref
+from dicp.origin import Origin, origin_of, unsupported
 from dicp.target import DecisionKind, LowerContext, NodeReport
 from dicp.torch_private import OpOverload, OpOverloadPacket
 
@@ -218,7 +219,7 @@ class Lowering:
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
-        self._origins = origins_of(node)
+        self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
             entry = self.rules.get(node.target)
@@ -244,18 +245,7 @@ class Lowering:
 
     def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
         if self.context.config.fallback == "error":
-            from dicp.errors import UnsupportedOperatorError
-
-            tensors = [a.meta["val"] for a in node.all_input_nodes if "val" in a.meta]
-            tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
-            raise UnsupportedOperatorError(
-                op=str(node.target),
-                dtypes=[str(t.dtype) for t in tensors],
-                shapes=[tuple(t.shape) for t in tensors],
-                target=self.context.target,
-                user_line=user_line(node),
-                reason=reason,
-            )
+            raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
@@ -740,24 +730,6 @@ def _tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
         else:
             step = normal(result[axis] * shape[axis]) if result[axis] != 0 else step
     return tuple(result)
-
-
-def origins_of(node: fx.Node) -> tuple[Origin, ...]:
-    line = user_line(node)
-    return (Origin(node.name, str(node.target), line),)
-
-
-def user_line(node: fx.Node) -> str:
-    """`file:line` of the innermost frame of the user's stack that the node came from."""
-    trace = node.meta.get("stack_trace")
-    if not trace:
-        return ""
-    frames = [x.strip() for x in trace.splitlines() if x.strip().startswith("File ")]
-    if not frames:
-        return ""
-    parts = frames[-1].split('"')
-    number = frames[-1].partition(", line ")[2].partition(",")[0]
-    return f"{parts[1]}:{number}" if len(parts) > 1 else ""
 
 
 __all__ = [

@@ -1,0 +1,51 @@
+"""Where a piece of a program comes from, for comments, reports and errors of every family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from dicp.errors import UnsupportedOperatorError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
+
+    node: str
+    op: str
+    user_line: str
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
+
+
+def origin_of(node: fx.Node) -> Origin:
+    return Origin(node.name, str(node.target), user_line(node))
+
+
+def user_line(node: fx.Node) -> str:
+    """`file:line` of the innermost frame of the user's stack that the node came from."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    parts = frames[-1].split('"')
+    number = frames[-1].partition(", line ")[2].partition(",")[0]
+    return f"{parts[1]}:{number}" if len(parts) > 1 else ""
+
+
+def unsupported(node: fx.Node, target: str, reason: str) -> UnsupportedOperatorError:
+    """The error for a node that would stay eager where `fallback="error"` forbids it."""
+    vals = [a.meta.get("val") for a in node.all_input_nodes]
+    tensors = [v for v in vals if isinstance(v, torch.Tensor)]
+    return UnsupportedOperatorError(
+        op=str(node.target),
+        dtypes=[str(t.dtype) for t in tensors],
+        shapes=[tuple(t.shape) for t in tensors],
+        target=target,
+        user_line=user_line(node),
+        reason=reason,
+    )
