@@ -285,6 +285,16 @@ class Compute:
         return [item.ref for item in self.loads()]
 
 
+@dataclass(frozen=True)
+class Routine:
+    """A kernel the target brings ready-made: its arguments are a call's `args` and `outs`."""
+
+    name: str
+    body: str
+    sizes: tuple[Size, ...]
+    """Handed over at every launch, in this order."""
+
+
 @dataclass(eq=False)
 class Call:
     """A library or eager ATen call. `args`/`kwargs` may hold Refs, Sizes and plain values."""
@@ -295,6 +305,8 @@ class Call:
     outs: tuple[Ref, ...]
     out_variant: Any = None
     """The overload that writes into given outputs, where there is one."""
+    routine: Routine | None = None
+    """What runs in place of `op`; `args` are then Refs alone."""
     kind: Literal["library", "eager"] = "library"
     mutates: bool = False
     after: tuple[Any, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import sympy
@@ -103,6 +104,10 @@ class ProgramBuilder:
             self._call(step) if isinstance(step, Call) else self._launch(rendered[k])
             for k, step in enumerate(self.schedule.steps)
         ]
+        routines = {
+            step.routine: step for step in self.schedule.steps
+            if isinstance(step, Call) and step.routine is not None
+        }  # fmt: skip
         plain = {
             "device": device,
             "inputs": inputs,
@@ -115,9 +120,14 @@ class ProgramBuilder:
         for name, tensor in graph.constants.items():
             plain["constants"][name] = self._constant(tensor)  # type: ignore[index]
         texts = {r.name: r.body for r in rendered.values()}
+        texts |= {r.name: r.body for r in routines}
         reports = [
             KernelReport(r.name, tuple(map(str, r.kernel.origins)), r.kernel.text)
             for r in rendered.values()
+        ]
+        reports += [
+            KernelReport(r.name, tuple(map(str, call.origins)), partial(str, r.body))
+            for r, call in routines.items()
         ]
         return LoopProgram(plain, texts, nodes, reports, self.objects)
 
@@ -179,6 +189,15 @@ class ProgramBuilder:
         }
 
     def _call(self, call: Call) -> dict[str, Any]:
+        if call.routine is not None:
+            return {
+                "kernel": call.routine.name,
+                "args": [self.number(r) for r in (*call.args, *call.outs)],
+                "symbols": [encode_size(s) for s in call.routine.sizes],
+                "writes": [self.number(r) for r in call.outs],
+                "origins": [str(o) for o in call.origins],
+                "sites": [],
+            }
         use_out = call.out_variant is not None
         op = call.out_variant if use_out else call.op
         if isinstance(op, OpOverload):

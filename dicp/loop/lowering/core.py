@@ -29,7 +29,7 @@ from dicp.loop.index import (
     reshape_coords,
     variable,
 )
-from dicp.loop.ir import Call, Compute, Expr, Graph, Ref
+from dicp.loop.ir import Call, Compute, Expr, Graph, Ref, Routine
 from dicp.origin import Origin, origin_of, unsupported
 from dicp.target import DecisionKind, LowerContext, NodeReport
 from dicp.torch_private import OpOverload, OpOverloadPacket
@@ -477,21 +477,45 @@ class Lowering:
         outs: Sequence[torch.Tensor] | None = None,
     ) -> tuple[Value, ...]:
         """A library call; tensor arguments are put into memory as they are (strided views stay)."""
-        assert self.node is not None
-        val = self.node.meta["val"]
-        metas = outs if outs is not None else (val if isinstance(val, (tuple, list)) else [val])
-        refs = tuple(self._tensor_ref(self._name("c"), m, "temp") for m in metas)
+        if outs is None:
+            refs = self.results()
+        else:
+            refs = tuple(self._tensor_ref(self._name("c"), m, "temp") for m in outs)
         node = Call(
             op,
             tuple(self.realized(a) for a in args),
             {k: self.realized(v) for k, v in (kwargs or {}).items()},
             refs,
             out_variant,
-            kind,
+            kind=kind,
             origins=self._origins,
         )
         self._finish_call(node)
         return tuple(self.value_of(r) for r in refs)
+
+    def routine(
+        self,
+        name: str,
+        body: str,
+        args: Sequence[Ref],
+        outs: Sequence[Ref],
+        sizes: Sequence[Size],
+    ) -> tuple[Value, ...]:
+        """A ready-made kernel of the target, that reads `args` and fills `outs`."""
+        assert self.node is not None
+        node = Call(
+            self.node.target, tuple(args), {}, tuple(outs),
+            routine=Routine(name, body, tuple(sizes)), origins=self._origins,
+        )  # fmt: skip
+        self._finish_call(node)
+        return tuple(self.value_of(r) for r in outs)
+
+    def results(self) -> tuple[Ref, ...]:
+        """Fresh memory for each tensor the node returns, laid out as eager lays it out."""
+        assert self.node is not None
+        val = self.node.meta["val"]
+        metas = val if isinstance(val, (tuple, list)) else [val]
+        return tuple(self._tensor_ref(self._name("c"), m, "temp") for m in metas)
 
     def _finish_call(self, node: Call) -> None:
         for ref in node.outs:

@@ -36,6 +36,7 @@ from dicp.target import (
 from dicp.template import render_template
 from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
+from dicp.vendor.cpu.routines import ROUTINES, header_of, headers
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain, has_libmvec
 
 FOLDER = Path(__file__).parent
@@ -47,7 +48,7 @@ OWN_RULES = RULES.merged(PLAIN)
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""
 
-RULES_WITH_ONEDNN = OWN_RULES.merged(ONEDNN)
+RULES_PAST_BLAS = OWN_RULES.merged(ONEDNN, ROUTINES)
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -113,15 +114,18 @@ class CpuTarget(Target):
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
-        if not any(n.target in ONEDNN.ops() for n in gm.graph.nodes):
+        choices = ONEDNN.ops() | ROUTINES.ops()
+        if not any(n.target in choices for n in gm.graph.nodes):
             return OWN_RULES
         fastest = fastest_linear(Cache.open(config))
-        return RULES_WITH_ONEDNN if fastest == "onednn" else OWN_RULES
+        return RULES_PAST_BLAS if fastest == "onednn" else OWN_RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         comments = {r.name: r.sources for r in program.reports}
         kernels = _kernels(program.kernel_texts, comments)
-        return Source({"kernels.cpp": render_template(FOLDER / "unit.cpp.jinja", kernels=kernels)})
+        own = [k for k in kernels if not header_of(k["name"])]
+        text = render_template(FOLDER / "unit.cpp.jinja", kernels=own, header="prelude.h")
+        return Source({"kernels.cpp": text})
 
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
         toolchain = find_toolchain(config)
@@ -153,7 +157,8 @@ class CpuTarget(Target):
                 missing[name] = body
             else:
                 units[name] = entry.read("unit").decode()
-        groups = _balanced(missing, config.jobs)
+        groups = [{name: body} for name, body in missing.items() if header_of(name)]
+        groups += _balanced({n: t for n, t in missing.items() if not header_of(n)}, config.jobs)
         with ThreadPoolExecutor(max(len(groups), 1)) as pool:
             keys = list(pool.map(lambda g: self._build_unit(g, sources, toolchain, cache), groups))
         for group, key in zip(groups, keys, strict=True):
@@ -163,16 +168,23 @@ class CpuTarget(Target):
         return units
 
     def _kernel_key(self, name: str, toolchain: Toolchain) -> str:
-        return key_of(name, toolchain.identity, _prelude())
+        return key_of(name, toolchain.identity, *_headers().values())
 
     def _build_unit(
         self, texts: Mapping[str, str], sources: Sources, toolchain: Toolchain, cache: Cache
     ) -> str:
-        key = key_of(sorted(texts), toolchain.identity, _prelude())
+        key = key_of(sorted(texts), toolchain.identity, *_headers().values())
+        header = header_of(next(iter(texts)))
+        if header:
+            toolchain = toolchain.contracting()
 
         def build() -> dict[str, bytes]:
-            text = render_template(FOLDER / "unit.cpp.jinja", kernels=_kernels(texts, sources))
-            files = {"unit.cpp": text, "prelude.h": _prelude()}
+            text = render_template(
+                FOLDER / "unit.cpp.jinja",
+                kernels=_kernels(texts, sources),
+                header=header or "prelude.h",
+            )
+            files = {"unit.cpp": text, **_headers()}
             return {"unit.so": compile_shared(toolchain, files, "unit.cpp"),
                     "unit.cpp": text.encode()}  # fmt: skip
 
@@ -243,7 +255,7 @@ class CpuTarget(Target):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity, _prelude())
+        return key_of(find_toolchain(config).identity, *_headers().values())
 
     def doctor(self, config: Config) -> list[Check]:
         try:
@@ -273,8 +285,9 @@ def _sources(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 
 
 @lru_cache(maxsize=1)
-def _prelude() -> str:
-    return (FOLDER / "prelude.h").read_text()
+def _headers() -> dict[str, str]:
+    """The C++ files a unit may include, by name."""
+    return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
 
 
 def _kernels(

@@ -1,0 +1,135 @@
+// Matrix products of float tensors with any steps, in batches, with a bias and an activation.
+#pragma once
+#include "gemm.h"
+
+constexpr int64_t d_depth = 512;    // columns of A that are held in the order tiles read them
+constexpr int64_t d_columns = 256;  // columns of C that one task computes
+constexpr int64_t d_left_step = d_depth + d_lanes;
+
+struct d_matrix {
+  const float* data;
+  int64_t batch, row, column;
+};
+
+enum d_activation { d_none, d_relu, d_gelu, d_gelu_tanh, d_silu, d_tanh_, d_sigmoid_ };
+
+template <class F> d_inline void d_apply(float* c, int64_t n, F f) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) c[j] = f(c[j]);
+}
+static void d_activate(int64_t kind, float* c, int64_t n) {
+  switch (kind) {
+    case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
+    case d_gelu:
+      return d_apply(c, n, [](float x) { return 0.5f * x * (1.0f + d_erf(x * 0.70710678f)); });
+    case d_gelu_tanh:
+      return d_apply(c, n, [](float x) {
+        const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
+        return 0.5f * x * (1.0f + d_tanh(inner));
+      });
+    case d_silu: return d_apply(c, n, [](float x) { return x / (1.0f + d_exp(-x)); });
+    case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
+    case d_sigmoid_: return d_apply(c, n, [](float x) { return 1.0f / (1.0f + d_exp(-x)); });
+  }
+}
+
+struct d_products {
+  int64_t batches, rows, columns, depth;
+  d_matrix a, b;
+  const float* bias;
+  float* c;
+  int64_t c_batch, c_row, activation;
+
+  int64_t padded() const { return d_round_up(columns, d_panel); }
+  int64_t blocks() const { return (rows + d_block_rows - 1) / d_block_rows; }
+  // Floats a thread needs beside the panels of B.
+  int64_t room() const { return d_block_rows * (d_left_step + padded()); }
+  void pack(int64_t batch, int64_t from, int64_t count, float* panels) const {
+    d_panels(b.data + batch * b.batch + from * b.column, b.row, b.column, depth, count,
+             panels + from * depth);
+  }
+  // A block of rows from `row` on, `n` columns from `column` on.
+  void block(int64_t batch, int64_t row, int64_t column, int64_t n, const float* panels,
+             float* room) const {
+    const int64_t count = d_least(rows - row, d_block_rows), tiles = d_round_up(count, d_rows);
+    const int64_t width = d_round_up(n, d_panel);
+    float* left = room;
+    float* result = room + d_block_rows * d_left_step;
+    float* out = c + batch * c_batch + row * c_row + column;
+    const bool whole = tiles == count && width == n;
+    float* to = whole ? out : result;
+    const int64_t step = whole ? c_row : width;
+    for (int64_t from = 0; from < depth; from += d_depth) {
+      const int64_t part = d_least(depth - from, d_depth);
+      d_copy(a.data + batch * a.batch + row * a.row + from * a.column, a.row, a.column, count, part,
+             left, d_left_step);
+      d_tiles<d_left_step, 1>(tiles, width, part, left, panels + column * depth + from * d_panel,
+                              depth * d_panel, d_panel, to, step, from != 0);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      float* line = to + i * step;
+      if (!depth) d_clear(line, 0, n);
+      if (bias) {
+#pragma omp simd
+        for (int64_t j = 0; j < n; ++j) line[j] += bias[column + j];
+      }
+      d_activate(activation, line, n);
+      if (!whole) d_copy(line, n, 1, 1, n, out + i * c_row, n);
+    }
+  }
+  // Every product by one thread: panels are packed where they are read.
+  void apart() const {
+#pragma omp parallel if (batches * rows * columns * depth > 50000)
+    {
+      float* panels = d_floats(depth * padded() + room());
+#pragma omp for schedule(dynamic)
+      for (int64_t batch = 0; batch < batches; ++batch) {
+        pack(batch, 0, columns, panels);
+        for (int64_t row = 0; row < rows; row += d_block_rows)
+          block(batch, row, 0, columns, panels, panels + depth * padded());
+      }
+      d_free(panels);
+    }
+  }
+  // Each product by all threads: panels are shared.
+  void together(int64_t threads) const {
+    int64_t step = d_columns;
+    while (step > d_panel && blocks() * ((columns + step - 1) / step) < 4 * threads) step /= 2;
+    const int64_t parts = (columns + step - 1) / step;
+    float* panels = d_floats(depth * padded());
+#pragma omp parallel if (rows * columns * depth > 50000)
+    {
+      float* mine = d_floats(room());
+      for (int64_t batch = 0; batch < batches; ++batch) {
+#pragma omp for
+        for (int64_t from = 0; from < columns; from += d_panel)
+          pack(batch, from, d_least(columns - from, d_panel), panels);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < blocks() * parts; ++task) {
+          const int64_t column = task % parts * step;
+          block(batch, task / parts * d_block_rows, column, d_least(columns - column, step), panels,
+                mine);
+        }
+      }
+      d_free(mine);
+    }
+    d_free(panels);
+  }
+};
+
+// Arguments: a, b, the bias if there is one, c. Sizes: batches, rows, columns, depth, the activation,
+// then the (batch, row, column) steps of a and of b, and the (batch, row) steps of c.
+static void d_product(void** args, const int64_t* sizes, bool biased) {
+  const int64_t* steps = sizes + 5;
+  const d_products all = {
+      sizes[0], sizes[1], sizes[2], sizes[3],
+      {(const float*)args[0], steps[0], steps[1], steps[2]},
+      {(const float*)args[1], steps[3], steps[4], steps[5]},
+      biased ? (const float*)args[2] : nullptr, (float*)args[2 + biased],
+      steps[6], steps[7], sizes[4]};
+  const int64_t threads = omp_get_max_threads();
+  if (all.batches >= 4 * threads || all.batches % threads == 0)
+    all.apart();
+  else
+    all.together(threads);
+}
