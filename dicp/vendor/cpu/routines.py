@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,16 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 MAX_WORK = 1 << 27
 """Multiplications up to which a call of oneDNN costs more than its faster kernel saves: measured
 on shapes from 100x70x40 to 2048x512x512, about 15 microseconds a call beside 4% of the time."""
-MAX_WEIGHT = 1 << 18
-"""The same as elements of the weight, where the number of rows is not known."""
+MAX_FACE = 1 << 18
+"""The same where one size is unknown, as the product of the two others."""
 
 
 def _is_light(rows: Size, columns: Size, depth: Size) -> bool:
-    if all(isinstance(n, int) for n in (rows, columns, depth)):
-        return rows > 1 and rows * columns * depth <= MAX_WORK  # type: ignore[operator, return-value]
-    weight = [n for n in (columns, depth) if isinstance(n, int)]
-    return len(weight) == 2 and weight[0] * weight[1] <= MAX_WEIGHT
+    """Whether a product is better made here; with one size unknown, by the two that are known."""
+    known = [n for n in (rows, columns, depth) if isinstance(n, int)]
+    return (
+        rows != 1 and len(known) > 1 and prod(known) <= (MAX_WORK if len(known) == 3 else MAX_FACE)
+    )
 
 
 def _product(

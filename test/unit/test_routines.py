@@ -1,0 +1,242 @@
+"""Our own kernels for products, convolution and attention: taken where they fit, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.compare import assert_matches
+from torch import Tensor, fx
+
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
+from dicp.loop.lowering import RuleTable
+from dicp.target import LowerContext
+from dicp.vendor.cpu import CpuTarget
+from dicp.vendor.cpu.target import RULES_PAST_BLAS
+
+
+class PastBlas(CpuTarget):
+    """The host where BLAS is the slower library, whatever this one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        return RULES_PAST_BLAS
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
+        program = super().lower(gm, context)
+        self.steps += [str(s.get("kernel", s.get("call"))) for s in program.plain["steps"]]
+        return program
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def check(
+    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False
+) -> list[str]:
+    """The steps of the compiled `fn`, whose result and gradients are as good as eager's."""
+    target, config = PastBlas(), Config(cache_dir=tmp_path)
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, example_inputs, target, config, lambda report: None)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    seen = [_run(f, xs) for f, xs in (
+        (compiled, inputs), (fn, inputs), (fn, [_wide(x) for x in inputs])
+    )]  # fmt: skip
+    for k, (got, eager, wide) in enumerate(zip(*seen, strict=True)):
+        assert_matches(got, eager, wide, name="output" if k == 0 else f"gradient {k}")
+    return target.steps
+
+
+def _wide(x: Any) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    return x.detach().double().requires_grad_(x.requires_grad)
+
+
+def _run(fn: Callable[..., Tensor], inputs: Sequence[Any]) -> list[Tensor]:
+    result = fn(*inputs)
+    wanted = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    grads = torch.autograd.grad(result.square().sum(), wanted) if wanted else ()
+    return [result.detach(), *grads]
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape).requires_grad_()
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 700, 33), (13, 1, 300)]
+)
+def test_products(tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool) -> None:
+    """Whole and partial tiles, sums longer than one sweep, transposed operands in the backward."""
+    weight = torch.nn.Parameter(torch.randn(depth, columns))
+    steps = check(tmp_path, torch.mm, leaf(rows, depth), weight, dynamic=symbolic)
+    assert steps.count("dicp_product") == (3 if depth > 1 else 2), steps
+    steps = check(tmp_path, torch.bmm, leaf(3, rows, depth), leaf(3, depth, columns),
+                  dynamic=symbolic)  # fmt: skip
+    assert steps.count("dicp_product") == 3, steps
+
+
+def test_operands_are_read_as_they_lie(tmp_path: Path) -> None:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return a[::2, 1:].t() @ b[:, ::3]
+
+    steps = check(tmp_path, product, torch.randn(20, 31), torch.randn(10, 40))
+    assert steps == ["dicp_product"], "no copy is made"
+    expanded = torch.randn(1, 7, 9).expand(5, 7, 9)
+    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4)) == ["dicp_product"]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
+    ids=["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"],
+)
+def test_bias_and_activation_are_part_of_the_product(tmp_path: Path, activation: Any) -> None:
+    x, w, b = torch.randn(50, 20) * 3, torch.randn(70, 20), torch.randn(70)
+    x[0, 0] = float("nan")
+    x[1, 0] = float("inf")
+    steps = check(tmp_path, lambda x, w, b: activation(F.linear(x, w, b)), x, w, b)
+    assert steps == ["dicp_product_biased"]
+
+
+def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
+    mixed = check(tmp_path, torch.mm, torch.randn(4, 4).double(), torch.randn(4, 4).double())
+    empty = check(tmp_path, torch.mm, torch.randn(4, 0), torch.randn(0, 4))
+    single = check(tmp_path, torch.mm, torch.randn(1, 64), torch.randn(64, 64))
+    assert not any("dicp" in s for s in (*mixed, *empty, *single))
+
+
+def test_a_dimension_that_turns_out_empty(tmp_path: Path) -> None:
+    target, config = PastBlas(), Config(cache_dir=tmp_path)
+    compiled = torch.compile(
+        torch.bmm,
+        dynamic=True,
+        backend=lambda gm, xs: compile_fx(gm, xs, target, config, lambda r: None),
+    )
+    for rows, depth in ((5, 7), (4, 6), (3, 0), (0, 3)):
+        a, b = torch.randn(2, rows, depth), torch.randn(2, depth, 9)
+        assert_matches(compiled(a, b), torch.bmm(a, b), torch.bmm(a.double(), b.double()))
+
+
+# ---- attention ------------------------------------------------------------------------------
+
+
+def heads(batch: int, count: int, rows: int, size: int) -> Tensor:
+    """(batch, heads, rows, size) as models have it: the heads of a row lie side by side."""
+    return torch.randn(batch, rows, count, size).transpose(1, 2).requires_grad_()
+
+
+SHAPES = [(5, 7, 16), (48, 48, 64), (49, 130, 40), (100, 1000, 8), (700, 520, 24)]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(("rows", "keys", "size"), SHAPES)
+def test_attention(tmp_path: Path, rows: int, keys: int, size: int, masked: bool) -> None:
+    q, k, v = heads(2, 3, rows, size), heads(2, 3, keys, size), heads(2, 3, keys, size)
+    mask = torch.randn(2, 1, rows, keys).masked_fill(torch.rand(rows, keys) < 0.3, -torch.inf)
+    mask[..., 0] = 0
+    tag = "_masked" if masked else ""
+    steps = check(
+        tmp_path, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        q, k, v, mask if masked else None,
+    )  # fmt: skip
+    assert f"dicp_attention{tag}" in steps
+    assert f"dicp_attention_gradients{tag}" in steps
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_causal_attention(tmp_path: Path, symbolic: bool) -> None:
+    def attend(*rows: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(-1, (2, 32)).transpose(1, 2) for x in rows)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    steps = check(tmp_path, attend, *(leaf(2, 600, 64) for _ in range(3)), dynamic=symbolic)
+    assert "dicp_attention" in steps
+
+
+def test_fewer_heads_of_keys(tmp_path: Path) -> None:
+    q, k, v = heads(2, 6, 70, 16), heads(2, 2, 90, 16), heads(2, 2, 90, 16)
+    steps = check(
+        tmp_path, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v
+    )
+    assert "dicp_attention" in steps
+
+
+def test_rows_without_a_key(tmp_path: Path) -> None:
+    """The library gives zeros, and so do we; NaN in a value stays NaN."""
+    q, k, v = heads(1, 1, 20, 8), heads(1, 1, 30, 8), heads(1, 1, 30, 8)
+    mask = torch.zeros(20, 30)
+    mask[3] = -torch.inf
+    attend = F.scaled_dot_product_attention
+    steps = check(tmp_path, lambda q, k, v, m: attend(q, k, v, attn_mask=m), q, k, v, mask)
+    assert "dicp_attention_masked" in steps
+    with torch.no_grad():
+        q[0, 0, 4, 0] = torch.nan
+    check(tmp_path, lambda q, k, v: attend(q, k, v), q.detach(), k.detach(), v.detach())
+
+
+def test_large_heads_and_wide_floats_go_to_the_library(tmp_path: Path) -> None:
+    large = [torch.randn(1, 1, 4, 300) for _ in range(3)]
+    wide = [torch.randn(1, 1, 4, 8).double() for _ in range(3)]
+    for operands in (large, wide):
+        steps = check(tmp_path, F.scaled_dot_product_attention, *operands)
+        assert not any("dicp" in s for s in steps)
+
+
+# ---- convolution ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "options"),
+    [
+        ((2, 3, 9, 11), (5, 3, 3, 3), {"padding": 1}),
+        ((1, 4, 20, 17), (6, 2, 3, 3), {"stride": 2, "padding": (1, 0), "groups": 2}),
+        ((3, 8, 5, 5), (100, 8, 1, 1), {}),
+        ((1, 2, 30, 7), (3, 2, 5, 3), {"padding": 2, "dilation": 2}),
+        ((2, 70, 40, 40), (50, 70, 1, 1), {}),
+        ((1, 60, 6, 6), (520, 60, 3, 3), {"padding": 1}),
+        ((1, 3, 4, 4), (2, 3, 3, 3), {"stride": 3, "padding": 4}),
+        ((2, 16, 33), (8, 16, 10), {"stride": 5}),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_convolution(
+    tmp_path: Path, image: tuple[int, ...], filters: tuple[int, ...], options: dict[str, Any],
+    symbolic: bool,
+) -> None:  # fmt: skip
+    convolve = F.conv2d if len(image) == 4 else F.conv1d
+
+    def convolution(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return convolve(x, w, b, **options)
+
+    x, w = torch.randn(image), torch.randn(filters)
+    for bias, tag in ((torch.randn(filters[0]), "_biased"), (None, "")):
+        steps = check(tmp_path, convolution, x, w, bias, dynamic=symbolic)
+        assert symbolic or f"dicp_convolution{tag}" in steps
+
+
+def test_filters_of_one_pixel_on_channels_last(tmp_path: Path) -> None:
+    x = torch.randn(2, 7, 6, 5).to(memory_format=torch.channels_last)
+    steps = check(tmp_path, F.conv2d, x, torch.randn(9, 7, 1, 1), torch.randn(9))
+    assert steps[-1] == "dicp_product_biased"
+
+
+def test_heavy_convolutions_go_to_the_library(tmp_path: Path) -> None:
+    steps = check(tmp_path, F.conv2d, torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3))
+    assert not any("dicp" in s for s in steps)
