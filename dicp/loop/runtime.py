@@ -17,7 +17,7 @@ import torch
 
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
-from dicp.plain import decode_constant, evaluate_size, resolve_operator
+from dicp.plain import callable_of, decode_constant, evaluate_size, resolve_operator
 from dicp.torch_private import disable_current_modes, profiling
 
 MAX_BOUND_PLANS = 64
@@ -385,20 +385,25 @@ class _Bound:
         op = self.executable.objects[name["object"]] if isinstance(name, dict) else (
             resolve_operator(name)
         )  # fmt: skip
+        op = callable_of(op)
         args = self._arguments(step["args"])
         names = list(step["kwargs"])
         values = self._arguments(list(step["kwargs"].values()))
         outs = step["outs"]
+
+        def named(env: list[Any]) -> dict[str, Any]:
+            return dict(zip(names, values(env), strict=True)) if names else {}
+
         if step["into"]:
             target = self._tensor_getter(outs[0])
 
             def call_into(env: list[Any]) -> None:
-                op(*args(env), out=target(env), **dict(zip(names, values(env), strict=True)))
+                op(*args(env), out=target(env), **named(env))
 
             return call_into
 
         def call(env: list[Any]) -> None:
-            result = op(*args(env), **dict(zip(names, values(env), strict=True)))
+            result = op(*args(env), **named(env))
             if isinstance(result, torch.Tensor):
                 self._receive(env, outs[0], result)
                 return

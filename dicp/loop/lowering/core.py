@@ -480,7 +480,7 @@ class Lowering:
         if outs is None:
             refs = self.results()
         else:
-            refs = tuple(self._tensor_ref(self._name("c"), m, "temp") for m in outs)
+            refs = tuple(map(self.result, outs))
         node = Call(
             op,
             tuple(self.realized(a) for a in args),
@@ -514,8 +514,11 @@ class Lowering:
         """Fresh memory for each tensor the node returns, laid out as eager lays it out."""
         assert self.node is not None
         val = self.node.meta["val"]
-        metas = val if isinstance(val, (tuple, list)) else [val]
-        return tuple(self._tensor_ref(self._name("c"), m, "temp") for m in metas)
+        return tuple(map(self.result, val if isinstance(val, (tuple, list)) else [val]))
+
+    def result(self, meta: torch.Tensor) -> Ref:
+        """Fresh memory laid out as `meta`."""
+        return self._tensor_ref(self._name("c"), meta, "temp")
 
     def _finish_call(self, node: Call) -> None:
         for ref in node.outs:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dicp.loop.lowering.core import Lowering, RuleTable, Value
+from dicp.loop.lowering.reduction import total, wide
 
 aten = torch.ops.aten
 LIBRARY = RuleTable()
@@ -61,7 +62,8 @@ def convolution_backward(lw: Lowering, *args: Any) -> Any:
     """The library's gradients; the bias gradient is a plain sum and is generated."""
     grad, mask = args[0], list(args[-1])
     assert lw.node is not None
-    metas = lw.node.meta["val"]
+    # The node may return more than is asked for here.
+    metas = [m if on else None for m, on in zip(lw.node.meta["val"], mask, strict=True)]
     wanted_bias = mask[2]
     mask[2] = False
     outs = [m for m, on in zip(metas, mask, strict=True) if on]
@@ -73,12 +75,14 @@ def convolution_backward(lw: Lowering, *args: Any) -> Any:
         for k in range(2):
             results[k] = found[k] if mask[k] else None
     if wanted_bias:
-        from dicp.loop.lowering.reduction import total, wide
-
-        axes = [i for i in range(grad.ndim) if i != 1]
-        summed = lw.squeeze(total(lw, grad, axes, wide(grad.dtype)), axes)
-        results[2] = lw.cast(summed, grad.dtype)
+        results[2] = bias_gradient(lw, grad)
     return results
+
+
+def bias_gradient(lw: Lowering, grad: Value) -> Value:
+    """The sum of `grad` over everything but channels."""
+    axes = [i for i in range(grad.ndim) if i != 1]
+    return lw.cast(lw.squeeze(total(lw, grad, axes, wide(grad.dtype)), axes), grad.dtype)
 
 
 def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]:
@@ -90,4 +94,4 @@ def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]
     ]
 
 
-__all__ = ["LIBRARY", "plain"]
+__all__ = ["LIBRARY", "bias_gradient", "plain"]

@@ -1,0 +1,14 @@
+"""Matrix products, convolution and attention of float32 tensors by kernels of our own.
+
+They take operands as they lie in memory, and attention never writes its scores down. Used where
+BLAS is measured to leave half of the machine unused (`library.fastest_linear`).
+"""
+
+from dicp.vendor.cpu.routines.attention import ATTENTION
+from dicp.vendor.cpu.routines.common import header_of, headers
+from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
+from dicp.vendor.cpu.routines.product import PRODUCTS
+
+ROUTINES = PRODUCTS.merged(CONVOLUTIONS, ATTENTION)
+
+__all__ = ["ROUTINES", "header_of", "headers"]

@@ -1,0 +1,99 @@
+"""Scaled dot-product attention, forward and backward, its scores never in memory as a whole."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+from dicp.loop.index import Size
+from dicp.loop.ir import Ref
+from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import plain
+from dicp.vendor.cpu.routines.common import BODIES, is_float, rows_of
+
+aten = torch.ops.aten
+ATTENTION = RuleTable()
+MAX_HEAD = 256
+"""The largest head size the attention kernels hold (`d_most_depth`)."""
+
+
+def _number(value: float) -> int:
+    """The bits of a double."""
+    return int(struct.unpack("q", struct.pack("d", value))[0])
+
+
+def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
+    """Whether the kernels take these operands."""
+    if dropout or not is_float(q, k, v, mask) or any(x.ndim != 4 for x in (q, k, v)):
+        return False
+    heads, depths = (q.shape[1], k.shape[1], v.shape[1]), (q.shape[3], k.shape[3], v.shape[3])
+    if not all(isinstance(n, int) for n in (*heads, *depths)):
+        return False
+    fits = heads[1] == heads[2] and heads[0] % heads[1] == 0 and max(depths) <= MAX_HEAD  # type: ignore[operator, type-var]
+    return fits and depths[0] == depths[1] and (mask is None or mask.ndim in (2, 4))
+
+
+def _problem(q: Value, k: Value, v: Value, causal: bool, scale: float | None) -> list[Size]:
+    factor = q.shape[3] ** -0.5 if scale is None else scale  # type: ignore[operator]
+    return [*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+            int(causal), _number(factor)]  # fmt: skip
+
+
+def _operands(
+    lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None
+) -> tuple[list[Ref], list[Size]]:
+    """q, k, v and the mask in memory, and their steps."""
+    refs = [rows_of(lw, x) for x in (q, k, v)]
+    steps = [s for ref in refs for s in ref.strides[:3]]
+    if mask is not None:
+        refs.append(lw.realize(lw.expand(mask, (*q.shape[:3], k.shape[2]))))
+        steps += refs[-1].strides
+    return refs, steps
+
+
+def _tag(name: str, mask: Value | None) -> str:
+    return name if mask is None else f"{name}_masked"
+
+
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+@ATTENTION.register(FORWARD, kind="library")
+def attention(
+    lw: Lowering, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Value | None = None, scale: Any = None,
+) -> Any:  # fmt: skip
+    outs = lw.results()
+    plain_number = scale is None or isinstance(scale, (int, float))
+    laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
+    if not (plain_number and laid_out and _fits(q, k, v, attn_mask, dropout_p)):
+        kwargs = {"attn_mask": attn_mask, "scale": scale}
+        return plain(FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
+    refs, steps = _operands(lw, q, k, v, attn_mask)
+    sizes = [*_problem(q, k, v, is_causal, scale), *steps, *outs[0].strides[:3], *outs[1].strides]
+    name = _tag("dicp_attention", attn_mask)
+    return lw.routine(name, BODIES[name], refs, outs, sizes)
+
+
+@ATTENTION.register(BACKWARD, kind="library")
+def attention_gradients(
+    lw: Lowering, grad: Value, q: Value, k: Value, v: Value, out: Value, sums: Value,
+    dropout_p: float, is_causal: bool, *, attn_mask: Value | None = None, scale: Any = None,
+) -> Any:  # fmt: skip
+    outs = lw.results()
+    plain_number = scale is None or isinstance(scale, (int, float))
+    laid_out = all(o.strides[-1] == 1 for o in outs) and sums.shape == q.shape[:3]
+    fits = plain_number and laid_out and is_float(grad, out, sums)
+    if not (fits and _fits(q, k, v, attn_mask, dropout_p)):
+        kwargs = {"attn_mask": attn_mask, "scale": scale}
+        args = (grad, q, k, v, out, sums, dropout_p, is_causal)
+        return plain(BACKWARD)(lw, *args, **kwargs)
+    refs, steps = _operands(lw, q, k, v, attn_mask)
+    refs += [rows_of(lw, grad), rows_of(lw, out), lw.realize(sums)]
+    sizes = [*_problem(q, k, v, is_causal, scale), *steps]
+    sizes += [s for ref in (*refs[-3:], *outs) for s in ref.strides[:3]]
+    name = _tag("dicp_attention_gradients", attn_mask)
+    return lw.routine(name, BODIES[name], refs, outs, sizes)

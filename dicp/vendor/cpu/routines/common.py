@@ -1,0 +1,52 @@
+"""What the rules of all routines share: entry points, and operands as the kernels take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dicp.loop.index import contiguous_strides
+from dicp.loop.ir import Ref
+from dicp.loop.lowering import Lowering, Value
+
+FOLDER = Path(__file__).parent
+HEADERS = ("gemm.h", "product.h", "attention.h", "convolution.h")
+
+BODIES = {
+    "dicp_product": "  d_product(args, sizes, false);",
+    "dicp_product_biased": "  d_product(args, sizes, true);",
+    "dicp_convolution": "  d_convolve(args, sizes, false);",
+    "dicp_convolution_biased": "  d_convolve(args, sizes, true);",
+    "dicp_convolution_filters": "  d_convolution_filters(args, sizes);",
+    "dicp_attention": "  d_attention_forward(args, sizes, false);",
+    "dicp_attention_masked": "  d_attention_forward(args, sizes, true);",
+    "dicp_attention_gradients": "  d_attention_backward(args, sizes, false);",
+    "dicp_attention_gradients_masked": "  d_attention_backward(args, sizes, true);",
+}
+"""Routine -> the body of its entry point."""
+
+
+def headers() -> dict[str, str]:
+    """The C++ files that routines are made of, by name."""
+    return {name: (FOLDER / name).read_text() for name in HEADERS}
+
+
+def header_of(name: str) -> str:
+    """The C++ file that routine `name` calls into; empty for a generated kernel."""
+    if name not in BODIES:
+        return ""
+    return name.split("_")[1] + ".h"
+
+
+def is_float(*values: Value | Ref | None) -> bool:
+    """All float32, and no axis known to be empty."""
+    return all(
+        v is None or v.dtype == torch.float32 and all(s != 0 for s in v.shape) for v in values
+    )
+
+
+def rows_of(lw: Lowering, value: Value) -> Ref:
+    """`value` in memory, the elements of a row one after another."""
+    ref = lw.realize(value)
+    return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))

@@ -1,0 +1,225 @@
+"""Small convolutions and those of single pixels, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.loop.index import Index, Size, contiguous_strides, normal, product
+from dicp.loop.ir import Ref
+from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import LIBRARY, bias_gradient, plain
+from dicp.vendor.cpu.routines.common import BODIES, is_float, rows_of
+from dicp.vendor.cpu.routines.product import multiplied
+
+aten = torch.ops.aten
+CONVOLUTIONS = RuleTable()
+
+MAX_CONVOLUTION = 3 << 23
+"""Multiplications up to which oneDNN's call, and its reordering of images and filters, cost more
+than its faster kernel saves, where filters are larger than one pixel."""
+
+
+@CONVOLUTIONS.register(aten.convolution.default, kind="library")
+def convolution(lw: Lowering, x: Value, w: Value, bias: Value | None, *options: Any) -> Value:
+    (out,) = lw.results()
+    how = Options(*options)
+    if how.fit(x, w) and is_float(x, w, bias):
+        axes = how.axes(x, w, out.shape)
+        if _is_row_major(out) and _is_small(w, out.shape):
+            return _convolved(lw, x, w, bias, out, axes, how.groups)
+        if how.by_pixel(x, axes) and _is_channels_last(out):
+            return _by_pixel(lw, x, w, bias, out)
+    result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options)
+    return result
+
+
+@CONVOLUTIONS.register(aten.convolution_backward.default, kind="library")
+def convolution_backward(
+    lw: Lowering, grad: Value, x: Value, w: Value, bias_sizes: Any, *rest: Any
+) -> Any:
+    """Each gradient here where it fits; the others by one call of the library."""
+    *options, mask = rest
+    how, missing = Options(*options), list(mask)
+    assert lw.node is not None
+    metas = lw.node.meta["val"]
+    results: list[Any] = [None, None, None]
+    if how.fit(x, w) and is_float(grad, x, w):
+        axes = how.axes(x, w, grad.shape)
+        images = lw.result(metas[0]) if mask[0] else None
+        filters = lw.result(metas[1]) if mask[1] else None
+        if how.by_pixel(x, axes) and _is_channels_last(images or lw.realize(x)):
+            results[:2] = _by_pixel_backward(lw, grad, x, w, images, filters)
+        elif _is_small(w, grad.shape) and _pixels_in_rows(lw.realize(grad), lw.realize(x)):
+            results[:2] = _small_backward(lw, grad, x, w, images, filters, axes, how.groups)
+        missing = [on and result is None for on, result in zip(mask, results, strict=True)]
+    if mask[2]:
+        results[2], missing[2] = bias_gradient(lw, grad), False
+    if any(missing):
+        found = LIBRARY.get(aten.convolution_backward.default)
+        assert found is not None
+        others = found.function(lw, grad, x, w, bias_sizes, *options, missing)
+        results = [o if on else r for r, o, on in zip(results, others, missing, strict=True)]
+    return results
+
+
+Axis = tuple[Any, ...]
+"""Input size, output size, taps, stride, padding, dilation: a `d_axis`."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a convolution behind its tensors, as ATen orders them."""
+
+    stride: Sequence[Size]
+    padding: Sequence[Size]
+    dilation: Sequence[Size]
+    transposed: bool
+    output_padding: Sequence[Size]
+    groups: int
+
+    def fit(self, x: Value, w: Value) -> bool:
+        """Images of one or two dimensions, and filters that see more than one channel."""
+        depthwise = w.shape[1] == 1 and self.groups != 1
+        return not self.transposed and x.ndim in (3, 4) and not depthwise
+
+    def axes(self, x: Value, w: Value, out: Sequence[Size]) -> list[Axis]:
+        sizes = zip(x.shape[2:], out[2:], w.shape[2:], strict=True)
+        return [
+            (*s, *_at(k, self.stride, self.padding, self.dilation)) for k, s in enumerate(sizes)
+        ]
+
+    def by_pixel(self, x: Value, axes: Sequence[Axis]) -> bool:
+        return x.ndim == 4 and self.groups == 1 and _of_one_pixel(axes)
+
+
+def _of_one_pixel(axes: Sequence[Axis]) -> bool:
+    return all(axis[2:5] == (1, 1, 0) for axis in axes)
+
+
+def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
+    """The entry of each list for one axis; one entry stands for all."""
+    return [values[axis] if len(values) > 1 else values[0] for values in lists]
+
+
+def _is_row_major(out: Ref) -> bool:
+    """Whether the pixels of an image lie one after another."""
+    return out.strides[2:] == contiguous_strides(out.shape[2:])
+
+
+def _is_channels_last(out: Ref) -> bool:
+    pixels = (out.shape[3] * out.shape[1], out.shape[1])
+    return out.strides[1:] == (1, *pixels) and out.strides[0] == out.shape[2] * pixels[0]
+
+
+def _is_small(w: Value, out: Sequence[Size]) -> bool:
+    sizes = (*w.shape[1:], *out)
+    return all(isinstance(n, int) for n in sizes) and product(sizes) <= MAX_CONVOLUTION  # type: ignore[operator]
+
+
+def _problem(
+    lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref
+) -> tuple[Ref, list[Size]]:
+    """The images in memory, and the sizes the kernels take; `out` has the form of the result."""
+    image = lw.realize(x)
+    if not _pixels_in_rows(image):
+        image = lw.realize(x, contiguous_strides(x.shape))
+    row = image.strides[-2] if len(image.shape) == 4 else 0
+    one = (1, 1, 1, 1, 0, 1)
+    if _of_one_pixel(axes):  # an image is one row
+        axes = [(product(image.shape[2:]), product(out.shape[2:]), 1, 1, 0, 1)]
+    axes = [one, *axes] if len(axes) == 1 else axes
+    sizes = [x.shape[0], w.shape[1], w.shape[0] // groups, groups, *axes[0], *axes[1],
+             *image.strides[:2], row, *out.strides[:2]]  # fmt: skip
+    return image, sizes
+
+
+def _convolved(
+    lw: Lowering,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    out: Ref,
+    axes: Sequence[Axis],
+    groups: int,
+) -> Value:
+    image, sizes = _problem(lw, x, w, axes, groups, out)
+    refs = [image, lw.realize(w, contiguous_strides(w.shape))]
+    name = "dicp_convolution" if bias is None else "dicp_convolution_biased"
+    if bias is not None:
+        refs.append(rows_of(lw, bias))
+    return lw.routine(name, BODIES[name], refs, (out,), sizes)[0]
+
+
+def _pixels_in_rows(*images: Ref) -> bool:
+    return all(i.strides[2:] == contiguous_strides(i.shape[2:]) for i in images)
+
+
+def _by_pixel(lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref) -> Value:
+    """Filters of one pixel, channels last: a product of the pixels with the filters."""
+    n, c, h, k = x.shape
+    pixels = lw.reshape(lw.permute(x, [0, 2, 3, 1]), (n * h * k, c))
+    filters = lw.permute(lw.reshape(w, (w.shape[0], c)), [1, 0])
+    refs = [lw.realize(pixels), lw.realize(filters)]
+    counts = (1, n * h * k, w.shape[0], c)
+    return multiplied(lw, refs, out, counts, (0, out.shape[1]), bias)
+
+
+# ---- gradients ------------------------------------------------------------------------------
+
+
+def _small_backward(
+    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
+    axes: Sequence[Axis], groups: int,
+) -> tuple[Value | None, Value | None]:  # fmt: skip
+    found: list[Value | None] = [None, None]
+    stepping = all(axis[3] == 1 for axis in axes)
+    if images is not None and stepping and groups == 1 and _is_row_major(images):
+        # the result's gradient convolved with the filters, turned around
+        turned = [
+            (out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
+            for size, out, taps, _, padding, dilation in axes
+        ]
+        found[0] = _convolved(lw, grad, _turned(lw, w), None, images, turned, 1)
+    if filters is not None and filters.strides == contiguous_strides(filters.shape):
+        reached = lw.realize(grad)
+        image, sizes = _problem(lw, x, w, axes, groups, reached)
+        name = "dicp_convolution_filters"
+        (found[1],) = lw.routine(name, BODIES[name], (image, reached), (filters,), sizes)
+    return found[0], found[1]
+
+
+def _turned(lw: Lowering, w: Value) -> Value:
+    """Filters with inputs and outputs exchanged, their taps in opposite order."""
+
+    def place(idx: tuple[Index, ...]) -> list[Index]:
+        taps = zip(idx[2:], w.shape[2:], strict=True)
+        return [idx[1], idx[0], *(i * -1 + normal(size - 1) for i, size in taps)]
+
+    return lw.view(w, (w.shape[1], w.shape[0], *w.shape[2:]), place)
+
+
+def _by_pixel_backward(
+    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None
+) -> tuple[Value | None, Value | None]:
+    """Filters of one pixel, channels last: products over channels and over pixels."""
+    n, c, h, k = x.shape
+    o, found = w.shape[0], [None, None]
+    pixels = normal(n * h * k)
+    reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (pixels, o))
+    if images is not None:
+        refs = [lw.realize(reached), lw.realize(lw.reshape(w, (o, c)))]
+        found[0] = multiplied(lw, refs, images, (1, pixels, c, o), (0, c))  # type: ignore[call-overload]
+    if filters is not None and _is_dense_matrix(filters):
+        seen = lw.reshape(lw.permute(x, [0, 2, 3, 1]), (pixels, c))
+        refs = [lw.realize(lw.permute(reached, [1, 0])), lw.realize(seen)]
+        found[1] = multiplied(lw, refs, filters, (1, o, c, pixels), (0, c))  # type: ignore[call-overload]
+    return found[0], found[1]
+
+
+def _is_dense_matrix(filters: Ref) -> bool:
+    """Filters of one pixel whose channels lie one after another."""
+    return filters.strides[:2] == (filters.shape[1], 1)
