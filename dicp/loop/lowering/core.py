@@ -52,6 +52,7 @@ class RuleTable:
 
     def __init__(self) -> None:
         self._rules: dict[Any, RuleEntry] = {}
+        self._named: dict[str, RuleEntry] = {}
 
     def register(self, *ops: Any, kind: DecisionKind = "compiled") -> Callable[[Rule], Rule]:
         """Register a rule for overloads, or for every overload of an overload packet."""
@@ -75,14 +76,22 @@ class RuleTable:
                 continue
             self._rules[overload] = RuleEntry(function, kind)
 
+    def add_named(self, name: str, function: Rule, kind: DecisionKind = "compiled") -> None:
+        """A rule for `namespace::operator` of a library that may never be imported."""
+        self._named[name] = RuleEntry(function, kind)
+
     def merged(self, *others: RuleTable) -> RuleTable:
         table = RuleTable()
         for source in (self, *others):
             table._rules.update(source._rules)
+            table._named.update(source._named)
         return table
 
     def get(self, op: Any) -> RuleEntry | None:
-        return self._rules.get(op)
+        found = self._rules.get(op)
+        if found is None and self._named and isinstance(op, OpOverload):
+            return self._named.get(op._schema.name)
+        return found
 
     def ops(self) -> frozenset[Any]:
         return frozenset(self._rules)

@@ -36,7 +36,7 @@ from dicp.target import (
 from dicp.template import render_template
 from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
-from dicp.vendor.cpu.routines import ROUTINES, header_of, headers
+from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, header_of, headers
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain, has_libmvec
 
 FOLDER = Path(__file__).parent
@@ -44,7 +44,7 @@ MAX_ARGS = 1024
 UNIT_TEXT = 24_000
 """Characters of kernel text that justify a translation unit of its own."""
 
-OWN_RULES = RULES.merged(PLAIN)
+OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""
 
@@ -114,8 +114,8 @@ class CpuTarget(Target):
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
-        choices = ONEDNN.ops() | ROUTINES.ops()
-        if not any(n.target in choices for n in gm.graph.nodes):
+        choices = ONEDNN.merged(ROUTINES)
+        if not any(choices.get(n.target) for n in gm.graph.nodes):
             return OWN_RULES
         fastest = fastest_linear(Cache.open(config))
         return RULES_PAST_BLAS if fastest == "onednn" else OWN_RULES
@@ -270,6 +270,9 @@ class CpuTarget(Target):
             f"{name} {rate:.0f} GFLOP/s" for name, rate in linear_rates(Cache.open(config)).items()
         )
         checks.append(Check("linear layers", True, rates))
+        own = fastest_linear(Cache.open(config)) == "onednn"
+        makers = "our own kernels" if own else "the framework's libraries"
+        checks.append(Check("small products, attention", True, makers))
         checks.append(Check("threads", True, str(torch.get_num_threads())))
         try:
             compile_shared(toolchain, {"t.cpp": 'extern "C" int one() { return 1; }\n'}, "t.cpp")

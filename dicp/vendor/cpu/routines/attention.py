@@ -11,7 +11,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import BODIES, is_float, rows_of
+from dicp.vendor.cpu.routines.common import BODIES, is_few, is_float, rows_of
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -27,6 +27,8 @@ def _number(value: float) -> int:
 def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels take these operands."""
     if dropout or not is_float(q, k, v, mask) or any(x.ndim != 4 for x in (q, k, v)):
+        return False
+    if is_few(q.shape[2]):
         return False
     heads, depths = (q.shape[1], k.shape[1], v.shape[1]), (q.shape[3], k.shape[3], v.shape[3])
     if not all(isinstance(n, int) for n in (*heads, *depths)):

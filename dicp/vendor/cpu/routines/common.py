@@ -6,16 +6,19 @@ from pathlib import Path
 
 import torch
 
-from dicp.loop.index import contiguous_strides
+from dicp.loop.index import Size, contiguous_strides
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
 
 FOLDER = Path(__file__).parent
 HEADERS = ("gemm.h", "product.h", "attention.h", "convolution.h")
 
+MIN_ROWS = 4
 BODIES = {
     "dicp_product": "  d_product(args, sizes, false);",
     "dicp_product_biased": "  d_product(args, sizes, true);",
+    "dicp_product_grouped": "  d_product_grouped(args, sizes);",
+    "dicp_product_grouped_weights": "  d_product_grouped_weights(args, sizes);",
     "dicp_convolution": "  d_convolve(args, sizes, false);",
     "dicp_convolution_biased": "  d_convolve(args, sizes, true);",
     "dicp_convolution_filters": "  d_convolution_filters(args, sizes);",
@@ -44,6 +47,11 @@ def is_float(*values: Value | Ref | None) -> bool:
     return all(
         v is None or v.dtype == torch.float32 and all(s != 0 for s in v.shape) for v in values
     )
+
+
+def is_few(rows: Size) -> bool:
+    """Whether putting the other operand in order for so few rows costs more than it saves."""
+    return isinstance(rows, int) and rows < MIN_ROWS
 
 
 def rows_of(lw: Lowering, value: Value) -> Ref:

@@ -69,7 +69,7 @@ struct d_convolution {
     const int64_t high = inside && most > low ? most : low;
     const float* source =
         in + run.image * in_image + channel * in_channel + row * in_row + x.source(0, j);
-    if (x.stride == 1 && high - low == d_panel) {
+    if (x.stride == 1 && run.count == d_panel && high - low == d_panel) {
       ((d_vec*)to)[0] = ((const d_vec*)(source + low))[0];
       ((d_vec*)to)[1] = ((const d_vec*)(source + low))[1];
       return;

@@ -24,16 +24,18 @@ than its faster kernel saves, where filters are larger than one pixel."""
 
 
 @CONVOLUTIONS.register(aten.convolution.default, kind="library")
-def convolution(lw: Lowering, x: Value, w: Value, bias: Value | None, *options: Any) -> Value:
+def convolution(
+    lw: Lowering, x: Value, w: Value, bias: Value | None, *options: Any, **named: Any
+) -> Value:
     (out,) = lw.results()
-    how = Options(*options)
+    how = Options(*options, **named)
     if how.fit(x, w) and is_float(x, w, bias):
         axes = how.axes(x, w, out.shape)
         if _is_row_major(out) and _is_small(w, out.shape):
             return _convolved(lw, x, w, bias, out, axes, how.groups)
         if how.by_pixel(x, axes) and _is_channels_last(out):
             return _by_pixel(lw, x, w, bias, out)
-    result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options)
+    result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
 
 

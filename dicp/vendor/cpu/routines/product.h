@@ -133,3 +133,54 @@ static void d_product(void** args, const int64_t* sizes, bool biased) {
   else
     all.together(threads);
 }
+
+// Rows of a are in groups, each with a b of its own; `ends` says where groups end.
+struct d_groups {
+  int64_t count, rows;
+  const void* ends;
+  bool wide;
+  // The end of group g, never before `from` and never past the last row.
+  int64_t end(int64_t g, int64_t from) const {
+    const int64_t given = wide ? ((const int64_t*)ends)[g] : ((const int32_t*)ends)[g];
+    return d_least(given > from ? given : from, rows);
+  }
+};
+
+// Arguments: a, b, ends, c. Sizes: groups, rows, columns, depth, whether ends are 64-bit, then the (row,
+// column) steps of a, the (group, row, column) steps of b, and the row step of c.
+static void d_product_grouped(void** args, const int64_t* sizes) {
+  const int64_t *steps = sizes + 5, columns = sizes[2], threads = omp_get_max_threads();
+  const d_groups groups = {sizes[0], sizes[1], args[2], sizes[4] != 0};
+  int64_t from = 0;
+  float* c = (float*)args[3];
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t end = groups.end(g, from);
+    const d_products one = {
+        1, end - from, columns, sizes[3],
+        {(const float*)args[0] + from * steps[0], 0, steps[0], steps[1]},
+        {(const float*)args[1] + g * steps[2], 0, steps[3], steps[4]},
+        nullptr, c + from * steps[5], 0, steps[5], d_none};
+    if (end > from) one.together(threads);
+    from = end;
+  }
+  for (; from < groups.rows; ++from) d_clear(c + from * steps[5], 0, columns);
+}
+
+// The gradient of b: for each group its rows of a, turned, times those of the result's gradient.
+// Arguments: a, gradient, ends, c. Sizes: as above, then the (row, column) steps of a and of the
+// gradient, and the (group, row) steps of c.
+static void d_product_grouped_weights(void** args, const int64_t* sizes) {
+  const int64_t *steps = sizes + 5, threads = omp_get_max_threads();
+  const d_groups groups = {sizes[0], sizes[1], args[2], sizes[4] != 0};
+  int64_t from = 0;
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t end = groups.end(g, from);
+    const d_products one = {
+        1, sizes[3], sizes[2], end - from,
+        {(const float*)args[0] + from * steps[0], 0, steps[1], steps[0]},
+        {(const float*)args[1] + from * steps[2], 0, steps[2], steps[3]},
+        nullptr, (float*)args[3] + g * steps[4], 0, steps[5], d_none};
+    one.together(threads);
+    from = end;
+  }
+}

@@ -13,7 +13,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
-from dicp.vendor.cpu.routines.common import BODIES, is_float, rows_of
+from dicp.vendor.cpu.routines.common import BODIES, is_few, is_float, rows_of
 
 aten = torch.ops.aten
 PRODUCTS = RuleTable()
@@ -28,12 +28,17 @@ MAX_FACE = 1 << 18
 """The same where one size is unknown, as the product of the two others."""
 
 
+MAX_PACKING = 1 << 16
+"""Elements of the second operand, for each row of the first, that are worth putting in order."""
+
+
 def _is_light(rows: Size, columns: Size, depth: Size) -> bool:
     """Whether a product is better made here; with one size unknown, by the two that are known."""
     known = [n for n in (rows, columns, depth) if isinstance(n, int)]
-    return (
-        rows != 1 and len(known) > 1 and prod(known) <= (MAX_WORK if len(known) == 3 else MAX_FACE)
-    )
+    if len(known) == 3:
+        r, c, d = known
+        return r > 1 and r * c * d <= MAX_WORK and c * d <= r * MAX_PACKING
+    return len(known) == 2 and rows != 1 and prod(known) <= MAX_FACE
 
 
 def _product(
@@ -62,7 +67,7 @@ def multiplied(
 @PRODUCTS.register(aten.bmm.default, kind="library")
 def bmm(lw: Lowering, a: Value, b: Value) -> Value:
     (out,) = lw.results()
-    if not is_float(a, b) or out.strides[-1] != 1:
+    if not is_float(a, b) or out.strides[-1] != 1 or is_few(a.shape[1]):
         return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
     return _product(lw, a, b, out)
 
