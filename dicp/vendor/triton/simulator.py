@@ -73,6 +73,8 @@ class Interpreter:
         for function in (self.device.sum, self.language.standard.sum):
             self.runtime._patch_lang(function.fn)
         self.runtime._patch_lang = lambda fn: None
+        # Older releases convert by a rule of numpy's that newer ones have dropped.
+        self.language.tensor.__index__ = lambda value: int(value.handle.data.item())
 
     @contextmanager
     def own_modules(self) -> Iterator[None]:
