@@ -92,6 +92,11 @@ def profiling() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
+def current_stream(device: int) -> int:
+    """The handle of the stream that work on a GPU is put on, without a Python object for it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
+
+
 def overloads_of(namespace: str) -> Iterator[OpOverload]:
     """Every operator overload registered under `namespace`."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):
