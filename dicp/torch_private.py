@@ -78,6 +78,14 @@ disable_compiled_autograd = compiled_autograd._disable
 
 from torch._decomp import decomposition_table as all_decompositions
 
+DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
+    frozenset({torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor})
+    if release_of(torch.__version__) < (2, 13)
+    else frozenset()
+)
+"""Operators whose decomposition in this release copies into a fresh tensor, which AOTAutograd, not
+seeing it as functional, refuses."""
+
 
 def frame_seconds() -> float:
     """Seconds since Dynamo began to compile the present frame; 0 outside of a compilation."""
