@@ -59,7 +59,7 @@ CASES = [
         lambda x: torch.quantile(x, 0.3, dim=1),
         X,
         dtypes=F32_F64,
-        **({} if release_of(torch.__version__) >= (2, 13) else {"fullgraph": False, "graphs": 16}),
+        **({} if release_of(torch.__version__) >= (2, 13) else {"fullgraph": False, "graphs": 64}),
     ),
     op(
         "top_p_filter",
