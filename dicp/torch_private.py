@@ -70,6 +70,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
 

@@ -20,11 +20,19 @@ def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
     return lw.eager(lw.node)
 
 
-for _name in ("flash", "efficient", "cudnn"):
-    for _suffix in ("", "_backward"):
-        _op = getattr(aten, f"_scaled_dot_product_{_name}_attention{_suffix}", None)
-        if _op is not None:
-            ATTENTION.add(_op, _as_it_is, "library")
+FUSED_ATTENTION = tuple(
+    name
+    for kind in ("flash", "efficient", "cudnn")
+    for name in (
+        f"_scaled_dot_product_{kind}_attention", f"_scaled_dot_product_{kind}_attention_backward",
+        f"_{kind}_attention_forward", f"_{kind}_attention_backward",
+    )
+)  # fmt: skip
+"""The framework's fused attention: what SDPA gives, and what callers of the kernels give."""
+
+for _name in FUSED_ATTENTION:
+    if hasattr(aten, _name):
+        ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
 
 OWN_RULES = RULES.merged(ATTENTION)
 

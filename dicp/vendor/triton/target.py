@@ -42,11 +42,11 @@ from dicp.vendor.triton.builder import (
     device_functions,
     triton_version,
 )
-from dicp.vendor.triton.choice import Contest, by_table, device_seconds
+from dicp.vendor.triton.choice import TABLE, Contest, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.gemm import render_product, tf32_allowed
 from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
-from dicp.vendor.triton.library import OWN_RULES, TritonLowering
+from dicp.vendor.triton.library import ATTENTION, OWN_RULES, TritonLowering
 from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
 from dicp.vendor.triton.render import TritonKernel, render
 from dicp.vendor.triton.spelling import ELEMENT
@@ -66,7 +66,7 @@ class TritonTarget(Target):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
@@ -91,6 +91,8 @@ class TritonTarget(Target):
         entry = OWN_RULES.get(op)
         if entry is None:
             return Decision("eager", "no rule for this operator")
+        if ATTENTION.get(op) is not None:  # its random state has a type that is not generated
+            return Decision(entry.kind)
         reason = _unsupported(node, device)
         return Decision("eager", reason) if reason else Decision(entry.kind)
 
@@ -121,9 +123,10 @@ class TritonTarget(Target):
     def _chooser(self, name: str, config: Config) -> Chooser:
         """Who computes a product: what the table says, else what a contest does where asked for."""
         device = torch.device(name)
-        arch = architecture(device) if device.type == "cuda" else 0
+        measured = device.type == "cuda" and config.mode.startswith("max-autotune")
+        arch = architecture(device) if device.type == "cuda" and (measured or TABLE) else 0
         contest = None
-        if device.type == "cuda" and config.mode.startswith("max-autotune"):
+        if measured:
             cache = Cache.open(config)
             contest = Contest(
                 device, arch, torch.cuda.get_device_name(device), cache,
