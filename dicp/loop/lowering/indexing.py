@@ -174,7 +174,8 @@ def scattered(
     )
     idx = domain(tuple(shape))
     compute = Compute(
-        result, tuple(shape), lw.combinable(op, body(idx)), "scatter", op=op, target=tuple(target(idx)),
+        result, tuple(shape), lw.combinable(op, body(idx)), "scatter", op=op,
+        target=tuple(target(idx)),
         after=(start,), realize=True,
     )  # fmt: skip
     lw.add(compute)
