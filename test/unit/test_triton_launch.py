@@ -17,6 +17,8 @@ import pytest
 import torch
 from recorder import TritonRecorder, record
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dicp import torch_private
 from dicp.cache import Cache
@@ -25,8 +27,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError, LaunchError, SimulatorForbiddenError, ToolchainError
 from dicp.loop.index import Var
 from dicp.loop.kernel import Kernel
-from dicp.target import find_target
-from dicp.vendor.triton import aot, builder, tiles
+from dicp.target import LowerContext, find_target
+from dicp.vendor.triton import TritonTarget, aot, builder, tiles
 from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers
 from dicp.vendor.triton.driver import Driver
 from dicp.vendor.triton.launch import Device, Plan
@@ -433,6 +435,23 @@ def test_a_driver_too_old_is_named(gpu: StandIn) -> None:
     gpu.result = 222
     with pytest.raises(ToolchainError, match="a newer NVIDIA driver"):
         Driver(gpu).function(0, Binary(b"code", "k", 0, 4, {}))
+
+
+# ---- graphs of a GPU -----------------------------------------------------------------------------
+
+
+def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> None:
+    with FakeTensorMode():
+        x, count = torch.empty(8, device="cuda:0"), torch.empty(())
+        gm = make_fx(lambda x, count: (x * count + 1, x / (count + 1), count + 1))(x, count)
+    program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
+    names = [s.get("call", "kernel") for s in program.plain["steps"]]
+    assert names.count("aten::_to_copy.") == 2  # of the count, and of what the host adds to it
+    eager = {n.op for n in program.nodes if n.decision == "eager"}
+    assert eager == {"aten._to_copy.default", "aten.add.Tensor"}  # what the host itself adds
+    assert {n.op for n in program.nodes if n.decision == "compiled"} >= {
+        "aten.mul.Tensor", "aten.div.Tensor",
+    }  # fmt: skip
 
 
 # ---- where it runs -------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class _Process:
     def __init__(self) -> None:
         with environment(TRITON_INTERPRET="0"):  # whatever the user's own kernels are run by
             self.process = subprocess.Popen(
-                [sys.executable, str(FOLDER / "worker.py")],
+                [sys.executable, "-P", str(FOLDER / "worker.py")],  # its folder is no package's
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         self.messages: list[str] = []

@@ -23,7 +23,7 @@ from dicp.loop.program import ProgramBuilder, RenderedKernel
 from dicp.loop.schedule import Schedule
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes
-from dicp.vendor.triton.builder import Builder
+from dicp.vendor.triton.builder import Builder, triton_version
 from dicp.vendor.triton.cudagraphs import record_on_device
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.launch import Plan
@@ -105,7 +105,8 @@ class Contest:
         text = render_product(product, first, self.tf32)
         layouts = [f"{r.dtype} {r.shape} {r.strides}" for r in text.args]
         return key_of(
-            "gemm", self.chip, torch.__version__, torch.version.cuda or "", text.body, layouts,
+            "gemm", self.chip, torch.__version__, torch.version.cuda or "", triton_version(),
+            text.body, layouts,
             [str(c) for c in candidates(*product.shape[1:], product.a.dtype)],
         )  # fmt: skip
 

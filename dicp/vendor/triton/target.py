@@ -49,6 +49,7 @@ from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
 from dicp.vendor.triton.library import ATTENTION, OWN_RULES, TritonLowering
 from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
 from dicp.vendor.triton.render import TritonKernel, render
+from dicp.vendor.triton.scalars import scalars_to_device
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.split import split_reductions
 from dicp.vendor.triton.tiling import Tiling
@@ -108,6 +109,7 @@ class TritonTarget(Target):
             _allow_simulator(context.config)
         else:
             self._workers.warm_up()
+            scalars_to_device(gm, torch.device(device))
         lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
         graph = lowering.run()
         split_reductions(graph)
