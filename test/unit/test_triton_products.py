@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from recorder import TritonRecorder, calls, kernels, record
+from recorder import TritonRecorder, calls, kernels, portable, record
 from support.compare import assert_matches
 from torch import Tensor
 
@@ -106,6 +106,19 @@ def steps_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[int, list[str]]:
 def test_what_follows_is_computed_in_the_products_kernel(name: str, count: int) -> None:
     fn, shapes = FORMS[name]
     assert steps_of(fn, *(make(*shape) for shape in shapes)) == (count, [])
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize("name", ["residual", "baddbmm"])
+def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+    fn, shapes = FORMS[name]
+    found = record(fn, *(make(*shape, dtype=torch.bfloat16) for shape in shapes),
+                   target=TritonRecorder())  # fmt: skip
+    text = portable(found.render(found.programs[0], Config()).files["kernels.py"])
+    path = Path(__file__).parent / "golden" / "products" / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
 
 
 @pytest.mark.usefixtures("generated")

@@ -83,7 +83,8 @@ def tf32_allowed() -> bool:
 
 def _operand(writer: Emitter, name: str, strides: tuple[Size, ...], depth: int) -> dict[str, str]:
     """How the skeleton walks a factor: its strides by what they step along."""
-    *batch, first, second = (f"({writer.size(s)})" for s in strides)
+    texts = [writer.size(s) for s in strides]
+    *batch, first, second = (t if t.isidentifier() or t.isdigit() else f"({t})" for t in texts)
     pair = (first, second) if depth else (second, first)
     return {"name": name, "batch": batch[0] if batch else "0", "outer": pair[0], "depth": pair[1]}
 
