@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.options import Options
-from benchmarks.report import Progress, Report
+from benchmarks.report import RESULTS, Progress, Report
 
 COMMANDS = {
     "models": ("benchmarks.steps", "time of a step, inference and --train"),
     "kernels": ("benchmarks.kernels", "memory-bound kernels beside a copy of as many bytes"),
     "compile": ("benchmarks.compile", "time to the first result, caches empty, then filled"),
     "memory": ("benchmarks.memory", "peak memory of a step and of the process"),
-    "gpu": ("benchmarks.gpu", "tests, kernels and models on a GPU, within ten minutes"),
+    "gpu": ("benchmarks.gpu", "features, kernels, models and tests on a GPU, within ten minutes"),
     "scaling": ("benchmarks.scaling", "compile time and overhead against the number of layers"),
 }
 
@@ -41,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     top.add_argument("command", choices=COMMANDS)
     top.add_argument("--backends", type=backends, default=backends("eager,inductor,cpugraph"))
-    top.add_argument("--models", "--kernels", dest="names", type=names, default=())
+    top.add_argument("--models", "--kernels", "--sections", dest="names", type=names, default=())
+    top.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     top.add_argument("--dtype", type=names, default=("float32",), help="float32,bfloat16")
     top.add_argument("--train", action="store_true", help="training instead of inference")
     top.add_argument("--both", action="store_true", help="inference and training")
@@ -63,11 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=given.device,
         quick=given.quick,
         layers=tuple(int(n) for n in given.layers),
+        out=given.out,
     )
     console = Console()
     if not console.is_terminal:
         console = Console(width=180)
     report = Report(options, unit="", machine=describe(options.device))
+    signal.signal(signal.SIGTERM, _interrupt)  # a time limit from outside: the table is printed
     try:
         importlib.import_module(COMMANDS[options.command][0]).run(
             options, report, Progress(console)
@@ -75,8 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         if report.rows:
             console.print(report.table())
-            for path in report.write():
+            for path in report.write(options.out):
                 console.print(f"wrote {path}")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,72 +1,237 @@
-"""`gpu`: operator tests, kernels and models on a GPU, in one table within ten minutes.
+"""`gpu`: features, kernels, models, compile times and tests on a GPU, in one table.
 
-correctness rows: the tests' own result, on tensors of the GPU; times are in µs.
+    python -m benchmarks gpu --device cuda --backends eager,inductor,tritongraph --out FOLDER
+
+Every section has its share of ten minutes and every item a limit; an item that fails, hangs or
+crashes is named in the table and the next one is begun. What is known is written to FOLDER after
+every item. `--sections kernels,models` runs some of them, each with its own share of the time.
+share of the copy: bytes that must be moved at the rate of a copy measured in turn, over the time.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks import kernels, steps
+from benchmarks import child, features, series
+from benchmarks.backends import EAGER
 from benchmarks.options import Options
 from benchmarks.report import Progress, Report, Row
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 600.0
-"""Seconds for everything."""
-TESTS_SHARE = 0.3
-TESTS = ("pointwise", "reduction", "normalization", "shape", "indexing", "scan", "random")
-KERNELS = ("softmax", "layer_norm", "layer_norm_backward", "rms_norm", "residual_norm", "adam",
-           "sum_columns", "transpose")  # fmt: skip
-MODELS = ("llama", "vit", "t5")
+KERNELS = (
+    "softmax", "layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward",
+    "cross_entropy", "cross_entropy_backward", "residual_norm", "adam", "swiglu", "gelu", "rotary",
+    "softmax_backward", "sum_columns", "transpose",
+)  # fmt: skip
+MODELS = (
+    "llama inference", "llama training", "bert training", "resnet50 training", "bert inference",
+    "resnet50 inference", "unet inference", "vit training", "convnext inference", "unet training",
+    "vit inference", "convnext training",
+)  # fmt: skip
+FIRST_RESULTS = ("llama training", "bert inference")
+TEST_WORKERS = 8
+
+
+@dataclass
+class Run:
+    """One invocation: what was asked, the table, and the time it may still take."""
+
+    options: Options
+    report: Report
+    progress: Progress
+    folder: Path
+    deadline: float = 0.0
+
+    @property
+    def device(self) -> str:
+        return self.options.device
+
+    @property
+    def full(self) -> bool:
+        """Whether sizes fill a GPU; otherwise they are such that the harness can be tried."""
+        return self.device == "cuda"
+
+    @property
+    def under_test(self) -> list[str]:
+        return [b for b in self.options.backends if b.endswith("graph")]
+
+    @property
+    def contestants(self) -> list[str]:
+        return [b for b in self.options.backends if b != EAGER]
+
+    def add(self, row: Row) -> None:
+        """Puts a row into the table, and the table on disk."""
+        self.report.rows.append(row)
+        self.report.write_data(self.folder)
+
+    def items(
+        self, function: str, items: tuple[str, ...] | list[str], arguments: Mapping[str, Any],
+        limit: float, environment: Mapping[str, str] | None = None,
+    ) -> Iterator[tuple[str, Any, str]]:  # fmt: skip
+        found = series.run(
+            function, items, arguments, deadline=self.deadline, limit=limit, environment=environment
+        )
+        for item, result, trouble in found:
+            self.progress.console.print(
+                f"{item}: {trouble.splitlines()[-1] if trouble else 'done'}"
+            )
+            yield item, result, trouble
 
 
 def run(options: Options, report: Report, progress: Progress) -> None:
-    """Tests first, then kernels, then models, as far as the time goes."""
-    end = time.monotonic() + LIMIT
-    under_test = [name for name in options.backends if name.endswith("graph")]
-    for backend in under_test:
-        for name in progress.over(TESTS, lambda name: f"tests of {name}"):
-            left = LIMIT * TESTS_SHARE - (time.monotonic() - (end - LIMIT))
-            report.rows.append(tested(name, backend, options.device, left / len(under_test)))
-    for name in progress.over(KERNELS, lambda name: name):
-        if time.monotonic() < end - LIMIT / 3:
-            kernels.run(replace(options, names=(name,), quick=True), report, progress)
-    measured = len(report.rows)
-    for name in progress.over(MODELS, lambda name: name):
-        if time.monotonic() < end - 60:
-            modes = (False, True)
-            steps.run(replace(options, names=(name,), quick=True, modes=modes), report, progress)
-    for row in report.rows[measured:]:
-        row.values = {k: v * 1e3 for k, v in row.values.items()}
-        row.spreads = {k: v * 1e3 for k, v in row.spreads.items()}
-        row.floor = row.floor * 1e3 if row.floor else None
-    report.unit, report.floor_name, report.group_by = "µs", "limit", "size"
-    report.note = (__doc__ or "").partition("\n\n")[2]
+    """The sections in order; a section that fails leaves the others their turn."""
+    report.unit, report.floor_name, report.group_by = "", "copy", "section"
+    report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
+    state = Run(options, report, progress, options.out)
+    for name in options.names or SECTIONS:
+        seconds, section = SECTIONS[name]
+        state.deadline = time.monotonic() + seconds
+        try:
+            section(state)
+        except Exception as error:  # what was measured before must not be lost
+            row = Row(name, {"section": name})
+            row.failures = dict.fromkeys(options.backends, f"{type(error).__name__}: {error}")
+            state.add(row)
 
 
-def tested(name: str, backend: str, device: str, seconds: float) -> Row:
-    """The static operator tests of one file on the device."""
-    row = Row(f"tests of {name}", {"size": "correctness"})
-    command = [
-        sys.executable, "-m", "pytest", f"test/op/test_{name}.py", "--backend", backend,
-        "--device", device, "--dynamic", "false", "-q", "-n", "4",
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 20)
+# ---- the sections --------------------------------------------------------------------------------
+
+
+def try_features(state: Run) -> None:
+    for backend in state.under_test:
+        arguments = {"backend": backend, "device": state.device}
+        names = features.names(state.device)
+        for item, result, trouble in state.items(
+            "benchmarks.features:measure", names, arguments, 60
+        ):
+            row = Row(item, {"section": "features", "result": result or "failed"})
+            if trouble:
+                row.failures[backend] = trouble
+            state.add(row)
+
+
+def time_kernels(state: Run) -> None:
+    arguments = _arguments(state, 0.15)
+    for item, result, trouble in state.items("benchmarks.gpu_steps:kernel", KERNELS, arguments, 60):
+        row = Row(item, {"section": "kernels", "unit": "µs"})
+        if trouble:
+            row.failures = dict.fromkeys(state.contestants, trouble)
+        else:
+            samples = result["samples"]
+            row.floor = samples.pop("copy")["median"] * 1e6
+            row.take_samples(samples, scale=1e6)
+            row.wrong, row.failures = result["wrong"], result["failures"]
+            row.detail = {"bytes": result["bytes"], "TB/s": result["bytes"] / row.floor / 1e6}
+        state.add(row)
+
+
+def time_models(state: Run) -> None:
+    arguments = _arguments(state, 1.0)
+    for item, result, trouble in state.items("benchmarks.gpu_steps:model", MODELS, arguments, 120):
+        name, _, mode = item.partition(" ")
+        row = Row(name, {"section": f"models, {mode}", "unit": "ms"})
+        memory = Row(name, {"section": f"peak memory, {mode}", "unit": "GiB"})
+        if trouble:
+            row.failures = dict.fromkeys(state.contestants, trouble)
+        else:
+            row.take_samples(result["samples"], scale=1e3)
+            row.wrong, row.failures = result["wrong"], result["failures"]
+            memory.values = {b: used / 2**30 for b, used in result["memory"].items() if used}
+        state.add(row)
+        if memory.values:
+            state.add(memory)
+
+
+def time_first_results(state: Run) -> None:
+    """Each backend in processes of its own: with empty caches, then with what the first left."""
+    for item in FIRST_RESULTS:
+        rows = {s: Row(item, {"section": f"{s} compile", "unit": "s"}) for s in ("cold", "warm")}
+        for backend in state.contestants:
+            with tempfile.TemporaryDirectory() as folder:
+                caches = child.cache_environment(Path(folder))
+                for row in rows.values():
+                    _first_result(state, item, backend, caches, row)
+        for row in rows.values():
+            if row.values or row.failures:
+                state.add(row)
+
+
+def _first_result(state: Run, item: str, backend: str, caches: Mapping[str, str], row: Row) -> None:
+    arguments = {"backend": backend, "device": state.device, "full": state.full}
+    found = state.items("benchmarks.gpu_steps:first", [item], arguments, 120, caches)
+    for _, result, trouble in found:
+        if trouble:
+            row.failures[backend] = trouble
+        else:
+            row.values[backend] = result
+
+
+def run_tests(state: Run) -> None:
+    """The operator and model tests as far as the time goes; the log stays in the folder."""
+    seconds = state.deadline - time.monotonic()
+    for backend in state.under_test:
+        log = state.folder / f"gpu-tests-{backend}.log"
+        counts, failed = tested(
+            ["test/op", "test/model"], backend, state.device, seconds / len(state.under_test), log
         )
-    except subprocess.TimeoutExpired:
-        row.failures[backend] = f"not done after {seconds:.0f} s"
-        return row
-    last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
-    row.facts["result"] = last
-    if done.returncode:
-        failed = re.findall(r"^FAILED \S+::(\S+)", done.stdout, re.MULTILINE)
-        row.wrong[backend] = ", ".join(failed[:12]) or done.stderr[-300:]
-    return row
+        row = Row("operators and models", {"section": "tests", "result": counts})
+        if failed:
+            row.wrong[backend] = f"{len(failed)} failed: {', '.join(failed[:15])}"
+        state.add(row)
+
+
+def tested(
+    paths: list[str], backend: str, device: str, seconds: float, log: Path
+) -> tuple[str, list[str]]:
+    """How many tests passed and failed until they were done or out of time; which failed."""
+    command = [
+        sys.executable, "-m", "pytest", *paths, "--backend", backend, "--device", device,
+        "--dynamic", "false", "-v", "-n", str(TEST_WORKERS if device == "cuda" else 2),
+        "--continue-on-collection-errors", "-p", "no:cacheprovider",
+    ]  # fmt: skip
+    ending = ""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "DICP_COMPILE_JOBS": "2", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            process.wait(max(seconds, 10))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            ending = f", stopped after {seconds:.0f} s"
+    text = log.read_text()
+    found = {kind: set(re.findall(rf"\b{kind} (test/\S+)", text)) for kind in ("PASSED", "FAILED")}
+    broken = re.findall(r"^ERROR (test/\S+)", text, re.MULTILINE)
+    failed = sorted({name.rpartition("/")[2] for name in (*found["FAILED"], *broken)})
+    return f"{len(found['PASSED'])} passed, {len(failed)} failed{ending}", failed
+
+
+def _arguments(state: Run, seconds: float) -> dict[str, Any]:
+    return {
+        "backends": list(state.options.backends),
+        "device": state.device,
+        "full": state.full,
+        "seconds": seconds if state.full else 0.02,
+    }
+
+
+SECTIONS: dict[str, tuple[float, Callable[[Run], None]]] = {
+    "features": (100, try_features),
+    "kernels": (120, time_kernels),
+    "models": (180, time_models),
+    "compile": (80, time_first_results),
+    "tests": (110, run_tests),
+}
+"""Seconds for each section, and what it does."""

@@ -87,6 +87,26 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
 
 
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    wide, back = x.float(), grad.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    normal = wide * scale
+    inner = back * weight.float()
+    moved = (inner - normal * (inner * normal).mean(-1, keepdim=True)) * scale
+    return moved.to(x.dtype), (back * normal).sum(0).to(weight.dtype)
+
+
+def cross_entropy_backward(x: Tensor, classes: Tensor) -> Tensor:
+    """The gradient of the mean loss, from the scores."""
+    found = torch.softmax(x.float(), -1)
+    hit = torch.arange(x.shape[-1], device=x.device) == classes[:, None]
+    return ((found - hit.float()) / x.shape[0]).to(x.dtype)
+
+
+def softmax_backward(grad: Tensor, result: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data(grad, result, -1, result.dtype)
+
+
 def batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.batch_norm(x, mean, variance, weight, bias, training=True)
 
@@ -142,6 +162,8 @@ KERNELS = (
     Kernel("layer_norm", layer_norm, _norm),
     Kernel("layer_norm_backward", layer_norm_backward, lambda n: [_rows(n), *_norm(n)]),
     Kernel("rms_norm", rms_norm, lambda n: [_rows(n), _vector()]),
+    Kernel("rms_norm_backward", rms_norm_backward, lambda n: [_rows(n), _rows(n), _vector()]),
+    Kernel("softmax_backward", softmax_backward, lambda n: [_rows(n), _rows(n).softmax(-1)]),
     Kernel(
         "group_norm",
         lambda x, weight, bias: F.group_norm(x, 8, weight, bias),
@@ -154,6 +176,11 @@ KERNELS = (
     Kernel(
         "cross_entropy",
         F.cross_entropy,
+        lambda n: [_rows(n), torch.randint(0, WIDTH, (n // WIDTH,))],
+    ),
+    Kernel(
+        "cross_entropy_backward",
+        cross_entropy_backward,
         lambda n: [_rows(n), torch.randint(0, WIDTH, (n // WIDTH,))],
     ),
     Kernel("rotary", rotary, _attention_heads),
@@ -215,10 +242,12 @@ def measure_size(
 ) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.compiler.reset()
+    with torch.device(device):
+        made = list(kernel.inputs(elements))
     inputs = pytree.tree_map_only(
         Tensor,
         lambda t: t.to(device, getattr(torch, dtype) if t.is_floating_point() else t.dtype),
-        list(kernel.inputs(elements)),
+        made,
     )
     with torch.inference_mode(False), torch.no_grad():
         moved = bytes_moved(kernel, inputs, kernel.fn(*to_copies(inputs)))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks import torchvision_operators
+from benchmarks.model import Batch, Model
 
 torchvision_operators.define()
 
@@ -20,26 +18,6 @@ import transformers as hf  # noqa: E402
 
 VOCABULARY = 8192
 CLASSES = 100
-Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model: how to build it, its keyword inputs, the tensor to train on, and its target."""
-
-    name: str
-    kind: str
-    build: Callable[[], nn.Module]
-    batch: Callable[[], Batch]
-    output: Callable[[Any], Tensor]
-    labels: Callable[[Tensor], Tensor]
-
-    def loss(self, model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
-        """Cross-entropy where the labels are classes, squared error where they are values."""
-        predicted = self.output(model(**batch))
-        if labels.is_floating_point():
-            return F.mse_loss(predicted, labels)
-        return F.cross_entropy(predicted.flatten(0, -2), labels.flatten())
 
 
 def _logits(output: Any) -> Tensor:
@@ -314,12 +292,3 @@ def find(names: tuple[str, ...]) -> list[Model]:
     if wrong:
         raise LookupError(f"unknown models {wrong}; known: {', '.join(known)}")
     return [model for model in MODELS if not names or model.name in names]
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """Set every dropout probability to 0, so that two runs of a training step agree."""
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, float) and ("dropout" in name or isinstance(module, nn.Dropout)):
-                setattr(module, name, 0.0)
-    return model

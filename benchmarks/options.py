@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Options:
     device: str
     quick: bool
     layers: tuple[int, ...]
+    out: Path
 
     @property
     def file_name(self) -> str:
@@ -25,4 +27,6 @@ class Options:
         both = {(False,): "-inference", (True,): "-training"}.get(self.modes, "")
         mode = "" if self.command == "kernels" else both
         part = f"-{'-'.join(self.names)}" if self.names else ""
+        if self.command == "gpu":  # it has modes and types of its own
+            return f"gpu-{self.device}{part}"
         return f"{self.command}{mode}-{'-'.join(self.dtypes)}-{self.device}{part}"

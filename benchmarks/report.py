@@ -166,12 +166,17 @@ class Report:
             "rows": [asdict(row) for row in self.rows],
         }
 
+    def write_data(self, folder: Path) -> Path:
+        """What is known so far, as JSON; the path written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.options.file_name}.json"
+        path.write_text(json.dumps(self.as_json(), indent=1, default=str) + "\n")
+        return path
+
     def write(self, folder: Path = RESULTS) -> list[Path]:
         """JSON, text and chart under the command's name; the paths written."""
-        folder.mkdir(parents=True, exist_ok=True)
-        base = folder / self.options.file_name
-        data, text, chart = (base.with_name(base.name + end) for end in (".json", ".txt", ".png"))
-        data.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        data = self.write_data(folder)
+        text, chart = data.with_suffix(".txt"), data.with_suffix(".png")
         with text.open("w") as file:
             console = Console(file=file, width=200)
             console.print(self.table())

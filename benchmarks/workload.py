@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
 from benchmarks.backends import Contestant
-from benchmarks.models import Batch, Model, without_dropout
+from benchmarks.model import Batch, Model, without_dropout
 
 SEED = 20
 

@@ -6,8 +6,9 @@ the window these names were verified with; outside it the import fails and says 
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -48,7 +49,6 @@ from torch._functorch._aot_autograd.aot_autograd_result import (
 )
 from torch._functorch._aot_autograd.runtime_wrappers import make_runtime_safe
 from torch._functorch.aot_autograd import (
-    aot_module_simplified,
     aot_stage1_graph_capture,
     create_aot_state,
     prepare_aot_module_simplified,
@@ -56,7 +56,7 @@ from torch._functorch.aot_autograd import (
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._inductor import config as inductor_config
-from torch._inductor.codecache import FxGraphCache
+from torch._inductor.codecache import FxGraphCache, FxGraphHashDetails
 from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
@@ -70,6 +70,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -77,6 +78,14 @@ disable_compiled_autograd = compiled_autograd._disable
 
 
 from torch._decomp import decomposition_table as all_decompositions
+
+DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
+    frozenset({torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor})
+    if release_of(torch.__version__) < (2, 13)
+    else frozenset()
+)
+"""Operators whose decomposition in this release copies into a fresh tensor, which AOTAutograd, not
+seeing it as functional, refuses."""
 
 
 def frame_seconds() -> float:
@@ -90,6 +99,11 @@ def frame_seconds() -> float:
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def current_stream(device: int) -> int:
+    """The handle of the stream that work on a GPU is put on, without a Python object for it."""
+    return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
 
 
 def overloads_of(namespace: str) -> Iterator[OpOverload]:
@@ -106,11 +120,16 @@ def python_size(size: Any) -> str:
     return str(PythonPrinter().doprint(size))
 
 
-# The stages AOTAutograd runs after capture were given their compilers as arguments in 2.13. Before
-# that the whole road is taken through aot_module_simplified, which has no results to store.
-STAGES_ARE_SEPARATE: Final = release_of(torch.__version__) >= (2, 13)
+# ---- the stages that AOTAutograd runs after capture ----------------------------------------------
 
-if STAGES_ARE_SEPARATE:
+inner_metadata = graph_compile._get_inner_meta
+make_inference_function = graph_compile._aot_stage2c_make_inference_function
+tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
+
+# From 2.13 on the stages are handed their compilers; before, they read them from the configuration.
+STAGES_TAKE_COMPILERS: Final = release_of(torch.__version__) >= (2, 13)
+
+if STAGES_TAKE_COMPILERS:
     from torch._functorch._activation_checkpointing import (
         remat_using_tags_for_fwd_loss_bwd_graph_pass as _checkpoints,
     )
@@ -118,13 +137,70 @@ if STAGES_ARE_SEPARATE:
     compile_backward = graph_compile._aot_stage2b_bw_compile
     compile_forward = graph_compile._aot_stage2b_fw_compile
     compile_inference = graph_compile._aot_stage2b_inference_compile
-    inner_metadata = graph_compile._get_inner_meta
     make_autograd_function = graph_compile._aot_stage2c_make_autograd_function
-    make_inference_function = graph_compile._aot_stage2c_make_inference_function
     partition_joint_graph = graph_compile._aot_stage2a_partition
     rematerialize_checkpoints = _checkpoints.remat_using_tags_for_fwd_loss_bwd_graph
     run_passes_on_nested_graphs = graph_compile.run_joint_graph_passes_on_hops
-    tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
+else:
+
+    def _configured(stage: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """`stage`, called as from 2.13 on: with its compiler last, after the configuration."""
+
+        def call(*args: Any) -> Any:
+            *rest, aot_config, compiler = args
+            setattr(aot_config, name, compiler)
+            return stage(*rest, aot_config)
+
+        return call
+
+    compile_backward = _configured(graph_compile._aot_stage2b_bw_compile, "bw_compiler")
+    compile_forward = _configured(graph_compile._aot_stage2b_fw_compile, "fw_compiler")
+    compile_inference = _configured(
+        graph_compile._aot_stage2b_inference_compile, "inference_compiler"
+    )
+    partition_joint_graph = _configured(graph_compile._aot_stage2a_partition, "partition_fn")
+
+    def make_autograd_function(*args: Any) -> Any:
+        """The compiler of a lazy backward, the eighth argument, is in the configuration."""
+        return graph_compile._aot_stage2c_make_autograd_function(*args[:7], *args[8:])
+
+    def rematerialize_checkpoints(graph: Any) -> Any:
+        return graph  # was done while the graph was captured
+
+    def run_passes_on_nested_graphs(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return graph  # inference graphs hold no nested pairs of forward and backward
+
+
+def prepare_aot(
+    gm: Any, inputs: Any, decompositions: dict[Any, Any], keep_input_mutations: bool
+) -> Sequence[Any]:
+    """What AOTAutograd makes ready before capture; the last result from 2.12 on alone."""
+    known = inspect.signature(prepare_aot_module_simplified).parameters
+    older = (None,) if "boxed_forward_device_index" in known else ()
+    found: Sequence[Any] = prepare_aot_module_simplified(
+        gm, inputs, None, decompositions, keep_input_mutations, *older, False, flatten=False,
+        force_non_lazy_backward_lowering=functorch_config.force_non_lazy_backward_lowering,
+    )  # fmt: skip
+    return found if not older else (*found, [])
+
+
+def storable_result(aot_config: Any, **parts: Any) -> Any:
+    """AOTAutograd's result in the form that is stored."""
+    if "min_cut_info_str" in BundledAOTAutogradResult.__dataclass_fields__:
+        parts["min_cut_info_str"] = None
+    return BundledAOTAutogradResult(
+        sanitized_aot_config=(
+            aot_config.to_cacheable()
+            if hasattr(aot_config, "to_cacheable")
+            else graph_compile.sanitize_aot_config(aot_config)
+        ),
+        aot_joint_graph_str=None,
+        aot_forward_graph_str=None,
+        aot_backward_graph_str=None,
+        forward_time_taken_ns=0,
+        backward_time_taken_ns=0,
+        **parts,
+    )
 
 
 def logs_graphs() -> bool:
@@ -155,18 +231,14 @@ class NotCacheableError(Exception):
     """AOTAutograd's result for this graph must not be stored; the text says why."""
 
 
-class _KeyDetails(autograd_cache.AOTAutogradCacheDetails):
-    """What decides AOTAutograd's result for a graph.
+class _OwnDetails(FxGraphHashDetails):
+    """In the place of what the framework's own code generator depends on.
 
-    Overrides the half of the framework's details that describes its own code generator: computing
-    that imports the generator and hashes the framework's sources, and none of it matters here.
+    Computing that imports the generator and hashes the framework's sources, and none of it matters
+    here.
     """
 
-    def get_triton_source_codes_from_gm(self, gm: torch.fx.GraphModule) -> list[str]:
-        return []  # only custom operators hold such sources, and those are not cached at all
-
-    def _init_fx_graph_hash_details(self, gm: Any, example_inputs: Any, fx_config: Any) -> None:
-        FxGraphCache._check_can_cache(gm, example_inputs, fx_config)
+    def __init__(self, gm: Any, example_inputs: Any, fx_config: Any, inputs_to_check: Any) -> None:
         self.gm = gm
         self.example_inputs = list(example_inputs)
         self.fx_kwargs: dict[str, object] = {}
@@ -174,6 +246,11 @@ class _KeyDetails(autograd_cache.AOTAutogradCacheDetails):
         self.torch_version = f"{torch.__version__} {torch.version.git_version}".encode()
         self.default_dtype = torch.get_default_dtype()
         self.default_device = str(torch.get_default_device())
+        self.autocast = [
+            f"{device} {torch.get_autocast_dtype(device)}"
+            for device in torch._C._autocast_supported_devices()
+            if torch.is_autocast_enabled(device)
+        ]
         self.deterministic_algorithms_settings = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -182,6 +259,18 @@ class _KeyDetails(autograd_cache.AOTAutogradCacheDetails):
         shape_env = current_shape_env()
         hints = shape_env.var_to_hint_override if shape_env is not None else {}
         self.var_to_hint_override = {str(name): hints[name] for name in sorted(hints, key=str)}
+
+
+class _KeyDetails(autograd_cache.AOTAutogradCacheDetails, _OwnDetails):
+    """What decides AOTAutograd's result for a graph."""
+
+    def get_triton_source_codes_from_gm(self, gm: torch.fx.GraphModule) -> list[str]:
+        return []  # only custom operators hold such sources, and those are not cached at all
+
+    def _init_fx_graph_hash_details(self, gm: Any, example_inputs: Any, fx_config: Any) -> None:
+        """How releases from 2.13 on reach what older ones reach by `super().__init__`."""
+        FxGraphCache._check_can_cache(gm, example_inputs, fx_config)
+        _OwnDetails.__init__(self, gm, example_inputs, fx_config, [])
 
 
 def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
@@ -236,10 +325,13 @@ def guards_on(symints: list[torch.SymInt]) -> str:
     return shape_env.produce_guards_expression(placeholders=symints, guards=guards) or ""
 
 
+_hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cache.size_hint
+
+
 def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     """Whether `expression` holds for the present sizes; takes no guard in doing so."""
     shape_env = current_shape_env()
     if shape_env is None:
         return False
-    hints = [autograd_cache.guarding_hint_or_throw(symint) for symint in symints]
+    hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))

@@ -158,9 +158,6 @@ _SETTINGS: Final = {"cse": False, "donated_buffer": False}
 
 def _compile(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     with torch_private.functorch_config.patch(_SETTINGS), _collection_paused():
-        if not torch_private.STAGES_ARE_SEPARATE:
-            job.on_cache("off", "this PyTorch release has no result to store")
-            return _compile_unstored(job, gm, example_inputs)
         return _compile_in_stages(job, gm, example_inputs)
 
 
@@ -178,17 +175,8 @@ def _collection_paused() -> Iterator[None]:
 
 def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     with contextlib.ExitStack() as stack:
-        prepared = torch_private.prepare_aot_module_simplified(
-            gm,
-            example_inputs,
-            None,
-            job.decompositions,
-            job.keep_inference_input_mutations,
-            False,
-            flatten=False,
-            force_non_lazy_backward_lowering=(
-                torch_private.functorch_config.force_non_lazy_backward_lowering
-            ),
+        prepared = torch_private.prepare_aot(
+            gm, example_inputs, job.decompositions, job.keep_inference_input_mutations
         )
         function, parameters, _, _, fake_inputs, descriptions, aot_config, *rest = prepared
         fake_mode, shape_env, _, _, active_inputs = rest
@@ -256,7 +244,7 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
         maybe_subclass_meta=subclass,
         num_fw_outs_saved_for_bw=None,
         indices_of_inps_to_detach=[],
-        sanitized_aot_config=state.aot_config.to_cacheable(),
+        aot_config=state.aot_config,
         serialized_bw_module=None,
     )
     compiled_run, _ = torch_private.make_inference_function(
@@ -307,7 +295,7 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
             maybe_subclass_meta=subclass,
             num_fw_outs_saved_for_bw=saved_count,
             indices_of_inps_to_detach=detached,
-            sanitized_aot_config=aot_config.to_cacheable(),
+            aot_config=aot_config,
             serialized_bw_module=torch_private.serialize_graph_module(backward),
         )
 
@@ -342,35 +330,6 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
         saved_symints,
     )
     return run
-
-
-def _compile_unstored(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The same road in one call, for releases whose stages cannot be taken one by one."""
-
-    def compiler(kind: Kind) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
-        def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            context = torch_private.TracingContext.try_get()
-            metadata = context.fw_metadata if context is not None else None
-            static = ()
-            if metadata is not None and kind != "backward":
-                static = metadata.static_input_indices
-                metadata.bw_donated_idxs = []
-            info = GraphInfo(kind, tuple(static or ()), len(_outputs(graph)))
-            compiled = job.compile_graph(graph, list(inputs), info)
-            return _untraced(compiled) if kind == "backward" else compiled
-
-        return _untraced(compile_one) if kind == "backward" else compile_one
-
-    return torch_private.aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=job.partition,
-        decompositions=job.decompositions,
-        keep_inference_input_mutations=job.keep_inference_input_mutations,
-    )
 
 
 def _untraced(function: Any) -> Any:
@@ -479,16 +438,8 @@ def _store(job: _Job, slot: _Slot, metadata: Any, made: list[CompiledGraph], **p
         return
     try:
         guards = torch_private.guards_on(list(slot.symints))
-        result = torch_private.BundledAOTAutogradResult(
-            runtime_metadata=metadata,
-            guards_expr=guards or None,
-            aot_joint_graph_str=None,
-            aot_forward_graph_str=None,
-            aot_backward_graph_str=None,
-            min_cut_info_str=None,
-            forward_time_taken_ns=0,
-            backward_time_taken_ns=0,
-            **parts,
+        result = torch_private.storable_result(
+            runtime_metadata=metadata, guards_expr=guards or None, **parts
         )
         with torch_private.disable_current_modes():
             content = pickle.dumps(result)

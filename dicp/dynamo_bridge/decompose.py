@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.target import Target
-from dicp.torch_private import OpOverload, all_decompositions
+from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ WHOLE = frozenset(
 )
 """Operators AOTAutograd itself expects to find whole."""
 
-MUTATING = frozenset({aten.complex.default, aten.polar.default})
+MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY_WRITING
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
 

@@ -24,7 +24,7 @@ from fp64 import AgainstEager  # noqa: E402
 def against_eager(backend: Any, dynamic: bool) -> AgainstEager:
     """The comparison for `--backend NAME --dynamic true|false`."""
     torch.manual_seed(0)
-    return AgainstEager(backend.inner, dynamic)
+    return AgainstEager(backend.inner, dynamic, backend.device)
 
 
 @pytest.fixture

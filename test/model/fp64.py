@@ -55,6 +55,13 @@ class AgainstEager:
 
     backend: Any
     dynamic: bool
+    device: str = "cpu"
+
+    def put(self, value: Any) -> Any:
+        """A model, or a tree of tensors, on the device under test."""
+        if isinstance(value, nn.Module):
+            return value.to(self.device)
+        return pytree.tree_map_only(Tensor, lambda t: t.to(self.device), value)
 
     def compile(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.compile` as the command line asks; a graph break is an error."""
@@ -74,11 +81,11 @@ class AgainstEager:
 
     def inference(self, model: nn.Module, *batches: Mapping[str, Any]) -> None:
         """Compare outputs (values, dtypes, strides) for keyword inputs; eval mode, no gradients."""
-        model.eval()
+        self.put(model).eval()
         double = copy.deepcopy(model).double()
         compiled = self.compile(model)
         with torch.no_grad():
-            for index, batch in enumerate(self.shapes(*batches)):
+            for index, batch in enumerate(self.shapes(*self.put([*batches]))):
                 with InDouble():
                     reference = named_tensors(double(**to_double(batch)))
                 eager = named_tensors(model(**batch))
@@ -101,8 +108,8 @@ class AgainstEager:
         `batch_of` makes a batch of a size: always the same one, or with dynamic shapes growing.
         """
         grow = 1 if self.dynamic else 0
-        batches = [batch_of(2 + grow * step) for step in range(steps)]
-        model.train()
+        batches = [self.put(batch_of(2 + grow * step)) for step in range(steps)]
+        self.put(model).train()
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-2))
         compiled_model, double = copy.deepcopy(model), copy.deepcopy(model).double()
         with InDouble():

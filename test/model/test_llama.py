@@ -63,6 +63,7 @@ def decode(
 
 def check_decoding(against_eager: AgainstEager, model: Any, prompt: Tensor) -> None:
     """Compiled greedy decoding chooses eager's tokens, with logits inside the fp64 rule."""
+    model, prompt = against_eager.put(model), against_eager.put(prompt)
     double = copy.deepcopy(model).double()
     with torch.no_grad():
         eager = decode(model, prompt, model)

@@ -260,19 +260,6 @@ def test_failure_leaves_the_eager_model_usable() -> None:
     assert torch_private.functorch_config.cse and torch_private.functorch_config.donated_buffer
 
 
-def test_road_of_older_releases(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_private, "STAGES_ARE_SEPARATE", False)
-    module, x, toy = Net(), torch.randn(5, 6), Toy(cache)
-    expected = trained(module, x)
-    run = compiled(module, toy)
-    torch.testing.assert_close(trained(run, x), expected)
-    run(x).sum().backward(retain_graph=True)
-    with torch.no_grad():
-        run(x)
-    assert [info.kind for info in toy.compiled] == ["forward", "backward", "inference"]
-    assert toy.compiled[0].static_inputs and set(toy.states) == {"off"}
-
-
 def test_merged_nodes_keep_their_sources() -> None:
     gm = _graph(lambda x: x.sin() * x.sin(), torch.ones(3))
     merge_equal_nodes(gm.graph)

@@ -11,22 +11,24 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from recorder import TritonRecorder, record
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError, LaunchError, SimulatorForbiddenError, ToolchainError
 from dicp.loop.index import Var
 from dicp.loop.kernel import Kernel
-from dicp.target import find_target
-from dicp.vendor.triton import aot, builder, tiles
+from dicp.target import LowerContext, find_target
+from dicp.vendor.triton import TritonTarget, aot, builder, tiles
 from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers
 from dicp.vendor.triton.driver import Driver
 from dicp.vendor.triton.launch import Device, Plan
@@ -260,6 +262,19 @@ class StandIn:
         self.cuModuleGetFunction = Entry(self._function)
         self.cuFuncSetAttribute = Entry(lambda *args: 0)
         self.cuGetErrorString = Entry(lambda code, text: 0)
+        self.context = 1
+        self.cuCtxGetCurrent = Entry(lambda context: self._give(context, self.context))
+        self.cuCtxSetCurrent = Entry(self._enter)
+        self.cuDeviceGet = Entry(lambda handle, device: 0)
+        self.cuDevicePrimaryCtxRetain = Entry(lambda context, handle: self._give(context, 1))
+
+    def _give(self, context: Any, value: int) -> int:
+        ctypes.cast(context, ctypes.POINTER(ctypes.c_void_p))[0] = value
+        return 0
+
+    def _enter(self, context: Any) -> int:
+        self.context = context.value
+        return 0
 
     def _load(self, module: Any, code: bytes) -> int:
         self.loaded.append(code)
@@ -272,6 +287,8 @@ class StandIn:
 
     def _launch(self, function: int, x: int, y: int, z: int, threads: int, *rest: Any) -> int:
         _, _, shared, stream, parameters, _ = rest
+        if not self.context:
+            return 201
         values = [ctypes.cast(p, ctypes.POINTER(ctypes.c_int64))[0] for p in parameters]
         self.launches.append((function, x, threads, shared, stream, values))
         return self.result
@@ -281,8 +298,7 @@ class StandIn:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    stream = SimpleNamespace(cuda_stream=77)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
     return StandIn()
 
 
@@ -323,6 +339,10 @@ unsigned long seen[8];
 int cuModuleLoadData(void** module, const char*) { *module = (void*)5; return 0; }
 int cuModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
+int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
+int cuCtxSetCurrent(void*) { return 0; }
+int cuDeviceGet(int*, int) { return 0; }
+int cuDevicePrimaryCtxRetain(void**, int) { return 0; }
 int cuGetErrorString(int, const char** text) { *text = "refused"; return 0; }
 int cuLaunchKernel(void* f, unsigned x, unsigned, unsigned, unsigned threads, unsigned, unsigned,
                    unsigned shared, void* stream, void** parameters, void**) {
@@ -383,10 +403,55 @@ def test_a_launch_the_driver_refuses_names_kernel_and_operators(gpu: StandIn) ->
     assert caught.value.kernel == step["kernel"]
 
 
+def test_a_thread_without_a_context_enters_the_devices(gpu: StandIn) -> None:
+    plan = plan_of(lambda x: x * 2, torch.ones(64))
+    step = first_kernel(plan)
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    gpu.context = 0
+    segment = Device(plan, Named(), Driver(gpu), 0).segment([step], {}, table, None)
+    segment.run()
+    assert gpu.context == 1 and len(gpu.launches) == 1
+    gpu.context = 0  # as in a thread that comes later, the kernel being loaded
+    segment.run()
+    assert gpu.context == 1 and len(gpu.launches) == 2
+
+
+def test_a_scatter_of_nothing_is_not_launched(gpu: StandIn) -> None:
+    def add(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+        return x.index_add(0, i, v)
+
+    inputs = torch.ones(4, 8), torch.zeros(2, dtype=torch.int64), torch.ones(2, 8)
+    plan = plan_of(add, *inputs, dynamic=True)
+    *_, step = (s for s in plan.program["steps"] if "kernel" in s)
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    names = list(plan.program["symbols"])
+    device = Device(plan, Named(), Driver(gpu), 0)
+    for size, launches in ((8, 1), (0, 1)):
+        device.segment([step], dict.fromkeys(names, size), table, None).run()
+        assert len(gpu.launches) == launches
+
+
 def test_a_driver_too_old_is_named(gpu: StandIn) -> None:
     gpu.result = 222
     with pytest.raises(ToolchainError, match="a newer NVIDIA driver"):
         Driver(gpu).function(0, Binary(b"code", "k", 0, 4, {}))
+
+
+# ---- graphs of a GPU -----------------------------------------------------------------------------
+
+
+def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> None:
+    with FakeTensorMode():
+        x, count = torch.empty(8, device="cuda:0"), torch.empty(())
+        gm = make_fx(lambda x, count: (x * count + 1, x / (count + 1), count + 1))(x, count)
+    program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
+    names = [s.get("call", "kernel") for s in program.plain["steps"]]
+    assert names.count("aten::_to_copy.") == 2  # of the count, and of what the host adds to it
+    eager = {n.op for n in program.nodes if n.decision == "eager"}
+    assert eager == {"aten._to_copy.default", "aten.add.Tensor"}  # what the host itself adds
+    assert {n.op for n in program.nodes if n.decision == "compiled"} >= {
+        "aten.mul.Tensor", "aten.div.Tensor",
+    }  # fmt: skip
 
 
 # ---- where it runs -------------------------------------------------------------------------------

@@ -50,7 +50,15 @@ CHOSEN = {
     "test_normalization": ("layer_norm", "batch_norm_training", "rms_norm"),
     "test_scan": ("cumsum", "cumprod"),
     "test_shape": ("cat", "constant_pad", "flip", "roll", "permute", "im2col"),
-    "test_indexing": ("gather", "index_add", "scatter_add", "index_put", "index"),
+    "test_indexing": (
+        "gather",
+        "index_add",
+        "scatter_add",
+        "index_put",
+        "index",
+        "scatter_reduce_amax",
+        "scatter_reduce_amin",
+    ),
     "test_embedding": ("embedding",),
     "test_loss": ("cross_entropy",),
     "test_pooling": ("max_pool2d", "avg_pool2d"),
@@ -121,7 +129,8 @@ def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
 
 
 BUILT = ("where", "gelu", "pow", "sum_dims", "sum_long", "argmax", "prod", "softmax", "layer_norm",
-         "cumsum", "constant_pad", "permute", "scatter_add", "embedding", "max_pool2d")  # fmt: skip
+         "cumsum", "constant_pad", "permute", "scatter_add", "scatter_reduce_amax",
+         "scatter_reduce_amin", "embedding", "max_pool2d")  # fmt: skip
 
 
 def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
@@ -140,3 +149,31 @@ def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
         workers.close()
     assert {job.variant.arch for job in jobs} == set(aot.ARCHITECTURES) and len(jobs) > 100
     assert not failures, "\n".join(map(str, failures[:3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["amax", "amin"])
+def test_colliding_extrema_of_floats(how: str, dtype: torch.dtype, kept: Path) -> None:
+    values = torch.tensor([-3.0, -1.5, 0.0, 2.0, 7.5, float("inf"), -float("inf"), float("nan")])
+    values = torch.cat((values, -values, torch.randn(48))).to(dtype)
+    index = torch.arange(64) % 6
+
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(0, i, s, how)
+
+    backend = Backend("triton", cache_dir=kept)
+    start = torch.tensor([-1.0, 1.0, -0.5, 0.0, float("nan"), 3.0, -2.0]).to(dtype)
+    got = torch.compile(fn, backend=backend)(start, index, values)
+    torch.testing.assert_close(got, fn(start, index, values), rtol=0, atol=0, equal_nan=True)
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+def test_colliding_sums_of_half_precision_are_rounded_once(kept: Path) -> None:
+    source = torch.rand(400, 8).bfloat16()
+    index = torch.arange(400) % 3
+    backend = Backend("triton", cache_dir=kept)
+    start = torch.ones(3, 8).bfloat16()
+    got = torch.compile(lambda x, i, s: x.index_add(0, i, s), backend=backend)(start, index, source)
+    exact = start.double().index_add(0, index, source.double())
+    assert torch.equal(got, exact.bfloat16())
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)

@@ -22,6 +22,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
+from dicp.dynamo_bridge.fuse.sdpa import framework_attention
 from dicp.dynamo_bridge.fuse.terms import (
     ANY,
     As,
@@ -47,7 +48,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
-"""The fused operator that inference graphs carry, by device type."""
+"""The fused operator that inference graphs carry, by device type, where there is only one."""
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 _HUGE = -1e30
@@ -161,7 +162,7 @@ def is_attention(match: Match, context: PassContext) -> bool:
     if not all(isinstance(value, torch.Tensor) for value in values):
         return False
     q, kt, v = values
-    if q.device.type not in FUSED_BY_DEVICE or q.dtype not in _DTYPES:
+    if q.dtype not in _DTYPES:
         return False
     if len({value.dtype for value in values}) != 1:
         return False
@@ -221,14 +222,28 @@ def fused(
     q, k, v = (_unit_stride(rw, x) for x in (q, k, v))
     bias = _as_bias(rw, mask, keep, drop, fill, q)
     causal = bias is not None and _is_causal(bias, q, k)
-    options: dict[str, Any] = {"scale": factor}
-    if bias is not None and not causal:
-        options["attn_mask"] = _four_dims(rw, bias)
-    target = FUSED_BY_DEVICE[value_of(q).device.type]
-    out = rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
-    if bias is not None and not causal and not _leaves_a_key(bias):
-        out = _nan_where_masked(rw, out, options["attn_mask"])
-    return _as_root(rw, out)
+    shaped = None if bias is None or causal else _four_dims(rw, bias)
+    out = _call(rw, q, k, v, shaped, causal, factor)
+    if out is not None and shaped is not None and bias is not None and not _leaves_a_key(bias):
+        out = _nan_where_masked(rw, out, shaped)
+    return None if out is None else _as_root(rw, out)
+
+
+def _call(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, causal: bool,
+    scale: float,
+) -> fx.Node | None:  # fmt: skip
+    """The device's fused operator, if it has one for these tensors."""
+    value = value_of(q)
+    target = FUSED_BY_DEVICE.get(value.device.type)
+    if target is None:
+        if bias is not None and value_of(bias).dtype != value.dtype:
+            bias = rw(prims.convert_element_type.default, bias, value.dtype)
+        return framework_attention(rw, q, k, v, bias, causal, scale)
+    options: dict[str, Any] = {"scale": scale}
+    if bias is not None:
+        options["attn_mask"] = bias
+    return rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
 
 
 def _as_root(rw: Rewriter, out: fx.Node) -> fx.Node:

@@ -475,6 +475,14 @@ class Lowering:
         if isinstance(ref.root.producer, Compute):
             ref.root.producer.realize = True
 
+    def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
+        """The type in which colliding stores are combined by `op`."""
+        return dtype
+
+    def combinable(self, op: str, value: Expr) -> Expr:
+        """`value` in the form in which colliding stores combine it right."""
+        return value
+
     def call(
         self,
         op: Any,

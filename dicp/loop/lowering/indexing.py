@@ -159,7 +159,13 @@ def scattered(
     op: str = "store",
 ) -> Value:
     """A copy of `base` with `body` stored (or combined by `op`) at `target`, point by point."""
-    out = lw.pointwise(base.shape, base.dtype, base.at)
+    wide = base.dtype if op == "store" else lw.combined_in(op, base.dtype)
+    if wide != base.dtype:
+        widened = scattered(
+            lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op
+        )
+        return lw.cast(widened, base.dtype)
+    out = lw.pointwise(base.shape, base.dtype, lambda idx: lw.combinable(op, base.at(idx)))
     start = out.ref.producer
     assert isinstance(start, Compute)
     start.realize = True
@@ -168,7 +174,8 @@ def scattered(
     )
     idx = domain(tuple(shape))
     compute = Compute(
-        result, tuple(shape), body(idx), "scatter", op=op, target=tuple(target(idx)),
+        result, tuple(shape), lw.combinable(op, body(idx)), "scatter", op=op,
+        target=tuple(target(idx)),
         after=(start,), realize=True,
     )  # fmt: skip
     lw.add(compute)

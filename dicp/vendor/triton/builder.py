@@ -89,9 +89,11 @@ class Job:
         signature |= {f"n{k}": "i64" if wide else "i32" for k in range(self.sizes)}
         constants: dict[str, Any] = {"INDEX": "int64" if wide else "int32"}
         constants |= {f"{name.upper()}BLOCK": block for name, block in blocks.items()}
+        constants |= self.launch.get("constants", {})
         signature |= dict.fromkeys(constants, "constexpr")
         options = {
             "num_warps": self.launch["warps"],
+            **({"num_stages": self.launch["stages"]} if "stages" in self.launch else {}),
             "debug": self.launch["checks"],
             "sanitize_overflow": False,
             "enable_reflect_ftz": False,
@@ -109,9 +111,11 @@ class Job:
     def smaller(self, blocks: Mapping[str, int]) -> dict[str, int] | None:
         """Blocks that need half the memory, where the kernel's form allows any."""
         fixed = {"r"} if self.launch["whole"] else set()
-        largest = max((n for n in blocks if n not in fixed), key=lambda n: blocks[n], default=None)
-        if largest is None or blocks[largest] <= 1:
+        least = {name: axis.get("least", 1) for name, axis in self.launch["axes"].items()}
+        free = [n for n in blocks if n not in fixed and blocks[n] > least[n]]
+        if not free:
             return None
+        largest = max(free, key=lambda n: blocks[n])
         return {**blocks, largest: blocks[largest] // 2}
 
 
@@ -140,7 +144,7 @@ class _Process:
     def __init__(self) -> None:
         with environment(TRITON_INTERPRET="0"):  # whatever the user's own kernels are run by
             self.process = subprocess.Popen(
-                [sys.executable, str(FOLDER / "worker.py")],
+                [sys.executable, "-P", str(FOLDER / "worker.py")],  # its folder is no package's
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         self.messages: list[str] = []

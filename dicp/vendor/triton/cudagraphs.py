@@ -17,13 +17,14 @@ import torch
 
 from dicp.errors import FallbackWarning
 from dicp.target import Executable
+from dicp.vendor.triton.library import FUSED_ATTENTION
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 ORDINARY_RUNS = 2
 """Runs before a recording: libraries set themselves up, kernels are loaded."""
 MOST_RECORDINGS = 4
 """Recordings after which addresses count as changing with every call."""
-RECORDABLE = ("aten::_scaled_dot_product_",)
+RECORDABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
 """Operators that run as they are and yet do all their work on the stream."""
 
 

@@ -20,7 +20,8 @@ TOO_OLD = {
     300: "it does not read this format",
 }
 """Results of loading a module that a newer driver cures (cuda.h, CUresult)."""
-OUT_OF_RESOURCES = 701
+NO_CONTEXT = 201
+"""A thread's first call, where neither it nor the framework has touched the device before."""
 
 
 class Driver:
@@ -36,13 +37,33 @@ class Driver:
         library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
         library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
         library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
+        library.cuCtxGetCurrent.argtypes = [pointer]
+        library.cuCtxSetCurrent.argtypes = [pointer]
+        library.cuDeviceGet.argtypes = [pointer, ctypes.c_int]
+        library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
+        library.cuGetErrorString.argtypes = [ctypes.c_int, pointer]
         self.launch = library.cuLaunchKernel
 
+    def enter(self, device: int) -> None:
+        """Makes the device's own context current for this thread where it has none.
+
+        The framework leaves it to the first call of the runtime library, which in a thread of
+        autograd's may come after ours.
+        """
+        context, handle = ctypes.c_void_p(), ctypes.c_int()
+        self._check(self.library.cuCtxGetCurrent(ctypes.byref(context)))
+        if context.value:
+            return
+        self._check(self.library.cuDeviceGet(ctypes.byref(handle), device))
+        self._check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
+        self._check(self.library.cuCtxSetCurrent(context))
+
     def function(self, device: int, binary: Binary) -> int:
-        """The kernel's handle in the current context, which is the one of `device`."""
+        """The kernel's handle in the context of `device`, the current device."""
         known = self._modules.get((device, binary.code))
         if known is not None:
             return known
+        self.enter(device)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._check(self.library.cuModuleLoadData(ctypes.byref(module), binary.code))
         self._check(

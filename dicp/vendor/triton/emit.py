@@ -301,18 +301,20 @@ class Emitter:
         return self.named(("index", text), text, axes)
 
     def variable(self, var: Var) -> str:
-        """A loop's index inside its axis: a digit of the axis's mixed-radix index."""
         axis = self.axes[self.axis_of[var]]
-        at = axis.loops.index(var)
-        if len(axis.loops) == 1:
-            return axis.index
-        below = product(v.size for v in axis.loops[at + 1 :])
-        text = axis.index if below == 1 else f"{axis.index} // {self.size(below)}"
+        return self.digit(axis.index, axis.loops, var, frozenset((axis.name,)))
+
+    def digit(self, index: str, loops: Sequence[Var], var: Var, axes: frozenset[str]) -> str:
+        """A loop's index among `loops`, which together make `index` as a mixed-radix number."""
+        at = loops.index(var)
+        if len(loops) == 1:
+            return index
+        below = product(v.size for v in loops[at + 1 :])
+        text = index if below == 1 else f"{index} // {self.size(below)}"
         if at > 0:
-            text = f"({text}) % {self.size(var.size)}" if below != 1 else (
-                f"{text} % {self.size(var.size)}"
-            )  # fmt: skip
-        return self.named(("loop", var.key), text, frozenset((axis.name,)))
+            text = f"({text})" if below != 1 else text
+            text = f"{text} % {self.size(var.size)}"
+        return self.named(("loop", var.key), text, axes)
 
     # ---- stores ---------------------------------------------------------------------------------
 

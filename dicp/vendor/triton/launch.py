@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.plain import evaluate_size
 from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
-from dicp.vendor.triton.driver import Driver
+from dicp.vendor.triton.driver import NO_CONTEXT, Driver
 
 ALIGNMENT = 16
 NARROW_LIMIT = 2**31 - 2**20
@@ -136,7 +137,7 @@ class Device:
         return DeviceSegment(self, launches, symbols, table)
 
     def stream(self) -> int:
-        return int(torch.cuda.current_stream(self.index).cuda_stream)
+        return torch_private.current_stream(self.index)
 
 
 class DeviceSegment:
@@ -187,9 +188,13 @@ class DeviceSegment:
             return
         launch, stream = self.device.driver.launch, self.device.stream()
         for function, programs, threads, shared, parameters in launches:
-            result = launch(
-                function, programs, 1, 1, threads, 1, 1, shared, stream, parameters, None
-            )
+            if not programs:  # a scatter of nothing
+                continue
+            rest = (programs, 1, 1, threads, 1, 1, shared, stream, parameters, None)
+            result = launch(function, *rest)
+            if result == NO_CONTEXT:
+                self.device.driver.enter(self.device.index)
+                result = launch(function, *rest)
             if result:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
@@ -232,14 +237,22 @@ class StreamPool:
         self._free: dict[int, list[torch.Tensor]] = {}
 
     def _blocks(self) -> list[torch.Tensor]:
-        stream = torch.cuda.current_stream(self.device).cuda_stream
+        index = self.device.index
+        stream = torch_private.current_stream(
+            torch.cuda.current_device() if index is None else index
+        )
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
         blocks = self._blocks()
         for k in range(len(blocks) - 1, -1, -1):
-            if blocks[k].numel() >= size:
-                return blocks.pop(k)
+            try:
+                block = blocks.pop(k)
+            except IndexError:  # another thread was first
+                continue
+            if block.numel() >= size:
+                return block
+            blocks.append(block)
         return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
 
     def give(self, block: torch.Tensor) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from dicp.loop.ir import Compute
+from dicp.loop import ir
+from dicp.loop.ir import LOW_PRECISION, Compute, Expr
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 from dicp.vendor.triton.spelling import ATOMIC_DTYPES
 
@@ -20,17 +22,39 @@ def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
     return lw.eager(lw.node)
 
 
-for _name in ("flash", "efficient", "cudnn"):
-    for _suffix in ("", "_backward"):
-        _op = getattr(aten, f"_scaled_dot_product_{_name}_attention{_suffix}", None)
-        if _op is not None:
-            ATTENTION.add(_op, _as_it_is, "library")
+FUSED_ATTENTION = tuple(
+    name
+    for kind in ("flash", "efficient", "cudnn")
+    for name in (
+        f"_scaled_dot_product_{kind}_attention", f"_scaled_dot_product_{kind}_attention_backward",
+        f"_{kind}_attention_forward", f"_{kind}_attention_backward",
+    )
+)  # fmt: skip
+"""The framework's fused attention: what SDPA gives, and what callers of the kernels give."""
+
+for _name in FUSED_ATTENTION:
+    if hasattr(aten, _name):
+        ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
 
 OWN_RULES = RULES.merged(ATTENTION)
 
 
 class TritonLowering(Lowering):
     """Lowering that leaves to eager what the hardware's atomic operations cannot do."""
+
+    def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
+        """16-bit floats are combined in 32 bits, and rounded once."""
+        possible = torch.float32 in ATOMIC_DTYPES.get(op, frozenset())
+        return torch.float32 if dtype in LOW_PRECISION and possible else dtype
+
+    def combinable(self, op: str, value: Expr) -> Expr:
+        """Floats are compared in memory by their bits: signed for a maximum, unsigned below zero
+        for a minimum. A NaN is given the sign with which its bits are above every number's."""
+        if op not in ("max", "min") or not value.dtype.is_floating_point:
+            return value
+        sign = ir.const(1.0 if op == "max" else -1.0, value.dtype)
+        nan = ir.apply("copysign", value.dtype, ir.const(math.nan, value.dtype), sign)
+        return ir.apply("where", value.dtype, ir.apply("isnan", torch.bool, value), nan, value)
 
     def add(self, compute: Compute) -> Compute:
         if compute.kind == "scatter" and torch.are_deterministic_algorithms_enabled():

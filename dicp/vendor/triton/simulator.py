@@ -73,6 +73,8 @@ class Interpreter:
         for function in (self.device.sum, self.language.standard.sum):
             self.runtime._patch_lang(function.fn)
         self.runtime._patch_lang = lambda fn: None
+        # Older releases convert by a rule of numpy's that newer ones have dropped.
+        self.language.tensor.__index__ = lambda value: int(value.handle.data.item())
 
     @contextmanager
     def own_modules(self) -> Iterator[None]:
@@ -98,6 +100,7 @@ class Interpreter:
             return call
 
         builder.create_fma = lambda own, x, y, z: self._fma(x, y, z)
+        builder.create_dot = lambda own, a, b, total, *options: self._dot(a, b, total)
         for name in dir(builder):
             if name.startswith(("create_icmp", "create_fcmp")):
                 setattr(builder, name, typed(getattr(builder, name)))
@@ -107,6 +110,17 @@ class Interpreter:
         wide = np.longdouble if kind == np.float64 else np.float64
         exact = x.data.astype(wide) * y.data.astype(wide) + z.data.astype(wide)
         return self.runtime.TensorHandle(exact.astype(kind), z.dtype.scalar)
+
+    def _dot(self, a: Any, b: Any, total: Any) -> Any:
+        """A product of tiles; the interpreter takes bfloat16 for whole numbers."""
+        left, right = (self._floats(x).astype(np.float32) for x in (a, b))
+        return self.runtime.TensorHandle(left @ right + total.data, total.dtype.scalar)
+
+    def _floats(self, handle: Any) -> np.ndarray:
+        if handle.dtype.scalar != self.language.bfloat16:
+            return np.asarray(handle.data)
+        bits = np.ascontiguousarray(handle.data).view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32)
 
     # ---- the host's part ----------------------------------------------------------------------
 
@@ -256,7 +270,7 @@ class _Launch:
         self.elements = [host.pointer_type(e) for e in launch["elements"]]
         sizes = [host.runtime._implicit_cvt(evaluate_size(s, symbols)) for s in step["symbols"]]
         blocks, self.programs = simulated_blocks(launch, symbols)
-        self.rest = [*sizes, host.language.int32, *blocks]
+        self.rest = [*sizes, host.language.int32, *blocks, *launch.get("constants", {}).values()]
 
     def run(self, table: Any) -> None:
         host = interpreter()
@@ -280,7 +294,8 @@ def simulated_blocks(
     for name, axis in axes.items():
         size = evaluate_size(axis["size"], symbols)
         while (
-            -(-size // blocks[name]) > MOST_PROGRAMS
+            not axis.get("fixed")
+            and -(-size // blocks[name]) > MOST_PROGRAMS
             and blocks[name] < LARGEST_BLOCK
             and 2 * math.prod(blocks.values()) <= LARGEST_TILE
             and (axis["masked"] or size % (2 * blocks[name]) == 0)

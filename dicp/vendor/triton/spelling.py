@@ -101,8 +101,8 @@ ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"
 
 ATOMIC_DTYPES = {
     "sum": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-    "max": frozenset({torch.int32, torch.int64}),
-    "min": frozenset({torch.int32, torch.int64}),
+    "max": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
+    "min": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
 }
 """What the hardware combines in memory in one step with the result that PyTorch defines."""
 

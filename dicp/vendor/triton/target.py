@@ -16,9 +16,10 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
 from dicp.loop.ir import Call
+from dicp.loop.kernel import Kernel
 from dicp.loop.program import LoopProgram, ProgramBuilder
 from dicp.loop.runtime import LoopExecutable, WorkspacePool
-from dicp.loop.schedule import schedule
+from dicp.loop.schedule import Schedule, schedule
 from dicp.target import (
     Artifact,
     Check,
@@ -41,12 +42,17 @@ from dicp.vendor.triton.builder import (
     device_functions,
     triton_version,
 )
+from dicp.vendor.triton.choice import TABLE, Contest, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
+from dicp.vendor.triton.gemm import render_product, tf32_allowed
 from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
-from dicp.vendor.triton.library import OWN_RULES, TritonLowering
-from dicp.vendor.triton.render import render
+from dicp.vendor.triton.library import ATTENTION, OWN_RULES, TritonLowering
+from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
+from dicp.vendor.triton.render import TritonKernel, render
+from dicp.vendor.triton.scalars import scalars_to_device
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.split import split_reductions
+from dicp.vendor.triton.tiling import Tiling
 
 FOLDER = Path(__file__).parent
 DTYPES = frozenset(ELEMENT)
@@ -61,7 +67,7 @@ class TritonTarget(Target):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
@@ -86,6 +92,8 @@ class TritonTarget(Target):
         entry = OWN_RULES.get(op)
         if entry is None:
             return Decision("eager", "no rule for this operator")
+        if ATTENTION.get(op) is not None:  # its random state has a type that is not generated
+            return Decision(entry.kind)
         reason = _unsupported(node, device)
         return Decision("eager", reason) if reason else Decision(entry.kind)
 
@@ -101,14 +109,48 @@ class TritonTarget(Target):
             _allow_simulator(context.config)
         else:
             self._workers.warm_up()
+            scalars_to_device(gm, torch.device(device))
         lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
         graph = lowering.run()
         split_reductions(graph)
         plan = schedule(graph, context.config.fuse)
-        rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
-        program = ProgramBuilder(plan).build(rendered, lowering.reports, device)
+        placed = place_products(plan.steps, graph.outputs, self._chooser(device, context.config))
+        rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
+        steps = [s.product.kernel if isinstance(s, Chosen) else s for s in placed]
+        builder = ProgramBuilder(Schedule(graph, steps))
+        program = builder.build(rendered, lowering.reports, device)
         program.plain["static"] = sorted(context.static_inputs)
         return program
+
+    def _chooser(self, name: str, config: Config) -> Chooser:
+        """Who computes a product: what the table says, else what a contest does where asked for."""
+        device = torch.device(name)
+        measured = device.type == "cuda" and config.mode.startswith("max-autotune")
+        arch = architecture(device) if device.type == "cuda" and (measured or TABLE) else 0
+        contest = None
+        if measured:
+            cache = Cache.open(config)
+            contest = Contest(
+                device, arch, torch.cuda.get_device_name(device), cache,
+                self._builder(cache, config), partial(self._loaded, cache, config),
+                device_seconds, tf32_allowed(),
+            )  # fmt: skip
+
+        def choose(product: Product) -> Tiling | None:
+            tiling = by_table(product, arch)
+            return contest.choose(product) if contest is not None and tiling is None else tiling
+
+        return choose
+
+    def _loaded(
+        self, cache: Cache, config: Config, program: Mapping[str, Any], texts: Mapping[str, str]
+    ) -> LoopExecutable:
+        """A program on the device, each run with memory of its own."""
+        device = torch.device(program["device"])
+        index = torch.cuda.current_device() if device.index is None else device.index
+        plan = Plan(program, texts, architecture(device))
+        machine = Device(plan, self._builder(cache, config), find_driver(), index)
+        return LoopExecutable(program, machine, OwnMemory(device))
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         return Source({"kernels.py": kernel_file(program.kernel_texts, program.plain)})
@@ -158,7 +200,11 @@ class TritonTarget(Target):
 
     def fingerprint(self, config: Config) -> str:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return key_of(triton_version(), device_functions(), str(deterministic))
+        tuned = config.mode.startswith("max-autotune") and torch.cuda.is_available()
+        chip = torch.cuda.get_device_name() if tuned else ""
+        return key_of(
+            triton_version(), device_functions(), str(deterministic), tf32_allowed(), chip
+        )
 
     def doctor(self, config: Config) -> list[Check]:
         try:
@@ -206,6 +252,12 @@ def architecture(device: torch.device) -> int:
 def _allow_simulator(config: Config) -> None:
     if config.runs_on == "device":
         raise SimulatorForbiddenError("triton", "Move the model and its inputs to a GPU")
+
+
+def _rendered(step: Kernel | Chosen) -> TritonKernel:
+    if isinstance(step, Chosen):
+        return render_product(step.product, step.tiling, tf32_allowed())
+    return render(step)
 
 
 def device_of(gm: fx.GraphModule) -> str:

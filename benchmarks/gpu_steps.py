@@ -1,0 +1,78 @@
+"""What the `gpu` command measures in processes of their own: kernels, models, first results."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from benchmarks import gpu_models, kernels
+from benchmarks.backends import EAGER, parse
+from benchmarks.measure import alternate, synchronize
+from benchmarks.workload import Workload
+
+DTYPE = "bfloat16"
+
+
+def kernel(name: str, backends: list[str], device: str, full: bool, seconds: float) -> Any:
+    """One memory-bound kernel beside a copy of as many bytes."""
+    found = kernels.find((name,))[0]
+    elements = kernels.SIZES[device if full else "cpu"]["large" if full else "small"]
+    return kernels.measure_size(found, elements, backends, DTYPE, device, seconds)
+
+
+def model(item: str, backends: list[str], device: str, full: bool, seconds: float) -> Any:
+    """Time and peak memory of a step of "name mode" on every backend, and whether it is right."""
+    work = _workload(item, device, full)
+    reference = work.reference()
+    steps, wrong, failures = {}, {}, {}
+    for label in dict.fromkeys([EAGER, *backends]):
+        step = work.step(parse(label))
+        try:
+            step()
+            found = work.worst_error(step, reference)
+        except Exception as error:  # a backend that fails leaves the others their numbers
+            failures[label] = f"{type(error).__name__}: {error}"[:1500]
+            continue
+        steps[label] = step
+        if not found["ok"]:
+            wrong[label] = found["worst"]
+    del reference
+    samples = alternate(steps, seconds, device)
+    return {
+        "samples": {label: asdict(sample) for label, sample in samples.items()},
+        "memory": {label: _peak(step, device) for label, step in steps.items()},
+        "wrong": wrong,
+        "failures": failures,
+    }
+
+
+def first(item: str, backend: str, device: str, full: bool) -> float:
+    """Seconds to the first result of "name mode"; imports and weights are ready."""
+    work = _workload(item, device, full)
+    work.step(parse(EAGER))()
+    synchronize(device)
+    start = time.perf_counter()
+    work.step(parse(backend))()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def _workload(item: str, device: str, full: bool) -> Workload:
+    name, _, mode = item.partition(" ")
+    found = gpu_models.find(name, full)
+    return Workload.prepare(found, mode == "training", getattr(torch, DTYPE), device)
+
+
+def _peak(step: Any, device: str) -> int:
+    """Bytes that the framework's allocator has handed out at most during a step."""
+    if device != "cuda":
+        return 0
+    step()
+    synchronize(device)
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated()

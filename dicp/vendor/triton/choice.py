@@ -1,0 +1,206 @@
+"""Who computes a matrix product: the framework's library, or a generated kernel with what follows.
+
+The library does, but where a measurement says otherwise: a row of the table below, or, under
+`mode="max-autotune"`, a contest on the device itself, whose outcome is kept on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from dicp.cache import Cache, key_of
+from dicp.errors import CompilerError, LaunchError, ToolchainError
+from dicp.loop import ir
+from dicp.loop.ir import Call, Graph, Ref
+from dicp.loop.kernel import Kernel
+from dicp.loop.program import ProgramBuilder, RenderedKernel
+from dicp.loop.schedule import Schedule
+from dicp.target import Executable
+from dicp.torch_private import disable_current_modes
+from dicp.vendor.triton.builder import Builder, triton_version
+from dicp.vendor.triton.cudagraphs import record_on_device
+from dicp.vendor.triton.gemm import render_product
+from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.products import Product
+from dicp.vendor.triton.render import render
+from dicp.vendor.triton.tiling import Tiling, candidates
+
+MARGIN = 0.97
+"""What a kernel's time must be of the library's before it takes the library's place."""
+REPEATS = 10
+ROUNDS = 5
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """Products for which a tiling was measured to be faster than the library: from, to."""
+
+    arch: int
+    dtype: torch.dtype
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    depth: tuple[int, int]
+    tiling: Tiling
+
+    def takes(self, product: Product, arch: int) -> bool:
+        _, rows, columns, depth = product.shape
+        ranges = zip((rows, columns, depth), (self.rows, self.columns, self.depth), strict=True)
+        return (arch, product.a.dtype) == (self.arch, self.dtype) and all(
+            isinstance(size, int) and low <= size <= high for size, (low, high) in ranges
+        )
+
+
+TABLE: tuple[Row, ...] = ()
+"""Empty: no product has been measured yet for which a kernel is faster on every chip of a kind."""
+
+
+def by_table(product: Product, arch: int) -> Tiling | None:
+    return next((row.tiling for row in TABLE if row.takes(product, arch)), None)
+
+
+# ---- the contest ---------------------------------------------------------------------------------
+
+Timer = Callable[[Callable[[], Any]], float]
+"""Seconds that a run takes on the device."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Measures a product's candidates against the library followed by its own kernel."""
+
+    device: torch.device
+    arch: int
+    chip: str
+    cache: Cache
+    builder: Builder
+    load: Callable[[Mapping[str, Any], Mapping[str, str]], Executable]
+    timer: Timer
+    tf32: bool
+    known: dict[str, Tiling | None] = field(default_factory=dict)
+
+    def choose(self, product: Product) -> Tiling | None:
+        """The tiling that wins; None where the library does, or sizes are not fixed."""
+        sizes = [s for r in (product.a, product.b) for s in (*r.shape, *r.strides)]
+        if not all(isinstance(s, int) for s in (*sizes, *product.out.shape)):
+            return None
+        key = self._key(product)
+        if key not in self.known:
+            entry = self.cache.get_or_build("gemm", key, lambda: self._files(product))
+            found = json.loads(entry.read("choice.json"))["tiling"]
+            self.known[key] = None if found is None else Tiling(*found)
+        return self.known[key]
+
+    def _key(self, product: Product) -> str:
+        """Everything the outcome depends on; the kernel's text says what follows the product."""
+        first = candidates(*product.shape[1:], product.a.dtype)[0]
+        text = render_product(product, first, self.tf32)
+        layouts = [f"{r.dtype} {r.shape} {r.strides}" for r in text.args]
+        return key_of(
+            "gemm", self.chip, torch.__version__, torch.version.cuda or "", triton_version(),
+            text.body, layouts,
+            [str(c) for c in candidates(*product.shape[1:], product.a.dtype)],
+        )  # fmt: skip
+
+    def _files(self, product: Product) -> dict[str, bytes]:
+        tiling, seconds = self.measure(product)
+        plain = {"tiling": None if tiling is None else astuple(tiling), "seconds": seconds}
+        return {"choice.json": json.dumps(plain).encode()}
+
+    def measure(self, product: Product) -> tuple[Tiling | None, dict[str, float]]:
+        """The fastest tiling, if it beats the library by the margin, and every time taken."""
+        fitted = candidates(*product.shape[1:], product.a.dtype)
+        steps: list[Any] = [product.call, *([product.follower] if product.follower else [])]
+        sources, results = _sources(steps), [s.ref for s in product.stores]
+        program = partial(self._program, sources=sources, results=results)
+        kernels = [render_product(product, tiling, self.tf32) for tiling in fitted]
+        programs = [program([k.kernel], {0: k}) for k in kernels]
+        jobs = [Plan(plain, texts, self.arch).jobs()[0] for plain, texts in programs]
+        built = self.builder.attempt(jobs)
+        rendered = {k: render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
+        seconds = {"library": self._time(*program(steps, rendered))}
+        for tiling, contestant, job, binary in zip(fitted, programs, jobs, built, strict=True):
+            if isinstance(binary, CompilerError) or dict(binary.blocks) != job.blocks():
+                continue  # it does not compile, or not with the shared memory that there is
+            try:
+                seconds[str(tiling)] = self._time(*contestant)
+            except (LaunchError, ToolchainError):
+                continue
+        best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")))
+        wins = seconds.get(str(best), float("inf")) < MARGIN * seconds["library"]
+        return (best if wins else None), seconds
+
+    def _program(
+        self, steps: Sequence[Any], rendered: Mapping[int, RenderedKernel], *,
+        sources: Sequence[Ref], results: Sequence[Ref],
+    ) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+        """`steps` alone, their sources being its inputs."""
+        builder = ProgramBuilder(Schedule(Graph(), list(steps)))
+        program = builder.build(rendered, [], str(self.device))
+        read = {builder.number(r.root) for r in sources}
+        made = {builder.number(r.root) for r in results}
+        for slot in sorted(read):
+            program.plain["buffers"][slot]["role"] = "input"
+            program.plain["inputs"].append(slot)
+        program.plain["outputs"] = [{"ref": slot} for slot in sorted(made - read)]
+        return program.plain, program.kernel_texts
+
+    def _time(self, plain: Mapping[str, Any], texts: Mapping[str, str]) -> float:
+        with disable_current_modes():
+            run = self.load(plain, texts)
+            inputs = [self._filled(plain["buffers"][slot]) for slot in plain["inputs"]]
+            return self.timer(lambda: run(list(inputs)))
+
+    def _filled(self, buffer: Mapping[str, Any]) -> torch.Tensor:
+        """A tensor of the buffer's layout, its values such that no product overflows."""
+        dtype = getattr(torch, buffer["dtype"])
+        tensor = torch.empty_strided(
+            buffer["shape"], buffer["strides"], dtype=dtype, device=self.device
+        )
+        return tensor.uniform_(-0.5, 0.5) if dtype.is_floating_point else tensor.zero_()
+
+
+def _sources(steps: Sequence[Any]) -> list[Ref]:
+    """What the first steps read before any of them has made it."""
+    made: set[Ref] = set()
+    found: list[Ref] = []
+    for step in steps:
+        if isinstance(step, Call):
+            reads, writes = step.reads(), list(step.outs)
+        else:
+            reads, writes = _kernel_refs(step)
+        found += [r for r in reads if r.root not in made]
+        made |= {r.root for r in writes}
+    return found
+
+
+def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
+    seen: set[int] = set()
+    reads = [e.attr.ref for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"]
+    writes = [s.ref for p in kernel.phases for s in p.stmts if hasattr(s, "ref")]
+    return reads, writes
+
+
+def device_seconds(run: Callable[[], Any]) -> float:
+    """The best of several recorded rows of runs, so that launching costs the host nothing."""
+    run()
+    replay, kept = record_on_device(lambda: [run() for _ in range(REPEATS)])
+    replay()
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3 / REPEATS)
+    del kept
+    return best

@@ -1,0 +1,133 @@
+"""The Triton text of a matrix product and of the work on its result, one tile at a time.
+
+The skeleton (`gemm.py.jinja`) sums the products of a tile up in float32; what follows is written
+by the same emitter, from the same expressions, as in every other kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.loop.index import Size, Var
+from dicp.loop.ir import Ref
+from dicp.loop.kernel import Kernel, Store
+from dicp.plain import encode_size
+from dicp.template import render_template
+from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
+from dicp.vendor.triton.products import RESULT, TOTAL, Product
+from dicp.vendor.triton.render import TritonKernel
+from dicp.vendor.triton.spelling import ELEMENT
+from dicp.vendor.triton.tiling import LEAST, Tiling
+
+SKELETON = Path(__file__).parent / "gemm.py.jinja"
+GROUP = 8
+"""Rows of tiles that are worked on side by side."""
+BOTH = frozenset({"y", "x"})
+
+
+class _Result(Emitter):
+    """The work on the elements of a tile, whose batch is the same for all of them."""
+
+    def __init__(self, kernel: Kernel, axes: list[Axis], batch: tuple[Var, ...]) -> None:
+        super().__init__(kernel, axes, looped=False)
+        self.batch = batch
+        for axis in axes:
+            self.shape_of[axis.index] = self.shape_of[axis.mask] = frozenset((axis.name,))
+        self.shape_of[f"v_{TOTAL}"] = self.shape_of[f"v_{RESULT}"] = BOTH
+
+    def variable(self, var: Var) -> str:
+        if var in self.batch:
+            return self.digit("zi", self.batch, var, EVERYWHERE)
+        return super().variable(var)
+
+
+def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel:
+    """`product` by `tiling`; `tf32` says whether float32 factors may be rounded."""
+    kernel = product.kernel
+    axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
+    writer = _Result(kernel, axes, product.z)
+    left, right = writer.arg(product.a), writer.arg(product.b)
+    batch, *sides = product.shape
+    rows, columns, depth = (writer.size(s) for s in sides)
+    operands = {
+        "left": _operand(writer, left, product.a.strides, 1),
+        "right": _operand(writer, right, product.b.strides, 0),
+    }
+    _epilogue(writer, product)
+    batched = len(product.a.shape) == 3
+    cut = not isinstance(product.depth, int) or product.depth % tiling.k != 0
+    ends = [f"({side}_k < {depth} - start)" if cut else "" for side in ("left", "right")]
+    body = render_template(
+        SKELETON, names=", ".join(_names(writer, batched)), batched=batched, group=GROUP,
+        rows=rows, columns=columns, depth=depth, y_mask=axes[0].masked, x_mask=axes[1].masked,
+        left_mask=_load_mask("ym" if axes[0].masked else "", ends[0]),
+        right_mask=_load_mask("xm" if axes[1].masked else "", ends[1]),
+        precision="tf32" if tf32 else "ieee", after=writer.scopes[0].lines, **operands,
+    ).rstrip()  # fmt: skip
+    launch = _launch(writer, axes, tiling, batch if batched else None)
+    digest = hashlib.sha256(f"{body} {tiling}".encode()).hexdigest()
+    return TritonKernel(
+        "k" + digest[:20], body, tuple(writer.args), tuple(writer.sizes), kernel,
+        tuple(writer.sites), {"launch": launch},
+    )  # fmt: skip
+
+
+def tf32_allowed() -> bool:
+    """Whether the framework itself would round float32 factors of a product on the GPU."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _operand(writer: Emitter, name: str, strides: tuple[Size, ...], depth: int) -> dict[str, str]:
+    """How the skeleton walks a factor: its strides by what they step along."""
+    texts = [writer.size(s) for s in strides]
+    *batch, first, second = (t if t.isidentifier() or t.isdigit() else f"({t})" for t in texts)
+    pair = (first, second) if depth else (second, first)
+    return {"name": name, "batch": batch[0] if batch else "0", "outer": pair[0], "depth": pair[1]}
+
+
+def _load_mask(*tests: str) -> str:
+    mask = " & ".join(t for t in tests if t)
+    return f", mask={mask}, other=0.0" if mask else ""
+
+
+def _epilogue(writer: _Result, product: Product) -> None:
+    value = writer.value(product.value)
+    writer.line(f"v_{RESULT} = {value}")
+    written: list[Store] = list(product.stores)
+    values = [writer.value(s.value) for s in written]
+    for stmt, text in zip(written, values, strict=True):
+        writer.store(stmt, text, BOTH)
+
+
+def _names(writer: Emitter, batched: bool) -> list[str]:
+    blocks = [*(["ZBLOCK"] if batched else []), "YBLOCK", "XBLOCK", "KBLOCK"]
+    constants = [f"{name}: tl.constexpr" for name in ("INDEX", *blocks)]
+    return [*writer.args.values(), *writer.sizes.values(), *constants]
+
+
+def _launch(
+    writer: Emitter, axes: list[Axis], tiling: Tiling, batch: Size | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if batch is not None:
+        found["z"] = {"size": encode_size(batch), "block": 1, "masked": False, "fixed": True}
+    for axis in axes:
+        found[axis.name] = {
+            "size": encode_size(axis.size), "block": axis.block, "masked": axis.masked,
+            "least": LEAST,
+        }  # fmt: skip
+    args: list[Ref] = list(writer.args)
+    return {
+        "grid": list(found),
+        "axes": found,
+        "constants": {"KBLOCK": tiling.k},
+        "warps": tiling.warps,
+        "stages": tiling.stages,
+        "elements": [ELEMENT[r.dtype] for r in args],
+        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "whole": False,
+    }

@@ -1,0 +1,115 @@
+"""Rows of measurements: what fails, hangs or crashes is named, and the rest is measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu, series
+from benchmarks.features import names
+from benchmarks.options import Options
+from benchmarks.report import Report
+
+HERE = "test_series:task"
+
+
+def task(item: str, extra: int = 0) -> Any:
+    """What a process is asked to measure."""
+    if item == "crash":
+        os.abort()
+    if item == "hang":
+        time.sleep(600)
+    if item == "fail":
+        raise ValueError("no such number")
+    return len(item) + extra
+
+
+def measured(items: Sequence[str], limit: float = 20, seconds: float = 120) -> list[Any]:
+    return list(
+        series.run(
+            HERE, items, {"extra": 1}, deadline=time.monotonic() + seconds, limit=limit,
+            environment={"PYTHONPATH": str(Path(__file__).parent)},
+        )
+    )  # fmt: skip
+
+
+def test_results_and_failures_come_in_order() -> None:
+    (first, second, third) = measured(["one", "fail", "three"])
+    assert first == ("one", 4, "") and third == ("three", 6, "")
+    assert second[1] is None and second[2].startswith("ValueError: no such number (test_series.py:")
+
+
+def test_after_a_crash_the_next_item_is_measured() -> None:
+    (first, second, third) = measured(["one", "crash", "three"])
+    assert first[1] == 4 and third[1] == 6
+    assert second[0] == "crash" and second[2].startswith("ended with -6")
+
+
+def test_an_item_that_hangs_is_given_up() -> None:
+    began = time.monotonic()
+    (first, second) = measured(["hang", "three"], limit=8)
+    assert first[0] == "hang" and "not done after" in first[2] and second[1] == 6
+    assert time.monotonic() - began < 60
+
+
+def test_nothing_is_begun_after_the_deadline() -> None:
+    assert measured(["one"], seconds=0) == []
+    found = measured(["hang", "one"], limit=60, seconds=5)
+    assert [item for item, _, _ in found] == ["hang"]
+
+
+class Quiet:
+    """A progress without a screen."""
+
+    class console:  # noqa: N801 - the name of what it stands for
+        print = staticmethod(lambda text: None)
+
+
+def options(folder: Path, *sections: str) -> Options:
+    return Options(
+        command="gpu", backends=("eager", "cpugraph"), names=sections, dtypes=(), modes=(False,),
+        device="cpu", quick=True, layers=(), out=folder,
+    )  # fmt: skip
+
+
+def test_a_section_that_fails_leaves_the_others_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(state: gpu.Run) -> None:
+        raise RuntimeError("no device")
+
+    def works(state: gpu.Run) -> None:
+        state.add(gpu.Row("it", {"section": "works"}, {"cpugraph": 1.0}))
+
+    monkeypatch.setattr(gpu, "SECTIONS", {"broken": (5, broken), "works": (5, works)})
+    report = Report(options(tmp_path), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    assert "no device" in report.rows[0].failures["cpugraph"]
+    assert report.rows[1].values == {"cpugraph": 1.0}
+    assert (tmp_path / "gpu-cpu.json").exists() and report.table().row_count >= 2
+
+
+def test_kernels_are_timed_beside_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "KERNELS", ("swiglu",))
+    report = Report(options(tmp_path, "kernels"), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    (row,) = report.rows
+    assert set(row.values) == {"eager", "cpugraph"} and row.floor and not row.failures, row
+    assert row.detail["bytes"] == 3 * 2 * 65536
+
+
+def test_tests_are_counted_also_when_they_are_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    counts, failed = gpu.tested(["test/op/test_loss.py"], "cpugraph", "cpu", 200, log)
+    assert counts.endswith("passed, 0 failed") and int(counts.split()[0]) > 3 and not failed
+    counts, _ = gpu.tested(["test/op/test_loss.py"], "cpugraph", "cpu", 0, log)
+    assert "stopped after" in counts
+
+
+def test_a_gpu_is_tried_with_more() -> None:
+    assert set(names("cpu")) < set(names("cuda")) and "recorded_mutation" in names("cuda")

@@ -1,0 +1,145 @@
+"""Attention on GPUs, as far as fake tensors of a GPU tell: what is fused, what is called, and how.
+
+Without a GPU the framework itself never chooses a fused operator, so the choice is given here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dicp.config import Config
+from dicp.dynamo_bridge.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.fuse import FUSE
+from dicp.dynamo_bridge.infer import Inference
+from dicp.dynamo_bridge.passes import PassContext, run_passes
+from dicp.target import LowerContext
+from dicp.vendor.triton import TritonTarget
+from dicp.vendor.triton.cudagraphs import why_not
+
+aten = torch.ops.aten
+FLASH = aten._scaled_dot_product_flash_attention.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(32), -1) @ v
+
+
+def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.5 + mask, -1) @ v
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """As the framework does for 16-bit heads whose size is no multiple of 8."""
+    size = q.shape[-1]
+    q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
+    out = FLASH(q, k, v, 0.0, options["is_causal"], scale=options["scale"])[0]
+    return aten.slice.Tensor(out, -1, 0, size)
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    mask = options["attn_mask"]
+    mask = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
+    return EFFICIENT(q, k, v, mask, False, scale=options["scale"])[0]
+
+
+def traced(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """`fn`'s graph on fake tensors of a GPU."""
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, device="cuda:0", dtype=dtype) for shape in shapes]
+        return make_fx(fn)(*inputs)
+
+
+def fused(gm: Any) -> list[Any]:
+    context = PassContext(TritonTarget.facts, Config(), "inference", Inference.of(gm))
+    run_passes(gm, (CANONICALIZE, FUSE, CANONICALIZE), context)
+    return [n.target for n in gm.graph.nodes if n.op == "call_function"]
+
+
+HEADS = [(2, 4, 64, 32)] * 3
+
+
+def test_the_operator_is_the_one_that_the_framework_chooses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for choice, op in ((flash, FLASH), (efficient, EFFICIENT)):
+        gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", choice)
+        targets = fused(gm)
+        assert op in targets and aten.bmm.default not in targets
+        (call,) = gm.graph.find_nodes(op="call_function", target=op)
+        assert call.kwargs["scale"] == pytest.approx(1 / math.sqrt(32))
+
+
+def test_what_the_framework_pads_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = traced(written_out, *[(2, 4, 64, 36)] * 3, dtype=torch.float16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", flash)
+    targets = fused(gm)
+    assert targets.count(aten.constant_pad_nd.default) == 3 and FLASH in targets
+    assert gm.graph.output_node().args[0].meta["val"].shape == (2, 4, 64, 36)
+
+
+def test_a_mask_goes_along_in_the_type_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = traced(with_mask, *HEADS, (2, 1, 64, 64), dtype=torch.bfloat16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", efficient)
+    assert EFFICIENT in fused(gm)
+    (call,) = gm.graph.find_nodes(op="call_function", target=EFFICIENT)
+    assert call.args[3].meta["val"].shape == (2, 4, 64, 64)
+    assert call.args[3].meta["val"].dtype == torch.bfloat16
+
+
+def test_without_a_fused_operator_the_graph_stays() -> None:
+    gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
+    assert fused(gm).count(aten.bmm.default) == 2  # nobody is here to say that flash would do
+
+
+# ---- the calls -----------------------------------------------------------------------------------
+
+
+def call_flash(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Any:
+    out, lse, cum_q, cum_k, max_q, max_k, state, offset, _ = FLASH(q, k, v, 0.0, True)
+    back = aten._scaled_dot_product_flash_attention_backward.default(
+        grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, state, offset
+    )
+    return out * 2, *back
+
+
+def call_efficient(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Any:
+    out, lse, seed, offset = EFFICIENT(q, k, v, None, True)
+    back = aten._scaled_dot_product_efficient_attention_backward.default(
+        grad, q, k, v, None, out, lse, seed, offset, 0.0, [True, True, True, False]
+    )
+    return out * 2, *back[:3]
+
+
+def call_cudnn(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Any:
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = CUDNN(q, k, v, None, True)
+    back = aten._scaled_dot_product_cudnn_attention_backward.default(
+        grad, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, False
+    )
+    return out * 2, *back
+
+
+@pytest.mark.parametrize("fn", [call_flash, call_efficient, call_cudnn])
+def test_overloads_of_forward_and_backward_are_called(fn: Any) -> None:
+    gm = traced(fn, *HEADS, (2, 4, 64, 32), dtype=torch.bfloat16)
+    expected = [r.meta["val"].stride() for r in gm.graph.output_node().args[0]]
+    program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
+    steps = program.plain["steps"]
+    names = [s["call"] for s in steps if "call" in s]
+    assert len(names) == 2 and all("_scaled_dot_product_" in name for name in names)
+    assert {n.decision for n in program.nodes if "attention" in n.op} == {"library"}
+    assert program.plain["device"] == "cuda:0" and not why_not(program.plain)
+    buffers, outputs = program.plain["buffers"], program.plain["outputs"]
+    strides = [tuple(buffers[o["ref"]]["strides"]) for o in outputs]
+    assert strides == [tuple(e) for e in expected]

@@ -1,0 +1,309 @@
+"""Matrix products as generated kernels: forms, what is fused, who is chosen to compute them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import TritonRecorder, calls, kernels, portable, record
+from support.compare import assert_matches
+from torch import Tensor
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import CompilerError
+from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.vendor.triton import aot, choice, target
+from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
+from dicp.vendor.triton.choice import Contest, Row
+from dicp.vendor.triton.products import Product
+from dicp.vendor.triton.simulator import Simulator
+from dicp.vendor.triton.tiling import Tiling, candidates
+
+SMALL = Tiling(16, 32, 16, 2, 2)
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product that a kernel can compute is computed by one."""
+    monkeypatch.setattr(target, "by_table", lambda product, arch: SMALL)
+
+
+def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=torch.float32).to(dtype)
+
+
+def residual_block(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b)) + r
+
+
+FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "mm": (torch.mm, [(37, 24), (24, 41)]),
+    "even": (torch.mm, [(32, 32), (32, 64)]),
+    "transposed": (lambda a, b: a.t() @ b.t(), [(24, 37), (41, 24)]),
+    "strided": (lambda a, b: a[:, ::2] @ b[1:], [(19, 20), (11, 33)]),
+    "addmm": (lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), [(7, 9), (7, 5), (5, 9)]),
+    "bias": (lambda c, a, b: torch.addmm(c, a, b), [(9,), (7, 5), (5, 9)]),
+    "column": (lambda c, a, b: torch.addmm(c, a, b), [(7, 1), (7, 5), (5, 9)]),
+    "one row": (torch.mm, [(1, 50), (50, 40)]),
+    "one column": (torch.mm, [(40, 50), (50, 1)]),
+    "bmm": (torch.bmm, [(3, 20, 18), (3, 18, 33)]),
+    "broadcast batch": (
+        lambda a, b: torch.bmm(a, b.expand(3, 18, 33)), [(3, 20, 18), (1, 18, 33)]
+    ),
+    "baddbmm": (torch.baddbmm, [(3, 1, 33), (3, 20, 18), (3, 18, 33)]),
+    "activation": (lambda x, w, b: F.relu(F.linear(x, w, b)), [(4, 9, 24), (40, 24), (40,)]),
+    "residual": (residual_block, [(4, 9, 24), (40, 24), (40,), (4, 9, 40)]),
+    "batched residual": (
+        lambda a, b, m: torch.bmm(a, b) * 0.25 + m, [(4, 9, 8), (4, 8, 9), (9,)]
+    ),
+    "swiglu": (
+        lambda x, u, g: F.silu(x @ g) * (x @ u), [(30, 20), (20, 36), (20, 36)]
+    ),
+    "result used twice": (lambda a, b: ((y := a @ b) * 2, y.sum(0)), [(30, 20), (20, 36)]),
+    "heads": (
+        lambda x, w: (x @ w).view(2, 15, 4, 9).transpose(1, 2).contiguous() + 1,
+        [(30, 20), (20, 36)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize("sized", ["static", "any size"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None:
+    fn, shapes = FORMS[name]
+    inputs = [make(*shape, dtype=dtype) for shape in shapes]
+    backend = Backend("triton", cache_dir=tmp_path)
+    torch._dynamo.reset()
+    got = torch.compile(fn, backend=backend, dynamic=sized != "static")(*inputs)
+    eager, truth = fn(*inputs), fn(*(x.double() for x in inputs))
+    leaves = torch.utils._pytree.tree_leaves
+    for mine, theirs, real in zip(leaves(got), leaves(eager), leaves(truth), strict=True):
+        assert_matches(mine, theirs, real)
+    (report,) = backend.reports
+    assert all("total" in k.text for k in report.kernels if "mm" in str(k.sources[0]))
+
+
+def steps_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[int, list[str]]:
+    found = record(fn, *inputs, target=TritonRecorder())
+    return kernels(found)[0], calls(found)
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("activation", 1), ("residual", 1), ("swiglu", 2), ("batched residual", 1),
+     ("result used twice", 2), ("heads", 1)],
+)  # fmt: skip
+def test_what_follows_is_computed_in_the_products_kernel(name: str, count: int) -> None:
+    fn, shapes = FORMS[name]
+    assert steps_of(fn, *(make(*shape) for shape in shapes)) == (count, [])
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize("name", ["residual", "baddbmm"])
+def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+    fn, shapes = FORMS[name]
+    found = record(fn, *(make(*shape, dtype=torch.bfloat16) for shape in shapes),
+                   target=TritonRecorder())  # fmt: skip
+    text = portable(found.render(found.programs[0], Config()).files["kernels.py"])
+    path = Path(__file__).parent / "golden" / "products" / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
+
+
+@pytest.mark.usefixtures("generated")
+def test_what_a_kernel_cannot_take_stays_with_the_library() -> None:
+    double = [make(4, 5).double(), make(5, 6).double()]
+    assert steps_of(lambda a, b: (a @ b).relu(), *double) == (1, ["aten::mm.out"])
+    assert steps_of(lambda a, b: a @ b, make(4, 0), make(0, 5))[1] == ["aten::mm.out"]
+
+
+@pytest.mark.usefixtures("generated")
+def test_a_factor_that_is_overwritten_is_read_before() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        y = a @ b
+        a.copy_(y + 1)
+        return y * 2
+
+    a, b = make(16, 16), make(16, 16)
+    expected = (a @ b) * 2
+    torch.testing.assert_close(torch.compile(fn, backend=Backend("triton", cache=False))(a, b),
+                               expected)  # fmt: skip
+    torch.testing.assert_close(a, expected / 2 + 1)
+
+
+def test_the_library_computes_products_that_nobody_measured() -> None:
+    assert steps_of(*(lambda f, s: (f, *(make(*x) for x in s)))(*FORMS["residual"])) == (
+        1, ["aten::addmm.out"]
+    )  # fmt: skip
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+def product_of(fn: Callable[..., Any], *inputs: Tensor) -> Product:
+    """The one product of a graph, with what follows it."""
+    found: list[Product] = []
+    before = target.by_table
+    target.by_table = lambda product, arch: found.append(product)  # type: ignore
+    try:
+        record(fn, *inputs, target=TritonRecorder())
+    finally:
+        target.by_table = before
+    (product,) = found
+    return product
+
+
+@pytest.fixture
+def product() -> Product:
+    return product_of(lambda a, b, c: F.relu(a @ b) + c, make(40, 32), make(32, 48), make(40, 48))
+
+
+class Compiled(Builder):
+    """A compiler that refuses one tiling and has not enough shared memory for another."""
+
+    def __init__(self, refused: Tiling, large: Tiling) -> None:
+        self.refused, self.large = refused, large
+
+    def attempt(self, jobs: Any) -> list[Binary | CompilerError]:
+        return [self._one(job) for job in jobs]
+
+    def _one(self, job: Job) -> Binary | CompilerError:
+        asked = (*job.blocks().values(), job.launch["constants"]["KBLOCK"])
+        if asked == (self.refused.y, self.refused.x, self.refused.k):
+            return CompilerError("triton", [], "refused", ())
+        blocks = job.blocks()
+        if asked == (self.large.y, self.large.x, self.large.k):
+            blocks = {"y": blocks["y"] // 2, "x": blocks["x"]}
+        return Binary(b"", job.name, 0, 4, blocks)
+
+
+class Stopwatch:
+    """Runs what it times, and answers with the times it was given."""
+
+    def __init__(self, library: float, *kernels: float) -> None:
+        self.times = [library, *kernels]
+        self.results: list[Any] = []
+
+    def __call__(self, run: Callable[[], Any]) -> float:
+        self.results.append(run())
+        return self.times[min(len(self.results), len(self.times)) - 1]
+
+
+@pytest.fixture
+def contest(tmp_path: Path, product: Product) -> Iterator[Callable[..., Contest]]:
+    tilings = candidates(40, 48, 32, torch.float32)
+    assert len(tilings) > 3
+
+    def made(timer: Stopwatch, chip: str = "a chip") -> Contest:
+        def load(plain: Any, texts: Any) -> LoopExecutable:
+            return LoopExecutable(plain, Simulator(texts), WorkspacePool())
+
+        return Contest(
+            torch.device("cpu"), 90, chip, Cache.open(Config(cache_dir=tmp_path)),
+            Compiled(tilings[0], tilings[1]), load, timer, False,
+        )  # fmt: skip
+
+    yield made
+
+
+def test_the_fastest_kernel_wins_and_the_outcome_is_kept(
+    contest: Callable[..., Contest], product: Product
+) -> None:
+    first, second, *rest = candidates(40, 48, 32, torch.float32)
+    refused = [(t.y, t.x, t.k) for t in (first, second)]
+    built = [t for t in rest if (t.y, t.x, t.k) not in refused]
+    watch = Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)
+    assert contest(watch).choose(product) == built[1]
+    assert len(watch.results) == 1 + len(built)
+    idle = Stopwatch(1.0)
+    assert contest(idle).choose(product) == built[1] and not idle.results
+    other = Stopwatch(1.0, 2.0)
+    assert contest(other, "another chip").choose(product) is None and other.results
+
+
+def test_contestants_compute_the_same(contest: Callable[..., Contest], product: Product) -> None:
+    torch.manual_seed(0)
+    watch = Stopwatch(1.0, 2.0)
+    arena = contest(watch)
+    fill = arena._filled
+    kept: dict[str, Tensor] = {}
+
+    def filled(buffer: Any) -> Tensor:
+        return kept.setdefault(buffer["name"], fill(buffer))
+
+    object.__setattr__(arena, "_filled", filled)
+    tiling, seconds = arena.measure(product)
+    assert tiling is None and seconds["library"] == 1.0
+    first, *rest = watch.results
+    for result in rest:
+        torch.testing.assert_close(result, first)
+
+
+def test_a_kernel_must_win_by_a_margin(contest: Callable[..., Contest], product: Product) -> None:
+    assert contest(Stopwatch(1.0, 0.99)).choose(product) is None
+
+
+def test_products_of_any_size_are_not_measured(contest: Callable[..., Contest]) -> None:
+    found: list[Product] = []
+
+    def choose(product: Product) -> Tiling | None:
+        found.append(product)
+        return contest(Stopwatch(1.0, 0.1)).choose(product)
+
+    class Any_(TritonRecorder):
+        def _chooser(self, name: str, config: Config) -> Any:
+            return choose
+
+    assert "mm" in str(calls(record(torch.mm, make(8, 9), make(9, 7), dynamic=True, target=Any_())))
+    assert found
+
+
+def test_a_row_of_the_table_takes_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, product: Product
+) -> None:
+    everything = (1, 10**6)
+    row = Row(90, torch.float32, (32, 64), everything, everything, SMALL)
+    monkeypatch.setattr(choice, "TABLE", (row,))
+    assert choice.by_table(product, 90) is SMALL and choice.by_table(product, 80) is None
+    wide = product_of(torch.mm, make(65, 32), make(32, 8))
+    assert choice.by_table(wide, 90) is None
+
+
+def test_tilings_fit_the_product() -> None:
+    for rows, columns, depth in ((1, 4096, 4096), (8192, 8192, 8192), (40, 17, 100)):
+        for tiling in candidates(rows, columns, depth, torch.bfloat16):
+            assert 16 <= tiling.y <= max(16, 2 * rows) and 16 <= tiling.x <= max(16, 2 * columns)
+            assert math.log2(tiling.y * tiling.x * tiling.k).is_integer()
+    large = candidates(8192, 8192, 8192, torch.bfloat16)
+    assert len(large) == len(set(large)) > 8
+
+
+@pytest.mark.usefixtures("generated")
+def test_products_are_built_for_two_chips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the compiler's processes, with tiles as they are on a chip."""
+    chosen = [Tiling(128, 128, 32, 3, 8), Tiling(64, 64, 64, 4, 4)]
+    backend = Backend("triton", cache_dir=tmp_path)
+    cases = [("residual", torch.bfloat16), ("bmm", torch.float16), ("strided", torch.float32)]
+    for at, (name, dtype) in enumerate(cases):
+        monkeypatch.setattr(target, "by_table", lambda p, arch, at=at: chosen[at % 2])
+        fn, shapes = FORMS[name]
+        torch._dynamo.reset()
+        torch.compile(fn, backend=backend)(*(make(*shape, dtype=dtype) for shape in shapes))
+    cache, workers = Cache.open(Config(cache_dir=tmp_path)), Workers()
+    jobs = aot.jobs_of(aot.stored_programs(cache), aot.ARCHITECTURES)
+    try:
+        failures = aot.build_all(jobs, Builder(cache, workers, 2))
+    finally:
+        workers.close()
+    assert len(jobs) >= 6 and not failures, failures[:2]
