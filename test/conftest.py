@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 EAGER_NODES = pytest.StashKey[Counter[tuple[str, str]]]()
+NATIVE_CASES = pytest.StashKey[Counter[bool]]()
+"""Operator cases by whether the backend left nothing of them to eager."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
     logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
     config.stash[EAGER_NODES] = Counter()
+    config.stash[NATIVE_CASES] = Counter()
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     _use_testpaths_of_the_ini_file(config)
@@ -136,12 +139,14 @@ def check_op(
         case.check(backend, dynamic)
 
     yield check
-    request.config.stash[EAGER_NODES].update(
+    eager = [
         (str(node.op), str(node.reason))
         for report in backend.reports()
         for node in report.nodes
         if node.decision == "eager"
-    )
+    ]
+    request.config.stash[EAGER_NODES].update(eager)
+    request.config.stash[NATIVE_CASES][not eager] += 1
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -149,12 +154,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["eager_nodes"] = [(*k, n) for k, n in session.config.stash[EAGER_NODES].items()]
+        output["native_cases"] = list(session.config.stash[NATIVE_CASES].items())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     for operator, reason, count in getattr(node, "workeroutput", {}).get("eager_nodes", ()):
         node.config.stash[EAGER_NODES][operator, reason] += count
+    for native, count in getattr(node, "workeroutput", {}).get("native_cases", ()):
+        node.config.stash[NATIVE_CASES][native] += count
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -163,6 +171,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("operators left to eager")
     for (operator, reason), count in sorted(config.stash[EAGER_NODES].items()):
         terminalreporter.line(f"{count:>5}  {operator}: {reason}")
+    cases = config.stash[NATIVE_CASES]
+    terminalreporter.line(f"{cases[True]} of {cases.total()} cases left nothing to eager")
 
 
 @pytest.fixture(autouse=True)
