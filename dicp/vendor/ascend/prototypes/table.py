@@ -65,6 +65,7 @@ Sqrt: x:real -> y:=x
 Square: x:number -> y:=x
 Sub: x1:number x2:=x1 -> y:=x1
 Tan: x:real -> y:=x
+TensorMove: x:any -> y:=x
 TruncateDiv: x1:number x2:=x1 -> y:=x1
 """,
     "nonlinear_fuc_ops.h": """
@@ -157,7 +158,11 @@ TensorScatterUpdate: x:any indices:index updates:=x -> y:=x
 Tril: x:any -> y:=x | diagonal:Int=0
 Triu: x:any -> y:=x | diagonal:Int=0
 """,
+    "nn_batch_norm_ops.h": """
+BatchNormGradV3: dy:single x:=dy weight:float running_mean:float running_var:float save_mean:float save_rstd:float -> dx:=dy dweight:float dbias:float | is_training:Bool=true epsilon:Float=1e-5
+""",
     "nn_norm_ops.h": """
+BatchNormV3: x:single weight:float bias:float running_mean:float running_var:float -> y:=x running_mean:float running_var:float save_mean:float save_rstd:float | epsilon:Float=1e-5f momentum:Float=0.1f is_training:Bool=true
 LayerNormV4: x:single normalized_shape:index gamma?:=x beta?:=x -> y:=x mean:float rstd:float | epsilon:Float=0.00001f
 LogSoftmaxGrad: grad:real x:=grad -> y:=grad | axis:ListInt=-1
 LogSoftmaxV2: logits:real -> logsoftmax:=logits | axes:ListInt=-1

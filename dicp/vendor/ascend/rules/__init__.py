@@ -7,6 +7,7 @@ from dicp.vendor.ascend.rules import (
     indexing,
     matmul,
     nn,
+    norm,
     pooling,
     reduction,
     shape,
@@ -14,8 +15,8 @@ from dicp.vendor.ascend.rules import (
 from dicp.vendor.ascend.rules.shape import VIEWS
 
 RULES = RuleTable(
-    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, pooling.RULES,
-    indexing.RULES, creation.RULES,
+    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES,
+    pooling.RULES, indexing.RULES, creation.RULES,
 )  # fmt: skip
 
 __all__ = ["RULES", "VIEWS"]
