@@ -184,6 +184,20 @@ class Builder(abc.ABC):
         bound = Bound(slot, tuple(order))
         return self._leaf("input", self.fake(shape, fake.dtype), None, bound=bound)
 
+    # ---- between graphs -------------------------------------------------------------------------
+
+    def stored(self, value: Value) -> torch.Tensor:
+        """What a value is in memory; more than its sizes say, where the vendor pads it."""
+        return value.fake
+
+    def received(self, value: Value, slot: Slot) -> Value:
+        """`value`, left in `slot` by another graph, as an input; in the format it was left in."""
+        bound = Bound(slot, tuple(range(slot.fake.dim())))
+        leaf = self._leaf("input", value.fake, None, bound=bound)
+        fmt = value.node.formats.get(str(value.index))
+        leaf.node.formats = {} if fmt is None else {"0": fmt}
+        return leaf
+
     # ---- questions about sizes ------------------------------------------------------------------
 
     def same(self, left: Any, right: Any) -> bool:

@@ -23,9 +23,10 @@ from dicp.errors import (
     ToolchainError,
 )
 from dicp.graphop.assemble import assemble
+from dicp.graphop.hoist import hoisted
 from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
-from dicp.graphop.program import Graph, GraphProgram
+from dicp.graphop.program import Graph, GraphProgram, Slot
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import GraphExecutable
 from dicp.target import (
@@ -41,8 +42,8 @@ from dicp.target import (
 )
 from dicp.torch_private import FakeTensorMode, OpOverload
 from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
-from dicp.vendor.ascend.formats import Layout
 from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
 from dicp.vendor.ascend.rules.core import Ge
@@ -54,6 +55,7 @@ from dicp.vendor.ascend.toolchain import (
     find_toolchain,
     load_driver,
 )
+from dicp.vendor.ascend.transposes import sunk
 
 PRECISION_MODES = {"keep": "must_keep_origin_dtype", "half": "allow_mix_precision"}
 """GE's names for what `precision` says."""
@@ -119,9 +121,18 @@ class AscendTarget(Target):
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
             items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+            items, moved = sunk(builder, items)
+            items = rewritten(builder, items, REWRITES) if moved else items
+            items = remove_dead(items, lowering.outputs)
+        steps = Partition(builder, items).steps()
+        static = _static_slots(lowering, context)
         if config.layout:
-            items = Layout(builder).run(items)
-        program = assemble(lowering, Partition(builder, items).steps())
+            steps = [
+                with_formats(builder, step, static) if isinstance(step, Graph) else step
+                for step in steps
+            ]
+        once, steps = hoisted(builder, steps, static)
+        program = assemble(lowering, steps, once)
         program.retry = lambda more: self._lower(gm, context, refused | more)
         return program
 
@@ -228,6 +239,15 @@ class AscendTarget(Target):
             return [Check(name, True, detail) for name, detail in doctor_lines(config).items()]
         except (ToolchainError, SimulatorForbiddenError) as error:
             return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
+
+
+def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
+    """The tensors that are the same in every run: constants, and frozen parameters."""
+    static = set(lowering.constants)
+    if context.config.freeze and context.kind == "inference":
+        frozen = (lowering.inputs[position] for position in context.static_inputs)
+        static |= {slot for slot in frozen if slot is not None}
+    return static
 
 
 def _located(error: GraphRejectedError, graph: Graph) -> GraphRejectedError:

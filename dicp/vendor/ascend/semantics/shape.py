@@ -85,6 +85,14 @@ def unpack(x: Tensor, num: int, axis: int = 0) -> tuple[Tensor, ...]:
     return torch.unbind(x, axis)
 
 
+def trans_data(src: Tensor, src_format: str, dst_format: str) -> Tensor:
+    """`src` in another format. Blocked tensors are worked on with their plain sizes, those of an
+    image in the order NCHW."""
+    if src_format == "NHWC":
+        src = src.permute(0, 3, 1, 2)
+    return (src.permute(0, 2, 3, 1) if dst_format == "NHWC" else src).clone()
+
+
 def register(semantics: Semantics) -> None:
     semantics.op("Reshape", host=("shape",))(lambda x, shape: x.reshape(shape))
     semantics.op("Transpose", host=("perm",))(lambda x, perm: x.permute(perm))
@@ -112,7 +120,7 @@ def register(semantics: Semantics) -> None:
         lambda start, limit, delta: torch.arange(start, limit, delta)
     )
     semantics.op("Bitcast")(bitcast)
-    semantics.op("TransData")(lambda src, src_format, dst_format: src.clone())
+    semantics.op("TransData")(trans_data)
     semantics.op("GatherV2", host=("axis",))(gather_v2)
     semantics.op("GatherElements")(lambda x, index, dim=0: torch.gather(x, dim, index.long()))
     semantics.op("GatherNd")(gather_nd)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dicp.torch_private import disable_current_modes
+from dicp.vendor.ascend.blocked import packed, storage_dims, unpacked
 from dicp.vendor.ascend.simulator.compiler import Compiler, Model, Refused, Tensor
 
 _BUILD = ctypes.CFUNCTYPE(
@@ -96,7 +97,8 @@ class Simulator:
         with disable_current_modes(), torch.no_grad():
             inputs = [_tensor(p, t) for p, t in zip(given, model.inputs, strict=True)]
             results = model.interpreter.run(inputs)
-            for piece, result in zip(made, results, strict=True):
+            stored = zip(results, model.outputs, strict=True)
+            for piece, result in zip(made, (packed(r, t.format) for r, t in stored), strict=True):
                 if result.numel() * result.element_size() != piece.size:
                     raise ValueError(
                         f"an output has {result.dtype}{list(result.shape)}, its buffer "
@@ -130,14 +132,13 @@ def _memory(piece: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _tensor(piece: Any, declared: Tensor) -> torch.Tensor:
     assert declared.dims is not None
-    dims = list(piece.dims[: piece.rank]) if piece.rank >= 0 else list(declared.dims)
-    if len(dims) != len(declared.dims) or any(
-        d not in (-1, s) for d, s in zip(declared.dims, dims, strict=True)
-    ):
-        raise ValueError(f"an input has sizes {dims}, the model takes {list(declared.dims)}")
+    stored = storage_dims(declared.format, declared.dims)
+    dims = list(piece.dims[: piece.rank]) if piece.rank >= 0 else stored
+    if len(dims) != len(stored) or any(d not in (-1, s) for d, s in zip(stored, dims, strict=True)):
+        raise ValueError(f"an input has sizes {dims}, the model takes {stored}")
     if not piece.size:
         return torch.empty(dims, dtype=declared.dtype)
-    return _memory(piece, declared.dtype).view(dims)
+    return unpacked(_memory(piece, declared.dtype).view(dims), declared.format, declared.dims)
 
 
 __all__ = ["Simulator"]

@@ -44,7 +44,7 @@ std::string real(float v) {
 
 std::string desc_text(const ge::TensorDesc& d) {
   return "{\"dims\":" + list(d.GetShape().GetDims(), integer) +
-         ",\"format\":" + integer(d.GetFormat()) + ",\"dtype\":" + integer(d.GetDataType()) + "}";
+         ",\"origin\":" + list(d.GetOriginShape().GetDims(), integer) + ",\"format\":" + integer(d.GetFormat()) + ",\"dtype\":" + integer(d.GetDataType()) + "}";
 }
 
 std::string hex(const std::vector<uint8_t>& bytes) {
