@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 EAGER_NODES = pytest.StashKey[Counter[tuple[str, str]]]()
-NATIVE_CASES = pytest.StashKey[Counter[bool]]()
-"""Operator cases by whether the backend left nothing of them to eager."""
+NATIVE_CASES = pytest.StashKey[dict[str, bool]]()
+"""Whether the backend left nothing to eager, by operator case."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,6 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="at the end, list what the operator cases left to eager and why",
     )
+    group.addoption(
+        "--without-dtypes",
+        default="",
+        help="dtypes that the operator cases leave out: float64,complex64 (a device may have none)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
     logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
     config.stash[EAGER_NODES] = Counter()
-    config.stash[NATIVE_CASES] = Counter()
+    config.stash[NATIVE_CASES] = {}
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     _use_testpaths_of_the_ini_file(config)
@@ -134,9 +140,13 @@ def check_op(
     """`check_op(case)` or `check_op(fn, *input_specs, **options)`: see `support.cases.op`."""
     from support import Op, op
 
+    without = set(request.config.getoption("--without-dtypes").split(","))
+
     def check(fn: Any, *specs: Any, **options: Any) -> None:
         case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
-        case.check(backend, dynamic)
+        kept = tuple(d for d in case.dtypes if str(d).removeprefix("torch.") not in without)
+        if kept:
+            replace(case, dtypes=kept).check(backend, dynamic)
 
     yield check
     eager = [
@@ -146,7 +156,7 @@ def check_op(
         if node.decision == "eager"
     ]
     request.config.stash[EAGER_NODES].update(eager)
-    request.config.stash[NATIVE_CASES][not eager] += 1
+    request.config.stash[NATIVE_CASES][request.node.nodeid] = not eager
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -154,15 +164,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["eager_nodes"] = [(*k, n) for k, n in session.config.stash[EAGER_NODES].items()]
-        output["native_cases"] = list(session.config.stash[NATIVE_CASES].items())
+        output["native_cases"] = dict(session.config.stash[NATIVE_CASES])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     for operator, reason, count in getattr(node, "workeroutput", {}).get("eager_nodes", ()):
         node.config.stash[EAGER_NODES][operator, reason] += count
-    for native, count in getattr(node, "workeroutput", {}).get("native_cases", ()):
-        node.config.stash[NATIVE_CASES][native] += count
+    node.config.stash[NATIVE_CASES].update(
+        getattr(node, "workeroutput", {}).get("native_cases", {})
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -172,7 +183,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for (operator, reason), count in sorted(config.stash[EAGER_NODES].items()):
         terminalreporter.line(f"{count:>5}  {operator}: {reason}")
     cases = config.stash[NATIVE_CASES]
-    terminalreporter.line(f"{cases[True]} of {cases.total()} cases left nothing to eager")
+    for name in sorted(name for name, native in cases.items() if not native):
+        terminalreporter.line(f"       {name}")
+    terminalreporter.line(f"{sum(cases.values())} of {len(cases)} cases left nothing to eager")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from dicp.graphop.rules import RuleTable
 from dicp.vendor.ascend.rules import (
+    bags,
     creation,
+    distance,
     elementwise,
     indexing,
     matmul,
@@ -11,12 +13,14 @@ from dicp.vendor.ascend.rules import (
     pooling,
     reduction,
     shape,
+    special,
 )
 from dicp.vendor.ascend.rules.shape import VIEWS
 
 RULES = RuleTable(
     elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES,
-    pooling.RULES, indexing.RULES, creation.RULES,
+    pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
+    bags.RULES,
 )  # fmt: skip
 
 __all__ = ["RULES", "VIEWS"]

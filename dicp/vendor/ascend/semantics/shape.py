@@ -74,7 +74,13 @@ def roll(x: Tensor, shifts: list[int], dims: list[int] | None = None) -> Tensor:
 
 
 def bitcast(x: Tensor, type: Any) -> Tensor:
-    return x.contiguous().view(type)
+    """The bits of `x` as another type: of a smaller one several along a new last dimension, of a
+    larger one one for each slice along the last dimension."""
+    x = x.contiguous()
+    if type.itemsize > x.dtype.itemsize:
+        return x.view(type).squeeze(-1)
+    parts = x.dtype.itemsize // type.itemsize
+    return x.view(type) if parts == 1 else x.unsqueeze(-1).view(type)
 
 
 def fill(dims: list[int], value: Tensor) -> Tensor:
