@@ -299,6 +299,28 @@ def test_the_simulator_warns_once(simulated: dict[str, Any], monkeypatch: Any) -
     assert target.simulated_counts()["launches"] == 2
 
 
+PRECISIONS = {
+    "keep": ("must_keep_origin_dtype", "false"),
+    "fast": ("must_keep_origin_dtype", "true"),
+    "half": ("allow_mix_precision", "true"),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_float32_is_kept_unless_less_is_asked_for(
+    precision: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = AscendTarget()
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    backend = Backend("ascend", **simulated, precision=precision)
+    torch.compile(lambda x: torch.relu(x), backend=backend)(torch.ones(3))
+    (driver,) = target._drivers.values()
+    assert driver.simulator is not None
+    options = driver.simulator.options
+    found = options["ge.exec.precision_mode"], options["ge.exec.allow_hf32"]
+    assert found == PRECISIONS[precision]
+
+
 @pytest.mark.parametrize("rejected", ["error", "eager"])
 def test_a_refused_operator(
     rejected: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch

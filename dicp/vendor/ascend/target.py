@@ -57,8 +57,13 @@ from dicp.vendor.ascend.toolchain import (
 )
 from dicp.vendor.ascend.transposes import sunk
 
-PRECISION_MODES = {"keep": "must_keep_origin_dtype", "half": "allow_mix_precision"}
-"""GE's names for what `precision` says."""
+PRECISION_MODES = {
+    "keep": ("must_keep_origin_dtype", "false"),
+    "fast": ("must_keep_origin_dtype", "true"),
+    "half": ("allow_mix_precision", "true"),
+}
+"""GE's names for what `precision` says: which dtypes it keeps, and whether convolutions and matrix
+products may shorten float32 to HF32, which convolutions do where nothing is said."""
 NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
 
 
@@ -177,7 +182,7 @@ class AscendTarget(Target):
         """The key of a graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
-        key = key_of("model", text, toolchain.identity, driver.soc(), precision)
+        key = key_of("model", text, toolchain.identity, driver.soc(), *precision)
 
         def build() -> dict[str, bytes]:
             shared = compile_shared(toolchain, text)
@@ -187,7 +192,7 @@ class AscendTarget(Target):
                 library = ctypes.CDLL(str(path))
                 define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
                 assert define is not None
-                model = driver.build(define, name, precision)
+                model = driver.build(define, name, *precision)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +48,8 @@ class Simulator:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.counts: Counter[str] = Counter()
+        self.options: dict[str, str] = {}
+        """What the last graph was built with."""
         self.models: dict[int, Model] = {}
         self._handles = itertools.count()
         self._compiled: dict[str, Model | None] = {}
@@ -61,6 +64,7 @@ class Simulator:
 
     def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
         def build() -> int:
+            self.options = json.loads(options)
             self._compiled[graph.decode()] = self._compile(graph.decode())
             return 0
 
