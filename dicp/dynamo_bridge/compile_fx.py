@@ -129,10 +129,10 @@ def _compile_graph(
     run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
     frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
     if frozen is not None:
-        kept = replace(info, static_inputs=static_positions(frozen[1], info))
+        static = (), static_positions(frozen[1], info)  # in the first part nothing is kept
         once, rest = (
-            _build(part, facts, target, config, cache, observer)
-            for part, facts in zip(frozen, (info, kept), strict=True)
+            _build(part, replace(info, static_inputs=kept), target, config, cache, observer)
+            for part, kept in zip(frozen, static, strict=True)
         )
         return CompiledGraph(None, FrozenExecutable(once[1], rest[1]))
     artifact, executable = _build(gm, info, target, config, cache, observer)

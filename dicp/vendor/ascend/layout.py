@@ -9,6 +9,7 @@ are summed over, where an operator may have left something in it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from dicp.graphop.builder import Builder
@@ -59,8 +60,12 @@ class _Layout:
         self.dirty: set[Value] = set()
         """Blocked values whose last block may be filled up with something else than zeros."""
         self.renamed: dict[Value, Value] = {}
+        self.images: set[Value] = set()
+        """Plain values that a convolution reads: they are converted anyway."""
+        self.readers: dict[Value, list[Node]] = defaultdict(list)
 
     def run(self, graph: Graph) -> Graph:
+        self._look_around(graph)
         self.builder.nodes = made = []
         for node in graph.nodes:
             if node.kind in LEAVES:
@@ -74,6 +79,14 @@ class _Layout:
         items: list[Item] = [*made, *results]
         kept = remove_dead(items, [result.slot for result in results])
         return Graph(graph.name, [item for item in kept if isinstance(item, Node)], results)
+
+    def _look_around(self, graph: Graph) -> None:
+        for node in graph.operators:
+            for port, operand in node.inputs.items():
+                if isinstance(operand, Value) and DEMANDS.get((node.kind, port)) == IMAGE:
+                    self.images.add(operand)
+            for value in node.operands():
+                self.readers[value].append(node)
 
     # ---- operators ------------------------------------------------------------------------------
 
@@ -151,7 +164,10 @@ class _Layout:
         if node in self.matrices.elementwise:
             return dict.fromkeys(ports, MATRIX)
         if not any(self._format(v) == IMAGE for v in ports.values()):
-            return {}
+            readers = self.readers[node.outputs[0]]
+            among = bool(readers) and all(reader.kind in ELEMENTWISE for reader in readers)
+            if not (among and self.images.issuperset(ports.values())):
+                return {}
         if not all(v.ndim == 4 and self._fits(v, shape) for v in ports.values()):
             return {}
         return dict.fromkeys(ports, IMAGE)

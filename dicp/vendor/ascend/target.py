@@ -48,6 +48,7 @@ from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
+from dicp.vendor.ascend.sink import sunk
 from dicp.vendor.ascend.toolchain import (
     Toolchain,
     compile_shared,
@@ -55,7 +56,6 @@ from dicp.vendor.ascend.toolchain import (
     find_toolchain,
     load_driver,
 )
-from dicp.vendor.ascend.transposes import sunk
 
 PRECISION_MODES = {
     "keep": ("must_keep_origin_dtype", "false"),

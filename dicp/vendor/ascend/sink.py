@@ -1,9 +1,9 @@
-"""Transposes moved behind the elementwise operators that read them, where they may meet another.
+"""Transposes and reshapes moved behind the elementwise operators that read them.
 
-f(transpose(x, p), transpose(y, p)) = transpose(f(x, y), p), for a whole region of operators that
-read each other's results or the same transposes. It is done where it leaves no more transposes than
-there were: behind the region stand matrix products, which take one as a flag, conversions of
-format, which take one into themselves, and transposes that undo it.
+f(move(x), move(y)) = move(f(x, y)), for a whole region of operators that read each other's results
+or the same moves. It is done where it leaves no more moves than there were: behind the region may
+stand one that undoes it, a matrix product, which takes a transpose as a flag and between whose
+matrices a format can stay, or a conversion of format, which takes a transpose into itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from dicp.graphop.rewrite import rewritten
 from dicp.vendor.ascend.formats import ELEMENTWISE
 from dicp.vendor.ascend.layout import order_of
 
+Move = tuple[str, tuple[str, ...]]
+"""A transpose with its order, or a reshape with the sizes it begins with."""
+
 
 def sunk(builder: Builder, items: Sequence[Item]) -> tuple[list[Item], bool]:
-    """`items` with their transposes moved, and whether any was."""
+    """`items` with their moves behind elementwise operators, and whether any was moved."""
     moving = _Regions(items).moving()
     if not moving:
         return list(items), False
@@ -31,20 +34,36 @@ def sunk(builder: Builder, items: Sequence[Item]) -> tuple[list[Item], bool]:
 
 
 def _behind(g: Builder, node: Node) -> Value:
-    """The node's result, made of what its operands are transposes of."""
-    (order,) = {order_of(v) for v in _tensors(node)}
-    assert order is not None
+    """The node's result, made of what its operands are moved from."""
+    move = _tensors(node)[0].node
     ports = g.dialect.prototypes[node.kind].inputs
     operands = [_before(node.inputs.get(port.name)) for port in ports]
-    return g.transpose(g.op(node.kind, *operands, **node.attrs), order)
+    made = g.op(node.kind, *operands, **node.attrs)
+    if move.kind == "Reshape":
+        return g.op("Reshape", made, move.inputs["shape"])
+    return g.op("Transpose", made, move.inputs["perm"])
 
 
 def _before(operand: Operand | None) -> Operand | None:
     if not isinstance(operand, Value) or operand.ndim == 0:
         return operand
-    source = operand.node.inputs["x"]
+    return _source(operand.node)
+
+
+def _source(move: Node) -> Value:
+    source = move.inputs["x"]
     assert isinstance(source, Value)
     return source
+
+
+def _move_of(value: Value) -> Move | None:
+    """The move that makes a value, if it is one."""
+    order = order_of(value)
+    if order is not None:
+        return "Transpose", tuple(map(str, order))
+    if value.node.kind == "Reshape":
+        return "Reshape", tuple(map(str, _source(value.node).shape))
+    return None
 
 
 def _tensors(node: Node) -> list[Value]:
@@ -66,7 +85,7 @@ class _Regions:
                 self.readers[item.value].append(None)
 
     def moving(self) -> set[Node]:
-        """The nodes of the regions to move transposes behind."""
+        """The nodes of the regions to put moves behind."""
         candidates = {node for node in self.nodes if _is_candidate(node)}
         for node in candidates:
             for value in _tensors(node):
@@ -86,13 +105,13 @@ class _Regions:
 
     def _pays(self, region: set[Node]) -> bool:
         sources = {v for node in region for v in _tensors(node) if v.node not in region}
-        orders = {order_of(v) for v in sources}
-        order = orders.pop() if len(orders) == 1 else None
-        if order is None:
+        moves = {_move_of(v) for v in sources}
+        move = moves.pop() if len(moves) == 1 else None
+        if move is None or move[0] == "Reshape" and not all(map(_keeps_shape, region)):
             return False
         results = [node.outputs[0] for node in region]
         left = sum(
-            any(reader not in region and not _undoes(reader, order) for reader in self.readers[v])
+            any(reader not in region and not _undoes(reader, move) for reader in self.readers[v])
             for v in results
         )
         return left <= len(sources)
@@ -106,7 +125,17 @@ def _is_candidate(node: Node) -> bool:
     return bool(tensors) and all(v.ndim == rank for v in tensors)
 
 
-def _undoes(node: Node | None, order: Sequence[int]) -> bool:
-    """Whether the node is a transpose that puts what `order` has moved back."""
-    outer = order_of(node.outputs[0]) if node is not None else None
-    return outer is not None and [order[d] for d in outer] == sorted(order)
+def _keeps_shape(node: Node) -> bool:
+    """Whether all that the node reads has its result's sizes: nothing is broadcast."""
+    shape = list(map(str, node.outputs[0].shape))
+    return all(list(map(str, v.shape)) == shape for v in _tensors(node))
+
+
+def _undoes(reader: Node | None, move: Move) -> bool:
+    """Whether a node puts what `move` has moved back."""
+    if reader is None or reader.kind != move[0]:
+        return False
+    if reader.kind == "Reshape":
+        return tuple(map(str, reader.outputs[0].shape)) == move[1]
+    outer = order_of(reader.outputs[0])
+    return outer is not None and [int(move[1][d]) for d in outer] == sorted(outer)
