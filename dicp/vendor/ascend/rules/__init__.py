@@ -12,6 +12,7 @@ from dicp.vendor.ascend.rules import (
     norm,
     pooling,
     reduction,
+    resample,
     shape,
     special,
 )
@@ -20,7 +21,7 @@ from dicp.vendor.ascend.rules.shape import VIEWS
 RULES = RuleTable(
     elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES,
     pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
-    bags.RULES,
+    bags.RULES, resample.RULES,
 )  # fmt: skip
 
 __all__ = ["RULES", "VIEWS"]

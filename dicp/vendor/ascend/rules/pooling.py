@@ -294,7 +294,7 @@ def _shares(g: Ge, size: Any, out: Any, dtype: torch.dtype) -> Value:
     return g.op("RealDiv", g.cast(inside, dtype), length)
 
 
-def _between(g: Ge, rows: Value, x: Value, columns: Value) -> Value:
+def between(g: Ge, rows: Value, x: Value, columns: Value) -> Value:
     """rows x columns, for each matrix of `x`."""
     batch = list(x.shape[:-2])
 
@@ -320,7 +320,7 @@ def adaptive_avg_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
         _shares(g, size, out, wide.dtype)
         for size, out in zip(x.shape[-2:], output_size, strict=True)
     )
-    return g.cast(_between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
+    return g.cast(between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
 
 
 @rule(aten._adaptive_avg_pool2d_backward.default)
@@ -336,4 +336,4 @@ def adaptive_avg_pool2d_backward(g: Ge, dy: Value, x: Value) -> Value:
         _shares(g, size, out, wide.dtype)
         for size, out in zip(x.shape[-2:], dy.shape[-2:], strict=True)
     )
-    return g.cast(_between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)
+    return g.cast(between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)
