@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import static_nodes
 from dicp.graphop.partition import LEAVES, remove_dead
-from dicp.graphop.program import Graph, Item, Node, Operand, Result, Slot, Value
+from dicp.graphop.program import Graph, Item, Node, Operand, Slot, Value
 from dicp.vendor.ascend.blocked import BLOCKED, FILTER, IMAGE, MATRIX, is_whole
 from dicp.vendor.ascend.formats import (
     DEMANDS,
@@ -73,8 +74,7 @@ class _Layout:
             else:
                 self._node(node)
         results = [
-            Result(self._in_format(self._current(r.value), "ND"), r.slot, r.order)
-            for r in graph.results
+            replace(r, value=self._in_format(self._current(r.value), "ND")) for r in graph.results
         ]
         items: list[Item] = [*made, *results]
         kept = remove_dead(items, [result.slot for result in results])
