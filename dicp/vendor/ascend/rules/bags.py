@@ -116,6 +116,8 @@ def _table_gradient(
     by_frequency: bool, mode: int, per_sample: Value | None, padding_idx: int = -1,
 ) -> Value:  # fmt: skip
     """Each bag's gradient, added to the rows of the table that it has read."""
+    if by_frequency:
+        raise NoRule("eager's devices do not agree on what a frequency divides")
     wide = g.wide(dy)
     if mode == MAX:
         return g.cast(_to_maxima(g, wide, sizes, positions, count), dy.dtype)
@@ -125,11 +127,6 @@ def _table_gradient(
     if mode == MEAN:
         divisor = g.op("Maximum", sizes, g.const(1, sizes.dtype))
         wide = g.op("RealDiv", wide, _rows(g, g.cast(divisor, wide.dtype)))
-    if by_frequency:
-        ones = g.full([indices.shape[0]], 1, wide.dtype)
-        often = _per_bag(g, indices, ones, count)
-        often = g.op("GatherV2", often, indices, g.const(0, torch.int64))
-        share = g.op("RealDiv", share, often)
     spread = g.op("GatherV2", wide, bags, g.const(0, torch.int64))
     return g.cast(_per_bag(g, indices, g.op("Mul", spread, _rows(g, share)), count), dy.dtype)
 
