@@ -43,6 +43,7 @@ class GraphExecutable:
         self._names = list(program["symbols"])
         self._sources = list(program["symbols"].values())
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
+        self.left_once = [r["slot"] for step in program["once"] for r in step["results"]]
         self.kept: dict[int, torch.Tensor] = {}
         """What the graphs that run once have left, by slot."""
 
@@ -87,7 +88,7 @@ class _Plan:
             for slot in _slots_of(step):
                 last[slot] = k
         kept = set(_slots_of(program["outputs"])) | set(self.executable.constants)
-        kept |= set(_left_once(program))
+        kept |= set(self.executable.left_once)
         dying: dict[int, list[int]] = {}
         for slot, k in last.items():
             if slot not in kept:
@@ -241,18 +242,12 @@ class _Plan:
     def _run_once(self, env: Env) -> None:
         """What never changes between runs: computed in the first, taken over in the others."""
         executable = self.executable
-        wanted = _left_once(executable.program)
-        if len(executable.kept) < len(wanted):
+        if len(executable.kept) < len(executable.left_once):
             for step in self.once:
                 step(env)
-            executable.kept = {slot: env[slot] for slot in wanted}
+            executable.kept = {slot: env[slot] for slot in executable.left_once}
         for slot, tensor in executable.kept.items():
             env[slot] = tensor
-
-
-def _left_once(program: Mapping[str, Any]) -> list[int]:
-    """The slots of what the graphs that run once leave."""
-    return [result["slot"] for step in program["once"] for result in step["results"]]
 
 
 def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
