@@ -244,10 +244,11 @@ class Config:
         default="error",
         changes_code=True,
     )
-    precision: Literal["keep", "half"] = _setting(
-        _choice("keep", "half"),
+    precision: Literal["keep", "fast", "half"] = _setting(
+        _choice("keep", "fast", "half"),
         "DICP_PRECISION",
-        "keep: float32 is computed as such; half: the vendor may compute it in 16 bits",
+        "keep: float32 is computed as such; fast: the vendor may multiply it with fewer digits; "
+        "half: it may compute it in 16 bits",
         default="keep",
         changes_code=True,
     )

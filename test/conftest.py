@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,12 @@ TEST_ROOT = Path(__file__).resolve().parent
 if str(TEST_ROOT) not in sys.path:
     sys.path.insert(0, str(TEST_ROOT))  # `from support import ...` in every test file
 
+import counts  # noqa: E402
+
 if TYPE_CHECKING:
     from support import BackendUnderTest
 
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
-EAGER_NODES = pytest.StashKey[Counter[tuple[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--eager-nodes",
         action="store_true",
-        help="at the end, list what the operator cases left to eager and why",
+        help="at the end, list what the tests left to eager and why",
+    )
+    group.addoption(
+        "--without-dtypes",
+        default="",
+        help="dtypes that the operator cases leave out: float64,complex64 (a device may have none)",
     )
 
 
@@ -62,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
     logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
-    config.stash[EAGER_NODES] = Counter()
+    counts.start(config)
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     _use_testpaths_of_the_ini_file(config)
@@ -131,38 +137,36 @@ def check_op(
     """`check_op(case)` or `check_op(fn, *input_specs, **options)`: see `support.cases.op`."""
     from support import Op, op
 
+    without = set(request.config.getoption("--without-dtypes").split(","))
+
     def check(fn: Any, *specs: Any, **options: Any) -> None:
         case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
-        case.check(backend, dynamic)
+        kept = tuple(d for d in case.dtypes if str(d).removeprefix("torch.") not in without)
+        if kept:
+            replace(case, dtypes=kept).check(backend, dynamic)
 
     yield check
-    request.config.stash[EAGER_NODES].update(
-        (str(node.op), str(node.reason))
-        for report in backend.reports()
-        for node in report.nodes
-        if node.decision == "eager"
-    )
+    counts.count(request.config, request.node.nodeid, backend)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker of a parallel run hands what it counted to the process that reports."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["eager_nodes"] = [(*k, n) for k, n in session.config.stash[EAGER_NODES].items()]
+        output.update(counts.hand_over(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    for operator, reason, count in getattr(node, "workeroutput", {}).get("eager_nodes", ()):
-        node.config.stash[EAGER_NODES][operator, reason] += count
+    counts.take_over(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not config.getoption("--eager-nodes"):
         return
     terminalreporter.section("operators left to eager")
-    for (operator, reason), count in sorted(config.stash[EAGER_NODES].items()):
-        terminalreporter.line(f"{count:>5}  {operator}: {reason}")
+    for line in counts.lines(config):
+        terminalreporter.line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
 from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.decompose import decompositions
-from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen
+from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen, static_positions
 from dicp.dynamo_bridge.fuse import FUSE
 from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.layout import LAYOUT
@@ -128,7 +129,11 @@ def _compile_graph(
     run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
     frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
     if frozen is not None:
-        once, rest = (_build(part, info, target, config, cache, observer) for part in frozen)
+        static = (), static_positions(frozen[1], info)  # in the first part nothing is kept
+        once, rest = (
+            _build(part, replace(info, static_inputs=kept), target, config, cache, observer)
+            for part, kept in zip(frozen, static, strict=True)
+        )
         return CompiledGraph(None, FrozenExecutable(once[1], rest[1]))
     artifact, executable = _build(gm, info, target, config, cache, observer)
     if artifact.objects:

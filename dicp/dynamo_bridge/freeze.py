@@ -12,10 +12,14 @@ from typing import Any
 
 from torch import fx
 
+from dicp.dynamo_bridge.aot import GraphInfo
 from dicp.dynamo_bridge.layout import static_nodes
 from dicp.dynamo_bridge.passes import PassContext
 from dicp.dynamo_bridge.traits import is_mutating, is_random, is_view
 from dicp.target import Executable
+
+FROZEN = "dicp_frozen"
+"""Key in `node.meta` of an input that the part computed once gives."""
 
 
 def split_frozen(
@@ -41,9 +45,17 @@ def split_frozen(
         with gm.graph.inserting_after(last):
             last = gm.graph.placeholder(f"frozen_{node.name}")
         last.meta.update(node.meta)
+        last.meta[FROZEN] = True
         node.replace_all_uses_with(last)
     gm.graph.eliminate_dead_code()
     return once, gm
+
+
+def static_positions(rest: fx.GraphModule, info: GraphInfo) -> tuple[int, ...]:
+    """The inputs of the second part that never change: parameters, and the first part's results."""
+    placeholders = [n for n in rest.graph.nodes if n.op == "placeholder"]
+    results = (k for k, n in enumerate(placeholders) if n.meta.get(FROZEN))
+    return (*info.static_inputs, *results)
 
 
 def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:

@@ -31,9 +31,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def assemble(lowering: Lowering, steps: Sequence[Step]) -> GraphProgram:
-    """The program that runs `steps`."""
-    return _Assembler(lowering).build(steps)
+def assemble(lowering: Lowering, steps: Sequence[Step], once: Sequence[Graph] = ()) -> GraphProgram:
+    """The program that runs `steps`, and before its first run the graphs in `once`."""
+    return _Assembler(lowering).build(steps, once)
 
 
 class _Assembler:
@@ -43,7 +43,7 @@ class _Assembler:
         self.rows: list[dict[str, Any]] = []
         self.objects: list[Any] = []
 
-    def build(self, steps: Sequence[Step]) -> GraphProgram:
+    def build(self, steps: Sequence[Step], once: Sequence[Graph]) -> GraphProgram:
         low = self.lowering
         inputs = [None if slot is None else self._slot(slot) for slot in low.inputs]
         constants = {str(self._slot(s)): self._constant(t) for s, t in low.constants.items()}
@@ -51,12 +51,13 @@ class _Assembler:
             "inputs": inputs,
             "symbols": low.symbols,
             "constants": constants,
+            "once": [self._step(graph) for graph in once],
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
-        return GraphProgram(plain, graphs, low.reports, self.objects)
+        return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
 
     def _slot(self, slot: Slot) -> int:
         if slot not in self.slots:
@@ -113,7 +114,7 @@ class _Assembler:
         return {"slot": self._slot(bound.slot), "order": list(bound.order)}
 
     def _result(self, result: Result) -> dict[str, Any]:
-        fake = result.value.fake
+        fake = self.lowering.builder.stored(result.value)
         return {
             "slot": self._slot(result.slot),
             "shape": [plain_size(s) for s in fake.shape],

@@ -38,8 +38,9 @@ class Dialect:
 class Builder(abc.ABC):
     """Appends nodes to one pool, in order of computation.
 
-    While a rule runs, `meta` is what FakeTensor inference says of the call's result, and `is_read`
-    whether somebody takes a result of several.
+    While a rule runs, `meta` is what FakeTensor inference says of the call's result, `sources` what
+    it says of the arguments (None for one that is no tensor), and `is_read` tells whether somebody
+    takes a result of several.
     """
 
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
@@ -48,6 +49,7 @@ class Builder(abc.ABC):
         self.nodes: list[Item] = []
         self.origin: Origin | None = None
         self.meta: Any = None
+        self.sources: Sequence[torch.Tensor | None] = ()
         self.is_read: Callable[[int], bool] = lambda index: True
         self._constants: dict[Any, Value] = {}
         self._count = 0
@@ -183,6 +185,20 @@ class Builder(abc.ABC):
         shape = [fake.shape[d] for d in order]
         bound = Bound(slot, tuple(order))
         return self._leaf("input", self.fake(shape, fake.dtype), None, bound=bound)
+
+    # ---- between graphs -------------------------------------------------------------------------
+
+    def stored(self, value: Value) -> torch.Tensor:
+        """What a value is in memory; more than its sizes say, where the vendor pads it."""
+        return value.fake
+
+    def received(self, value: Value, slot: Slot) -> Value:
+        """`value`, left in `slot` by another graph, as an input; in the format it was left in."""
+        bound = Bound(slot, tuple(range(slot.fake.dim())))
+        leaf = self._leaf("input", value.fake, None, bound=bound)
+        fmt = value.node.formats.get(str(value.index))
+        leaf.node.formats = {} if fmt is None else {"0": fmt}
+        return leaf
 
     # ---- questions about sizes ------------------------------------------------------------------
 

@@ -141,6 +141,8 @@ class Lowering:
         assert rule is not None, node.target
         self.builder.meta = val
         self.builder.is_read = lambda index: _is_read(node, index)
+        given = [self._map(argument) for argument in node.args]
+        self.builder.sources = [e.fake if isinstance(e, Entry) else None for e in given]
         args = self._map(node.args, self.value)
         kwargs = self._map(dict(node.kwargs), self.value)
         result = rule(self.builder, *args, **kwargs)

@@ -189,7 +189,8 @@ class GraphProgram:
     """The same program with some nodes of the FX graph, by name, left to eager."""
 
     def text(self) -> str:
-        lines = [str(step) for step in self.plain["steps"]]
+        lines = [f"once {step}" for step in self.plain["once"]]
+        lines += [str(step) for step in self.plain["steps"]]
         for graph in self.graphs:
             lines += ["", graph.name, graph.text()]
         return "\n".join(lines) + "\n"

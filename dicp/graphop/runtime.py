@@ -43,6 +43,9 @@ class GraphExecutable:
         self._names = list(program["symbols"])
         self._sources = list(program["symbols"].values())
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
+        self.left_once = [r["slot"] for step in program["once"] for r in step["results"]]
+        self.kept: dict[int, torch.Tensor] = {}
+        """What the graphs that run once have left, by slot."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = tuple(
@@ -68,6 +71,7 @@ class _Plan:
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.outputs = [self._argument(output) for output in program["outputs"]]
         dying = self._last_uses(program)
+        self.once = [self._step(step) for step in program["once"]]
         self.steps = [
             (self._step(step), dying.get(k, [])) for k, step in enumerate(program["steps"])
         ]
@@ -84,6 +88,7 @@ class _Plan:
             for slot in _slots_of(step):
                 last[slot] = k
         kept = set(_slots_of(program["outputs"])) | set(self.executable.constants)
+        kept |= set(self.executable.left_once)
         dying: dict[int, list[int]] = {}
         for slot, k in last.items():
             if slot not in kept:
@@ -227,11 +232,22 @@ class _Plan:
         for position, slot in self.inputs:
             env[slot] = inputs[position]
         inputs.clear()
+        self._run_once(env)
         for step, dead in self.steps:
             step(env)
             for slot in dead:
                 env[slot] = None
         return [output(env) for output in self.outputs]
+
+    def _run_once(self, env: Env) -> None:
+        """What never changes between runs: computed in the first, taken over in the others."""
+        executable = self.executable
+        if len(executable.kept) < len(executable.left_once):
+            for step in self.once:
+                step(env)
+            executable.kept = {slot: env[slot] for slot in executable.left_once}
+        for slot, tensor in executable.kept.items():
+            env[slot] = tensor
 
 
 def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

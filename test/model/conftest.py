@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import counts
 import pytest
 import torch
 
@@ -21,10 +22,14 @@ from fp64 import AgainstEager  # noqa: E402
 
 
 @pytest.fixture
-def against_eager(backend: Any, dynamic: bool) -> AgainstEager:
+def against_eager(
+    request: pytest.FixtureRequest, backend: Any, dynamic: bool
+) -> Iterator[AgainstEager]:
     """The comparison for `--backend NAME --dynamic true|false`."""
     torch.manual_seed(0)
-    return AgainstEager(backend.inner, dynamic, backend.device)
+    backend.start_over()
+    yield AgainstEager(backend.inner, dynamic, backend.device)
+    counts.count(request.config, request.node.nodeid, backend)
 
 
 @pytest.fixture

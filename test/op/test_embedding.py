@@ -97,6 +97,41 @@ CASES = [
         fixed=(9,),
     ),
     op(
+        "embedding_bag_weighted",
+        lambda i, w, s: F.embedding_bag(i, w, per_sample_weights=s, mode="sum"),
+        index((5, 7), 12),
+        TABLE,
+        T((5, 7), layout=False),
+        dtypes=F32_F64,
+    ),
+    op(
+        "embedding_bag_last_offset",
+        lambda i, w: F.embedding_bag(
+            i, w, torch.tensor([0, 2, 2, 9]), mode="mean", include_last_offset=True
+        ),
+        index((9,), 12),
+        TABLE,
+        dtypes=F32_F64,
+        fixed=(9,),
+    ),
+    *[
+        op(
+            f"embedding_bag_padding_{mode}",
+            lambda i, w, mode=mode: F.embedding_bag(i, w, mode=mode, padding_idx=3),
+            index((5, 7), 12),
+            TABLE,
+            dtypes=F32_F64,
+        )
+        for mode in ("sum", "mean", "max")
+    ],
+    op(
+        "embedding_bag_by_frequency",
+        lambda i, w: F.embedding_bag(i, w, mode="sum", scale_grad_by_freq=True),
+        index((5, 7), 12),
+        TABLE,
+        dtypes=F32_F64,
+    ),
+    op(
         "tied_weights",
         lambda i, w: F.embedding(i, w) @ w.t(),
         index((5, 7), 12),

@@ -133,6 +133,26 @@ CASES = [
         floor=8.0,
     ),
     op("pdist", F.pdist, (5, 7), dtypes=F32_F64, layouts=("contiguous",), fixed=(5,), floor=4.0),
+    *[
+        op(
+            f"cdist_p{p}",
+            lambda x, y, p=p: torch.cdist(x, y, p=p),
+            (2, 5, 7),
+            (2, 6, 7),
+            dtypes=F32_F64,
+            layouts=("contiguous",),
+            floor=8.0,
+        )
+        for p in (0.0, 0.5, 1.0, 3.0, float("inf"))
+    ],
+    op(
+        "pdist_p3",
+        lambda x: F.pdist(x, 3.0),
+        (5, 7),
+        dtypes=F32_F64,
+        layouts=("contiguous",),
+        floor=8.0,
+    ),
     op("bilinear", F.bilinear, (5, 4), (5, 3), T((6, 4, 3), layout=False), dtypes=F32_F64),
     op(
         "chain",

@@ -202,6 +202,7 @@ CASES = [
     op("softmin", lambda x: torch.nn.functional.softmin(x, -1), X, dtypes=F32_F64),
     op("median", lambda x: (x.median(), *x.median(1)), X, dtypes=(torch.float32, torch.int64)),
     op("mode", lambda x: x.mode(1), T(X, 0, 4), dtypes=(torch.int64,)),
+    op("mode_values", lambda x: x.mode(1)[0], T(X, 0, 4), dtypes=(torch.int64, torch.uint8)),
     op("dist", torch.dist, X, X, dtypes=F32_F64),
     op("trace", torch.trace, (5, 7), dtypes=(*F32_F64, torch.int64)),
     op(

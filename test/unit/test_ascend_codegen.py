@@ -194,7 +194,7 @@ def test_without_layout_there_are_no_conversions() -> None:
 def test_eager_calls_cut_a_graph_once() -> None:
     def model(x: Tensor) -> Tensor:
         y, z = torch.relu(x + 1), torch.exp(x)
-        return torch.histc(y, 5) + torch.histc(z, 5) + (y * z).sum()
+        return torch.special.bessel_j0(y) + torch.special.bessel_j0(z) + (y * z).sum()
 
     target = record(model, f32(4, 4))
     steps = [next(iter(step)) for p in target.programs for step in p.plain["steps"]]

@@ -61,6 +61,35 @@ def test_one_graph_per_direction(name: str, train: bool) -> None:
     assert_no_needless_transpose(target)
 
 
+BATCHES = {
+    "bert": lambda: torch.randint(0, 90, (3, 12)),
+    "llama": lambda: torch.randint(0, 90, (3, 12)),
+    "resnet": lambda: torch.randn(3, 3, 32, 32),
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_per_direction_for_all_batches(name: str, train: bool) -> None:
+    model = MODELS[name]()[0].train(train)
+    batch = BATCHES[name]()
+    torch._dynamo.mark_dynamic(batch, 0)
+
+    def call(x: Tensor) -> Tensor:
+        output = model(x) if name == "resnet" else model(input_ids=x, use_cache=False)
+        return output if name == "resnet" else output[0]
+
+    with torch.set_grad_enabled(train):
+        target = record(call, batch)
+    assert [len(program.graphs) for program in target.programs] == [1] * (2 if train else 1)
+    assert all(n.decision != "eager" for p in target.programs for n in p.nodes)
+    assert any(-1 in _dims(node) for p in target.programs for node in p.graphs[0].inputs)
+
+
+def _dims(node: Node) -> list[int]:
+    return [s if isinstance(s, int) else -1 for s in node.outputs[0].shape]
+
+
 def assert_no_needless_transpose(target: Recorder) -> None:
     for node in target.operators():
         for value in node.operands():

@@ -55,6 +55,12 @@ op::Data In(int64_t k, const Ints& dims, ge::DataType t, ge::Format f = ge::FORM
   data.update_output_desc_y(Desc(dims, t, f));
   return data;
 }
+ge::TensorDesc Blocked(const Ints& stored) {
+  ge::TensorDesc desc = Desc(stored, ge::DT_FLOAT, ge::FORMAT_NC1HWC0);
+  desc.SetOriginShape(ge::Shape({1, 16, 4, 4}));
+  desc.SetOriginFormat(ge::FORMAT_NCHW);
+  return desc;
+}
 ge::Operator Make(const char* type) { return ge::OperatorFactory::CreateOperator("made", type); }
 void Out(ge::Graph& g, op::Data& x, const ge::Operator& y) {
   g.SetInputs({x});
@@ -63,6 +69,9 @@ void Out(ge::Graph& g, op::Data& x, const ge::Operator& y) {
 """
 
 FLOAT = "auto x = In(0, {2, 3}, ge::DT_FLOAT); "
+
+IMAGE = ("auto x = In(0, {1}, ge::DT_FLOAT); "
+         "x.update_output_desc_y(Blocked({1, 1, 4, 4, 16})); ")  # fmt: skip
 
 ACCEPTED = FLOAT + 'auto y = Make("Abs"); y.SetInput("x", x); Out(g, x, y);'
 
@@ -91,9 +100,14 @@ REFUSED = {
                    'ge::DT_FLOAT16); auto y = Make("Add"); y.SetInput("x1", x); '
                    'y.SetInput("x2", h); Out(g, x, y);',
                    r"input 'x2' is float16, but 'x1' is float32"),
-    "format": ("auto x = In(0, {1, 16, 4, 4}, ge::DT_FLOAT, ge::FORMAT_NC1HWC0); "
-               'auto y = Make("SoftmaxV2"); y.SetInput("x", x); Out(g, x, y);',
+    "format": (IMAGE + 'auto y = Make("SoftmaxV2"); y.SetInput("x", x); Out(g, x, y);',
                r"made \(SoftmaxV2\): input 'x' does not take format NC1HWC0"),
+    "storage": (IMAGE + 'auto y = op::Abs("made").set_input_x(x); '
+                "y.update_output_desc_y(Blocked({1, 2, 4, 4, 8})); Out(g, x, y);",
+                r"made \(Abs\): NC1HWC0 of \[1, 16, 4, 4\] is stored as \[1, 1, 4, 4, 16\], not"),
+    "storage's rank": (IMAGE + 'auto y = op::Abs("made").set_input_x(x); '
+                       "y.update_output_desc_y(Blocked({1, 16, 4, 4})); Out(g, x, y);",
+                       r"is stored as \[1, 1, 4, 4, 16\], not as \[1, 16, 4, 4\]"),
     "shapes": (FLOAT + 'auto y = Make("MatMulV2"); y.SetInput("x1", x); y.SetInput("x2", x); '
                "Out(g, x, y);", r"made \(MatMulV2\): "),
     "dynamic inputs": (FLOAT + 'auto y = Make("ConcatD"); y.DynamicInputRegister("x", 2); '
@@ -283,6 +297,28 @@ def test_the_simulator_warns_once(simulated: dict[str, Any], monkeypatch: Any) -
             )
     assert [w.category for w in caught if w.category is SimulatorWarning] == [SimulatorWarning]
     assert target.simulated_counts()["launches"] == 2
+
+
+PRECISIONS = {
+    "keep": ("must_keep_origin_dtype", "false"),
+    "fast": ("must_keep_origin_dtype", "true"),
+    "half": ("allow_mix_precision", "true"),
+}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_float32_is_kept_unless_less_is_asked_for(
+    precision: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = AscendTarget()
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    backend = Backend("ascend", **simulated, precision=precision)
+    torch.compile(lambda x: torch.relu(x), backend=backend)(torch.ones(3))
+    (driver,) = target._drivers.values()
+    assert driver.simulator is not None
+    options = driver.simulator.options
+    found = options["ge.exec.precision_mode"], options["ge.exec.allow_hf32"]
+    assert found == PRECISIONS[precision]
 
 
 @pytest.mark.parametrize("rejected", ["error", "eager"])

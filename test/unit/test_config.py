@@ -122,7 +122,7 @@ EXPECTED = {
     "fallback": "'auto' or 'error'. Choose one of these.",
     "on_compile_error": "'raise' or 'eager'. Choose one of these.",
     "rejected": "'error' or 'eager'. Choose one of these.",
-    "precision": "'keep' or 'half'. Choose one of these.",
+    "precision": "'keep', 'fast' or 'half'. Choose one of these.",
     "runs_on": "'auto', 'device' or 'simulator'. Choose one of these.",
     "cxx": "the command of a compiler, such as 'g++-13' or 'ccache g++'. "
     "Give it as in a shell, with every quotation closed.",

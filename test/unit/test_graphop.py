@@ -9,6 +9,7 @@ import torch
 
 from dicp.errors import PrototypeError
 from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.hoist import hoisted
 from dicp.graphop.interpreter import Call, Interpreter, Semantics
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import EagerCall, Graph, Origin, Result, Slot, Value
@@ -224,3 +225,25 @@ def test_a_packet_registers_its_functional_overloads() -> None:
     assert torch.ops.aten.add.Tensor in table.ops()
     assert torch.ops.aten.add_.Tensor not in table.ops()
     assert torch.ops.aten.add.out not in table.ops()
+
+
+# ---- what runs once ------------------------------------------------------------------------------
+
+
+def test_what_reads_only_constants_moves_to_a_graph_that_runs_once(b: Small) -> None:
+    weight, x = slot(b, 4, 3, name="weight"), slot(b, 3, 4, name="x")
+    fixed, given = b.input(weight, (0, 1)), b.input(x, (0, 1))
+    turned = b.transpose(b.op("Plus", fixed, fixed), [1, 0])
+    total = b.op("Plus", given, turned)
+    fake = b.fake((3, 4), torch.float32)
+    results = [Result(total, Slot("out", fake), (0, 1)), Result(turned, Slot("w", fake), (0, 1))]
+    steps = Partition(b, [*b.nodes, *results]).steps()
+    once, every = hoisted(b, steps, {weight})
+    # the transpose is itself a result of every run: what it reads is kept
+    assert [n.kind for g in once for n in g.operators] == ["Plus"]
+    (graph,) = every
+    assert isinstance(graph, Graph)
+    assert [n.kind for n in graph.operators] == ["Turn", "Plus"]
+    names = [n.attrs["bound"].slot.name for n in graph.inputs]
+    assert sorted(names) == ["kept0_0", "x"]
+    assert hoisted(b, steps, ())[0] == []

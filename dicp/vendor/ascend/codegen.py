@@ -15,6 +15,7 @@ import torch
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
 from dicp.template import render_template
+from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 
 FOLDER = Path(__file__).parent
@@ -42,12 +43,14 @@ def render_graph(graph: Graph) -> str:
             blocks.append({"comment": comment, "lines": lines})
     kinds = {node.kind for node in graph.operators}
     headers = {PROTOTYPES[kind].group for kind in kinds} | {LEAF_HEADER}
+    formats = {fmt for node in graph.nodes for fmt in node.formats.values()}
     return render_template(
         FOLDER / "graph.cpp.jinja",
         name="graph",
         operators=len(graph.operators),
         headers=sorted(headers),
         constants=any(node.kind == "const" for node in graph.nodes),
+        blocked=not formats.isdisjoint(BLOCKED),
         entry=ENTRY,
         blocks=blocks,
         inputs=graph.inputs,
@@ -72,16 +75,31 @@ def _lines(node: Node, names: Mapping[Node, str], index: int) -> list[str]:
     name = names[node]
     if index >= 0:
         value = node.outputs[0]
-        return [f'auto {name} = Input("{name}", {index}, {_dims(value)}, {_dtype(value.dtype)});']
+        return [f'auto {name} = Input("{name}", {index}, {_desc(value)});']
     if node.kind == "const":
         return [_constant(node, name)]
     return _operator(node, names, PROTOTYPES[node.kind])
 
 
 def _dims(value: Value) -> str:
+    return _sizes(value.shape)
+
+
+def _sizes(sizes: Sequence[Any]) -> str:
     """Sizes as GE has them: -1 for one that is known only when the graph runs."""
-    sizes = [str(s) if isinstance(s, int) else "-1" for s in value.shape]
-    return "{" + ", ".join(sizes) + "}"
+    return "{" + ", ".join(str(s) if isinstance(s, int) else "-1" for s in sizes) + "}"
+
+
+def _desc(value: Value) -> str:
+    """Sizes, dtype and format of a value; of a blocked one, its storage and what it stands for."""
+    fmt = value.node.formats.get(str(value.index))
+    dtype = _dtype(value.dtype)
+    if fmt in BLOCKED:
+        stored = _sizes(storage_dims(fmt, value.shape))
+        plain = "ND" if fmt == MATRIX else "NCHW"
+        return f"Blocked({stored}, ge::FORMAT_{fmt}, {_dims(value)}, ge::FORMAT_{plain}, {dtype})"
+    given = f", ge::FORMAT_{fmt}" if fmt else ""
+    return f"Desc({_dims(value)}, {dtype}{given})"
 
 
 def _dtype(dtype: torch.dtype) -> str:
@@ -156,11 +174,9 @@ def _operator(node: Node, names: Mapping[Node, str], prototype: Prototype) -> li
     made = f'op::{node.kind} {name}("{name}");'
     lines = _wrapped([f"{made} {name}{chain[0]}", *chain[1:]]) if chain else [made]
     for output in node.outputs:
-        fmt = node.formats.get(str(output.index))
-        if fmt is not None:
+        if str(output.index) in node.formats:
             given = prototype.outputs[output.index].name
-            desc = f"Desc({_dims(output)}, {_dtype(output.dtype)}, ge::FORMAT_{fmt})"
-            lines.append(f"{name}.update_output_desc_{given}({desc});")
+            lines.append(f"{name}.update_output_desc_{given}({_desc(output)});")
     return lines
 
 

@@ -79,9 +79,11 @@ void dicp_message(bool build, char* text, uint64_t room) {
 }
 
 int dicp_build(void (*define)(ge::Graph&), const char* name, const char* soc,
-               const char* precision, const char* gears, void (*receive)(const void*, uint64_t)) {
+               const char* precision, const char* hf32, const char* gears,
+               void (*receive)(const void*, uint64_t)) {
   std::map<ge::AscendString, ge::AscendString> global = {{ge::ir_option::SOC_VERSION, soc},
-                                                         {ge::ir_option::PRECISION_MODE, precision}};
+                                                         {ge::ir_option::PRECISION_MODE, precision},
+                                                         {ge::ir_option::ALLOW_HF32, hf32}};
   uint32_t status = ge::aclgrphBuildInitialize(global);
   if (status != ge::GRAPH_SUCCESS) return static_cast<int>(status);
   ge::Graph graph(name);

@@ -53,7 +53,7 @@ class Driver:
         library.dicp_soc.restype = ctypes.c_char_p
         library.dicp_message.argtypes = [ctypes.c_bool, ctypes.c_char_p, ctypes.c_uint64]
         library.dicp_message.restype = None
-        library.dicp_build.argtypes = [ctypes.c_void_p, *[ctypes.c_char_p] * 4, _RECEIVE]
+        library.dicp_build.argtypes = [ctypes.c_void_p, *[ctypes.c_char_p] * 5, _RECEIVE]
         library.dicp_load.argtypes = [
             ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p),
             ctypes.POINTER(ctypes.c_uint64),
@@ -89,15 +89,23 @@ class Driver:
         self._library.dicp_message(build, text, MESSAGE_BYTES)
         return text.value.decode(errors="replace")
 
-    def build(self, define: int, name: str, precision: str) -> bytes:
+    def build(self, define: int, name: str, precision: str, short: str = "false") -> bytes:
         """The offline model of the graph that the function at `define` makes.
+
+        `precision` and `short` are what GE's options PRECISION_MODE and ALLOW_HF32 are set to.
 
         Raises GraphRejectedError with GE's message.
         """
         received: list[bytes] = []
         receive = _RECEIVE(lambda data, size: received.append(ctypes.string_at(data, size)))
         status = self._library.dicp_build(
-            define, name.encode(), self.soc().encode(), precision.encode(), b"", receive
+            define,
+            name.encode(),
+            self.soc().encode(),
+            precision.encode(),
+            short.encode(),
+            b"",
+            receive,
         )
         if status != 0:
             raise GraphRejectedError(TARGET, self.message(build=True) or f"status {status}")

@@ -23,9 +23,10 @@ from dicp.errors import (
     ToolchainError,
 )
 from dicp.graphop.assemble import assemble
+from dicp.graphop.hoist import hoisted
 from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
-from dicp.graphop.program import Graph, GraphProgram
+from dicp.graphop.program import Graph, GraphProgram, Slot
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import GraphExecutable
 from dicp.target import (
@@ -41,12 +42,13 @@ from dicp.target import (
 )
 from dicp.torch_private import FakeTensorMode, OpOverload
 from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
-from dicp.vendor.ascend.formats import Layout
 from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
+from dicp.vendor.ascend.sink import sunk
 from dicp.vendor.ascend.toolchain import (
     Toolchain,
     compile_shared,
@@ -55,8 +57,13 @@ from dicp.vendor.ascend.toolchain import (
     load_driver,
 )
 
-PRECISION_MODES = {"keep": "must_keep_origin_dtype", "half": "allow_mix_precision"}
-"""GE's names for what `precision` says."""
+PRECISION_MODES = {
+    "keep": ("must_keep_origin_dtype", "false"),
+    "fast": ("must_keep_origin_dtype", "true"),
+    "half": ("allow_mix_precision", "true"),
+}
+"""GE's names for what `precision` says: which dtypes it keeps, and whether convolutions and matrix
+products may shorten float32 to HF32, which convolutions do where nothing is said."""
 NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
 
 
@@ -119,9 +126,18 @@ class AscendTarget(Target):
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
             items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+            items, moved = sunk(builder, items)
+            items = rewritten(builder, items, REWRITES) if moved else items
+            items = remove_dead(items, lowering.outputs)
+        steps = Partition(builder, items).steps()
+        static = _static_slots(lowering, context)
         if config.layout:
-            items = Layout(builder).run(items)
-        program = assemble(lowering, Partition(builder, items).steps())
+            steps = [
+                with_formats(builder, step, static) if isinstance(step, Graph) else step
+                for step in steps
+            ]
+        once, steps = hoisted(builder, steps, static)
+        program = assemble(lowering, steps, once)
         program.retry = lambda more: self._lower(gm, context, refused | more)
         return program
 
@@ -166,7 +182,7 @@ class AscendTarget(Target):
         """The key of a graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
-        key = key_of("model", text, toolchain.identity, driver.soc(), precision)
+        key = key_of("model", text, toolchain.identity, driver.soc(), *precision)
 
         def build() -> dict[str, bytes]:
             shared = compile_shared(toolchain, text)
@@ -176,7 +192,7 @@ class AscendTarget(Target):
                 library = ctypes.CDLL(str(path))
                 define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
                 assert define is not None
-                model = driver.build(define, name, precision)
+                model = driver.build(define, name, *precision)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip
@@ -228,6 +244,15 @@ class AscendTarget(Target):
             return [Check(name, True, detail) for name, detail in doctor_lines(config).items()]
         except (ToolchainError, SimulatorForbiddenError) as error:
             return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
+
+
+def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
+    """The tensors that are the same in every run: constants, and frozen parameters."""
+    static = set(lowering.constants)
+    if context.config.freeze and context.kind == "inference":
+        frozen = (lowering.inputs[position] for position in context.static_inputs)
+        static |= {slot for slot in frozen if slot is not None}
+    return static
 
 
 def _located(error: GraphRejectedError, graph: Graph) -> GraphRejectedError:

@@ -51,6 +51,7 @@ Maximum: x1:number x2:=x1 -> y:=x1
 Minimum: x1:number x2:=x1 -> y:=x1
 Mod: x1:number x2:=x1 -> y:=x1
 Mul: x1:number x2:=x1 -> y:=x1
+Ndtri: x:real -> y:=x
 Neg: x:number -> y:=x
 NotEqual: x1:number+bool x2:=x1 -> y:bool
 Pow: x1:number x2:=x1 -> y:=x1
@@ -65,6 +66,7 @@ Sqrt: x:real -> y:=x
 Square: x:number -> y:=x
 Sub: x1:number x2:=x1 -> y:=x1
 Tan: x:real -> y:=x
+TensorMove: x:any -> y:=x
 TruncateDiv: x1:number x2:=x1 -> y:=x1
 """,
     "nonlinear_fuc_ops.h": """
@@ -87,10 +89,14 @@ TanhGrad: y:real dy:=y -> z:=y | complex_conj:Bool=false
 Digamma: x:real -> y:=x
 Erf: x:real -> y:=x
 Erfc: x:real -> y:=x
+Histogram: x:float -> y:=x | bins:Int=100 min:Float=0.0 max:Float=0.0
+Igamma: a:f32f64 x:=a -> z:=a
+Igammac: a:f32f64 x:=a -> z:=a
 IsInf: x:real -> y:bool
 IsNan: x:real -> y:bool
 Lgamma: x:real -> y:=x
 NextAfter: x1:f32f64 x2:=x1 -> output:=x1
+Pdist: x:single -> y:=x | p:Float=2.0
 Trunc: input_x:number -> output_y:=input_x
 """,
     "bitwise_ops.h": """
@@ -106,6 +112,7 @@ CumulativeLogsumexp: x:real axis:index -> y:=x | exclusive:Bool=false reverse:Bo
 GatherElements: x:any index:index -> y:=x | dim:Int=0
 GatherNd: x:any indices:index -> y:=x | negative_index_support:Bool=false
 GatherV2: x:any indices:index axis:index -> y:=x | batch_dims:Int=0 is_preprocessed:Bool=false negative_index_support:Bool=false
+MaskedScatter: x:any mask:bool updates:=x -> y:=x
 Range: start:number limit:=start delta:=start -> y:=start
 ReverseV2: x:any axis:index -> y:=x
 SearchSorted: sorted_sequence:number values:=sorted_sequence sorter?:any -> out:index | dtype:Type=DT_INT64 right:Bool=false
@@ -157,7 +164,11 @@ TensorScatterUpdate: x:any indices:index updates:=x -> y:=x
 Tril: x:any -> y:=x | diagonal:Int=0
 Triu: x:any -> y:=x | diagonal:Int=0
 """,
+    "nn_batch_norm_ops.h": """
+BatchNormGradV3: dy:single x:=dy weight:float running_mean:float running_var:float save_mean:float save_rstd:float -> dx:=dy dweight:float dbias:float | is_training:Bool=true epsilon:Float=1e-5
+""",
     "nn_norm_ops.h": """
+BatchNormV3: x:single weight:float bias:float running_mean:float running_var:float -> y:=x running_mean:float running_var:float save_mean:float save_rstd:float | epsilon:Float=1e-5f momentum:Float=0.1f is_training:Bool=true
 LayerNormV4: x:single normalized_shape:index gamma?:=x beta?:=x -> y:=x mean:float rstd:float | epsilon:Float=0.00001f
 LogSoftmaxGrad: grad:real x:=grad -> y:=grad | axis:ListInt=-1
 LogSoftmaxV2: logits:real -> logsoftmax:=logits | axes:ListInt=-1
@@ -178,10 +189,18 @@ Conv3DTranspose: input_size:index x:single filter:=x bias?:=x offset_w?:any -> y
 """,
     "nn_pooling_ops.h": """
 AdaptiveAvgPool2d: x:single -> y:=x | output_size:ListInt
+AdaptiveAvgPool3d: x:single -> y:=x | output_size:ListInt data_format:String=NDHWC
+AdaptiveMaxPool2d: x:real -> y:=x argmax:int32 | output_size:ListInt
 AdaptiveAvgPool2dGrad: input_grad:single -> output_grad:=input_grad | orig_input_shape:ListInt
 AvgPoolV2: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true divisor_override:Int=0
 AvgPoolV2Grad: orig_input_shape:index input_grad:single -> out_grad:=input_grad | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true
 MaxPoolV3: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false
+""",
+    "adaptive_avg_pool3d_grad_proto.h": """
+AdaptiveAvgPool3dGrad: y_grad:single x:=y_grad -> x_grad:=y_grad | data_format:String=NDHWC
+""",
+    "image_ops.h": """
+GridSampler2DGrad: grad:single x:=grad grid:=grad -> dx:=grad dgrid:=grad | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 """,
     "experiment_ops.h": """
 PromptFlashAttention: query:single key:any value:any padding_mask?:any atten_mask?:any actual_seq_lengths?:any -> attention_out:=query | num_heads:Int scale_value:Float=1.0 pre_tokens:Int=214748647 next_tokens:Int=0 input_layout:String=BSH num_key_value_heads:Int=1

@@ -2,20 +2,26 @@
 
 from dicp.graphop.rules import RuleTable
 from dicp.vendor.ascend.rules import (
+    bags,
     creation,
+    distance,
     elementwise,
     indexing,
     matmul,
     nn,
+    norm,
     pooling,
     reduction,
+    resample,
     shape,
+    special,
 )
 from dicp.vendor.ascend.rules.shape import VIEWS
 
 RULES = RuleTable(
-    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, pooling.RULES,
-    indexing.RULES, creation.RULES,
+    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES,
+    pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
+    bags.RULES, resample.RULES,
 )  # fmt: skip
 
 __all__ = ["RULES", "VIEWS"]

@@ -10,6 +10,7 @@ import torch
 from dicp.graphop.builder import Builder, Dialect, NoRule
 from dicp.graphop.program import Value
 from dicp.torch_private import FakeTensorMode
+from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 
@@ -26,6 +27,13 @@ class Ge(Builder):
 
     def __init__(self, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(GE, fake_mode)
+
+    def stored(self, value: Value) -> torch.Tensor:
+        """A blocked tensor is stored with its last blocks filled up."""
+        fmt = value.node.formats.get(str(value.index), "ND")
+        if fmt not in BLOCKED:
+            return value.fake
+        return self.fake(storage_dims(fmt, value.shape), value.dtype)
 
     # ---- dtypes ---------------------------------------------------------------------------------
 

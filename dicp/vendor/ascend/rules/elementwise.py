@@ -268,7 +268,7 @@ def mul(g: Ge, x: Value, y: Operand) -> Value:
     return g.binary("Mul", x, y)
 
 
-@rule(aten.div.Tensor, aten.div.Scalar)
+@rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
 def div(g: Ge, x: Value, y: Operand) -> Value:
     return g.binary("RealDiv", x, y)
 

@@ -188,9 +188,14 @@ def avg_pool2d_backward(
     g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
-    if divisor_override:
-        raise NoRule("AvgPoolV2Grad has no divisor of its own")
-    attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
+    attrs = _average_attrs(
+        kernel, stride, padding, ceil_mode, count_include_pad or bool(divisor_override)
+    )
+    if divisor_override:  # the operator divides by the window's area
+        if ceil_mode:
+            raise NoRule("a divisor of its own, and windows that reach beyond the padding")
+        area = math.prod(attrs["ksize"])
+        dy = g.cast(g.mul(g.wide(dy), area / divisor_override), dy.dtype)
     shape = x.shape if x.ndim == 4 else (1, *x.shape)
     batched = dy if dy.ndim == 4 else g.unsqueeze(dy, 0)
     return g.reshape(g.op("AvgPoolV2Grad", g.ints(list(shape)), batched, **attrs), g.shape)
@@ -257,11 +262,65 @@ def _static(values: Sequence[Any]) -> list[int]:
     return list(values)
 
 
+@rule(aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
+    batched = x if x.ndim == 5 else g.unsqueeze(x, 0)
+    out = g.op("AdaptiveAvgPool3d", batched, output_size=_static(output_size), data_format="NCDHW")
+    return g.reshape(out, g.shape)
+
+
+@rule(aten._adaptive_avg_pool3d_backward.default)
+def adaptive_avg_pool3d_backward(g: Ge, dy: Value, x: Value) -> Value:
+    wide, source = (v if v.ndim == 5 else g.unsqueeze(v, 0) for v in (dy, x))
+    return g.reshape(g.op("AdaptiveAvgPool3dGrad", wide, source, data_format="NCDHW"), g.shape)
+
+
+@rule(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
+    batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
+    y, places = g.ops("AdaptiveMaxPool2d", batched, output_size=_static(output_size))
+    return g.reshape(y, g.shape), g.cast(g.reshape(places, g.shape), torch.int64)
+
+
+def _shares(g: Ge, size: Any, out: Any, dtype: torch.dtype) -> Value:
+    """(out, size): what each element adds to the mean of each window along one dimension."""
+    window = g.reshape(g.arange(out), [out, 1])
+    place = g.reshape(g.arange(size), [1, size])
+    count = g.number(out, torch.int64)
+    start = g.op("FloorDiv", g.mul(window, size), count)
+    end = g.op("FloorDiv", g.add(g.mul(g.add(window, 1), size), out - 1), count)
+    inside = g.op("LogicalAnd", g.op("GreaterEqual", place, start), g.op("Less", place, end))
+    length = g.cast(g.sub(end, start), dtype)
+    return g.op("RealDiv", g.cast(inside, dtype), length)
+
+
+def between(g: Ge, rows: Value, x: Value, columns: Value) -> Value:
+    """rows x columns, for each matrix of `x`."""
+    batch = list(x.shape[:-2])
+
+    def each(matrix: Value) -> Value:
+        return g.broadcast(g.reshape(matrix, [*([1] * len(batch)), *matrix.shape]),
+                           [*batch, *matrix.shape])  # fmt: skip
+
+    return g.op("BatchMatMulV2", g.op("BatchMatMulV2", each(rows), x), each(columns))
+
+
+def _are_numbers(sizes: Sequence[Any]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
 @rule(aten._adaptive_avg_pool2d.default)
 def adaptive_avg_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
     if all(g.same(s, 1) for s in output_size):
         return g.reduce("ReduceMean", x, [x.ndim - 2, x.ndim - 1], True)
-    return g.op("AdaptiveAvgPool2d", x, output_size=_static(output_size))
+    if _are_numbers(output_size):
+        return g.op("AdaptiveAvgPool2d", x, output_size=list(output_size))
+    wide = g.wide(x)
+    rows, columns = (
+        _shares(g, size, out, wide.dtype)
+        for size, out in zip(x.shape[-2:], output_size, strict=True)
+    )
+    return g.cast(between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
 
 
 @rule(aten._adaptive_avg_pool2d_backward.default)
@@ -270,4 +329,11 @@ def adaptive_avg_pool2d_backward(g: Ge, dy: Value, x: Value) -> Value:
         area = x.shape[-1] * x.shape[-2]
         wide = g.wide(dy)
         return g.broadcast(g.cast(g.div(wide, area), dy.dtype), x.shape)
-    return g.op("AdaptiveAvgPool2dGrad", dy, orig_input_shape=_static(x.shape))
+    if _are_numbers(x.shape):
+        return g.op("AdaptiveAvgPool2dGrad", dy, orig_input_shape=list(x.shape))
+    wide = g.wide(dy)
+    rows, columns = (
+        _shares(g, size, out, wide.dtype)
+        for size, out in zip(x.shape[-2:], dy.shape[-2:], strict=True)
+    )
+    return g.cast(between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)

@@ -309,6 +309,25 @@ def bucketize(
     return searchsorted(g, boundaries, x, right=right)
 
 
+@rule(aten.mode.default)
+def mode(g: Ge, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value | None]:
+    """The smallest of the most frequent values."""
+    if g.is_read(1):
+        raise NoRule("the position is wherever eager's sort leaves it")
+    if x.dtype.is_floating_point:
+        raise NoRule("how often NaN occurs")
+    if x.ndim == 0:
+        return g.op("Identity", x), None
+    dim %= x.ndim
+    number = g.cast(x, torch.int64)
+    alike = g.op("Equal", g.unsqueeze(number, dim), g.unsqueeze(number, dim + 1))
+    count = g.reduce("ReduceSum", g.cast(alike, torch.int64), [dim], False)
+    often = g.op("Equal", count, g.reduce("ReduceMax", count, [dim], True))
+    beyond = torch.iinfo(torch.int64).max
+    found = g.where(often, number, beyond, torch.int64)
+    return g.cast(g.reduce("ReduceMin", found, [dim], keepdim), x.dtype), None
+
+
 @rule(aten.median.dim)
 def median_dim(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """The lower of the two middle values; the first NaN, if there is one."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from dicp.graphop.rules import RuleTable
+from dicp.graphop.strides import dense_order, inverse
+from dicp.torch_private import statically_known_true
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
@@ -174,6 +176,62 @@ def as_strided_of(
     """A window on row-major `x`."""
     sizes = (g.ints(list(shape)), g.ints(list(strides)), g.ints([offset]))
     return g.op("AsStrided", x, *sizes)
+
+
+def _in_memory(g: Ge, x: Value) -> tuple[Value, tuple[int, ...], Any]:
+    """The first argument as it lies in memory, the order of its dimensions there, where it begins.
+
+    Raises NoRule for one with gaps, between which others may lie.
+    """
+    fake = g.sources[0]
+    assert fake is not None
+    order = dense_order(g, fake)
+    if order is None:
+        raise NoRule("a view of the memory between a tensor's elements")
+    return g.transpose(x, order), order, fake.storage_offset()
+
+
+def _check_inside(
+    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
+) -> None:
+    """Raises NoRule for a window that may reach beyond the tensor."""
+    fake = g.sources[0]
+    assert fake is not None
+    if g.same(fake.untyped_storage().nbytes(), math.prod(x.shape) * x.dtype.itemsize):
+        return  # there is nothing beyond
+    last = offset + sum((s - 1) * t for s, t in zip(shape, strides, strict=True))
+    inside = [offset >= 0, last < math.prod(x.shape)]
+    if not all(test is True or statically_known_true(test) for test in inside):
+        raise NoRule("a view of memory around the tensor")
+
+
+@rule(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(
+    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
+) -> Value:
+    memory, _, start = _in_memory(g, x)
+    offset = 0 if offset is None else offset - start
+    _check_inside(g, x, shape, strides, offset)
+    return as_strided_of(g, memory, shape, strides, offset)
+
+
+@rule(aten.as_strided_scatter.default, prims.as_strided_scatter.default)
+def as_strided_scatter(
+    g: Ge, x: Value, source: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
+) -> Value:
+    memory, order, start = _in_memory(g, x)
+    offset = 0 if offset is None else offset - start
+    _check_inside(g, x, shape, strides, offset)
+    count = math.prod(x.shape)
+    places = as_strided_of(g, g.arange(count), shape, strides, offset)
+    flat = g.op("TensorScatterUpdate", g.reshape(memory, [count]), g.unsqueeze(places, places.ndim),
+                g.cast(source, x.dtype))  # fmt: skip
+    return g.transpose(g.reshape(flat, memory.shape), inverse(order))
+
+
+@rule(prims.copy_strided.default)
+def copy_strided(g: Ge, x: Value, strides: Sequence[Any]) -> Value:
+    return g.op("Identity", x)
 
 
 @rule(aten.diagonal.default, aten.diagonal_copy.default)
@@ -420,9 +478,12 @@ def _triangle(g: Ge, kind: str, x: Value, diagonal: Any) -> Value:
 
 @rule(aten.view.dtype)
 def view_dtype(g: Ge, x: Value, dtype: torch.dtype) -> Value:
-    if dtype.itemsize != x.dtype.itemsize or x.dtype == torch.bool or dtype == torch.bool:
-        raise NoRule("a view of elements of another size")
-    return g.op("Bitcast", x, type=dtype)
+    if x.dtype == torch.bool or dtype == torch.bool:
+        raise NoRule("booleans as other numbers")
+    if dtype.itemsize > x.dtype.itemsize:  # what becomes one element is a dimension of its own
+        whole = dtype.itemsize // x.dtype.itemsize
+        x = g.reshape(x, [*x.shape[:-1], x.shape[-1] // whole, whole])
+    return g.reshape(g.op("Bitcast", x, type=dtype), g.shape)
 
 
 VIEWS = frozenset({
@@ -431,6 +492,6 @@ VIEWS = frozenset({
     aten.permute.default, aten.transpose.int, aten.t.default, aten.slice.Tensor, aten.select.int,
     aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.diagonal.default,
     aten.unfold.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
-    aten.narrow.default, aten.broadcast_to.default,
+    aten.narrow.default, aten.broadcast_to.default, aten.as_strided.default,
 })  # fmt: skip
 """Operators that eager answers with a view."""

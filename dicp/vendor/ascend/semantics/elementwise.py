@@ -28,7 +28,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Reciprocal": torch.reciprocal, "Relu": torch.relu,
     "Rint": torch.round, "Rsqrt": torch.rsqrt, "Sigmoid": torch.sigmoid, "Sign": torch.sign,
     "Sin": torch.sin, "Sinh": torch.sinh, "Sqrt": torch.sqrt, "Square": torch.square,
-    "Tan": torch.tan, "Tanh": torch.tanh, "Trunc": torch.trunc, "HardSwish": F.hardswish,
+    "Tan": torch.tan, "Tanh": torch.tanh, "TensorMove": torch.clone,
+    "Trunc": torch.trunc, "HardSwish": F.hardswish,
 }  # fmt: skip
 
 BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

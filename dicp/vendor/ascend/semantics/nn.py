@@ -159,6 +159,27 @@ def batch_norm_infer(
     return shifted.to(x.dtype)
 
 
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
+    epsilon: float = 1e-5, momentum: float = 0.1, is_training: bool = True,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    y, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x.float(), weight, bias, running_mean, running_var, is_training, momentum, epsilon
+    )
+    return y.to(x.dtype), new_mean, new_var, mean, rstd
+
+
+def batch_norm_grad(
+    dy: Tensor, x: Tensor, weight: Tensor, running_mean: Tensor, running_var: Tensor,
+    save_mean: Tensor, save_rstd: Tensor, is_training: bool = True, epsilon: float = 1e-5,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    dx, dweight, dbias = aten.native_batch_norm_backward(
+        dy.float(), x.float(), weight, running_mean, running_var, save_mean, save_rstd,
+        is_training, epsilon, [True, True, True],
+    )  # fmt: skip
+    return dx.to(x.dtype), dweight, dbias
+
+
 # ---- softmax and attention -----------------------------------------------------------------------
 
 
@@ -238,7 +259,8 @@ def register(semantics: Semantics) -> None:
         "Conv3D": convolve, "MaxPoolV3": max_pool,
         "AvgPoolV2": avg_pool, "AdaptiveAvgPool2d": adaptive_avg_pool,
         "AdaptiveAvgPool2dGrad": adaptive_avg_pool_grad, "RmsNorm": rms_norm,
-        "BNInfer": batch_norm_infer, "SoftmaxV2": softmax, "SoftmaxGrad": softmax_grad,
+        "BNInfer": batch_norm_infer, "BatchNormV3": batch_norm,
+        "BatchNormGradV3": batch_norm_grad, "SoftmaxV2": softmax, "SoftmaxGrad": softmax_grad,
         "LogSoftmaxV2": log_softmax, "LogSoftmaxGrad": log_softmax_grad,
         "PromptFlashAttention": prompt_flash_attention, "SwiGlu": swi_glu,
         "RotaryMul": rotary_mul, "AddRmsNorm": add_rms_norm,

@@ -74,7 +74,13 @@ def roll(x: Tensor, shifts: list[int], dims: list[int] | None = None) -> Tensor:
 
 
 def bitcast(x: Tensor, type: Any) -> Tensor:
-    return x.contiguous().view(type)
+    """The bits of `x` as another type: of a smaller one several along a new last dimension, of a
+    larger one one for each slice along the last dimension."""
+    x = x.contiguous()
+    if type.itemsize > x.dtype.itemsize:
+        return x.view(type).squeeze(-1)
+    parts = x.dtype.itemsize // type.itemsize
+    return x.view(type) if parts == 1 else x.unsqueeze(-1).view(type)
 
 
 def fill(dims: list[int], value: Tensor) -> Tensor:
@@ -83,6 +89,14 @@ def fill(dims: list[int], value: Tensor) -> Tensor:
 
 def unpack(x: Tensor, num: int, axis: int = 0) -> tuple[Tensor, ...]:
     return torch.unbind(x, axis)
+
+
+def trans_data(src: Tensor, src_format: str, dst_format: str) -> Tensor:
+    """`src` in another format. Blocked tensors are worked on with their plain sizes, those of an
+    image in the order NCHW."""
+    if src_format == "NHWC":
+        src = src.permute(0, 3, 1, 2)
+    return (src.permute(0, 2, 3, 1) if dst_format == "NHWC" else src).clone()
 
 
 def register(semantics: Semantics) -> None:
@@ -112,7 +126,7 @@ def register(semantics: Semantics) -> None:
         lambda start, limit, delta: torch.arange(start, limit, delta)
     )
     semantics.op("Bitcast")(bitcast)
-    semantics.op("TransData")(lambda src, src_format, dst_format: src.clone())
+    semantics.op("TransData")(trans_data)
     semantics.op("GatherV2", host=("axis",))(gather_v2)
     semantics.op("GatherElements")(lambda x, index, dim=0: torch.gather(x, dim, index.long()))
     semantics.op("GatherNd")(gather_nd)

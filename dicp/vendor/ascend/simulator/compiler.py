@@ -17,6 +17,7 @@ from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.torch_private import FakeTensorMode, disable_current_modes
+from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.formats import accepts, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
@@ -89,6 +90,8 @@ class Compiler:
 
     def _add(self, op: Mapping[str, Any]) -> None:
         kind = op["type"]
+        for _, _, desc in op["descs"]:
+            _check_storage(op, desc)
         attrs = {name: _attr_value(type_, value) for name, type_, value in op["attrs"]}
         if kind == "Data":
             tensor = _described(op)
@@ -188,17 +191,16 @@ class Compiler:
         flat = [s for source in sources for s in (source if isinstance(source, list) else [source])]
         known = [self._result(*s) for s in flat]
         outputs = call.prototype.outputs
-        formats = _declared_formats(op, outputs)
-        default = produced_format(call.prototype.kind, [t.format for t in known])
+        formats = {0: produced_format(call.prototype.kind, [t.format for t in known])}
+        formats |= _declared_formats(op, outputs)
         found = self._run_fake(call) if all(_is_static(t) for t in known) else None
         if found is None:
+            declared = _declared_dims(op, outputs)
             return [
-                Tensor(_declared_dtype(call, k, known), None, formats.get(k, default))
+                Tensor(_declared_dtype(call, k, known), declared.get(k), formats.get(k, "ND"))
                 for k in range(64 if outputs[0].arity == "many" else len(outputs))
             ]
-        return [
-            Tensor(f.dtype, tuple(f.shape), formats.get(k, default)) for k, f in enumerate(found)
-        ]
+        return [Tensor(f.dtype, tuple(f.shape), formats.get(k, "ND")) for k, f in enumerate(found)]
 
     def _run_fake(self, call: Call) -> list[torch.Tensor] | None:
         """The call on fake tensors; None where it needs numbers of this run."""
@@ -259,12 +261,39 @@ def _declared_formats(op: Mapping[str, Any], outputs: Sequence[Any]) -> dict[int
     }
 
 
+def _declared_dims(op: Mapping[str, Any], outputs: Sequence[Any]) -> dict[int, tuple[int, ...]]:
+    """The plain sizes of the outputs that the graph describes."""
+    names = [port.name for port in outputs]
+    return {
+        names.index(port): tuple(desc["origin"])
+        for direction, port, desc in op["descs"]
+        if direction == "output" and port in names
+    }
+
+
+def _check_storage(op: Mapping[str, Any], desc: Mapping[str, Any]) -> None:
+    """Raises Refused where a blocked tensor is described with another storage than it has."""
+    fmt = FORMAT_NAMES[desc["format"]]
+    if fmt not in BLOCKED:
+        return
+    try:
+        stored = [d if d > 0 else -1 for d in storage_dims(fmt, desc["origin"])]
+    except ValueError as error:
+        raise Refused(f"{op['name']} ({op['type']}): {fmt} of {desc['origin']}") from error
+    given = [d if s > 0 else s for d, s in zip(desc["dims"], stored, strict=False)]
+    if len(desc["dims"]) != len(stored) or given != stored:
+        raise Refused(
+            f"{op['name']} ({op['type']}): {fmt} of {desc['origin']} is stored as {stored}, not "
+            f"as {desc['dims']}"
+        )
+
+
 def _described(op: Mapping[str, Any]) -> Tensor:
     """What a Data operator was told of its tensor."""
-    for direction, port, desc in op["descs"]:
+    for direction, port, desc in reversed(op["descs"]):
         if (direction, port) == ("output", "y"):
             fmt = FORMAT_NAMES[desc["format"]]
-            return Tensor(BY_NUMBER[desc["dtype"]], tuple(desc["dims"]), fmt)
+            return Tensor(BY_NUMBER[desc["dtype"]], tuple(desc["origin"]), fmt)
     raise Refused(f"{op['name']} (Data): its output has no description")
 
 

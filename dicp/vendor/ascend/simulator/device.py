@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from dicp.torch_private import disable_current_modes
+from dicp.vendor.ascend.blocked import packed, storage_dims, unpacked
 from dicp.vendor.ascend.simulator.compiler import Compiler, Model, Refused, Tensor
 
 _BUILD = ctypes.CFUNCTYPE(
@@ -46,6 +48,8 @@ class Simulator:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.counts: Counter[str] = Counter()
+        self.options: dict[str, str] = {}
+        """What the last graph was built with."""
         self.models: dict[int, Model] = {}
         self._handles = itertools.count()
         self._compiled: dict[str, Model | None] = {}
@@ -60,6 +64,7 @@ class Simulator:
 
     def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
         def build() -> int:
+            self.options = json.loads(options)
             self._compiled[graph.decode()] = self._compile(graph.decode())
             return 0
 
@@ -96,7 +101,8 @@ class Simulator:
         with disable_current_modes(), torch.no_grad():
             inputs = [_tensor(p, t) for p, t in zip(given, model.inputs, strict=True)]
             results = model.interpreter.run(inputs)
-            for piece, result in zip(made, results, strict=True):
+            stored = zip(results, model.outputs, strict=True)
+            for piece, result in zip(made, (packed(r, t.format) for r, t in stored), strict=True):
                 if result.numel() * result.element_size() != piece.size:
                     raise ValueError(
                         f"an output has {result.dtype}{list(result.shape)}, its buffer "
@@ -130,14 +136,13 @@ def _memory(piece: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _tensor(piece: Any, declared: Tensor) -> torch.Tensor:
     assert declared.dims is not None
-    dims = list(piece.dims[: piece.rank]) if piece.rank >= 0 else list(declared.dims)
-    if len(dims) != len(declared.dims) or any(
-        d not in (-1, s) for d, s in zip(declared.dims, dims, strict=True)
-    ):
-        raise ValueError(f"an input has sizes {dims}, the model takes {list(declared.dims)}")
+    stored = storage_dims(declared.format, declared.dims)
+    dims = list(piece.dims[: piece.rank]) if piece.rank >= 0 else stored
+    if len(dims) != len(stored) or any(d not in (-1, s) for d, s in zip(stored, dims, strict=True)):
+        raise ValueError(f"an input has sizes {dims}, the model takes {stored}")
     if not piece.size:
         return torch.empty(dims, dtype=declared.dtype)
-    return _memory(piece, declared.dtype).view(dims)
+    return unpacked(_memory(piece, declared.dtype).view(dims), declared.format, declared.dims)
 
 
 __all__ = ["Simulator"]

@@ -44,7 +44,7 @@ std::string real(float v) {
 
 std::string desc_text(const ge::TensorDesc& d) {
   return "{\"dims\":" + list(d.GetShape().GetDims(), integer) +
-         ",\"format\":" + integer(d.GetFormat()) + ",\"dtype\":" + integer(d.GetDataType()) + "}";
+         ",\"origin\":" + list(d.GetOriginShape().GetDims(), integer) + ",\"format\":" + integer(d.GetFormat()) + ",\"dtype\":" + integer(d.GetDataType()) + "}";
 }
 
 std::string hex(const std::vector<uint8_t>& bytes) {
@@ -217,14 +217,18 @@ static std::string text_of(const GraphRecord& g) {
          ",\"ops\":" + list(order, [](Record* r) { return text_of(r); }) + "}";
 }
 
-graphStatus aclgrphBuildInitialize(BuildOptions&) { return GRAPH_SUCCESS; }
+static BuildOptions global;  // of all builds until the next initialization
+
+graphStatus aclgrphBuildInitialize(BuildOptions& options) { return global = options, GRAPH_SUCCESS; }
 void aclgrphBuildFinalize() {}
 std::string GEGetErrorMsg() { return message; }
 
 graphStatus aclgrphBuildModel(const Graph& graph, const BuildOptions& options,
                               ModelBufferData& model) {
   std::string text = text_of(*graph.record()), given = "{";
-  for (auto& option : options) {
+  BuildOptions all = options;
+  all.insert(global.begin(), global.end());
+  for (auto& option : all) {
     given += (given.size() > 1 ? "," : "") + quoted(option.first.GetString()) + ":" +
              quoted(option.second.GetString());
   }

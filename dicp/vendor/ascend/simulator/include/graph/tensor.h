@@ -17,14 +17,18 @@ class Shape {
 class TensorDesc {
  public:
   explicit TensorDesc(Shape shape, Format format = FORMAT_ND, DataType dt = DT_FLOAT)
-      : shape_(shape), format_(format), type_(dt) {}
+      : shape_(shape), origin_shape_(shape), format_(format), origin_format_(format), type_(dt) {}
   Shape GetShape() const { return shape_; }
+  Shape GetOriginShape() const { return origin_shape_; }
   Format GetFormat() const { return format_; }
+  Format GetOriginFormat() const { return origin_format_; }
   DataType GetDataType() const { return type_; }
+  void SetOriginShape(const Shape& shape) { origin_shape_ = shape; }
+  void SetOriginFormat(Format format) { origin_format_ = format; }
 
  private:
-  Shape shape_;
-  Format format_;
+  Shape shape_, origin_shape_;
+  Format format_, origin_format_;
   DataType type_;
 };
 

@@ -1,0 +1,88 @@
+"""What depends on constants and frozen inputs alone runs once, in graphs of its own.
+
+The vendor's passes put operators into a graph that no ATen call asked for: conversions of weights
+to a memory format, casts, constants filled in. Those that read only what never changes between runs
+move into graphs that run before the first one; their results are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dicp.graphop.builder import Builder
+from dicp.graphop.partition import LEAVES, Step
+from dicp.graphop.program import Graph, Node, Operand, Result, Slot, Value
+
+
+def static_nodes(graph: Graph, static: Collection[Slot]) -> set[Node]:
+    """The nodes of a graph that read a slot in `static`, and neither another one nor sizes."""
+    found: set[Node] = set()
+    constants: set[Node] = set()
+    for node in graph.nodes:
+        if node.kind == "const":
+            constants.add(node)
+        elif node.kind in LEAVES:
+            if node.kind == "input" and node.attrs["bound"].slot in static:
+                found.add(node)
+        else:
+            sources = {value.node for value in node.operands()}
+            if sources & found and sources <= found | constants:
+                found.add(node)
+    return found
+
+
+def hoisted(
+    builder: Builder, steps: Sequence[Step], static: Collection[Slot]
+) -> tuple[list[Graph], list[Step]]:
+    """The graphs to run once, and the steps of every run."""
+    once: list[Graph] = []
+    every: list[Step] = []
+    for step in steps:
+        graph = _split(builder, step, static, once) if isinstance(step, Graph) else step
+        every.append(graph)
+    return once, every
+
+
+def _split(builder: Builder, graph: Graph, static: Collection[Slot], once: list[Graph]) -> Graph:
+    returned = {result.value.node for result in graph.results}
+    fixed = {
+        node
+        for node in static_nodes(graph, static)
+        if node.kind not in LEAVES and node not in returned
+    }
+    if not fixed:
+        return graph
+    crossing: dict[Value, Value] = {}
+    results: list[Result] = []
+    for node in graph.operators:
+        if node in fixed:
+            continue
+        for value in node.operands():
+            if value.node in fixed and value not in crossing:
+                slot = Slot(f"kept{len(once)}_{len(crossing)}", builder.stored(value))
+                crossing[value] = builder.received(value, slot)
+                results.append(Result(value, slot, tuple(range(slot.fake.dim()))))
+    moved = [node for node in graph.nodes if node in fixed]
+    once.append(Graph(f"once{len(once)}", [*_leaves_of(moved, graph), *moved], results))
+    rest = [node for node in graph.nodes if node not in fixed]
+    for node in rest:
+        node.inputs = {port: _renamed(operand, crossing) for port, operand in node.inputs.items()}
+    received = [value.node for value in crossing.values()]
+    kept = [node for node in rest if node.kind not in LEAVES]
+    return Graph(graph.name, [*received, *_leaves_of(kept, graph, graph.results), *kept],
+                 graph.results)  # fmt: skip
+
+
+def _renamed(operand: Operand, crossing: dict[Value, Value]) -> Operand:
+    if isinstance(operand, Value):
+        return crossing.get(operand, operand)
+    return tuple(crossing.get(value, value) for value in operand)
+
+
+def _leaves_of(
+    operators: Sequence[Node], graph: Graph, results: Sequence[Result] = ()
+) -> list[Node]:
+    """The leaves of `graph` that some of its operators, or its results, read."""
+    read = {value.node for node in operators for value in node.operands()}
+    read |= {result.value.node for result in results}
+    return [node for node in graph.nodes if node.kind in LEAVES and node in read]

@@ -1,0 +1,154 @@
+"""Bags of embeddings: rows looked up and added up, averaged or compared per bag."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
+
+aten = torch.ops.aten
+RULES = RuleTable()
+rule = RULES.rule
+
+SUM, MEAN, MAX = range(3)
+
+
+def _bags(g: Ge, indices: Value, offsets: Value) -> Value:
+    """The number of each index's bag: how many bags begin before or with it, less one."""
+    positions = g.arange(indices.shape[0], offsets.dtype)
+    count = g.op("SearchSorted", offsets, positions, dtype=torch.int64, right=True)
+    return g.add(count, -1)
+
+
+def _rows(g: Ge, values: Value) -> Value:
+    """A column for each number: an index of rows."""
+    return g.reshape(values, [values.shape[0], 1])
+
+
+def _counted(g: Ge, indices: Value, padding_idx: int, dtype: torch.dtype) -> Value:
+    """1 for each index that counts, 0 for padding."""
+    if padding_idx < 0:
+        return g.full([indices.shape[0]], 1, dtype)
+    other = g.op("NotEqual", indices, g.number(padding_idx, indices.dtype))
+    return g.cast(other, dtype)
+
+
+def _per_bag(g: Ge, bags: Value, values: Value, count: Any) -> Value:
+    """The sum of each bag's rows."""
+    zeros = g.full([count, *values.shape[1:]], 0, values.dtype)
+    return g.op("TensorScatterAdd", zeros, _rows(g, bags), values)
+
+
+@rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    g: Ge, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False,
+    mode: int = 0, sparse: bool = False, per_sample_weights: Value | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[Value, ...]:  # fmt: skip
+    """The bags; of each index its bag; of each bag its size; of each maximum its row."""
+    bags = _bags(g, indices, offsets)
+    count = g.shape[0]
+    wide = g.wide(weight)
+    looked_up = g.op("GatherV2", wide, indices, g.const(0, torch.int64))
+    counted = _counted(g, indices, padding_idx, torch.int64)
+    sizes = _per_bag(g, bags, counted, count)
+    positions = None
+    if mode == MAX:
+        out, positions = _largest(g, looked_up, indices, bags, counted, sizes)
+    else:
+        share = g.cast(counted, wide.dtype)
+        if per_sample_weights is not None:
+            share = g.op("Mul", share, g.cast(per_sample_weights, wide.dtype))
+        out = _per_bag(g, bags, g.op("Mul", looked_up, _rows(g, share)), count)
+        if mode == MEAN:
+            divisor = g.op("Maximum", sizes, g.const(1, torch.int64))
+            out = g.op("RealDiv", out, _rows(g, g.cast(divisor, wide.dtype)))
+    results = [out, bags, sizes, positions if positions is not None else sizes]
+    return tuple(
+        g.cast(value, meta.dtype) if g.same_shape(value.shape, meta.shape)
+        else g.full(list(meta.shape), 0, meta.dtype)
+        for value, meta in zip(results, g.meta, strict=True)
+    )  # fmt: skip
+
+
+def _largest(
+    g: Ge, rows: Value, indices: Value, bags: Value, counted: Value, sizes: Value
+) -> tuple[Value, Value]:
+    """Each bag's maxima, 0 for an empty one, and the rows of the table that they stand in."""
+    count, total, width = sizes.shape[0], rows.shape[0], rows.shape[1]
+    shape = [total, width]
+    real = g.broadcast(_rows(g, g.truth(counted)), shape)
+    rows = g.where(real, rows, -math.inf, rows.dtype)
+    where = g.broadcast(_rows(g, bags), shape)
+    lowest = g.full([count, width], -math.inf, rows.dtype)
+    found = g.op("ScatterElements", lowest, where, rows, axis=0, reduction="max")
+    best = g.op("GatherElements", found, where, dim=0)
+    hit = g.op("LogicalAnd", g.op("Equal", rows, best), real)
+    place = g.broadcast(_rows(g, g.arange(total)), shape)
+    place = g.where(hit, place, total, torch.int64)
+    behind = g.full([count, width], total, torch.int64)
+    first = g.op("ScatterElements", behind, where, place, axis=0, reduction="min")
+    inside = g.op("Minimum", first, g.number(total - 1, torch.int64))
+    row = g.op("GatherV2", g.cast(indices, torch.int64), inside, g.const(0, torch.int64))
+    empty = g.broadcast(_rows(g, g.op("Equal", sizes, g.const(0, torch.int64))), [count, width])
+    return g.where(empty, 0.0, found, found.dtype), g.where(empty, 0, row, torch.int64)
+
+
+@rule(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    g: Ge, dy: Value, indices: Value, offsets: Value, offset2bag: Value, *rest: Any
+) -> Value:
+    # `offset2bag` is empty where forward did without: the bags are counted anew
+    sizes, positions, count, by_frequency, mode, sparse, *more = rest
+    if sparse:
+        raise NoRule("a sparse gradient")
+    bags = _bags(g, indices, offsets)
+    return _table_gradient(g, dy, indices, bags, sizes, positions, count, by_frequency, mode, *more)
+
+
+@rule(aten._embedding_bag_dense_backward.default)
+def _table_gradient(
+    g: Ge, dy: Value, indices: Value, bags: Value, sizes: Value, positions: Value, count: Any,
+    by_frequency: bool, mode: int, per_sample: Value | None, padding_idx: int = -1,
+) -> Value:  # fmt: skip
+    """Each bag's gradient, added to the rows of the table that it has read."""
+    if by_frequency:
+        raise NoRule("eager's devices do not agree on what a frequency divides")
+    wide = g.wide(dy)
+    if mode == MAX:
+        return g.cast(_to_maxima(g, wide, sizes, positions, count), dy.dtype)
+    share = _counted(g, indices, padding_idx, wide.dtype)
+    if per_sample is not None:
+        share = g.op("Mul", share, g.cast(per_sample, wide.dtype))
+    if mode == MEAN:
+        divisor = g.op("Maximum", sizes, g.const(1, sizes.dtype))
+        wide = g.op("RealDiv", wide, _rows(g, g.cast(divisor, wide.dtype)))
+    spread = g.op("GatherV2", wide, bags, g.const(0, torch.int64))
+    return g.cast(_per_bag(g, indices, g.op("Mul", spread, _rows(g, share)), count), dy.dtype)
+
+
+def _to_maxima(g: Ge, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
+    """Each gradient added where its maximum was; an empty bag had none."""
+    full = g.op("Greater", sizes, g.const(0, sizes.dtype))
+    dy = g.where(g.broadcast(_rows(g, full), dy.shape), dy, 0.0, dy.dtype)
+    zeros = g.full([count, dy.shape[1]], 0, dy.dtype)
+    places = g.cast(positions, torch.int64)
+    return g.op("ScatterElements", zeros, places, dy, axis=0, reduction="add")
+
+
+@rule(aten._embedding_bag_per_sample_weights_backward.default)
+def per_sample_weights_backward(
+    g: Ge, dy: Value, weight: Value, indices: Value, offsets: Value, offset2bag: Value, mode: int,
+    padding_idx: int = -1,
+) -> Value:  # fmt: skip
+    """The product of each row that was read with its bag's gradient."""
+    axis = g.const(0, torch.int64)
+    rows = g.op("GatherV2", g.wide(weight), indices, axis)
+    spread = g.op("GatherV2", g.wide(dy), _bags(g, indices, offsets), axis)
+    total = g.reduce("ReduceSum", g.op("Mul", rows, spread), [1], False)
+    counted = _counted(g, indices, padding_idx, total.dtype)
+    return g.cast(g.op("Mul", total, counted), g.dtype)
