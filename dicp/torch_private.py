@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch import fx
 
 OLDEST: Final = (2, 11)
 NEWEST: Final = (2, 13)
@@ -72,6 +73,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils.checkpoint import CheckpointPolicy
 
 disable_compiled_autograd = compiled_autograd._disable
 
@@ -85,6 +87,11 @@ def frame_seconds() -> float:
     if not context.in_progress():
         return 0.0
     return (time.time_ns() - context._start_time_ns) / 1e9
+
+
+def recompute_in_backward(node: fx.Node) -> None:
+    """Ask the partitioner to compute `node` again in backward and not to save it."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def profiling() -> bool:
