@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dicp.graphop.prototype import Prototype, parse_prototypes
-from dicp.vendor.ascend.prototypes.table import TABLES
+from dicp.vendor.ascend.prototypes import attention, table
 
 _SINGLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _REAL = _SINGLE | {torch.float64}
@@ -22,6 +22,8 @@ CLASSES: dict[str, frozenset[torch.dtype]] = {
     "any": _REAL | _INTEGER | _BOOL | _WIDE,
     "index": frozenset({torch.int32, torch.int64}),
     "int32": frozenset({torch.int32}),
+    "half": frozenset({torch.float16, torch.bfloat16}),
+    "int64": frozenset({torch.int64}),
     "uint8": frozenset({torch.uint8}),
     "uint64": frozenset({torch.uint64}),
     "float": frozenset({torch.float32}),
@@ -34,7 +36,8 @@ CLASSES: dict[str, frozenset[torch.dtype]] = {
 
 PROTOTYPES: dict[str, Prototype] = {
     kind: prototype
-    for header, text in TABLES.items()
+    for tables in (table.TABLES, attention.TABLES)
+    for header, text in tables.items()
     for kind, prototype in parse_prototypes(header, text, CLASSES).items()
 }
 """By operator; a prototype's group is its header."""

@@ -183,9 +183,6 @@ AvgPoolV2: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CA
 AvgPoolV2Grad: orig_input_shape:index input_grad:single -> out_grad:=input_grad | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true
 MaxPoolV3: x:real -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false
 """,
-    "experiment_ops.h": """
-PromptFlashAttention: query:single key:any value:any padding_mask?:any atten_mask?:any actual_seq_lengths?:any -> attention_out:=query | num_heads:Int scale_value:Float=1.0 pre_tokens:Int=214748647 next_tokens:Int=0 input_layout:String=BSH num_key_value_heads:Int=1
-""",
     "nn_activation.h": """
 SwiGlu: x:single -> y:=x | dim:Int=-1
 """,

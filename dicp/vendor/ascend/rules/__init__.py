@@ -2,6 +2,7 @@
 
 from dicp.graphop.rules import RuleTable
 from dicp.vendor.ascend.rules import (
+    attention,
     creation,
     elementwise,
     indexing,
@@ -14,8 +15,8 @@ from dicp.vendor.ascend.rules import (
 from dicp.vendor.ascend.rules.shape import VIEWS
 
 RULES = RuleTable(
-    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, pooling.RULES,
-    indexing.RULES, creation.RULES,
+    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, attention.RULES, nn.RULES,
+    pooling.RULES, indexing.RULES, creation.RULES,
 )  # fmt: skip
 
 __all__ = ["RULES", "VIEWS"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ class Ge(Builder):
 
     def __init__(self, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(GE, fake_mode)
+        self._once: dict[Any, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What several rules need, masks say: made at its first use."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
 
     # ---- dtypes ---------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """What GE's operators compute, as torch functions: one file per family, one line per operator."""
 
 from dicp.graphop.interpreter import Semantics
-from dicp.vendor.ascend.semantics import elementwise, nn, random, reduction, shape
+from dicp.vendor.ascend.semantics import attention, elementwise, nn, random, reduction, shape
 
 SEMANTICS = Semantics()
-for family in (elementwise, reduction, shape, nn, random):
+for family in (elementwise, reduction, shape, nn, attention, random):
     family.register(SEMANTICS)
 
 __all__ = ["SEMANTICS"]
