@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Item, Node, Operand, Result, Value
@@ -22,7 +23,7 @@ def rewritten(
             _visit(builder, item, rewrites, renamed)
         elif isinstance(item, Result):
             value = renamed.get(item.value, item.value)
-            builder.nodes.append(Result(value, item.slot, item.order))
+            builder.nodes.append(replace(item, value=value))
         else:
             builder.nodes.append(item)
     return builder.nodes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,6 +58,34 @@ class GraphExecutable:
         return plan.run(inputs)
 
 
+@dataclass(frozen=True)
+class _ResultPlan:
+    """How one result of a graph is received: row-major in `order`, over an input or in memory of
+    its own."""
+
+    slot: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    over: bool
+
+    def buffer(self, env: Env, device: torch.device) -> torch.Tensor:
+        if self.over:
+            place = env[self.slot].permute(self.order)
+            if place.is_contiguous():
+                return place  # type: ignore[no-any-return]
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def leave(self, env: Env, tensor: torch.Tensor) -> None:
+        if not self.over:
+            plain = self.order == tuple(range(len(self.order)))
+            env[self.slot] = tensor if plain else tensor.permute(inverse(self.order))
+            return
+        place = env[self.slot].permute(self.order)
+        if place.data_ptr() != tensor.data_ptr():
+            place.copy_(tensor)
+
+
 class _Plan:
     """A program for one set of sizes."""
 
@@ -103,24 +132,30 @@ class _Plan:
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         getters = [self._graph_input(plain) for plain in step["inputs"]]
+        written = step["written"]
         results = [
-            (
+            _ResultPlan(
                 r["slot"],
                 tuple(self.size(s) for s in r["shape"]),
                 getattr(torch, r["dtype"]),
-                None if r["order"] == sorted(r["order"]) else inverse(r["order"]),
+                tuple(r["order"]),
+                r.get("over", False),
             )
             for r in step["results"]
         ]
         launch, name = self.executable.launch, step["graph"]
 
         def run(env: Env) -> None:
-            inputs = [get(env) for get in getters]
+            given = [get(env) for get in getters]
+            inputs = [tensor.contiguous() for tensor in given]
             device = inputs[0].device if inputs else torch.device("cpu")
-            outputs = [torch.empty(s, dtype=d, device=device) for _, s, d, _ in results]
+            outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs)
-            for (slot, _, _, order), tensor in zip(results, outputs, strict=True):
-                env[slot] = tensor if order is None else tensor.permute(order)
+            for k in written:
+                if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
+                    given[k].copy_(inputs[k])
+            for result, tensor in zip(results, outputs, strict=True):
+                result.leave(env, tensor)
 
         def profiled(env: Env) -> None:
             if not profiling():
@@ -145,8 +180,8 @@ class _Plan:
             return lambda env: tensor
         slot, order = plain["slot"], plain["order"]
         if order == sorted(order):
-            return lambda env: env[slot].contiguous()
-        return lambda env: env[slot].permute(order).contiguous()
+            return lambda env: env[slot]
+        return lambda env: env[slot].permute(order)
 
     def _call(self, step: Mapping[str, Any]) -> Step:
         name = step["call"]

@@ -32,10 +32,11 @@ def render_graph(graph: Graph) -> str:
     """The source text of one graph; it does not depend on the graph's name."""
     inputs = {node: k for k, node in enumerate(graph.inputs)}
     names = node_names(graph)
+    references = _references(graph)
     blocks: list[dict[str, Any]] = []
     for node in graph.nodes:
         comment = _one_line(str(node.origin)) if node.origin else ""
-        lines = _lines(node, names, inputs.get(node, -1))
+        lines = _lines(node, names, inputs.get(node, -1), node in references)
         if blocks and blocks[-1]["comment"] == comment:
             blocks[-1]["lines"] += lines
         else:
@@ -51,11 +52,25 @@ def render_graph(graph: Graph) -> str:
         entry=ENTRY,
         blocks=blocks,
         inputs=graph.inputs,
-        ends=[
-            *_call("graph.SetInputs", [names[node] for node in graph.inputs]),
-            *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.results]),
-        ],
+        ends=_ends(graph, names),
     )  # fmt: skip
+
+
+def _references(graph: Graph) -> set[Node]:
+    """The inputs whose memory an operator writes to."""
+    written = graph.written
+    bounds = {node: node.attrs.get("bound") for node in graph.inputs}
+    return {node for node, bound in bounds.items() if bound and bound.slot in written}
+
+
+def _ends(graph: Graph, names: Mapping[Node, str]) -> list[str]:
+    """What the graph takes and gives; operators that write to an input are kept as targets."""
+    targets = dict.fromkeys(names[result.value.node] for result in graph.written.values())
+    return [
+        *_call("graph.SetInputs", [names[node] for node in graph.inputs]),
+        *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.outputs]),
+        *(_call("graph.SetTargets", list(targets)) if targets else []),
+    ]
 
 
 def _output(value: Value, names: Mapping[Node, str]) -> str:
@@ -68,11 +83,12 @@ def _call(function: str, items: Sequence[str]) -> list[str]:
     return f"{function}({{{text}}});".replace("\n", "\n      ").split("\n")
 
 
-def _lines(node: Node, names: Mapping[Node, str], index: int) -> list[str]:
+def _lines(node: Node, names: Mapping[Node, str], index: int, written: bool) -> list[str]:
     name = names[node]
     if index >= 0:
         value = node.outputs[0]
-        return [f'auto {name} = Input("{name}", {index}, {_dims(value)}, {_dtype(value.dtype)});']
+        made = "Input<op::RefData>" if written else "Input<op::Data>"
+        return [f'auto {name} = {made}("{name}", {index}, {_dims(value)}, {_dtype(value.dtype)});']
     if node.kind == "const":
         return [_constant(node, name)]
     return _operator(node, names, PROTOTYPES[node.kind])
@@ -161,7 +177,7 @@ def _operator(node: Node, names: Mapping[Node, str], prototype: Prototype) -> li
             given = prototype.outputs[output.index].name
             desc = f"Desc({_dims(output)}, {_dtype(output.dtype)}, ge::FORMAT_{fmt})"
             lines.append(f"{name}.update_output_desc_{given}({desc});")
-    return lines
+    return lines + [f"{name}.AddControlInput({names[n]});" for n in node.after if n in names]
 
 
 def _inputs(port: str, operand: Operand, names: Mapping[Node, str]) -> list[str]:

@@ -8,6 +8,7 @@ undo each other never meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -88,7 +89,7 @@ class Layout:
                 self.builder.nodes.append(item)
             elif isinstance(item, Result):
                 value = self._in_format(item.value, "ND")
-                self.builder.nodes.append(Result(value, item.slot, item.order))
+                self.builder.nodes.append(replace(item, value=value))
             else:
                 self.builder.nodes.append(item)
         return self.builder.nodes

@@ -23,6 +23,7 @@ from dicp.errors import (
     ToolchainError,
 )
 from dicp.graphop.assemble import assemble
+from dicp.graphop.inplace import in_place
 from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram
@@ -43,6 +44,7 @@ from dicp.torch_private import FakeTensorMode, OpOverload
 from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
 from dicp.vendor.ascend.formats import Layout
 from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
 from dicp.vendor.ascend.rules.core import Ge
@@ -119,6 +121,7 @@ class AscendTarget(Target):
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
             items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+        items = in_place(builder, items, WRITING)
         if config.layout:
             items = Layout(builder).run(items)
         program = assemble(lowering, Partition(builder, items).steps())
@@ -188,6 +191,8 @@ class AscendTarget(Target):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         dynamic, texts = artifact.program["dynamic"], artifact.program["texts"]
+        steps = [step for step in artifact.program["program"]["steps"] if "graph" in step]
+        written = {step["graph"]: step["written"] for step in steps}
         models: dict[str, Model] = {}
         for name, key in artifact.units.items():
             entry = cache.get("model", key)
@@ -198,7 +203,8 @@ class AscendTarget(Target):
                 detail = f"model {key} cannot be stored or read"
                 raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
             soc = json.loads(entry.read("facts.json"))["soc"]
-            models[name] = Model(driver, entry.read("graph.om"), soc, dynamic[name])
+            model = entry.read("graph.om")
+            models[name] = Model(driver, model, soc, dynamic[name], written[name])
 
         def launch(
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]

@@ -24,6 +24,8 @@ Operand = Any
 class Ge(Builder):
     """Builds GE operators. Sizes are integers or symbolic integers throughout."""
 
+    writes_over_inputs = True
+
     def __init__(self, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(GE, fake_mode)
         self._once: dict[Any, Any] = {}

@@ -1,10 +1,18 @@
 """What GE's operators compute, as torch functions: one file per family, one line per operator."""
 
 from dicp.graphop.interpreter import Semantics
-from dicp.vendor.ascend.semantics import attention, elementwise, nn, random, reduction, shape
+from dicp.vendor.ascend.semantics import (
+    attention,
+    elementwise,
+    inplace,
+    nn,
+    random,
+    reduction,
+    shape,
+)
 
 SEMANTICS = Semantics()
-for family in (elementwise, reduction, shape, nn, attention, random):
+for family in (elementwise, reduction, shape, nn, attention, inplace, random):
     family.register(SEMANTICS)
 
 __all__ = ["SEMANTICS"]
