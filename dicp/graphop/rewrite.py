@@ -8,8 +8,10 @@ from dataclasses import replace
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Item, Node, Operand, Result, Value
 
-Rewrite = Callable[[Builder, Node], Sequence[Value] | Mapping[Value, Value] | None]
+Rewritten = Sequence[Value] | Mapping[Value, Value] | None
 """What stands for a node's results, or for any values from here on; None to keep the node."""
+
+Rewrite = Callable[[Builder, Node], Rewritten]
 
 
 def rewritten(

@@ -27,7 +27,6 @@ from dicp.graphop.inplace import in_place
 from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram
-from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import GraphExecutable
 from dicp.target import (
     Artifact,
@@ -43,7 +42,7 @@ from dicp.target import (
 from dicp.torch_private import FakeTensorMode, OpOverload
 from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
 from dicp.vendor.ascend.formats import Layout
-from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
@@ -120,7 +119,7 @@ class AscendTarget(Target):
         lowering = Lowering(gm, context, builder, RULES, decide).run()
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
-            items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+            items = fuse(builder, items, lowering.outputs)
         items = in_place(builder, items, WRITING)
         if config.layout:
             items = Layout(builder).run(items)

@@ -8,7 +8,7 @@ from typing import Any
 from dicp.graphop.builder import Builder
 from dicp.graphop.inplace import Form, Writing
 from dicp.graphop.program import Node, Value
-from dicp.vendor.ascend.fuse.moves import source_of
+from dicp.vendor.ascend.fuse.moves import along, source_of
 from dicp.vendor.ascend.prototypes import POINTWISE
 
 
@@ -45,10 +45,12 @@ def _assigned(
     g: Builder, whole: Value, before: Sequence[Value], new: Value, after: Sequence[Value], axis: int
 ) -> Form | None:
     size = whole.shape[axis]
-    bounds = [_bounds(g, part, whole, axis) for part in (*before, *after)]
+    bounds = [along(g, part, axis) for part in (*before, *after)]
     if any(b is None for b in bounds) or len(before) > 1 or len(after) > 1:
         return None
     sources = {source_of(part) for part in (*before, *after)}
+    if not all(g.same_shape(source.shape, whole.shape) for source in sources):
+        return None
     known = [b for b in bounds if b is not None]
     first: Any = known[0][1] if before else 0
     last: Any = known[-1][0] if after else size
@@ -65,21 +67,6 @@ def _assigned(
         return g.op("StridedSliceAssign", memory, g.ints(begin), g.ints(end), steps, new)
 
     return Form(sources.pop(), write, tuple(part.node for part in (*before, *after)))
-
-
-def _bounds(g: Builder, part: Value, whole: Value, axis: int) -> tuple[Any, Any] | None:
-    """Begin and end of a slice along `axis` alone of a tensor like `whole`."""
-    node = part.node
-    if node.kind != "StridedSlice" or not g.same_shape(source_of(part).shape, whole.shape):
-        return None
-    ports = [node.inputs[port] for port in ("begin", "end", "strides")]
-    begin, end, steps = (p.known if isinstance(p, Value) else None for p in ports)
-    if begin is None or end is None or steps is None or set(steps) != {1}:
-        return None
-    for dim, size in enumerate(whole.shape):
-        if dim != axis and not (g.same(begin[dim], 0) and g.same(end[dim], size)):
-            return None
-    return begin[axis], end[axis]
 
 
 WRITING = Writing(

@@ -90,6 +90,19 @@ def reshape(g: Builder, node: Node) -> Sequence[Value] | None:
     return [g.reshape(source_of(source), value.shape)]
 
 
+def along(g: Builder, part: Value, axis: int) -> tuple[Any, Any] | None:
+    """Begin and end of a slice along `axis` alone, in steps of 1; None for anything else."""
+    if part.node.kind != "StridedSlice":
+        return None
+    begin, end, steps = (source_of(part, port).known for port in ("begin", "end", "strides"))
+    if begin is None or end is None or steps is None or set(steps) != {1}:
+        return None
+    for dim, size in enumerate(source_of(part).shape):
+        if dim != axis and not (g.same(begin[dim], 0) and g.same(end[dim], size)):
+            return None
+    return begin[axis], end[axis]
+
+
 def identity(g: Builder, node: Node) -> Sequence[Value] | None:
     # identity(x) = x; a graph does not return its own inputs
     source = source_of(node.outputs[0])

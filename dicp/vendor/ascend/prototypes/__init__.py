@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dicp.graphop.prototype import Prototype, parse_prototypes
-from dicp.vendor.ascend.prototypes import attention, inplace, table
+from dicp.vendor.ascend.prototypes import attention, fused, inplace, table
 
 _SINGLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _REAL = _SINGLE | {torch.float64}
@@ -37,7 +37,7 @@ CLASSES: dict[str, frozenset[torch.dtype]] = {
 
 PROTOTYPES: dict[str, Prototype] = {
     kind: prototype
-    for tables in (table.TABLES, attention.TABLES, inplace.TABLES)
+    for tables in (table.TABLES, attention.TABLES, fused.TABLES, inplace.TABLES)
     for header, text in tables.items()
     for kind, prototype in parse_prototypes(header, text, CLASSES).items()
 }

@@ -47,7 +47,7 @@ class Ge(Builder):
 
     def compute_dtype(self, dtype: torch.dtype, *operands: Operand) -> torch.dtype:
         """float32 in place of a narrow type that cannot hold one of the numbers exactly."""
-        inexact = any(not isinstance(x, Value) and not _holds(dtype, x) for x in operands)
+        inexact = any(not isinstance(x, Value) and not holds(dtype, x) for x in operands)
         return torch.float32 if dtype in HALVES and inexact else dtype
 
     @property
@@ -157,7 +157,7 @@ class Ge(Builder):
         return self.cast(x, torch.float32) if x.dtype in HALVES else x
 
 
-def _holds(dtype: torch.dtype, number: Any) -> bool:
+def holds(dtype: torch.dtype, number: Any) -> bool:
     """Whether a number keeps its value in `dtype`; a symbolic one may not."""
     if not isinstance(number, (bool, int, float)):
         return False
@@ -179,4 +179,4 @@ def unsupported(reason: str) -> NoRule:
     return NoRule(reason)
 
 
-__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "unsupported"]
+__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "holds", "unsupported"]

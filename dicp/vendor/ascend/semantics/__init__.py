@@ -4,6 +4,7 @@ from dicp.graphop.interpreter import Semantics
 from dicp.vendor.ascend.semantics import (
     attention,
     elementwise,
+    fused,
     inplace,
     nn,
     random,
@@ -12,7 +13,7 @@ from dicp.vendor.ascend.semantics import (
 )
 
 SEMANTICS = Semantics()
-for family in (elementwise, reduction, shape, nn, attention, inplace, random):
+for family in (elementwise, reduction, shape, nn, attention, fused, inplace, random):
     family.register(SEMANTICS)
 
 __all__ = ["SEMANTICS"]
