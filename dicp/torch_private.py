@@ -89,6 +89,17 @@ def frame_seconds() -> float:
     return (time.time_ns() - context._start_time_ns) / 1e9
 
 
+def linear_factor(size: Any) -> tuple[int, str] | None:
+    """(c, symbol) for a size of c symbols, (c, "") for the number c; None for any other."""
+    if not isinstance(size, torch.SymInt):
+        return (int(size), "") if isinstance(size, int) else None
+    factor, rest = size.node.expr.as_coeff_Mul()
+    simple = factor.is_Integer and factor > 0 and (rest.is_Symbol or rest == 1)
+    if not simple:
+        return None
+    return int(factor), "" if rest == 1 else str(rest)
+
+
 def recompute_in_backward(node: fx.Node) -> None:
     """Ask the partitioner to compute `node` again in backward and not to save it."""
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE

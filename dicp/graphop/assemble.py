@@ -54,6 +54,7 @@ class _Assembler:
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
+            "gears": list(low.context.config.gears),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
         return GraphProgram(plain, graphs, low.reports, self.objects)
@@ -89,6 +90,7 @@ class _Assembler:
                 "graph": step.name,
                 "inputs": [self._graph_input(node) for node in step.inputs],
                 "results": [self._result(result) for result in step.outputs],
+                **({"gears": True} if step.gears is None else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }
         if isinstance(step, EagerCall):

@@ -146,6 +146,8 @@ class Graph:
     name: str
     nodes: list[Node]
     results: list[Result]
+    gears: str | None = "not asked for"
+    """Why the graph does not run on padded inputs; None if it does."""
 
     @property
     def inputs(self) -> list[Node]:
@@ -167,6 +169,8 @@ class Graph:
 
     def text(self) -> str:
         lines = [_describe(node) for node in self.nodes]
+        if self.gears != "not asked for":
+            lines.insert(0, "# takes gears" if self.gears is None else f"# no gears: {self.gears}")
         lines += [f"return {_leaving(r)}" for r in self.results]
         return "\n".join(lines)
 

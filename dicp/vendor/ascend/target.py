@@ -28,6 +28,7 @@ from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram
 from dicp.graphop.runtime import GraphExecutable
+from dicp.plain import evaluate_size
 from dicp.target import (
     Artifact,
     Check,
@@ -40,10 +41,11 @@ from dicp.target import (
     Target,
 )
 from dicp.torch_private import FakeTensorMode, OpOverload
-from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
+from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
 from dicp.vendor.ascend.formats import Layout
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
+from dicp.vendor.ascend.gears import refusal
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
 from dicp.vendor.ascend.rules.core import Ge
@@ -123,7 +125,11 @@ class AscendTarget(Target):
         items = in_place(builder, items, WRITING)
         if config.layout:
             items = Layout(builder).run(items)
-        program = assemble(lowering, Partition(builder, items).steps())
+        steps = Partition(builder, items).steps()
+        for step in steps:
+            if config.gears and isinstance(step, Graph):
+                step.gears = refusal(step)
+        program = assemble(lowering, steps)
         program.retry = lambda more: self._lower(gm, context, refused | more)
         return program
 
@@ -159,7 +165,8 @@ class AscendTarget(Target):
                 )
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
-        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic}
+        static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
+        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic, "static": static}
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(
@@ -188,29 +195,50 @@ class AscendTarget(Target):
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
-        driver = self._driver(toolchain, cache)
-        dynamic, texts = artifact.program["dynamic"], artifact.program["texts"]
-        steps = [step for step in artifact.program["program"]["steps"] if "graph" in step]
+        plain = artifact.program
+        steps = [step for step in plain["program"]["steps"] if "graph" in step]
         written = {step["graph"]: step["written"] for step in steps}
-        models: dict[str, Model] = {}
-        for name, key in artifact.units.items():
-            entry = cache.get("model", key)
-            if entry is None:  # removed since the program was stored
-                key = self._build_graph(name, texts[name], toolchain, cache, config)
-                entry = cache.get("model", key)
-            if entry is None:
-                detail = f"model {key} cannot be stored or read"
-                raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
-            soc = json.loads(entry.read("facts.json"))["soc"]
-            model = entry.read("graph.om")
-            models[name] = Model(driver, model, soc, dynamic[name], written[name])
+
+        def loaded(name: str, key: str, text: str, dynamic: bool) -> Model:
+            return self._load_graph(
+                name, key, text, dynamic, written[name], toolchain, cache, config
+            )
+
+        models = {
+            name: loaded(name, key, plain["texts"][name], plain["dynamic"][name])
+            for name, key in artifact.units.items()
+        }
+        geared: dict[tuple[str, str], Model] = {}
 
         def launch(
-            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-        ) -> None:
-            models[name](inputs, outputs)
+            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+            gears: Mapping[str, int] | None,
+        ) -> None:  # fmt: skip
+            if gears is None:
+                models[name](inputs, outputs)
+                return
+            text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
+            if (name, text) not in geared:
+                key = self._build_graph(name, text, toolchain, cache, config)
+                geared[name, text] = loaded(name, key, text, False)
+            geared[name, text](inputs, outputs)
 
-        return GraphExecutable(artifact.program["program"], launch, artifact.objects)
+        return GraphExecutable(plain["program"], launch, artifact.objects)
+
+    def _load_graph(
+        self, name: str, key: str, text: str, dynamic: bool, written: Sequence[int],
+        toolchain: Toolchain, cache: Cache, config: Config,
+    ) -> Model:  # fmt: skip
+        driver = self._driver(toolchain, cache)
+        entry = cache.get("model", key)
+        if entry is None:  # removed since the program was stored
+            key = self._build_graph(name, text, toolchain, cache, config)
+            entry = cache.get("model", key)
+        if entry is None:
+            detail = f"model {key} cannot be stored or read"
+            raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
+        soc = json.loads(entry.read("facts.json"))["soc"]
+        return Model(driver, entry.read("graph.om"), soc, dynamic, written)
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:
@@ -222,7 +250,10 @@ class AscendTarget(Target):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity)
+        toolchain = find_toolchain(config)
+        if toolchain.simulated:
+            return key_of(toolchain.identity)
+        return key_of(toolchain.identity, self._driver(toolchain, Cache.open(config)).soc())
 
     def simulated_counts(self) -> Mapping[str, int]:
         """What the simulator has run in this process: launches, operators, transposes."""
