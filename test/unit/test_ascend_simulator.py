@@ -313,6 +313,38 @@ def test_a_device_without_memory() -> None:
         driver.run(1, [], [], False, True)
 
 
+class Device:
+    """A driver library of a device with some memory, that says how much a model wants."""
+
+    def __init__(self, soc: bytes, wanted: int, status: int) -> None:
+        self.soc, self.wanted, self.status = soc, wanted, status
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*args: Any) -> Any:
+            if name == "dicp_soc":
+                return self.soc
+            if name != "dicp_load":
+                return 0
+            wanted = ctypes.cast(args[3], ctypes.POINTER(ctypes.c_uint64))
+            wanted[0] = self.wanted
+            return self.status
+
+        self.__dict__[name] = function
+        return function
+
+
+def test_the_error_says_how_much_memory_was_wanted() -> None:
+    driver = Driver(Device(b"Ascend910B1", 3 << 30, 207001), simulated=False)
+    with pytest.raises(DeviceMemoryError, match="no 3221225472 bytes free for a model's work"):
+        driver.load(b"", "Ascend910B1")
+
+
+def test_a_model_of_another_chip_is_not_handed_to_the_device() -> None:
+    driver = Driver(Device(b"Ascend310P3", 0, 0), simulated=False)
+    with pytest.raises(ModelMismatchError, match="built for Ascend910B1 and this device is Ascend"):
+        driver.load(b"", "Ascend910B1")
+
+
 # ---- from torch.compile --------------------------------------------------------------------------
 
 
@@ -360,3 +392,63 @@ def test_a_refused_operator(
         return
     with pytest.raises(Exception, match=r"refused operator cos\d+ \(Cos\), made from aten.cos"):
         compiled(x)
+
+
+def test_a_stored_model_of_another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored by a machine with another chip, in a cache folder that both use."""
+    options = {"runs_on": "simulator", "cache_dir": tmp_path}
+    fn = torch.compile(lambda x: torch.exp(x) + 3, backend=Backend("ascend", **options))
+    assert torch.equal(fn(torch.zeros(2)), torch.full((2,), 4.0))
+    torch._dynamo.reset()
+    monkeypatch.setattr(Driver, "soc", lambda self: "Ascend910B1")
+    with pytest.raises(Exception, match="built for Simulator and this device is Ascend910B1"):
+        fn(torch.zeros(2))
+    torch._dynamo.reset()
+
+
+def test_no_device_and_no_simulator_to_compile_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    torch._dynamo.reset()
+    fn = torch.compile(torch.exp, backend=Backend("ascend", runs_on="device", cache=False))
+    with pytest.raises(Exception, match="no device here and runs_on='device' forbids"):
+        fn(torch.ones(2))
+
+
+def test_an_old_cann_runs_eagerly_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann(tmp_path / "cann", "6.3.RC2")))
+    torch._dynamo.reset()
+    options = {"runs_on": "device", "cache": False}
+    fn = torch.compile(torch.exp, backend=Backend("ascend", **options))
+    with pytest.raises(Exception, match=r"needs CANN 7\.0 or newer: .*holds version 6\.3"):
+        fn(torch.ones(2))
+    torch._dynamo.reset()
+    backend = Backend("ascend", **options, on_compile_error="eager")
+    with pytest.warns(FallbackWarning, match="running eagerly: target 'ascend' needs CANN"):
+        got = torch.compile(torch.exp, backend=backend)(torch.ones(2))
+    assert torch.equal(got, torch.exp(torch.ones(2)))
+
+
+def test_several_refused_operators_each_run_eagerly(
+    simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, name: str, text: str, *rest: Any) -> str:
+        called = re.search(r"op::(?:Cos|Sin) (\w+)\(", text)
+        if called is not None:
+            raise GraphRejectedError("ascend", f"[Node: {called[1]}] no kernel")
+        return original(self, name, text, *rest)
+
+    original = target_module.AscendTarget._build_graph
+    monkeypatch.setattr(target_module.AscendTarget, "_build_graph", refuse)
+    backend = Backend("ascend", **simulated, rejected="eager")
+    fn = torch.compile(lambda x: torch.cos(torch.exp(x)) + torch.sin(x), backend=backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = fn(torch.ones(3))
+    texts = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert len(texts) == 2
+    assert "aten.cos" in texts[0] + texts[1] and "aten.sin" in texts[0] + texts[1]
+    assert torch.allclose(got, torch.cos(torch.exp(torch.ones(3))) + torch.sin(torch.ones(3)))

@@ -104,8 +104,12 @@ class Driver:
         return received[0]
 
     def load(self, model: bytes, built_for: str) -> int:
-        """A handle of the model on the device."""
-        self.open()
+        """A handle of the model on the device.
+
+        Raises ModelMismatchError for one built for another chip, DeviceMemoryError.
+        """
+        if built_for != self.soc():
+            raise ModelMismatchError(TARGET, built_for, self.soc())
         handle, wanted = ctypes.c_void_p(), ctypes.c_uint64()
         status = self._library.dicp_load(
             model, len(model), ctypes.byref(handle), ctypes.byref(wanted)
