@@ -73,8 +73,8 @@ class _InPlace:
         """Operators that wait for this one and do not read it."""
         self.returned: dict[Value, list[Result]] = {}
         self.leaves: dict[Slot, list[Value]] = {}
-        self.held: set[Slot] = set()
-        """Slots that something other than an operator reads."""
+        self.held: dict[Slot, list[Slot]] = {}
+        """Slots that something other than an operator reads, and what it makes of each."""
         self.buffers: set[Node] = set()
         for item in self.items:
             self._note(item)
@@ -89,9 +89,10 @@ class _InPlace:
         elif isinstance(item, Result):
             self.returned.setdefault(item.value, []).append(item)
         elif isinstance(item, EagerCall):
-            self.held.update(item.reads)
+            for slot in item.reads:
+                self.held.setdefault(slot, []).extend(item.outs)
         else:
-            self.held.add(item.source)
+            self.held.setdefault(item.source, []).append(item.slot)
 
     def run(self) -> list[Item]:
         for result in [r for r in self.items if isinstance(r, Result) and r.way == "over"]:
@@ -141,7 +142,8 @@ class _InPlace:
             return None
         gone = {value.node, *form.pieces}
         readers = [n for n in self._readers(form.source) if n not in gone]
-        if any(set(self._users(p)) - gone for p in form.pieces):
+        kept = any(self.returned.get(v) for p in form.pieces for v in p.outputs)
+        if kept or any(set(self._users(p)) - gone for p in form.pieces):
             return None
         if form.source is not leaf and self.returned.get(form.source):
             return None
@@ -253,7 +255,17 @@ class _InPlace:
         return list(dict.fromkeys(readers))
 
     def _users(self, node: Node) -> list[Node]:
-        return [n for value in node.outputs for n in self.uses.get(value, [])]
+        """Operators that read a result of `node`, or what an eager call makes of it."""
+        found = [n for value in node.outputs for n in self.uses.get(value, [])]
+        slots = [r.slot for v in node.outputs for r in self.returned.get(v, []) if r.way == "new"]
+        seen: set[Slot] = set()
+        while slots:
+            slot = slots.pop()
+            if slot not in seen:
+                seen.add(slot)
+                found += [leaf.node for leaf in self.leaves.get(slot, [])]
+                slots += self.held.get(slot, [])
+        return found
 
     def _descendants(self, node: Node) -> set[Node]:
         """Operators that run after `node`, by what they read or wait for."""
@@ -293,16 +305,16 @@ def _reached(start: Node, step: Callable[[Node], Sequence[Node]]) -> set[Node]:
 
 def _ordered(items: Sequence[Item]) -> list[Item]:
     """The items, each after what it reads or waits for, else in the order given."""
+    needs = _needs(items)
     done: set[Item] = set()
     ordered: list[Item] = []
-    present = {item for item in items if isinstance(item, Node)}
     for item in items:
-        stack: list[tuple[Item, Iterator[Node]]] = [(item, iter(_needed(item)))]
+        stack: list[tuple[Item, Iterator[Item]]] = [(item, iter(needs[item]))]
         while stack:
             current, needed = stack[-1]
-            missing = next((n for n in needed if n in present and n not in done), None)
+            missing = next((n for n in needed if n in needs and n not in done), None)
             if missing is not None:
-                stack.append((missing, iter(_needed(missing))))
+                stack.append((missing, iter(needs[missing])))
                 continue
             stack.pop()
             if current not in done:
@@ -311,7 +323,26 @@ def _ordered(items: Sequence[Item]) -> list[Item]:
     return ordered
 
 
-def _needed(item: Item) -> list[Node]:
-    if isinstance(item, Node):
-        return [*(v.node for v in item.operands()), *item.after]
-    return [item.value.node] if isinstance(item, Result) else []
+def _needs(items: Sequence[Item]) -> dict[Item, list[Item]]:
+    """What each item comes after; eager calls stay in their order."""
+    maker: dict[Slot, Item] = {}
+    needs: dict[Item, list[Item]] = {}
+    last: EagerCall | None = None
+    for item in items:
+        if isinstance(item, EagerCall):
+            made, read = item.outs, item.reads
+            needs[item] = [] if last is None else [last]
+            last = item
+        elif isinstance(item, Node):
+            bound = item.attrs.get("bound")
+            made, read = [], [bound.slot] if bound is not None else []
+            needs[item] = [*(v.node for v in item.operands()), *item.after]
+        elif isinstance(item, Result):
+            made, read = [item.slot] if item.way == "new" else [], []
+            needs[item] = [item.value.node]
+        else:
+            made, read = [item.slot], [item.source]
+            needs[item] = []
+        needs[item] += [maker[slot] for slot in read if slot in maker]
+        maker.update(dict.fromkeys(made, item))
+    return needs

@@ -232,6 +232,27 @@ def test_an_eager_reader_keeps_its_contents() -> None:
     check(fn, [torch.arange(8.0)])
 
 
+def test_old_contents_are_read_after_an_eager_call_on_the_new() -> None:
+    def fn(x: Tensor) -> Tensor:
+        new = x + 1
+        scale = torch.histc(new, 4).sum()
+        out = x * scale
+        x.copy_(new)
+        return out
+
+    check(fn, [torch.arange(8.0)])
+
+
+def test_an_operator_that_waits_for_an_eager_call() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        new = x + 1
+        out = x @ torch.histc(y, 16).view(4, 4)  # reads `x` once the call is done
+        x.copy_(new)
+        return out
+
+    check(fn, SQUARE)
+
+
 @pytest.mark.parametrize(
     "make",
     [
