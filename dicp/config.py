@@ -102,6 +102,16 @@ def _parse_words(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _parse_sizes(value: Any) -> tuple[int, ...]:
+    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(words, Sequence):
+        raise _Invalid
+    sizes = tuple(_parse_count(word) for word in words)
+    if list(sizes) != sorted(set(sizes)) or 0 in sizes:
+        raise _Invalid
+    return sizes
+
+
 def _parse_command(value: Any) -> str:
     if not isinstance(value, str):
         raise _Invalid
@@ -128,6 +138,12 @@ COMMAND = Kind(
     "the command of a compiler, such as 'g++-13' or 'ccache g++'",
     "Give it as in a shell, with every quotation closed.",
     _parse_command,
+)
+SIZES = Kind(
+    "sizes",
+    "sizes in rising order, such as '128 256 512'",
+    "Give one text with spaces between, or a list of numbers.",
+    _parse_sizes,
 )
 WORDS = Kind(
     "flags",
@@ -291,6 +307,14 @@ class Config:
         "DICP_LAYOUT",
         "choose memory formats per operator, such as channels-last convolutions",
         default=True,
+        changes_code=True,
+    )
+    gears: tuple[int, ...] = _setting(
+        SIZES,
+        "DICP_GEARS",
+        "sizes that symbolic dimensions are padded up to, where that changes no result: one static "
+        "graph for each; empty: dimensions stay dynamic",
+        default=(),
         changes_code=True,
     )
     fallback_random: bool = _setting(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch import fx
 
 OLDEST: Final = (2, 11)
 NEWEST: Final = (2, 13)
@@ -73,6 +74,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils.checkpoint import CheckpointPolicy
 
 disable_compiled_autograd = compiled_autograd._disable
 
@@ -94,6 +96,22 @@ def frame_seconds() -> float:
     if not context.in_progress():
         return 0.0
     return (time.time_ns() - context._start_time_ns) / 1e9
+
+
+def linear_factor(size: Any) -> tuple[int, str] | None:
+    """(c, symbol) for a size of c symbols, (c, "") for the number c; None for any other."""
+    if not isinstance(size, torch.SymInt):
+        return (int(size), "") if isinstance(size, int) else None
+    factor, rest = size.node.expr.as_coeff_Mul()
+    simple = factor.is_Integer and factor > 0 and (rest.is_Symbol or rest == 1)
+    if not simple:
+        return None
+    return int(factor), "" if rest == 1 else str(rest)
+
+
+def recompute_in_backward(node: fx.Node) -> None:
+    """Ask the partitioner to compute `node` again in backward and not to save it."""
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
 def profiling() -> bool:

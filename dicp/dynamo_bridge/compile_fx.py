@@ -22,6 +22,7 @@ from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen, static_pos
 from dicp.dynamo_bridge.fuse import FUSE
 from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.layout import LAYOUT
+from dicp.dynamo_bridge.masks import MASKS
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
 from dicp.errors import (
@@ -175,8 +176,9 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     backward is saved in the layout backward wants.
     """
     if kind == "joint":
-        return (LAYOUT,)
-    fusion = (FUSE, CANONICALIZE) if config.fuse else ()
+        return (MASKS, LAYOUT)
+    masks = (MASKS,) if kind == "inference" else ()
+    fusion = (*masks, FUSE, CANONICALIZE) if config.fuse else ()
     layout = (LAYOUT,) if kind == "inference" else ()
     return (CANONICALIZE, *fusion, *layout)
 

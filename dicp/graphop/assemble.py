@@ -55,6 +55,7 @@ class _Assembler:
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
+            "gears": list(low.context.config.gears),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
         return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
@@ -84,10 +85,14 @@ class _Assembler:
 
     def _step(self, step: Step) -> dict[str, Any]:
         if isinstance(step, Graph):
+            written = step.written
+            bounds = [node.attrs.get("bound") for node in step.inputs]
             return {
                 "graph": step.name,
                 "inputs": [self._graph_input(node) for node in step.inputs],
-                "results": [self._result(result) for result in step.results],
+                "results": [self._result(result) for result in step.outputs],
+                **({"gears": True} if step.gears is None else {}),
+                "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }
         if isinstance(step, EagerCall):
             return self._call(step)
@@ -120,6 +125,7 @@ class _Assembler:
             "shape": [plain_size(s) for s in fake.shape],
             "dtype": dtype_name(fake.dtype),
             "order": list(result.order),
+            **({"over": True} if result.way == "over" else {}),
         }
 
     def _call(self, call: EagerCall) -> dict[str, Any]:

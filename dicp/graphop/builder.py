@@ -43,6 +43,9 @@ class Builder(abc.ABC):
     takes a result of several.
     """
 
+    writes_over_inputs = False
+    """Whether `in_place` settles results that go over an input; else they are copied afterwards."""
+
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
         self.dialect = dialect
         self.fake_mode = fake_mode or FakeTensorMode()

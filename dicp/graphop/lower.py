@@ -117,6 +117,8 @@ class Lowering:
             if not isinstance(node.target, OpOverload) or _only_sizes(node):
                 return val
         self.builder.origin = origin_of(node)
+        if self._goes_over_an_input(node):
+            return self._store(node)
         decision = self._decision(node)
         result: Any = None
         if decision.kind not in ("eager", "library"):
@@ -130,6 +132,35 @@ class Lowering:
             result = self._eager(node, val)
         self._report(node, decision)
         return result
+
+    def _goes_over_an_input(self, node: fx.Node) -> bool:
+        """Whether a copy at the end writes a computed result over a dense input of its type."""
+        if node.target is not torch.ops.aten.copy_.default or node.users:
+            return False
+        if not self.builder.writes_over_inputs:
+            return False
+        place, source = node.args[0], self._map(node.args[1])
+        if not isinstance(place, fx.Node) or place.op != "placeholder":
+            return False
+        entry = self.env[place]
+        if not isinstance(source, Entry) or source.value is None or source.slot is not None:
+            return False
+        fake = entry.fake
+        same = source.fake.dtype == fake.dtype and source.fake.dim() == fake.dim()
+        if not same or any(self.builder.same(size, 0) for size in fake.shape):
+            return False
+        shape = self.builder.same_shape(source.fake.shape, fake.shape)
+        dense = dense_order(self.builder, fake) is not None
+        return shape and dense and _is_last_use(place, node)
+
+    def _store(self, node: fx.Node) -> None:
+        """The result goes over the input; `in_place` settles how."""
+        entry, source = self._map(node.args[0]), self._map(node.args[1])
+        order = dense_order(self.builder, entry.fake)
+        assert order is not None
+        value = self.builder.transpose(source.value, order)
+        self.items.append(Result(value, entry.slot, order, "over"))
+        self._report(node, Decision("compiled", "written over an input by its graph"))
 
     def _decision(self, node: fx.Node) -> Decision:
         if node.target is torch.ops.aten.copy_.default:
@@ -296,6 +327,16 @@ def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:
 
 def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _is_last_use(place: fx.Node, node: fx.Node) -> bool:
+    """Nothing but the graph's output comes to `place` after `node`."""
+    later = node.next
+    while later.op != "output":
+        if place in later.all_input_nodes:
+            return False
+        later = later.next
+    return True
 
 
 def _is_getitem(node: fx.Node) -> bool:

@@ -8,6 +8,7 @@ operators of a phase become one graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
@@ -43,13 +44,16 @@ def _is_wanted(item: Item, wanted: set[object]) -> bool:
         return item in wanted
     if isinstance(item, EagerCall):
         return item.mutates or any(out in wanted for out in item.outs)
+    if isinstance(item, Result) and item.way != "new":
+        return True
     return item.slot in wanted
 
 
 def _reads(item: Item) -> list[object]:
     if isinstance(item, Node):
         bound = item.attrs.get("bound")
-        return [*(v.node for v in item.operands()), *([bound.slot] if bound else [])]
+        own = [v.node for v in item.operands()]
+        return [*own, *item.after, *([bound.slot] if bound else [])]
     if isinstance(item, EagerCall):
         return list(item.reads)
     return [item.value.node] if isinstance(item, Result) else [item.source]
@@ -106,7 +110,9 @@ class Partition:
                 self.phase[item] = _next(max(sources, default=0), even=True)
             return
         if isinstance(item, Result):
-            self.phase[item] = self.phase[item.slot] = _next(sources[0], even=True)
+            self.phase[item] = _next(sources[0], even=True)
+            if item.way == "new":
+                self.phase[item.slot] = self.phase[item]
             return
         earliest = _next(max(sources, default=-2), even=False)
         if isinstance(item, EagerCall):
@@ -151,7 +157,7 @@ class _Cut:
             node.inputs = {port: self._operand(operand) for port, operand in node.inputs.items()}
         for k, result in enumerate(self.results.get(self.phase, ())):
             value = self._value(result.value)
-            self.results[self.phase][k] = Result(value, result.slot, result.order)
+            self.results[self.phase][k] = replace(result, value=value)
         return [*self.made, *operators]
 
     def _operand(self, operand: Operand) -> Operand:

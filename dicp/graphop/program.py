@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -72,6 +72,8 @@ class Node:
     outputs: list[Value] = field(default_factory=list)
     formats: Mapping[str, str] = field(default_factory=dict)
     """Memory format of each output that is not plain, by number."""
+    after: tuple[Node, ...] = ()
+    """Operators that have to run before though it does not read them: they read what it writes."""
 
     def operands(self) -> list[Value]:
         """All values read, in port order."""
@@ -91,11 +93,16 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """How a value leaves a graph: written row-major, shown as `slot` with dimensions reordered."""
+    """How a value leaves a graph: written row-major, shown as `slot` with dimensions reordered.
+
+    The slot is new memory; or an input's, which the result goes over; or an input's that an
+    operator has written to, and nothing is left to do.
+    """
 
     value: Value
     slot: Slot
     order: tuple[int, ...]
+    way: Literal["new", "over", "done"] = "new"
 
 
 @dataclass(eq=False)
@@ -139,10 +146,22 @@ class Graph:
     name: str
     nodes: list[Node]
     results: list[Result]
+    gears: str | None = "not asked for"
+    """Why the graph does not run on padded inputs; None if it does."""
 
     @property
     def inputs(self) -> list[Node]:
         return [n for n in self.nodes if n.kind in ("input", "sizes", "seed")]
+
+    @property
+    def outputs(self) -> list[Result]:
+        """Results that the graph hands over."""
+        return [r for r in self.results if r.way != "done"]
+
+    @property
+    def written(self) -> dict[Slot, Result]:
+        """The inputs whose memory an operator of the graph writes to."""
+        return {r.slot: r for r in self.results if r.way == "done"}
 
     @property
     def operators(self) -> list[Node]:
@@ -150,8 +169,15 @@ class Graph:
 
     def text(self) -> str:
         lines = [_describe(node) for node in self.nodes]
-        lines += [f"return {r.value.node.name}:{r.value.index}" for r in self.results]
+        if self.gears != "not asked for":
+            lines.insert(0, "# takes gears" if self.gears is None else f"# no gears: {self.gears}")
+        lines += [f"return {_leaving(r)}" for r in self.results]
         return "\n".join(lines)
+
+
+def _leaving(result: Result) -> str:
+    ways = {"new": "", "over": f" over {result.slot.name}", "done": f" in {result.slot.name}"}
+    return f"{result.value.node.name}:{result.value.index}{ways[result.way]}"
 
 
 def _describe(node: Node) -> str:
@@ -162,6 +188,7 @@ def _describe(node: Node) -> str:
 
     parts = [f"{port}={show(value)}" for port, value in node.inputs.items()]
     parts += [f"{name}={_short(value)}" for name, value in node.attrs.items()]
+    parts += [f"after={n.name}" for n in node.after]
     types = ", ".join(
         f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}"
         + (f" {node.formats[str(v.index)]}" if str(v.index) in node.formats else "")

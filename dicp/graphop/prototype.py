@@ -57,6 +57,12 @@ class Prototype:
     def input(self, name: str) -> Port | None:
         return next((port for port in self.inputs if port.name == name), None)
 
+    @property
+    def writes_to(self) -> str:
+        """The input whose memory the operator writes to: an output has its name; empty if none."""
+        names = {port.name for port in self.outputs}
+        return next((port.name for port in self.inputs if port.name in names), "")
+
     def attr(self, name: str) -> AttrSpec | None:
         return next((attr for attr in self.attrs if attr.name == name), None)
 

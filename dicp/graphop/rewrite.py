@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Item, Node, Operand, Result, Value
 
-Rewrite = Callable[[Builder, Node], Sequence[Value] | Mapping[Value, Value] | None]
+Rewritten = Sequence[Value] | Mapping[Value, Value] | None
 """What stands for a node's results, or for any values from here on; None to keep the node."""
+
+Rewrite = Callable[[Builder, Node], Rewritten]
 
 
 def rewritten(
@@ -22,7 +25,7 @@ def rewritten(
             _visit(builder, item, rewrites, renamed)
         elif isinstance(item, Result):
             value = renamed.get(item.value, item.value)
-            builder.nodes.append(Result(value, item.slot, item.order))
+            builder.nodes.append(replace(item, value=value))
         else:
             builder.nodes.append(item)
     return builder.nodes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from dicp.torch_private import disable_current_modes, profiling
 
 MAX_PLANS = 64
 
-Launch = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-"""Runs a built graph on row-major inputs, into row-major outputs."""
+Launch = Callable[
+    [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
+]
+"""Runs a built graph on row-major inputs, into row-major outputs. Where the symbols' numbers are
+given, the form of the graph for these sizes alone is meant, which computes no sizes of its own."""
 
 Env = list[Any]
 Step = Callable[[Env], None]
@@ -58,6 +62,39 @@ class GraphExecutable:
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan.run(inputs)
+
+
+@dataclass(frozen=True)
+class _ResultPlan:
+    """How one result of a graph is received: row-major in `order`, over an input or in memory of
+    its own."""
+
+    slot: int
+    shape: tuple[int, ...]
+    made: tuple[int, ...]
+    """The sizes with padding."""
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    over: bool
+
+    def buffer(self, env: Env, device: torch.device) -> torch.Tensor:
+        if self.over:
+            place = env[self.slot].permute(self.order)
+            if place.is_contiguous():
+                return place  # type: ignore[no-any-return]
+        return torch.empty(self.made, dtype=self.dtype, device=device)
+
+    def leave(self, env: Env, tensor: torch.Tensor) -> None:
+        if not self.over:
+            if self.made != self.shape:
+                part = tensor[tuple(slice(size) for size in self.shape)]
+                tensor = torch.empty(self.shape, dtype=self.dtype, device=part.device).copy_(part)
+            plain = self.order == tuple(range(len(self.order)))
+            env[self.slot] = tensor if plain else tensor.permute(inverse(self.order))
+            return
+        place = env[self.slot].permute(self.order)
+        if place.data_ptr() != tensor.data_ptr():
+            place.copy_(tensor)
 
 
 class _Plan:
@@ -107,25 +144,34 @@ class _Plan:
         return self._view(step)
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
-        getters = [self._graph_input(plain) for plain in step["inputs"]]
+        gears = self._gears() if "gears" in step else None
+        wanted = [plain for plain in step["inputs"] if gears is None or "sizes" not in plain]
+        getters = [self._graph_input(plain, gears) for plain in wanted]
+        written = step["written"]
         results = [
-            (
+            _ResultPlan(
                 r["slot"],
                 tuple(self.size(s) for s in r["shape"]),
+                tuple(evaluate_size(s, gears or self.symbols) for s in r["shape"]),
                 getattr(torch, r["dtype"]),
-                None if r["order"] == sorted(r["order"]) else inverse(r["order"]),
+                tuple(r["order"]),
+                r.get("over", False),
             )
             for r in step["results"]
         ]
         launch, name = self.executable.launch, step["graph"]
 
         def run(env: Env) -> None:
-            inputs = [get(env) for get in getters]
+            given = [get(env) for get in getters]
+            inputs = [tensor.contiguous() for tensor in given]
             device = inputs[0].device if inputs else torch.device("cpu")
-            outputs = [torch.empty(s, dtype=d, device=device) for _, s, d, _ in results]
-            launch(name, inputs, outputs)
-            for (slot, _, _, order), tensor in zip(results, outputs, strict=True):
-                env[slot] = tensor if order is None else tensor.permute(order)
+            outputs = [result.buffer(env, device) for result in results]
+            launch(name, inputs, outputs, gears)
+            for k in written:
+                if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
+                    given[k].copy_(inputs[k])
+            for result, tensor in zip(results, outputs, strict=True):
+                result.leave(env, tensor)
 
         def profiled(env: Env) -> None:
             if not profiling():
@@ -135,7 +181,18 @@ class _Plan:
 
         return profiled
 
-    def _graph_input(self, plain: Mapping[str, Any]) -> Callable[[Env], torch.Tensor]:
+    def _gears(self) -> dict[str, int] | None:
+        """The symbols' numbers rounded up; None where one is beyond all gears."""
+        gears = self.executable.program["gears"]
+        rounded = {
+            name: next((gear for gear in gears if gear >= number), 0) if number > 0 else 0
+            for name, number in self.symbols.items()
+        }
+        return rounded if all(rounded.values()) else None
+
+    def _graph_input(
+        self, plain: Mapping[str, Any], gears: Mapping[str, int] | None
+    ) -> Callable[[Env], torch.Tensor]:
         if "seed" in plain:
             return lambda env: torch.randint(0, 2**62, (1,)).view(torch.uint64)
         if "sizes" in plain:
@@ -149,9 +206,13 @@ class _Plan:
                 tensor = torch.tensor(numbers, dtype=getattr(torch, plain["dtype"]))
             return lambda env: tensor
         slot, order = plain["slot"], plain["order"]
+        if gears is not None:
+            whole = self.slots[slot]["shape"]
+            shape = tuple(evaluate_size(whole[d], gears) for d in order)
+            return lambda env: padded(env[slot].permute(order), shape)
         if order == sorted(order):
-            return lambda env: env[slot].contiguous()
-        return lambda env: env[slot].permute(order).contiguous()
+            return lambda env: env[slot]
+        return lambda env: env[slot].permute(order)
 
     def _call(self, step: Mapping[str, Any]) -> Step:
         name = step["call"]
@@ -248,6 +309,15 @@ class _Plan:
             executable.kept = {slot: env[slot] for slot in executable.left_once}
         for slot, tensor in executable.kept.items():
             env[slot] = tensor
+
+
+def padded(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """`tensor` at the start of zeros."""
+    if tuple(tensor.shape) == tuple(shape):
+        return tensor
+    whole = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    whole[tuple(slice(size) for size in tensor.shape)] = tensor
+    return whole
 
 
 def restrided(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

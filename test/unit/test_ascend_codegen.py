@@ -45,6 +45,12 @@ def residual_block() -> nn.Module:
     return Block().eval()
 
 
+def cache_update(cache: Tensor, new: Tensor) -> Tensor:
+    before = cache.sum(-1)
+    cache[:, 1:2] = new
+    return before * cache.sum(-1)
+
+
 GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, Any]]]] = {
     "broadcast": lambda: (
         lambda x, y: torch.relu(x * 2 + y).where(x > 0, y), [f32(4, 1, 8), f32(5, 1)], {}
@@ -57,6 +63,11 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
         lambda x, w, b: F.gelu(F.linear(x, w, b)), [f32(2, 4, 8), f32(6, 8, grad=True), f32(6)], {}
     ),
     "attention": lambda: (attention, [f32(1, 2, 4, 8)] * 3, {}),
+    "fused_attention": lambda: (
+        lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True),
+        [f32(1, 2, 4, 16).bfloat16().requires_grad_() for _ in "qkv"], {},
+    ),
+    "cache_update": lambda: (cache_update, [f32(2, 4, 3), f32(2, 1, 3)], {}),
     "split_cat": lambda: (
         lambda x: torch.cat([part * k for k, part in enumerate(x.split([2, 3], 1), 1)], 1),
         [f32(3, 5)], {},

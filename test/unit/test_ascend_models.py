@@ -107,6 +107,37 @@ def order_of(node: Node) -> list[Any]:
     return list(perm.known)
 
 
+def wide_bert() -> nn.Module:
+    return BertModel(
+        BertConfig(vocab_size=90, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+                   intermediate_size=64, attention_probs_dropout_prob=0.0)
+    )  # fmt: skip
+
+
+def wide_llama() -> nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=90, hidden_size=64, intermediate_size=48, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("model", [wide_bert, wide_llama])
+def test_one_fused_attention_per_layer(model: Callable[[], nn.Module], train: bool) -> None:
+    network = model().to(torch.bfloat16).train(train)
+
+    def call(m: nn.Module) -> Tensor:
+        return m(torch.randint(0, 90, (2, 12)), return_dict=False)[0]
+
+    with torch.set_grad_enabled(train):
+        kinds = record(call, network).kinds()
+    fused = {kind: count for kind, count in kinds.items() if "Attention" in kind}
+    forward, backward = "FlashAttentionScore", "FlashAttentionScoreGrad"
+    assert fused == ({forward: 2, backward: 2} if train else {"PromptFlashAttention": 2})
+    assert kinds["SoftmaxV2"] == 0
+    assert train or kinds["Transpose"] == 0
+
+
 def test_llama_products_carry_their_transposes() -> None:
     target = recorded("llama", train=False)
     products = [n for n in target.operators() if n.kind == "MatMulV2"]

@@ -75,6 +75,28 @@ IMAGE = ("auto x = In(0, {1}, ge::DT_FLOAT); "
 
 ACCEPTED = FLOAT + 'auto y = Make("Abs"); y.SetInput("x", x); Out(g, x, y);'
 
+PRODUCT = (
+    "auto x = In(0, {3, 3}, ge::DT_FLOAT); "
+    'auto y = Make("MatMulV2"); y.SetInput("x1", x); y.SetInput("x2", x); Out(g, x, y);'
+)
+
+REFERENCE = """
+  auto x = op::RefData("r").set_attr_index(0);
+  x.update_output_desc_y(Desc({2, 3}, ge::DT_FLOAT));
+  ge::Operator late = ge::OperatorFactory::CreateOperator("late", "Neg");
+  late.SetInput("x", x);
+  ge::Operator size = ge::OperatorFactory::CreateOperator("size", "Abs");
+  size.SetInput("x", x);
+  auto y = Make("Assign");
+  y.SetInput("ref", x);
+  y.SetInput("value", size);
+  g.SetInputs({x});
+  g.SetOutputs({{late, {0}}});
+  g.SetTargets({y});
+"""
+
+WRITTEN = REFERENCE + " y.AddControlInput(late);"
+
 REFUSED = {
     "operator": (FLOAT + 'auto y = Make("Absolute"); y.SetInput("x", x); Out(g, x, y);',
                  "made: there is no operator 'Absolute'"),
@@ -117,9 +139,18 @@ REFUSED = {
                 'auto y = Make("Abs"); y.SetInput("x", x); Out(g, x, y);', "Data indices are"),
     "undescribed": ('auto x = op::Data("in").set_attr_index(0); auto y = Make("Abs"); '
                     'y.SetInput("x", x); Out(g, x, y);', "its output has no description"),
+    "writing to an input": (FLOAT + 'auto y = Make("Assign"); y.SetInput("ref", x); '
+                            'y.SetInput("value", x); Out(g, x, y);',
+                            r"made \(Assign\): 'ref' is neither a RefData nor handed on"),
+    "a late reader": (REFERENCE, r"made \(Assign\): late reads 'ref' and may run later"),
+    "the old contents": (WRITTEN + " g.SetOutputs({{x, {0}}, {y, {0}}});",
+                         r"made \(Assign\): the graph returns 'ref' as it was"),
     "value": (FLOAT + 'auto c = Make("Const"); auto y = Make("Add"); y.SetInput("x1", x); '
               'y.SetInput("x2", c); Out(g, x, y);', "'value' is missing"),
 }  # fmt: skip
+
+
+GOOD = [ACCEPTED, PRODUCT, WRITTEN]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +164,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """All graphs above, as functions of one shared object."""
-    bodies = [ACCEPTED, *(body for body, _ in REFUSED.values())]
+    bodies = [*GOOD, *(body for body, _ in REFUSED.values())]
     functions = [f'extern "C" void f{k}(ge::Graph& g) {{ {b} }}' for k, b in enumerate(bodies)]
     path = tmp_path_factory.mktemp("graphs") / "graphs.so"
     path.write_bytes(compile_shared(find_toolchain(CONFIG), PRELUDE + "\n".join(functions)))
@@ -153,11 +184,32 @@ def test_a_valid_graph_is_built_loaded_and_run(driver: Driver, library: ctypes.C
     assert torch.equal(y, x.abs())
 
 
+def test_a_result_goes_over_an_input_that_nothing_needs_any_more(
+    driver: Driver, library: ctypes.CDLL
+) -> None:
+    model = Model(driver, build(driver, library, 0), "Simulator", dynamic=False)
+    x = torch.tensor([[-1.0, 2, -3], [4, -5, 6]])
+    model([x], [x])
+    assert torch.equal(x, x.abs()) and float(x.sum()) == 21
+    product = Model(driver, build(driver, library, 1), "Simulator", dynamic=False)
+    x = torch.ones(3, 3)
+    with pytest.raises(DeviceError, match="output 0 goes over input 0, which made still reads"):
+        product([x], [x])
+
+
+def test_an_operator_writes_to_a_reference(driver: Driver, library: ctypes.CDLL) -> None:
+    model = Model(driver, build(driver, library, 2), "Simulator", dynamic=False)
+    x, y = torch.tensor([[-1.0, 2, -3], [4, -5, 6]]), torch.empty(2, 3)
+    before = x.clone()
+    model([x], [y])
+    assert torch.equal(x, before.abs()) and torch.equal(y, -before)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_prototype_forbids_is_refused(
     name: str, driver: Driver, library: ctypes.CDLL
 ) -> None:
-    number = 1 + list(REFUSED).index(name)
+    number = len(GOOD) + list(REFUSED).index(name)
     with pytest.raises(GraphRejectedError, match=REFUSED[name][1]):
         build(driver, library, number)
 
@@ -275,6 +327,38 @@ def test_a_device_without_memory() -> None:
         driver.run(1, [], [], False, True)
 
 
+class Device:
+    """A driver library of a device with some memory, that says how much a model wants."""
+
+    def __init__(self, soc: bytes, wanted: int, status: int) -> None:
+        self.soc, self.wanted, self.status = soc, wanted, status
+
+    def __getattr__(self, name: str) -> Any:
+        def function(*args: Any) -> Any:
+            if name == "dicp_soc":
+                return self.soc
+            if name != "dicp_load":
+                return 0
+            wanted = ctypes.cast(args[3], ctypes.POINTER(ctypes.c_uint64))
+            wanted[0] = self.wanted
+            return self.status
+
+        self.__dict__[name] = function
+        return function
+
+
+def test_the_error_says_how_much_memory_was_wanted() -> None:
+    driver = Driver(Device(b"Ascend910B1", 3 << 30, 207001), simulated=False)
+    with pytest.raises(DeviceMemoryError, match="no 3221225472 bytes free for a model's work"):
+        driver.load(b"", "Ascend910B1")
+
+
+def test_a_model_of_another_chip_is_not_handed_to_the_device() -> None:
+    driver = Driver(Device(b"Ascend310P3", 0, 0), simulated=False)
+    with pytest.raises(ModelMismatchError, match="built for Ascend910B1 and this device is Ascend"):
+        driver.load(b"", "Ascend910B1")
+
+
 # ---- from torch.compile --------------------------------------------------------------------------
 
 
@@ -344,3 +428,63 @@ def test_a_refused_operator(
         return
     with pytest.raises(Exception, match=r"refused operator cos\d+ \(Cos\), made from aten.cos"):
         compiled(x)
+
+
+def test_a_stored_model_of_another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored by a machine with another chip, in a cache folder that both use."""
+    options = {"runs_on": "simulator", "cache_dir": tmp_path}
+    fn = torch.compile(lambda x: torch.exp(x) + 3, backend=Backend("ascend", **options))
+    assert torch.equal(fn(torch.zeros(2)), torch.full((2,), 4.0))
+    torch._dynamo.reset()
+    monkeypatch.setattr(Driver, "soc", lambda self: "Ascend910B1")
+    with pytest.raises(Exception, match="built for Simulator and this device is Ascend910B1"):
+        fn(torch.zeros(2))
+    torch._dynamo.reset()
+
+
+def test_no_device_and_no_simulator_to_compile_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    torch._dynamo.reset()
+    fn = torch.compile(torch.exp, backend=Backend("ascend", runs_on="device", cache=False))
+    with pytest.raises(Exception, match="no device here and runs_on='device' forbids"):
+        fn(torch.ones(2))
+
+
+def test_an_old_cann_runs_eagerly_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann(tmp_path / "cann", "6.3.RC2")))
+    torch._dynamo.reset()
+    options = {"runs_on": "device", "cache": False}
+    fn = torch.compile(torch.exp, backend=Backend("ascend", **options))
+    with pytest.raises(Exception, match=r"needs CANN 7\.0 or newer: .*holds version 6\.3"):
+        fn(torch.ones(2))
+    torch._dynamo.reset()
+    backend = Backend("ascend", **options, on_compile_error="eager")
+    with pytest.warns(FallbackWarning, match="running eagerly: target 'ascend' needs CANN"):
+        got = torch.compile(torch.exp, backend=backend)(torch.ones(2))
+    assert torch.equal(got, torch.exp(torch.ones(2)))
+
+
+def test_several_refused_operators_each_run_eagerly(
+    simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, name: str, text: str, *rest: Any) -> str:
+        called = re.search(r"op::(?:Cos|Sin) (\w+)\(", text)
+        if called is not None:
+            raise GraphRejectedError("ascend", f"[Node: {called[1]}] no kernel")
+        return original(self, name, text, *rest)
+
+    original = target_module.AscendTarget._build_graph
+    monkeypatch.setattr(target_module.AscendTarget, "_build_graph", refuse)
+    backend = Backend("ascend", **simulated, rejected="eager")
+    fn = torch.compile(lambda x: torch.cos(torch.exp(x)) + torch.sin(x), backend=backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got = fn(torch.ones(3))
+    texts = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert len(texts) == 2
+    assert "aten.cos" in texts[0] + texts[1] and "aten.sin" in texts[0] + texts[1]
+    assert torch.allclose(got, torch.cos(torch.exp(torch.ones(3))) + torch.sin(torch.ones(3)))

@@ -33,6 +33,7 @@ def test_defaults() -> None:
         "compile_jobs": 0,
         "fuse": True,
         "layout": True,
+        "gears": (),
         "fallback_random": False,
         "freeze": False,
         "check_bounds": True,
@@ -128,6 +129,8 @@ EXPECTED = {
     "Give it as in a shell, with every quotation closed.",
     "cxx_flags": "compiler flags, such as '-O2 -g'. "
     "Give one text as in a shell, with every quotation closed, or a list of texts.",
+    "gears": "sizes in rising order, such as '128 256 512'. "
+    "Give one text with spaces between, or a list of numbers.",
     "mode": "'default', 'reduce-overhead', 'max-autotune' or 'max-autotune-no-cudagraphs'. "
     "Choose one of these.",
 }
@@ -157,6 +160,10 @@ BAD: list[tuple[str, object]] = [
     ("cxx_flags", "-D'"),
     ("cxx_flags", 3),
     ("cxx_flags", ["-O2", 3]),
+    ("gears", "big"),
+    ("gears", [8, 4]),
+    ("gears", "0 4"),
+    ("gears", 8),
     ("mode", "fast"),
     ("mode", []),
 ]
@@ -255,6 +262,7 @@ def test_contradicting_modes() -> None:
         ("cxx_flags", "-g"),
         ("fuse", False),
         ("layout", False),
+        ("gears", "8 16"),
         ("fallback_random", True),
         ("freeze", True),
         ("check_bounds", False),

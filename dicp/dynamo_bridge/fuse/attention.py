@@ -221,7 +221,7 @@ def fused(
     q, factor = _scaled(rw, _batched(rw, q), scale, inverse)
     q, k, v = (_unit_stride(rw, x) for x in (q, k, v))
     bias = _as_bias(rw, mask, keep, drop, fill, q)
-    causal = bias is not None and _is_causal(bias, q, k)
+    causal = bias is not None and is_causal_mask(bias, q, k)
     shaped = None if bias is None or causal else _four_dims(rw, bias)
     out = _call(rw, q, k, v, shaped, causal, factor)
     if out is not None and shaped is not None and bias is not None and not _leaves_a_key(bias):
@@ -405,7 +405,8 @@ _VIEWS = frozenset({
 })  # fmt: skip
 
 
-def _is_causal(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
+def is_causal_mask(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
+    """A constant that hides the keys after each query and no others, for as many as queries."""
     rows, columns = (sizes_of(q) or ())[-2], (sizes_of(k) or ())[-2]
     return (
         isinstance(rows, int)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dicp.graphop.assemble import plain_size
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
 from dicp.template import render_template
@@ -30,13 +32,37 @@ def node_names(graph: Graph) -> dict[Node, str]:
 
 
 def render_graph(graph: Graph) -> str:
-    """The source text of one graph; it does not depend on the graph's name."""
-    inputs = {node: k for k, node in enumerate(graph.inputs)}
+    """The source text of one graph, with -1 for symbolic sizes; it does not depend on its name."""
+    return at_sizes(_render(graph, graph.inputs), lambda expression: -1)
+
+
+def render_static(graph: Graph) -> str:
+    """The source text with an expression for each symbolic size, for `at_sizes` to fill in; what
+    the host computes from them is constant then."""
+    return _render(graph, [node for node in graph.inputs if node.kind != "sizes"])
+
+
+def at_sizes(text: str, size: Callable[[str], int]) -> str:
+    """A source text with every expression replaced by its number."""
+    return re.sub(f"{_OPEN}(.*?){_CLOSE}", lambda found: str(size(found[1])), text)
+
+
+_OPEN, _CLOSE = "\x01", "\x02"
+"""Stand around an expression of sizes in a source text."""
+
+
+def _size(size: Any) -> str:
+    return str(size) if isinstance(size, int) else f"{_OPEN}{plain_size(size)}{_CLOSE}"
+
+
+def _render(graph: Graph, given: Sequence[Node]) -> str:
+    inputs = {node: k for k, node in enumerate(given)}
     names = node_names(graph)
+    references = _references(graph)
     blocks: list[dict[str, Any]] = []
     for node in graph.nodes:
         comment = _one_line(str(node.origin)) if node.origin else ""
-        lines = _lines(node, names, inputs.get(node, -1))
+        lines = _lines(node, names, inputs.get(node, -1), node in references)
         if blocks and blocks[-1]["comment"] == comment:
             blocks[-1]["lines"] += lines
         else:
@@ -49,16 +75,34 @@ def render_graph(graph: Graph) -> str:
         name="graph",
         operators=len(graph.operators),
         headers=sorted(headers),
-        constants=any(node.kind == "const" for node in graph.nodes),
+        constants=any(_is_constant(node, inputs) for node in graph.nodes),
         blocked=not formats.isdisjoint(BLOCKED),
         entry=ENTRY,
         blocks=blocks,
-        inputs=graph.inputs,
-        ends=[
-            *_call("graph.SetInputs", [names[node] for node in graph.inputs]),
-            *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.results]),
-        ],
+        inputs=given,
+        ends=_ends(graph, given, names),
     )  # fmt: skip
+
+
+def _is_constant(node: Node, inputs: Mapping[Node, int]) -> bool:
+    return node.kind == "const" or node.kind == "sizes" and node not in inputs
+
+
+def _references(graph: Graph) -> set[Node]:
+    """The inputs whose memory an operator writes to."""
+    written = graph.written
+    bounds = {node: node.attrs.get("bound") for node in graph.inputs}
+    return {node for node, bound in bounds.items() if bound and bound.slot in written}
+
+
+def _ends(graph: Graph, given: Sequence[Node], names: Mapping[Node, str]) -> list[str]:
+    """What the graph takes and gives; operators that write to an input are kept as targets."""
+    targets = dict.fromkeys(names[result.value.node] for result in graph.written.values())
+    return [
+        *_call("graph.SetInputs", [names[node] for node in given]),
+        *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.outputs]),
+        *(_call("graph.SetTargets", list(targets)) if targets else []),
+    ]
 
 
 def _output(value: Value, names: Mapping[Node, str]) -> str:
@@ -71,12 +115,13 @@ def _call(function: str, items: Sequence[str]) -> list[str]:
     return f"{function}({{{text}}});".replace("\n", "\n      ").split("\n")
 
 
-def _lines(node: Node, names: Mapping[Node, str], index: int) -> list[str]:
+def _lines(node: Node, names: Mapping[Node, str], index: int, written: bool) -> list[str]:
     name = names[node]
     if index >= 0:
         value = node.outputs[0]
-        return [f'auto {name} = Input("{name}", {index}, {_desc(value)});']
-    if node.kind == "const":
+        made = "Input<op::RefData>" if written else "Input<op::Data>"
+        return [f'auto {name} = {made}("{name}", {index}, {_desc(value)});']
+    if node.kind in ("const", "sizes"):
         return [_constant(node, name)]
     return _operator(node, names, PROTOTYPES[node.kind])
 
@@ -86,8 +131,7 @@ def _dims(value: Value) -> str:
 
 
 def _sizes(sizes: Sequence[Any]) -> str:
-    """Sizes as GE has them: -1 for one that is known only when the graph runs."""
-    return "{" + ", ".join(str(s) if isinstance(s, int) else "-1" for s in sizes) + "}"
+    return "{" + ", ".join(map(_size, sizes)) + "}"
 
 
 def _desc(value: Value) -> str:
@@ -116,7 +160,11 @@ _STORED = {
 
 def _constant(node: Node, name: str) -> str:
     value = node.outputs[0]
-    numbers = [_literal(n, value.dtype) for n in node.attrs["numbers"]]
+    if node.kind == "const":
+        numbers = [_literal(n, value.dtype) for n in node.attrs["numbers"]]
+    else:
+        sizes = node.attrs["sizes"]
+        numbers = [_size(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
     stored = _STORED[value.dtype]
     listed = ", ".join(numbers) or "0"
     return (
@@ -177,7 +225,7 @@ def _operator(node: Node, names: Mapping[Node, str], prototype: Prototype) -> li
         if str(output.index) in node.formats:
             given = prototype.outputs[output.index].name
             lines.append(f"{name}.update_output_desc_{given}({_desc(output)});")
-    return lines
+    return lines + [f"{name}.AddControlInput({names[n]});" for n in node.after if n in names]
 
 
 def _inputs(port: str, operand: Operand, names: Mapping[Node, str]) -> list[str]:

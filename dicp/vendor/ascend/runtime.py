@@ -112,8 +112,12 @@ class Driver:
         return received[0]
 
     def load(self, model: bytes, built_for: str) -> int:
-        """A handle of the model on the device."""
-        self.open()
+        """A handle of the model on the device.
+
+        Raises ModelMismatchError for one built for another chip, DeviceMemoryError.
+        """
+        if built_for != self.soc():
+            raise ModelMismatchError(TARGET, built_for, self.soc())
         handle, wanted = ctypes.c_void_p(), ctypes.c_uint64()
         status = self._library.dicp_load(
             model, len(model), ctypes.byref(handle), ctypes.byref(wanted)
@@ -173,19 +177,28 @@ def _pieces(tensors: Sequence[torch.Tensor], described: bool) -> Any:
 class Model:
     """One graph on the device; unloaded with the last reference."""
 
-    def __init__(self, driver: Driver, data: bytes, built_for: str, dynamic: bool) -> None:
+    def __init__(
+        self, driver: Driver, data: bytes, built_for: str, dynamic: bool,
+        written: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.driver = driver
         self.dynamic = dynamic
+        self.written = written
+        """Inputs, by number, that the graph writes to."""
         self.handle = driver.load(data, built_for)
         weakref.finalize(self, driver.unload, self.handle).atexit = False
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         given, made = list(inputs), list(outputs)
-        host = self.driver.simulator is None and any(t.device.type == "cpu" for t in made)
+        changed = [given[k] for k in self.written]
+        host = self.driver.simulator is None and any(
+            t.device.type == "cpu" for t in (*made, *changed)
+        )
         if self.driver.simulator is None:
             given = [t.to(DEVICE) for t in inputs]
             made = [torch.empty_like(t, device=DEVICE) for t in outputs] if host else made
         self.driver.run(self.handle, given, made, self.dynamic, wait=host)
         if host:
-            for result, output in zip(made, outputs, strict=True):
+            there = [given[k] for k in self.written]
+            for result, output in zip([*made, *there], [*outputs, *changed], strict=True):
                 output.copy_(result)

@@ -24,11 +24,12 @@ from dicp.errors import (
 )
 from dicp.graphop.assemble import assemble
 from dicp.graphop.hoist import hoisted
+from dicp.graphop.inplace import in_place
 from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Slot
-from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import GraphExecutable
+from dicp.plain import evaluate_size
 from dicp.target import (
     Artifact,
     Check,
@@ -41,8 +42,10 @@ from dicp.target import (
     Target,
 )
 from dicp.torch_private import FakeTensorMode, OpOverload
-from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
-from dicp.vendor.ascend.fuse import REWRITES
+from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
+from dicp.vendor.ascend.fuse import fuse
+from dicp.vendor.ascend.fuse.inplace import WRITING
+from dicp.vendor.ascend.gears import refusal
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES, VIEWS
@@ -125,10 +128,10 @@ class AscendTarget(Target):
         lowering = Lowering(gm, context, builder, RULES, decide).run()
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
-            items = remove_dead(rewritten(builder, items, REWRITES), lowering.outputs)
+            items = fuse(builder, items, lowering.outputs)
             items, moved = sunk(builder, items)
-            items = rewritten(builder, items, REWRITES) if moved else items
-            items = remove_dead(items, lowering.outputs)
+            items = fuse(builder, items, lowering.outputs) if moved else items
+        items = in_place(builder, items, WRITING)
         steps = Partition(builder, items).steps()
         static = _static_slots(lowering, context)
         if config.layout:
@@ -137,6 +140,9 @@ class AscendTarget(Target):
                 for step in steps
             ]
         once, steps = hoisted(builder, steps, static)
+        for step in steps:
+            if config.gears and isinstance(step, Graph):
+                step.gears = refusal(step)
         program = assemble(lowering, steps, once)
         program.retry = lambda more: self._lower(gm, context, refused | more)
         return program
@@ -173,7 +179,8 @@ class AscendTarget(Target):
                 )
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
-        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic}
+        static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
+        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic, "static": static}
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(
@@ -202,26 +209,50 @@ class AscendTarget(Target):
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
-        driver = self._driver(toolchain, cache)
-        dynamic, texts = artifact.program["dynamic"], artifact.program["texts"]
-        models: dict[str, Model] = {}
-        for name, key in artifact.units.items():
-            entry = cache.get("model", key)
-            if entry is None:  # removed since the program was stored
-                key = self._build_graph(name, texts[name], toolchain, cache, config)
-                entry = cache.get("model", key)
-            if entry is None:
-                detail = f"model {key} cannot be stored or read"
-                raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
-            soc = json.loads(entry.read("facts.json"))["soc"]
-            models[name] = Model(driver, entry.read("graph.om"), soc, dynamic[name])
+        plain = artifact.program
+        steps = [step for step in plain["program"]["steps"] if "graph" in step]
+        written = {step["graph"]: step["written"] for step in steps}
+
+        def loaded(name: str, key: str, text: str, dynamic: bool) -> Model:
+            return self._load_graph(
+                name, key, text, dynamic, written[name], toolchain, cache, config
+            )
+
+        models = {
+            name: loaded(name, key, plain["texts"][name], plain["dynamic"][name])
+            for name, key in artifact.units.items()
+        }
+        geared: dict[tuple[str, str], Model] = {}
 
         def launch(
-            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-        ) -> None:
-            models[name](inputs, outputs)
+            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+            gears: Mapping[str, int] | None,
+        ) -> None:  # fmt: skip
+            if gears is None:
+                models[name](inputs, outputs)
+                return
+            text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
+            if (name, text) not in geared:
+                key = self._build_graph(name, text, toolchain, cache, config)
+                geared[name, text] = loaded(name, key, text, False)
+            geared[name, text](inputs, outputs)
 
-        return GraphExecutable(artifact.program["program"], launch, artifact.objects)
+        return GraphExecutable(plain["program"], launch, artifact.objects)
+
+    def _load_graph(
+        self, name: str, key: str, text: str, dynamic: bool, written: Sequence[int],
+        toolchain: Toolchain, cache: Cache, config: Config,
+    ) -> Model:  # fmt: skip
+        driver = self._driver(toolchain, cache)
+        entry = cache.get("model", key)
+        if entry is None:  # removed since the program was stored
+            key = self._build_graph(name, text, toolchain, cache, config)
+            entry = cache.get("model", key)
+        if entry is None:
+            detail = f"model {key} cannot be stored or read"
+            raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
+        soc = json.loads(entry.read("facts.json"))["soc"]
+        return Model(driver, entry.read("graph.om"), soc, dynamic, written)
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:
@@ -233,7 +264,10 @@ class AscendTarget(Target):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity)
+        toolchain = find_toolchain(config)
+        if toolchain.simulated:
+            return key_of(toolchain.identity)
+        return key_of(toolchain.identity, self._driver(toolchain, Cache.open(config)).soc())
 
     def simulated_counts(self) -> Mapping[str, int]:
         """What the simulator has run in this process: launches, operators, transposes."""

@@ -150,6 +150,7 @@ _CPP_TYPES = {
 }  # fmt: skip
 _LEAVES = (
     "GE_OPERATOR(Data) GE_INPUT(x) GE_OUTPUT(y) GE_ATTR(index, int64_t) GE_END",
+    "GE_OPERATOR(RefData) GE_INPUT(x) GE_OUTPUT(y) GE_ATTR(index, int64_t) GE_END",
     "GE_OPERATOR(Const) GE_OUTPUT(y) GE_ATTR(value, const Tensor&) GE_END",
 )
 

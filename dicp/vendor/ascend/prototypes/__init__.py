@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dicp.graphop.prototype import Prototype, parse_prototypes
-from dicp.vendor.ascend.prototypes.table import TABLES
+from dicp.vendor.ascend.prototypes import attention, fused, inplace, table
 
 _SINGLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 _REAL = _SINGLE | {torch.float64}
@@ -22,22 +22,38 @@ CLASSES: dict[str, frozenset[torch.dtype]] = {
     "any": _REAL | _INTEGER | _BOOL | _WIDE,
     "index": frozenset({torch.int32, torch.int64}),
     "int32": frozenset({torch.int32}),
+    "half": frozenset({torch.float16, torch.bfloat16}),
+    "int64": frozenset({torch.int64}),
     "uint8": frozenset({torch.uint8}),
     "uint64": frozenset({torch.uint64}),
     "float": frozenset({torch.float32}),
     "f32f64": frozenset({torch.float32, torch.float64}),
     "number+bool": _REAL | _INTEGER | _BOOL,
     "single+int32": _SINGLE | {torch.int32},
+    "single+int16+int32": _SINGLE | {torch.int16, torch.int32},
     "bool+uint8": _BOOL | {torch.uint8},
 }
 """Sets of dtypes that rows of the table name."""
 
 PROTOTYPES: dict[str, Prototype] = {
     kind: prototype
-    for header, text in TABLES.items()
+    for tables in (table.TABLES, attention.TABLES, fused.TABLES, inplace.TABLES)
+    for header, text in tables.items()
     for kind, prototype in parse_prototypes(header, text, CLASSES).items()
 }
 """By operator; a prototype's group is its header."""
+
+_POINTWISE_HEADERS = frozenset({
+    "elewise_calculation_ops.h", "nonlinear_fuc_ops.h", "math_ops.h", "bitwise_ops.h",
+})  # fmt: skip
+_NOT_POINTWISE = frozenset({"ArgMaxV2", "ArgMin", "Assign"})
+
+POINTWISE: frozenset[str] = frozenset(
+    kind
+    for kind, prototype in PROTOTYPES.items()
+    if prototype.group in _POINTWISE_HEADERS and kind not in _NOT_POINTWISE
+) | {"Identity", "SelectV2"}
+"""Operators whose result's elements each depend on the elements at the same place alone."""
 
 DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.float32: ("DT_FLOAT", 0),

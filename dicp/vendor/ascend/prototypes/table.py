@@ -202,9 +202,6 @@ AdaptiveAvgPool3dGrad: y_grad:single x:=y_grad -> x_grad:=y_grad | data_format:S
     "image_ops.h": """
 GridSampler2DGrad: grad:single x:=grad grid:=grad -> dx:=grad dgrid:=grad | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 """,
-    "experiment_ops.h": """
-PromptFlashAttention: query:single key:any value:any padding_mask?:any atten_mask?:any actual_seq_lengths?:any -> attention_out:=query | num_heads:Int scale_value:Float=1.0 pre_tokens:Int=214748647 next_tokens:Int=0 input_layout:String=BSH num_key_value_heads:Int=1
-""",
     "nn_activation.h": """
 SwiGlu: x:single -> y:=x | dim:Int=-1
 """,

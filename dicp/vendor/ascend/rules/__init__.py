@@ -2,6 +2,7 @@
 
 from dicp.graphop.rules import RuleTable
 from dicp.vendor.ascend.rules import (
+    attention,
     bags,
     creation,
     distance,
@@ -19,8 +20,8 @@ from dicp.vendor.ascend.rules import (
 from dicp.vendor.ascend.rules.shape import VIEWS
 
 RULES = RuleTable(
-    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES,
-    pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
+    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, attention.RULES, nn.RULES,
+    norm.RULES, pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
     bags.RULES, resample.RULES,
 )  # fmt: skip
 

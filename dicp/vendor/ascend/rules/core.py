@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -25,8 +25,17 @@ Operand = Any
 class Ge(Builder):
     """Builds GE operators. Sizes are integers or symbolic integers throughout."""
 
+    writes_over_inputs = True
+
     def __init__(self, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(GE, fake_mode)
+        self._once: dict[Any, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What several rules need, masks say: made at its first use."""
+        if key not in self._once:
+            self._once[key] = make()
+        return self._once[key]
 
     def stored(self, value: Value) -> torch.Tensor:
         """A blocked tensor is stored with its last blocks filled up."""
@@ -46,7 +55,7 @@ class Ge(Builder):
 
     def compute_dtype(self, dtype: torch.dtype, *operands: Operand) -> torch.dtype:
         """float32 in place of a narrow type that cannot hold one of the numbers exactly."""
-        inexact = any(not isinstance(x, Value) and not _holds(dtype, x) for x in operands)
+        inexact = any(not isinstance(x, Value) and not holds(dtype, x) for x in operands)
         return torch.float32 if dtype in HALVES and inexact else dtype
 
     @property
@@ -156,7 +165,7 @@ class Ge(Builder):
         return self.cast(x, torch.float32) if x.dtype in HALVES else x
 
 
-def _holds(dtype: torch.dtype, number: Any) -> bool:
+def holds(dtype: torch.dtype, number: Any) -> bool:
     """Whether a number keeps its value in `dtype`; a symbolic one may not."""
     if not isinstance(number, (bool, int, float)):
         return False
@@ -178,4 +187,4 @@ def unsupported(reason: str) -> NoRule:
     return NoRule(reason)
 
 
-__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "unsupported"]
+__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "holds", "unsupported"]

@@ -320,9 +320,9 @@ def _add_combined(g: Ge, kind: str, x: Value, a: Value, b: Value, value: Any) ->
 
 
 @rule(prims.fma.default)
-def fma(g: Ge, x: Value, y: Value, z: Value) -> Value:
+def fma(g: Ge, x: Operand, y: Operand, z: Operand) -> Value:
     one = g.number(1, g.dtype)
-    return g.op("Addcmul", *(g.cast(v, g.dtype) for v in (z, x, y)), one)
+    return g.op("Addcmul", *(g.as_type(v, g.dtype) for v in (z, x, y)), one)
 
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)

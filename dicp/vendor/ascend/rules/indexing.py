@@ -117,6 +117,8 @@ def index_put(
         raise NoRule("no index")
     if len(present) == 1 and present[0].dtype == torch.bool and values.ndim == 0:
         return _put_where(g, x, indices, values, accumulate)
+    if len(present) == 1 and present[0].ndim == 1 and indices[0] is None:
+        return _put_along(g, x, indices, values, accumulate)
     where = Indexed(g, x, indices)
     order = where.result_order()
     rest = [x.shape[d] for d in where.rest]
@@ -126,6 +128,25 @@ def index_put(
     moved = g.transpose(x, where.order)
     out = _scatter_nd(g, moved, where.index, updates, accumulate)
     return g.transpose(out, [where.order.index(d) for d in range(x.ndim)])
+
+
+def _put_along(
+    g: Ge, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
+) -> Value:
+    """Places along one dimension, which stays where it is."""
+    dim = next(k for k, i in enumerate(indices) if i is not None)
+    index = indices[dim]
+    assert index is not None
+    if index.dtype in (torch.bool, torch.uint8):
+        raise NoRule("a mask as an index: the size of its result depends on data")
+    if accumulate and x.dtype == torch.bool:
+        raise NoRule("booleans are added")
+    shape = [*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]]
+    updates = g.broadcast(g.cast(values, x.dtype), shape)
+    column = [index.shape[0] if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(from_start(g, index, x.shape[dim]), column), shape)
+    reduction = "add" if accumulate else "none"
+    return g.op("ScatterElements", x, places, updates, axis=dim, reduction=reduction)
 
 
 def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool) -> Value:

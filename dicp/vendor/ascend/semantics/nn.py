@@ -1,8 +1,7 @@
-"""Matrix products, convolutions, pooling, norms, softmax, attention."""
+"""Matrix products, convolutions, pooling, norms, softmax."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -180,7 +179,7 @@ def batch_norm_grad(
     return dx.to(x.dtype), dweight, dbias
 
 
-# ---- softmax and attention -----------------------------------------------------------------------
+# ---- softmax and fused activations ---------------------------------------------------------------
 
 
 def softmax(x: Tensor, axes: list[int], half_to_float: bool = False) -> Tensor:
@@ -201,37 +200,6 @@ def log_softmax(logits: Tensor, axes: list[int]) -> Tensor:
 def log_softmax_grad(grad: Tensor, y: Tensor, axis: list[int]) -> Tensor:
     assert len(axis) == 1
     return aten._log_softmax_backward_data(grad, y, axis[0], y.dtype)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, shift: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax(scale q k' + shift) v without the masked keys, in float32; with max and sum."""
-    groups = q.shape[1] // k.shape[1]
-    wide = [t.float() for t in (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))]
-    scores = wide[0] @ wide[1].mT * scale
-    if shift is not None:
-        scores = scores + shift.float()
-    if mask is not None:
-        scores = scores.masked_fill(mask.bool(), -math.inf)
-    largest = scores.amax(-1, keepdim=True)
-    weights = torch.exp(scores - largest)
-    total = weights.sum(-1, keepdim=True)
-    return (weights / total) @ wide[2], largest, total
-
-
-def prompt_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None,
-    atten_mask: Tensor | None, actual_seq_lengths: None, num_heads: int, scale_value: float,
-    pre_tokens: int, next_tokens: int, input_layout: str, num_key_value_heads: int,
-) -> Tensor:  # fmt: skip
-    """`atten_mask` is true where a key is left out; `padding_mask` is added to the scores."""
-    assert input_layout == "BNSD" and num_heads == query.shape[1]
-    mask = atten_mask
-    if next_tokens == 0:
-        above = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(1)
-        mask = above if mask is None else mask.bool() | above
-    return _attend(query, key, value, scale_value, padding_mask, mask)[0].to(query.dtype)
 
 
 def swi_glu(x: Tensor, dim: int = -1) -> Tensor:
@@ -262,8 +230,7 @@ def register(semantics: Semantics) -> None:
         "BNInfer": batch_norm_infer, "BatchNormV3": batch_norm,
         "BatchNormGradV3": batch_norm_grad, "SoftmaxV2": softmax, "SoftmaxGrad": softmax_grad,
         "LogSoftmaxV2": log_softmax, "LogSoftmaxGrad": log_softmax_grad,
-        "PromptFlashAttention": prompt_flash_attention, "SwiGlu": swi_glu,
-        "RotaryMul": rotary_mul, "AddRmsNorm": add_rms_norm,
+        "SwiGlu": swi_glu, "RotaryMul": rotary_mul, "AddRmsNorm": add_rms_norm,
     })  # fmt: skip
     hosted: dict[str, tuple[str, Any]] = {
         "Conv2DTranspose": ("input_size", convolve_transposed),

@@ -21,6 +21,7 @@ from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.formats import accepts, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
+from dicp.vendor.ascend.simulator.memory import Order, sources_of
 
 FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
@@ -48,7 +49,17 @@ class Model:
     interpreter: Interpreter
     inputs: list[Tensor]
     outputs: list[Tensor]
+    order: Order
     kinds: list[str] = field(default_factory=list)
+
+    def check_shared(self, given: int, made: int) -> None:
+        """Raise Refused unless result `made` may go over input `given`: both have one buffer."""
+        calls, outputs = self.interpreter.calls, self.interpreter.outputs
+        data = (list(calls).index(given), 0)
+        writer = self.order.memory(outputs[made])
+        late = self.order.late_reader(data, writer[0]) or self.order.mixing(data, writer[0])
+        if late is not None:
+            raise Refused(f"output {made} goes over input {given}, which {late.name} still reads")
 
 
 class Compiler:
@@ -62,6 +73,7 @@ class Compiler:
         self.results: list[list[Tensor]] = []
         self.inputs: dict[int, Tensor] = {}
         self.kinds: list[str] = []
+        self.references: set[int] = set()
         self.fake_mode = FakeTensorMode()
 
     def compile(self) -> Model:
@@ -78,12 +90,39 @@ class Compiler:
         count = len(self.graph["inputs"])
         if sorted(self.inputs) != list(range(count)):
             raise Refused(f"Data indices are {sorted(self.inputs)}, not those of {count} inputs")
+        order = self._checked_order(outputs)
         return Model(
             Interpreter(self.calls, outputs),
             [self.inputs[k] for k in range(count)],
             [self._result(*source) for source in outputs],
+            order,
             self.kinds,
         )
+
+    def _checked_order(self, outputs: Sequence[Source]) -> Order:
+        """The order of reads and writes; Refused where a write may come before a read."""
+        controls = {
+            self.places[op["name"]]: [self.places[name] for name in op["controls"]]
+            for op in self.graph["ops"]
+        }
+        order = Order(self.calls, controls)
+        for place, call in enumerate(self.calls):
+            port = call.prototype.writes_to if isinstance(call, Call) else ""
+            if not port:
+                continue
+            assert isinstance(call, Call)
+            where = f"{call.name} ({call.prototype.kind})"
+            memory = order.memory(sources_of(call)[0])
+            owner = self.calls[memory[0]]
+            handed_on = isinstance(owner, Call) and owner.prototype.writes_to
+            if memory[0] not in self.references and not handed_on:
+                raise Refused(f"{where}: {port!r} is neither a RefData nor handed on from one")
+            late = order.late_reader(memory, place)
+            if late is not None:
+                raise Refused(f"{where}: {late.name} reads {port!r} and may run later")
+            if any(value in outputs for value in order.shown(memory)):
+                raise Refused(f"{where}: the graph returns {port!r} as it was")
+        return order
 
     def _result(self, place: int, index: int) -> Tensor:
         return self.results[place][index]
@@ -93,7 +132,9 @@ class Compiler:
         for _, _, desc in op["descs"]:
             _check_storage(op, desc)
         attrs = {name: _attr_value(type_, value) for name, type_, value in op["attrs"]}
-        if kind == "Data":
+        if kind == "RefData":
+            self.references.add(len(self.calls))
+        if kind in ("Data", "RefData"):
             tensor = _described(op)
             index = attrs.get("index", 0)
             self.inputs[index] = tensor

@@ -79,12 +79,14 @@ struct Record {
     std::string output;
   };
   std::vector<Input> inputs;
+  std::vector<Record*> controls;  // have to run before
   std::vector<std::string> attrs, descs, counts;
 };
 
 static void release(Record* r) {
   if (--r->users > 0) return;
   for (auto& input : r->inputs) release(input.source);
+  for (Record* control : r->controls) release(control);
   delete r;
 }
 
@@ -118,6 +120,10 @@ Operator& Operator::SetInput(const char* port, uint32_t index, const Operator& s
 Operator& Operator::SetInput(const char* port, uint32_t index, const Operator& s,
                              const char* output) {
   return connect(record_, port, index, s, output), *this;
+}
+Operator& Operator::AddControlInput(const Operator& source) {
+  ++source.record()->users;
+  return record_->controls.push_back(source.record()), *this;
 }
 void Operator::DynamicInputRegister(const char* port, uint32_t count) {
   record_->counts.push_back("[\"input\"," + quoted(port) + "," + integer(count) + "]");
@@ -160,7 +166,7 @@ graphStatus Operator::UpdateOutputDesc(const char* port, const TensorDesc& d) {
 
 struct GraphRecord {
   std::string name;
-  std::vector<Operator> inputs;
+  std::vector<Operator> inputs, targets;
   std::vector<std::pair<Operator, std::vector<size_t>>> outputs;
 };
 
@@ -174,19 +180,26 @@ Graph& Graph::SetOutputs(const std::vector<std::pair<Operator, std::vector<size_
   record_->outputs = outputs;
   return *this;
 }
+Graph& Graph::SetTargets(const std::vector<Operator>& targets) {
+  record_->targets = targets;
+  return *this;
+}
 
-// Operators that the outputs need, each after its own inputs.
+// Operators that the outputs and targets need, each after its own inputs and what it waits for.
 static void collect(Record* root, std::unordered_set<Record*>& seen, std::vector<Record*>& order) {
   std::vector<std::pair<Record*, size_t>> stack;
   if (seen.insert(root).second) stack.push_back({root, 0});
   while (!stack.empty()) {
     auto& [record, next] = stack.back();
-    if (next == record->inputs.size()) {
+    size_t inputs = record->inputs.size();
+    if (next == inputs + record->controls.size()) {
       order.push_back(record);
       stack.pop_back();
       continue;
     }
-    Record* source = record->inputs[next++].source;
+    Record* source =
+        next < inputs ? record->inputs[next].source : record->controls[next - inputs];
+    ++next;
     if (seen.insert(source).second) stack.push_back({source, 0});
   }
 }
@@ -198,7 +211,9 @@ static std::string text_of(const Record* r) {
            quoted(i.output) + "]";
   };
   return "{\"name\":" + quoted(r->name) + ",\"type\":" + quoted(r->type) +
-         ",\"inputs\":" + list(r->inputs, input) + ",\"attrs\":" + list(r->attrs, same) +
+         ",\"inputs\":" + list(r->inputs, input) +
+         ",\"controls\":" + list(r->controls, [](Record* c) { return quoted(c->name); }) +
+         ",\"attrs\":" + list(r->attrs, same) +
          ",\"descs\":" + list(r->descs, same) + ",\"counts\":" + list(r->counts, same) + "}";
 }
 
@@ -207,6 +222,7 @@ static std::string text_of(const GraphRecord& g) {
   std::vector<Record*> order;
   for (auto& op : g.inputs) collect(op.record(), seen, order);
   for (auto& out : g.outputs) collect(out.first.record(), seen, order);
+  for (auto& op : g.targets) collect(op.record(), seen, order);
   auto name = [](const Operator& op) { return quoted(op.record()->name); };
   auto number = [](size_t k) { return integer(static_cast<int64_t>(k)); };
   auto output = [&](const std::pair<Operator, std::vector<size_t>>& o) {

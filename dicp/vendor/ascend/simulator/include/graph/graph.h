@@ -14,6 +14,7 @@ class Graph {
   ~Graph();
   Graph& SetInputs(const std::vector<Operator>& inputs);
   Graph& SetOutputs(const std::vector<std::pair<Operator, std::vector<size_t>>>& outputs);
+  Graph& SetTargets(const std::vector<Operator>& targets);
 
   GraphRecord* record() const { return record_; }
 

@@ -16,6 +16,7 @@ class Operator {
   Operator& SetInput(const char* port, const Operator& source, const char* output);
   Operator& SetInput(const char* port, uint32_t index, const Operator& source);
   Operator& SetInput(const char* port, uint32_t index, const Operator& source, const char* output);
+  Operator& AddControlInput(const Operator& source);
   void DynamicInputRegister(const char* port, uint32_t count);
   void DynamicOutputRegister(const char* port, uint32_t count);
   Operator& SetAttr(const char* name, bool value);

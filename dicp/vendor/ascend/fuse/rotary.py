@@ -1,0 +1,75 @@
+"""Rotary position embedding as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.builder import Builder
+from dicp.graphop.program import Node, Value
+from dicp.vendor.ascend.fuse.moves import HEADS_BACK, both_ways, order_of, reshaped, source_of
+from dicp.vendor.ascend.rules.core import Ge
+
+
+def rotary(g: Builder, node: Node) -> Sequence[Value] | None:
+    # x cos + (-second half of x, first half of x) sin = rotary_mul(x, cos, sin)
+    for straight, turned in both_ways(node):
+        if straight.node.kind != "Mul" or turned.node.kind != "Mul":
+            continue
+        for half, sine in both_ways(turned.node):
+            x = _rotated(g, half)
+            for other, cosine in both_ways(straight.node):
+                if x is other and x is not None and _fit_rotary(g, x, cosine, sine):
+                    return [_turned(g, x, cosine, sine)]
+    return None
+
+
+def _turned(g: Builder, x: Value, cosine: Value, sine: Value) -> Value:
+    # rotary_mul(transpose(x), cos, sin) = transpose(rotary_mul(x, cos, sin)), heads after rows
+    assert isinstance(g, Ge)
+    if order_of(x) != HEADS_BACK:
+        return g.op("RotaryMul", x, cosine, sine)
+    factors = [reshaped(g, f, [f.shape[0], f.shape[2], 1, f.shape[3]]) for f in (cosine, sine)]
+    return g.transpose(g.op("RotaryMul", source_of(x), *factors), HEADS_BACK)
+
+
+def _fit_rotary(g: Builder, x: Value, cosine: Value, sine: Value) -> bool:
+    """Four dimensions, even width, and factors that are one for all heads."""
+    width = x.shape[-1]
+    if x.ndim != 4 or not isinstance(width, int) or width % 2 or x.dtype == torch.float64:
+        return False
+    return all(
+        f.ndim == 4 and g.same(f.shape[1], 1) and g.same_shape(f.shape[2:], x.shape[2:])
+        for f in (cosine, sine)
+    )
+
+
+def _rotated(g: Builder, value: Value) -> Value | None:
+    """x, if the value is (-second half of x, first half of x) along the last dimension."""
+    node = value.node
+    if node.kind != "ConcatD" or node.attrs["concat_dim"] != value.ndim - 1:
+        return None
+    parts = node.operands()
+    if len(parts) != 2 or parts[0].node.kind != "Neg":
+        return None
+    second, first = source_of(parts[0]), parts[1]
+    if second.node.kind != "StridedSlice" or first.node.kind != "StridedSlice":
+        return None
+    x, middle = source_of(first), value.shape[-1] // 2
+    begin, end = _bounds(second), _bounds(first)
+    whole = source_of(second) is x and begin is not None and end is not None
+    if whole and begin[0] == middle and end == (0, middle):  # type: ignore[index]
+        return x
+    return None
+
+
+def _bounds(value: Value) -> tuple[Any, Any] | None:
+    """Begin and end of a slice along the last dimension alone; None for any other slice."""
+    node = value.node
+    ports = [node.inputs[port] for port in ("begin", "end", "strides")]
+    begin, end, steps = (p.known if isinstance(p, Value) else None for p in ports)
+    if begin is None or end is None or steps is None or set(steps) != {1}:
+        return None
+    return (begin[-1], end[-1]) if not any(begin[:-1]) else None

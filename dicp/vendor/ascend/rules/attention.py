@@ -1,0 +1,295 @@
+"""Attention: GE's fused operators where they take it, else products and a softmax."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.graphop.program import Node
+from dicp.graphop.rules import RuleTable
+from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
+from dicp.vendor.ascend.semantics.attention import COPIES
+
+aten = torch.ops.aten
+RULES = RuleTable()
+rule = RULES.rule
+
+EVERY_TOKEN = 2147483647
+"""How far a query sees where nothing limits it."""
+MOST_HEADS, WIDEST_HEAD, HEAD_STEP = 256, 512, 16
+HIGH_PRECISION = 0
+LARGEST = torch.finfo(torch.float32).max
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention(
+    g: Ge, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, Value | None]:  # fmt: skip
+    """The attention and the logarithm of the sums of exponentials, rows by heads."""
+    if dropout_p:
+        raise NoRule("dropout inside attention")
+    factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
+    hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, q, k, v) else None
+    if hidden is not None and g.is_read(1):
+        out, logsum = _training(g, q, k, v, factor, hidden)
+        return out, g.cast(logsum, g.meta[1].dtype)
+    if hidden is not None and not hidden.per_head:
+        return _inference(g, q, k, v, factor, hidden), None
+    scores = _scores(g, q, k, is_causal, attn_mask, factor)
+    weights, total, shift = _probabilities(g, scores, attn_mask is not None)
+    out = _product(g, g.cast(weights, q.dtype), _for_heads(g, v, q))
+    logsum = g.squeeze(g.add(g.op("Log", total), shift), [3])
+    return out, g.cast(logsum, g.meta[1].dtype)
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, logsum: Value, dropout_p: float,
+    is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """Gradients of q, k and v."""
+    if dropout_p:
+        raise NoRule("dropout inside attention")
+    factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
+    hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, q, k, v) else None
+    if hidden is not None:
+        return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
+    return _gradients(g, dy, q, k, v, out, factor, _scores(g, q, k, is_causal, attn_mask, factor),
+                      attn_mask is not None)  # fmt: skip
+
+
+# ---- what the fused operators take ---------------------------------------------------------------
+
+
+def _fits(g: Ge, q: Value, k: Value, v: Value) -> bool:
+    """16 bits, whole heads of a width that they tile."""
+    heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
+    if q.dtype not in HALVES or not all(isinstance(s, int) for s in (heads, groups, width)):
+        return False
+    sizes = heads <= MOST_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
+    some = not any(g.same(size, 0) for x in (q, k) for size in x.shape)
+    like = g.same_shape(k.shape[1::2], v.shape[1::2])  # of the rest, PyTorch demands it
+    return sizes and some and like and width % HEAD_STEP == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """The keys that queries do not see. `mask` is true for those, of the scores' sizes, and false
+    throughout a row that sees none: `blind` is true for such rows. `after` is how many rows on a
+    query may look."""
+
+    mask: Value | None = None
+    blind: Value | None = None
+    after: int = EVERY_TOKEN
+
+    @property
+    def per_head(self) -> bool:
+        return self.mask is not None and self.mask.ndim == 4 and self.mask.shape[1] != 1
+
+
+def _hidden(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None) -> Hidden | None:
+    """The mask as the fused operators take it; None for one that adds to the scores."""
+    rows, columns = q.shape[2], k.shape[2]
+    if is_causal:
+        after = 0 if g.same(rows, columns) else EVERY_TOKEN
+        return Hidden(above_diagonal(g, rows, columns), None, after)
+    if mask is None:
+        return Hidden()
+    drop = _left_out(g, mask)
+    if drop is None:
+        return None
+
+    def made() -> Hidden:
+        whole = g.broadcast(drop, [*drop.shape[:-2], rows, columns])
+        blind = g.op("ReduceAll", whole, g.ints([whole.ndim - 1]), keep_dims=True)
+        return Hidden(g.op("LogicalAnd", whole, g.op("LogicalNot", blind)), blind)
+
+    hidden: Hidden = g.once(("hidden", mask, g.ints([rows, columns])), made)
+    return hidden
+
+
+def _left_out(g: Ge, mask: Value) -> Value | None:
+    """Where a mask hides keys and does nothing else: booleans, or 0 and -inf chosen by booleans."""
+    if mask.dtype == torch.bool:
+        return g.once(("not", mask), lambda: g.op("LogicalNot", mask))
+    node, way = mask.node, []
+    while node.kind in ("Cast", "Identity", "Reshape", "BroadcastTo"):
+        way.append(node.outputs[0])
+        (source, *_) = node.operands()
+        node = source.node
+    if node.kind != "SelectV2":
+        return None
+    condition, then, other = node.operands()
+    choice = (_uniform(then), _uniform(other))
+    if choice not in ((0.0, -math.inf), (-math.inf, 0.0)):
+        return None
+
+    def made() -> Value:
+        drop = g.broadcast(condition, node.outputs[0].shape)
+        drop = drop if choice[0] else g.op("LogicalNot", drop)
+        for step in reversed(way):
+            same = drop.ndim == step.ndim and step.node.kind == "BroadcastTo"
+            drop = g.broadcast(drop, step.shape) if same else g.reshape(drop, step.shape)
+        return drop
+
+    drop: Value = g.once(("left out", mask), made)
+    return drop
+
+
+def _uniform(value: Value) -> float | None:
+    """The number that fills a value, if one does."""
+    node: Node = value.node
+    while node.kind in ("Identity", "Cast", "BroadcastTo", "Reshape", "Fill"):
+        operands = node.operands()
+        node = operands[1 if node.kind == "Fill" else 0].node
+    if node.kind != "const" or len(node.attrs["numbers"]) != 1:
+        return None
+    return float(node.attrs["numbers"][0])
+
+
+# ---- the fused operators -------------------------------------------------------------------------
+
+
+def _inference(g: Ge, q: Value, k: Value, v: Value, factor: float, hidden: Hidden) -> Value:
+    attrs: dict[str, Any] = {
+        "num_heads": int(q.shape[1]), "scale_value": factor, "input_layout": "BNSD",
+        "num_key_value_heads": int(k.shape[1]),
+    }  # fmt: skip
+    if g.same(q.shape[2], 1) and not g.same(k.shape[2], 1):
+        out = g.op("IncreFlashAttention", q, (k,), (v,), None, hidden.mask, **attrs)
+    else:
+        reach = {"pre_tokens": EVERY_TOKEN, "next_tokens": hidden.after}
+        out = g.op("PromptFlashAttention", q, k, v, None, hidden.mask, **attrs, **reach)
+    return _zero_where_blind(g, out, hidden)
+
+
+def _zero_where_blind(g: Ge, out: Value, hidden: Hidden) -> Value:
+    """A row that sees no key is zero."""
+    return out if hidden.blind is None else g.where(hidden.blind, 0.0, out, out.dtype)
+
+
+def _training_attrs(q: Value, factor: float, hidden: Hidden) -> dict[str, Any]:
+    return {
+        "scale_value": factor, "pre_tockens": EVERY_TOKEN, "next_tockens": hidden.after,
+        "head_num": int(q.shape[1]), "input_layout": "BNSD", "inner_precise": HIGH_PRECISION,
+    }  # fmt: skip
+
+
+def _training(
+    g: Ge, q: Value, k: Value, v: Value, factor: float, hidden: Hidden
+) -> tuple[Value, Value]:
+    attrs = _training_attrs(q, factor, hidden)
+    largest, total, _, out = g.ops(
+        "FlashAttentionScore", q, k, v, None, None, None, hidden.mask, **attrs
+    )
+    first = [g.slice(statistic, 3, 0, 1) for statistic in (largest, total)]
+    logsum = g.add(g.op("Log", first[1]), first[0])
+    if hidden.blind is not None:
+        logsum = g.where(hidden.blind, -math.inf, logsum, logsum.dtype)
+    return _zero_where_blind(g, out, hidden), g.squeeze(logsum, [3])
+
+
+def _training_backward(
+    g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, logsum: Value, factor: float,
+    hidden: Hidden,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """exp(s - max) / sum = exp(s - logsum) / 1; a logsum without bound makes a row's weights 0."""
+    logsum = g.unsqueeze(g.cast(logsum, torch.float32), 3)
+    if hidden.blind is not None:
+        logsum = g.where(hidden.blind, LARGEST, logsum, logsum.dtype)
+    shape = [*q.shape[:3], COPIES]
+    largest, total = g.broadcast(logsum, shape), g.full(shape, 1, torch.float32)
+    dq, dk, dv, _ = g.ops(
+        "FlashAttentionScoreGrad", q, k, v, dy, None, None, None, hidden.mask, largest, total,
+        None, out, **_training_attrs(q, factor, hidden),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+# ---- written out ---------------------------------------------------------------------------------
+
+
+def _probabilities(g: Ge, scores: Value, masked: bool) -> tuple[Value, Value, Value]:
+    """Softmax over keys, the sums it divides by and the maxima it subtracts; a row with every key
+    masked has no probabilities but zeros."""
+    largest = g.reduce("ReduceMax", scores, [3], True)
+    shift = g.where(g.op("IsInf", largest), 0.0, largest, largest.dtype)
+    weights = g.op("Exp", g.sub(scores, shift))
+    total = g.reduce("ReduceSum", weights, [3], True)
+    divisor = total
+    if masked:
+        none = g.op("Equal", total, g.number(0, total.dtype))
+        divisor = g.where(none, 1.0, total, total.dtype)
+    return g.op("RealDiv", weights, divisor), total, shift
+
+
+def _scores(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None, factor: float) -> Value:
+    """factor q k', masked, in float32 where it is narrower."""
+    k = _for_heads(g, k, q)
+    scaled = g.mul(g.wide(q), factor)
+    scores = _product(g, scaled, g.transpose(g.wide(k), [0, 1, 3, 2]))
+    if is_causal:
+        above = above_diagonal(g, q.shape[2], k.shape[2])
+        scores = g.where(above, -math.inf, scores, scores.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = g.where(mask, scores, -math.inf, scores.dtype)
+    elif mask is not None:
+        scores = g.add(scores, g.cast(mask, scores.dtype))
+    return scores
+
+
+def _for_heads(g: Ge, x: Value, q: Value) -> Value:
+    """Keys or values with a head for each head of the queries, those of a group alike."""
+    if g.same(x.shape[1], q.shape[1]):
+        return x
+    batch, heads, rows, width = x.shape
+    groups = q.shape[1] // heads
+    spread = g.broadcast(g.unsqueeze(x, 2), [batch, heads, groups, rows, width])
+    return g.reshape(spread, [batch, q.shape[1], rows, width])
+
+
+def _over_groups(g: Ge, dx: Value, x: Value) -> Value:
+    """The gradients of a group's heads added up: those of keys or values that they share."""
+    if g.same(dx.shape[1], x.shape[1]):
+        return dx
+    batch, heads, rows, width = x.shape
+    grouped = g.reshape(dx, [batch, heads, dx.shape[1] // heads, rows, width])
+    return g.reduce("ReduceSum", grouped, [2], False)
+
+
+def above_diagonal(g: Ge, rows: Any, columns: Any) -> Value:
+    """Whether the column is beyond the row: keys that a causal query does not see."""
+
+    def made() -> Value:
+        column = g.reshape(g.arange(columns), [1, columns])
+        return g.op("Greater", column, g.reshape(g.arange(rows), [rows, 1]))
+
+    above: Value = g.once(("above", g.ints([rows, columns])), made)
+    return above
+
+
+def _product(g: Ge, x: Value, y: Value) -> Value:
+    return g.op("BatchMatMulV2", x, y)
+
+
+def _gradients(
+    g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, factor: float, scores: Value,
+    masked: bool,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """The probabilities are made again, better than from the logarithms of their sums."""
+    weights, _, _ = _probabilities(g, scores, masked)
+    wide_dy = g.wide(dy)
+    dv = _product(g, g.transpose(weights, [0, 1, 3, 2]), wide_dy)
+    values, keys = (g.wide(_for_heads(g, x, q)) for x in (v, k))
+    dweights = _product(g, wide_dy, g.transpose(values, [0, 1, 3, 2]))
+    inner = g.reduce("ReduceSum", g.mul(wide_dy, g.wide(out)), [3], True)
+    dscores = g.mul(weights, g.sub(dweights, inner))
+    dq = g.mul(_product(g, dscores, keys), factor)
+    dk = _product(g, g.transpose(dscores, [0, 1, 3, 2]), g.wide(q))
+    dk = g.mul(dk, factor)
+    dk, dv = _over_groups(g, dk, k), _over_groups(g, dv, v)
+    return g.cast(dq, q.dtype), g.cast(dk, k.dtype), g.cast(dv, v.dtype)

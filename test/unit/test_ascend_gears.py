@@ -1,0 +1,148 @@
+"""Symbolic sizes padded up to gears: where it changes nothing, and why it is refused elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ascend_recorder import record
+from torch import Tensor
+
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import SimulatorWarning
+from dicp.vendor.ascend import AscendTarget
+
+GEARS = (8, 16)
+
+
+def rand(rows: int, *shape: int) -> Tensor:
+    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows))
+
+
+def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Norm, product, activation, and heads taken apart and put together."""
+    y = F.gelu(F.linear(F.layer_norm(x + 1, (12,), b, b), w))
+    return (y.unflatten(-1, (2, 6)).softmax(-1).flatten(1) * x.sum(1, keepdim=True)).mean(-1)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    split = [x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (q, k, v)]
+    return F.scaled_dot_product_attention(*split, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def looked_up(ids: Tensor, table: Tensor) -> Tensor:
+    return F.embedding(ids, table) + torch.arange(ids.shape[0])[:, None]
+
+
+TAKEN: dict[str, tuple[Callable[..., Any], Callable[[int], list[Tensor]]]] = {
+    "layer": (layer, lambda n: [rand(n, 12), rand(12, 12), rand(12)]),
+    "looked_up": (looked_up, lambda n: [torch.arange(n) % 5, rand(9, 6)]),
+    "batched_product": (lambda x, y: x @ y, lambda n: [rand(n, 3, 4), rand(n, 4, 5)]),
+    "rows_and_columns": (
+        lambda x, y: (x.relu() @ y).tanh(), lambda n: [rand(n, 12), rand(12, n)]
+    ),
+    "flattened": (lambda x: x.view(-1, 4).relu().view(-1, 3, 4) + 1, lambda n: [rand(n, 3, 4)]),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
+    "sum": (lambda x: x.sum(0), [rand(5, 3)], "ReduceSum works along a padded dimension"),
+    "softmax": (lambda x: x.softmax(0), [rand(5, 3)], "SoftmaxV2 works along a padded"),
+    "mean": (lambda x: x * x.shape[0], [rand(5, 3)], "Mul uses a size as a number"),
+    "contracted": (lambda x: x.t() @ x, [rand(5, 3)], "MatMulV2 adds up along a padded"),
+    "joined": (lambda x: torch.cat([x, x]), [rand(5, 3)], "ConcatD joins along a padded"),
+    "part": (lambda x: x[1:] * 2, [rand(5, 3)], "takes a part of a padded"),
+    "flip": (lambda x: x.flip(0) + 1, [rand(5, 3)], "ReverseV2 is not known to keep padded"),
+    "middle": (lambda x: x.transpose(0, 1).reshape(-1) * 2, [rand(5, 3)], "takes a padded dim"),
+    "computed": (lambda x, t: t[x - 1], [torch.arange(5) % 3 + 1, rand(4, 2)],
+                 "looks up places that are computed"),
+    "divided": (lambda x: 12 // x, [torch.arange(1, 6)], "FloorDiv divides integers"),
+    "written": (lambda x: x.add_(1).exp(), [rand(5, 3)], "it writes to an input"),
+}  # fmt: skip
+
+
+def mark(inputs: list[Tensor], n: int) -> None:
+    for x in inputs:
+        for dim, size in enumerate(x.shape):
+            (torch._dynamo.mark_dynamic if size == n else torch._dynamo.mark_static)(x, dim)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_padding_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, make = TAKEN[name]
+    ran = run_at(fn, make, (5, 8, 7, 13, 20), monkeypatch)
+    assert ran == [{8}, {8}, {8}, {16}, {-1}]
+
+
+def run_at(
+    fn: Callable[..., Any], make: Callable[[int], list[Tensor]], rows: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[set[int]]:  # fmt: skip
+    """Compare with eager for each number of rows; the sizes of the models that ran."""
+    target = AscendTarget()
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    torch._dynamo.reset()
+    options = {"runs_on": "simulator", "cache": False, "gears": GEARS}
+    compiled = torch.compile(fn, backend=Backend("ascend", **options))
+    ran = []
+    for n in rows:
+        inputs = make(n)
+        mark(inputs, n)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SimulatorWarning)
+            got = compiled(*inputs)
+        near = 1e-2 if got.dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(got, fn(*inputs), rtol=near, atol=near)
+        assert got.stride() == fn(*inputs).stride()
+        driver = next(iter(target._drivers.values()))
+        assert driver.simulator is not None
+        last = list(driver.simulator.models.values())
+        sizes = {d for m in last[-1:] for t in m.inputs for d in t.dims or ()}
+        ran.append(sizes & {8, 16} if n <= 16 and -1 not in sizes else {-1})
+    return ran
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_operator(name: str) -> None:
+    fn, inputs, reason = REFUSED[name]
+    mark(inputs, 5)
+    target = record(fn, *inputs, gears=GEARS)
+    (graph,) = (g for p in target.programs for g in p.graphs)
+    assert graph.gears is not None and reason in graph.gears
+    assert f"# no gears: {graph.gears}" in target.reports[0].kernels[0].text
+
+
+def test_causal_attention_takes_gears_and_full_attention_does_not() -> None:
+    inputs = [torch.randn(1, 5, 32).bfloat16() for _ in "qkv"]
+    for fn, taken in ((causal, True), (lambda q, k, v: full(q, k, v), False)):
+        mark(inputs, 5)
+        target = record(lambda x, fn=fn: fn(x, x, x), inputs[0], gears=GEARS)
+        (graph,) = (g for p in target.programs for g in p.graphs)
+        assert (graph.gears is None) == taken
+        assert taken or "attends to padded keys" in str(graph.gears)
+
+
+def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    split = [x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (q, k, v)]
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def test_causal_attention_on_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return causal(x, x, x)
+
+    ran = run_at(fn, lambda n: [rand(1, n, 32).bfloat16()], (5, 13), monkeypatch)
+    assert ran == [{8}, {16}]
+
+
+def test_without_gears_sizes_stay_dynamic() -> None:
+    inputs = [rand(5, 3)]
+    mark(inputs, 5)
+    target = record(lambda x: x + 1, *inputs)
+    (graph,) = (g for p in target.programs for g in p.graphs)
+    assert "# no gears" not in graph.text() and "-1, 3" in target.sources()[0]
+    assert Config(gears="8 16, 32").gears == (8, 16, 32)  # type: ignore[arg-type]

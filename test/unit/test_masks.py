@@ -1,0 +1,57 @@
+"""Attention masks that are constants become the causal flag; chosen ones are saved as booleans."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import record
+from torch import Tensor, fx
+
+
+def qkv(columns: int = 6, grad: bool = True) -> list[Tensor]:
+    return [torch.randn(1, 2, n, 8, requires_grad=grad) for n in (6, columns, columns)]
+
+
+def lower_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None]
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    gap = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+    return F.scaled_dot_product_attention(q, k, v, gap.abs() < 3)
+
+
+def attention_of(gm: fx.GraphModule) -> fx.Node:
+    (node,) = (n for n in gm.graph.nodes if "dot_product" in str(n.target))
+    return node
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_a_constant_lower_triangle_is_a_flag(grad: bool) -> None:
+    target = record(lower_triangle, *qkv(grad=grad))
+    nodes = [attention_of(gm) for gm in target._graphs]
+    assert len(nodes) == (2 if grad else 1)
+    for node in nodes:
+        assert node.args[-1] is True and "attn_mask" not in node.kwargs
+
+
+@pytest.mark.parametrize("fn", [window, lower_triangle])
+def test_other_constants_stay_masks(fn: object) -> None:
+    columns = 6 if fn is window else 9
+    for gm in record(fn, *qkv(columns))._graphs:  # type: ignore[arg-type]
+        assert "attn_mask" in attention_of(gm).kwargs
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_forward_saves_the_booleans(fuse: bool) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    mask = torch.rand(6, 6) > 0.2
+    backward = record(masked, *qkv(), mask, fuse=fuse)._graphs[1]
+    saved = [n.meta["val"] for n in backward.graph.nodes if n.op == "placeholder"]
+    assert any(value.dtype == torch.bool for value in saved) == fuse
+    chosen = attention_of(backward).kwargs["attn_mask"]
+    assert isinstance(chosen, fx.Node) and (chosen.op == "placeholder") != fuse
