@@ -125,13 +125,6 @@ CASES = [
         for mode in ("sum", "mean", "max")
     ],
     op(
-        "embedding_bag_by_frequency",
-        lambda i, w: F.embedding_bag(i, w, mode="sum", scale_grad_by_freq=True),
-        index((5, 7), 12),
-        TABLE,
-        dtypes=F32_F64,
-    ),
-    op(
         "tied_weights",
         lambda i, w: F.embedding(i, w) @ w.t(),
         index((5, 7), 12),

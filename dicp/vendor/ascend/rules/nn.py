@@ -207,6 +207,18 @@ class Window:
         return g.squeeze(x, [2]) if self.flat else x
 
 
+def _around(x: Value, padding: Sequence[Any]) -> list[Any]:
+    """What symbolic padding adds before and after each dimension; nothing where it is plain."""
+    if all(isinstance(p, int) for p in padding):
+        return []
+    listed = list(padding) * (x.ndim - 2) if len(padding) == 1 else list(padding)
+    return [0, 0, 0, 0, *(p for pad in listed for p in (pad, pad))]
+
+
+def _padded(g: Ge, x: Value, around: Sequence[Any]) -> Value:
+    return g.op("PadV3", x, g.ints(list(around)), g.number(0, x.dtype)) if around else x
+
+
 @rule(aten.convolution.default)
 def convolution(
     g: Ge, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
@@ -214,6 +226,8 @@ def convolution(
 ) -> Value:  # fmt: skip
     if weight.ndim == x.ndim + 1:
         raise NoRule("a convolution without a batch")
+    around = [] if transposed else _around(x, padding)
+    x, padding = _padded(g, x, around), [0] if around else padding
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters = window.widen(g, x), window.widen(g, weight)
     if not transposed:
@@ -231,6 +245,8 @@ def convolution_backward(
     g: Ge, dy: Value, x: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
+    around = [] if transposed else _around(x, padding)
+    x, padding = _padded(g, x, around), [0] if around else padding
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters, wide_dy = (window.widen(g, v) for v in (x, weight, dy))
     results: list[Value | None] = [None, None, None]
@@ -242,7 +258,10 @@ def convolution_backward(
             dx = g.op(prefix, wide_dy, filters, **attrs)
         else:
             dx = g.op(f"{prefix}BackpropInput", g.ints(wide.shape), filters, wide_dy, **attrs)
-        results[0] = window.narrow(g, dx)
+        dx = window.narrow(g, dx)
+        for axis, before in enumerate(around[::2]):
+            dx = g.slice(dx, axis, before, before + g.meta[0].shape[axis])
+        results[0] = dx
     if mask[1]:
         sizes = g.ints(filters.shape)
         dweight = g.op(f"{prefix}BackpropFilter", source, sizes, grad, **attrs)

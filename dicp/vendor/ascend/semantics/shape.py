@@ -25,13 +25,13 @@ def pad(x: Tensor, paddings: list[int], fill: Tensor | None, mode: str = "consta
     out = torch.zeros(shape, dtype=x.dtype) if fill is None else fill.expand(shape).clone()
     for dim, (before, after) in enumerate(pairs):
         size = x.shape[dim]
-        if not (isinstance(before, int) and before >= 0):
+        if before < 0:
             x, before = x.narrow(dim, -before, size + before), 0
-        if not (isinstance(after, int) and after >= 0):
+        if after < 0:
             x = x.narrow(dim, 0, x.shape[dim] + after)
     inner = out
     for dim, (before, _) in enumerate(pairs):
-        start = before if isinstance(before, int) and before > 0 else 0
+        start = before if before > 0 else 0
         inner = inner.narrow(dim, start, x.shape[dim])
     inner.copy_(x)
     return out
