@@ -87,7 +87,7 @@ def everything(prototype: Prototype) -> Graph:
     for reader in readers:
         reader.outputs.append(Value(reader, 0, torch.empty(2, 3)))
     if not many:
-        node.formats = {"0": "NC1HWC0"}
+        node.formats = {"0": "FRACTAL_NZ"}
     readers[0].after = (node,)
     results = [Result(r.outputs[0], Slot(r.name, torch.empty(2, 3)), (0, 1)) for r in readers]
     return Graph("graph", [v.node for v in values] + [node, *readers], results)

@@ -210,7 +210,8 @@ class AscendTarget(Target):
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
         plain = artifact.program
-        steps = [step for step in plain["program"]["steps"] if "graph" in step]
+        program = plain["program"]
+        steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
         written = {step["graph"]: step["written"] for step in steps}
 
         def loaded(name: str, key: str, text: str, dynamic: bool) -> Model:
