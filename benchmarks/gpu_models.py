@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.model import Model
+from benchmarks.model import Model, itself, random_classes, random_values
 
 VOCABULARY = 16384
 CLASSES = 1000
@@ -200,18 +200,6 @@ def unet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(4, 320, 3, padding=1), *blocks, nn.Conv2d(320, 4, 3, padding=1))
 
 
-def _logits(output: Tensor) -> Tensor:
-    return output
-
-
-def _classes(output: Tensor) -> Tensor:
-    return torch.randint(0, output.shape[-1], output.shape[:-1], device=output.device)
-
-
-def _values(output: Tensor) -> Tensor:
-    return torch.randn_like(output)
-
-
 def _tokens(batch: int, length: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, length))
 
@@ -228,28 +216,28 @@ def models(full: bool) -> list[Model]:
     return [
         Model(
             "llama", "decoder", lambda: Llama(size, layers, pick(16, 4), pick(4, 2)),
-            lambda: {"ids": _tokens(batch, length)}, _logits, _classes,
+            lambda: {"ids": _tokens(batch, length)}, itself, random_classes,
         ),
         Model(
             "bert", "encoder", lambda: Bert(size // 2, layers, pick(16, 4), length),
-            lambda: {"ids": _tokens(2 * batch, length)}, _logits, _values,
+            lambda: {"ids": _tokens(2 * batch, length)}, itself, random_values,
         ),
         Model(
             "resnet50", "convolution", lambda: resnet50((3, 4, 6, 3) if full else (1, 1)),
-            lambda: {"input": torch.randn(many, 3, side, side)}, _logits, _classes,
+            lambda: {"input": torch.randn(many, 3, side, side)}, itself, random_classes,
         ),
         Model(
             "vit", "vision transformer", lambda: ViT(pick(1024, 64), layers, pick(16, 4)),
-            lambda: {"x": torch.randn(many // 2, 3, 224, 224)}, _logits, _classes,
+            lambda: {"x": torch.randn(many // 2, 3, 224, 224)}, itself, random_classes,
         ),
         Model(
             "convnext", "depthwise convolution", convnext,
-            lambda: {"input": torch.randn(many // 2, 3, side, side)}, _logits, _classes,
+            lambda: {"input": torch.randn(many // 2, 3, side, side)}, itself, random_classes,
         ),
         Model(
             "unet", "diffusion", unet,
             lambda: {"input": torch.randn(many // 8 or 1, 4, pick(64, 8), pick(64, 8))},
-            _logits, _values,
+            itself, random_values,
         ),
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import torchvision_operators
-from benchmarks.model import Batch, Model
+from benchmarks.model import Batch, Model, itself, random_classes, random_values
 
 torchvision_operators.define()
 
@@ -24,24 +24,12 @@ def _logits(output: Any) -> Tensor:
     return output.logits
 
 
-def _itself(output: Any) -> Tensor:
-    return output
-
-
 def _hidden(output: Any) -> Tensor:
     return output.last_hidden_state
 
 
 def _sample(output: Any) -> Tensor:
     return output.sample
-
-
-def _classes(output: Tensor) -> Tensor:
-    return torch.randint(0, output.shape[-1], output.shape[:-1], device=output.device)
-
-
-def _values(output: Tensor) -> Tensor:
-    return torch.randn_like(output)
 
 
 def _tokens(batch: int, length: int) -> Tensor:
@@ -210,10 +198,20 @@ def t5_batch() -> Batch:
 
 MODELS = (
     Model(
-        "bert", "language, encoder", bert, lambda: {"input_ids": _tokens(4, 128)}, _hidden, _values
+        "bert",
+        "language, encoder",
+        bert,
+        lambda: {"input_ids": _tokens(4, 128)},
+        _hidden,
+        random_values,
     ),
     Model(
-        "gpt2", "language, decoder", gpt2, lambda: {"input_ids": _tokens(2, 128)}, _logits, _classes
+        "gpt2",
+        "language, decoder",
+        gpt2,
+        lambda: {"input_ids": _tokens(2, 128)},
+        _logits,
+        random_classes,
     ),
     Model(
         "llama",
@@ -221,32 +219,32 @@ MODELS = (
         llama,
         lambda: {"input_ids": _tokens(2, 128)},
         _logits,
-        _classes,
+        random_classes,
     ),
-    Model("t5", "language, encoder-decoder", t5, t5_batch, _logits, _classes),
+    Model("t5", "language, encoder-decoder", t5, t5_batch, _logits, random_classes),
     Model(
         "mixtral",
         "language, mixture of experts",
         mixtral,
         lambda: {"input_ids": _tokens(2, 64)},
         _logits,
-        _classes,
+        random_classes,
     ),
     Model(
         "resnet50",
         "vision, convolution",
         lambda: torchvision.models.resnet50(num_classes=CLASSES, zero_init_residual=True),
         lambda: {"x": _images(4, 128)},
-        _itself,
-        _classes,
+        itself,
+        random_classes,
     ),
     Model(
         "mobilenet_v3",
         "vision, depthwise convolution",
         lambda: torchvision.models.mobilenet_v3_large(num_classes=CLASSES, dropout=0.0),
         lambda: {"x": _images(4, 128)},
-        _itself,
-        _classes,
+        itself,
+        random_classes,
     ),
     Model(
         "convnext",
@@ -254,7 +252,7 @@ MODELS = (
         convnext,
         lambda: {"pixel_values": _images(2, 128)},
         _logits,
-        _classes,
+        random_classes,
     ),
     Model(
         "vit",
@@ -262,26 +260,26 @@ MODELS = (
         vit,
         lambda: {"pixel_values": _images(4, 128)},
         _logits,
-        _classes,
+        random_classes,
     ),
     Model(
         "swin",
         "vision, windowed transformer",
         swin,
         lambda: {"x": _images(2, 112)},
-        _itself,
-        _classes,
+        itself,
+        random_classes,
     ),
-    Model("whisper", "audio, encoder-decoder", whisper, whisper_batch, _logits, _classes),
+    Model("whisper", "audio, encoder-decoder", whisper, whisper_batch, _logits, random_classes),
     Model(
         "wav2vec2",
         "audio, encoder",
         wav2vec2,
         lambda: {"input_values": torch.randn(1, 16000)},
         _hidden,
-        _values,
+        random_values,
     ),
-    Model("unet", "diffusion", unet, unet_batch, _sample, _values),
+    Model("unet", "diffusion", unet, unet_batch, _sample, random_values),
 )
 
 

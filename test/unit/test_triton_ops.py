@@ -177,3 +177,14 @@ def test_colliding_sums_of_half_precision_are_rounded_once(kept: Path) -> None:
     exact = start.double().index_add(0, index, source.double())
     assert torch.equal(got, exact.bfloat16())
     assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+def test_sums_over_a_batch_of_any_size_are_split_along_what_is_known(kept: Path) -> None:
+    backend = Backend("triton", cache_dir=kept)
+    run = torch.compile(lambda x: x.sum((0, 2, 3)), backend=backend)
+    for batch in (5, 3):
+        x = torch.randn(batch, 8, 16, 12)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), x.sum((0, 2, 3)))
+    (report,) = backend.reports
+    assert len(report.kernels) == 2

@@ -5,6 +5,8 @@ sum over r of f(x, r) = sum over s of (sum over c of f(x, s * C + c)), with R = 
 
 from __future__ import annotations
 
+import math
+
 from dicp.loop import ir
 from dicp.loop.index import (
     ZERO,
@@ -17,7 +19,7 @@ from dicp.loop.index import (
     variable,
 )
 from dicp.loop.ir import Compute, Graph, Ref, Rewriter
-from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS
+from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 FEW_PROGRAMS = 48
@@ -42,21 +44,20 @@ def split_reductions(graph: Graph) -> None:
 
 
 def _parts(node: Compute) -> tuple[int, int] | None:
-    """The reduced axis to split, and into how many parts."""
+    """The reduced axis to split, one of known size, and into how many parts."""
     if node.kind != "reduce" or node.op not in SPLITTABLE:
         return None
-    sizes = [s for s in node.shape if isinstance(s, int)]
-    if len(sizes) != len(node.shape) or 0 in sizes:
+    results = product(s for k, s in enumerate(node.shape) if k not in node.axes)
+    fixed = [k for k in node.axes if isinstance(node.shape[k], int)]
+    if not isinstance(results, int) or 0 in node.shape or not fixed:
         return None
-    results = product(s for k, s in enumerate(sizes) if k not in node.axes)
-    swept = product(sizes[k] for k in node.axes)
-    assert isinstance(results, int) and isinstance(swept, int)
-    column = (len(sizes) - 1) not in node.axes
+    swept = math.prod(extent(node.shape[k]) for k in node.axes)
+    column = (len(node.shape) - 1) not in node.axes
     programs = -(-results // COLUMNS) if column else results
     if programs >= FEW_PROGRAMS:
         return None
     wanted = min(swept // (LEAST_COLUMN if column else LEAST_ROW), ENOUGH_PROGRAMS // programs)
-    parts, axis = max((_divisor(sizes[k], wanted), -k) for k in node.axes)
+    parts, axis = max((_divisor(extent(node.shape[k]), wanted), -k) for k in fixed)
     return (-axis, parts) if parts >= LEAST_PARTS else None
 
 
