@@ -73,6 +73,10 @@ class _Layout:
                 made.append(node)
             else:
                 self._node(node)
+        # Who waits for a transpose waits for the conversion that stands for it.
+        turned = {old.node: new.node for old, new in self.renamed.items()}
+        for node in made:
+            node.after = tuple(turned.get(other, other) for other in node.after)
         results = [
             replace(r, value=self._in_format(self._current(r.value), "ND")) for r in graph.results
         ]
