@@ -58,10 +58,15 @@ class Prototype:
         return next((port for port in self.inputs if port.name == name), None)
 
     @property
-    def writes_to(self) -> str:
-        """The input whose memory the operator writes to: an output has its name; empty if none."""
+    def written(self) -> tuple[int, ...]:
+        """Positions of the inputs whose memory the operator writes to: an output has their name."""
         names = {port.name for port in self.outputs}
-        return next((port.name for port in self.inputs if port.name in names), "")
+        return tuple(k for k, port in enumerate(self.inputs) if port.name in names)
+
+    @property
+    def only_writes(self) -> bool:
+        """Whether the operator has no result but what it writes over its inputs."""
+        return bool(self.written) and len(self.written) == len(self.outputs)
 
     def attr(self, name: str) -> AttrSpec | None:
         return next((attr for attr in self.attrs if attr.name == name), None)

@@ -143,8 +143,7 @@ def _normalize(
     if x.dtype == torch.float64:
         return _normalize_wide(g, x, weight, bias, old, momentum, eps)
     running = [_per_channel(g, x, v, d) for v, d in zip(old, (0, 1), strict=True)]
-    if old[0] is not None:  # the operator writes over the old statistics: it is given copies
-        running = [g.op("TensorMove", v) for v in running]
+    running = [g.op("TensorMove", v) for v in running]  # the operator writes over them
     y, mean, var, saved, rstd = g.ops(
         "BatchNormV3", _as_image(g, x), _per_channel(g, x, weight, 1), _per_channel(g, x, bias, 0),
         *running, epsilon=float(eps), momentum=float(momentum), is_training=True,

@@ -21,7 +21,7 @@ from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.formats import accepts, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
-from dicp.vendor.ascend.simulator.memory import Order, sources_of
+from dicp.vendor.ascend.simulator.memory import Order
 
 FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
@@ -107,22 +107,29 @@ class Compiler:
         }
         order = Order(self.calls, controls)
         for place, call in enumerate(self.calls):
-            port = call.prototype.writes_to if isinstance(call, Call) else ""
-            if not port:
-                continue
-            assert isinstance(call, Call)
-            where = f"{call.name} ({call.prototype.kind})"
-            memory = order.memory(sources_of(call)[0])
-            owner = self.calls[memory[0]]
-            handed_on = isinstance(owner, Call) and owner.prototype.writes_to
-            if memory[0] not in self.references and not handed_on:
-                raise Refused(f"{where}: {port!r} is neither a RefData nor handed on from one")
-            late = order.late_reader(memory, place)
-            if late is not None:
-                raise Refused(f"{where}: {late.name} reads {port!r} and may run later")
-            if any(value in outputs for value in order.shown(memory)):
-                raise Refused(f"{where}: the graph returns {port!r} as it was")
+            for port in call.prototype.written if isinstance(call, Call) else ():
+                self._check_write(order, place, port, outputs)
         return order
+
+    def _check_write(self, order: Order, place: int, port: int, outputs: Sequence[Source]) -> None:
+        """Refused unless the operator may write over what it is given at this port."""
+        call = self.calls[place]
+        assert isinstance(call, Call)
+        where, name = f"{call.name} ({call.prototype.kind})", call.prototype.inputs[port].name
+        source = call.sources[port]
+        assert isinstance(source, tuple)
+        memory = order.memory(source)
+        owner = self.calls[memory[0]]
+        # A copy may be written over too, by an operator that has other results.
+        temporary = isinstance(owner, Call) and not call.prototype.only_writes
+        handed_on = isinstance(owner, Call) and bool(owner.prototype.written)
+        if memory[0] not in self.references and not handed_on and not temporary:
+            raise Refused(f"{where}: {name!r} is neither a RefData nor handed on from one")
+        late = order.late_reader(memory, place)
+        if late is not None:
+            raise Refused(f"{where}: {late.name} reads {name!r} and may run later")
+        if any(value in outputs for value in order.shown(memory)):
+            raise Refused(f"{where}: the graph returns {name!r} as it was")
 
     def _result(self, place: int, index: int) -> Tensor:
         return self.results[place][index]
