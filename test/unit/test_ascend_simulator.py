@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from dicp.vendor.ascend import target as target_module
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.semantics import SEMANTICS
+from dicp.vendor.ascend.simulator.compiler import _attr_value
 from dicp.vendor.ascend.toolchain import (
     compile_shared,
     find_cann,
@@ -488,3 +490,15 @@ def test_several_refused_operators_each_run_eagerly(
     assert len(texts) == 2
     assert "aten.cos" in texts[0] + texts[1] and "aten.sin" in texts[0] + texts[1]
     assert torch.allclose(got, torch.cos(torch.exp(torch.ones(3))) + torch.sin(torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    "number", [1e-5, 0.1, 0.0, -0.0, 1 / 3, 16777217.0, 3e38, math.inf, -math.inf]
+)
+def test_float_attributes_are_read_as_they_were_written(number: float) -> None:
+    """What reaches the compiler is a float32; what was written is the shortest number beside it."""
+    stored = ctypes.c_float(number).value
+    read = _attr_value("Float", stored.hex())
+    assert ctypes.c_float(read).value == stored
+    if number in (1e-5, 0.1, 3e38):
+        assert read == number != stored

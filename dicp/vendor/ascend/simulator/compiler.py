@@ -6,6 +6,7 @@ of another type or missing, dtypes and formats outside the prototype, shapes tha
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -345,12 +346,22 @@ def _described(op: Mapping[str, Any]) -> Tensor:
     raise Refused(f"{op['name']} (Data): its output has no description")
 
 
+def _shortest(text: str) -> float:
+    """The number a source wrote as this float32: the shortest decimal that is rounded to it.
+
+    Eager computes with the number as it was written, and 1e-5 as a float32 is another one.
+    """
+    value = float.fromhex(text)
+    candidates = (float(f"{value:.{digits}g}") for digits in range(1, 9))
+    return next((c for c in candidates if ctypes.c_float(c).value == value), value)
+
+
 def _attr_value(type_: str, value: Any) -> Any:
     match type_:
         case "Float":
-            return float.fromhex(value)
+            return _shortest(value)
         case "ListFloat":
-            return [float.fromhex(v) for v in value]
+            return [_shortest(v) for v in value]
         case "Type":
             return BY_NUMBER[value]
         case "Tensor":
