@@ -48,7 +48,9 @@ OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""
 
-RULES_PAST_BLAS = OWN_RULES.merged(ONEDNN, ROUTINES)
+PAST_BLAS = ONEDNN.merged(ROUTINES)
+"""What is made otherwise where BLAS is the slower library."""
+RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -114,8 +116,7 @@ class CpuTarget(Target):
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
-        choices = ONEDNN.merged(ROUTINES)
-        if not any(choices.get(n.target) for n in gm.graph.nodes):
+        if not any(PAST_BLAS.get(n.target) for n in gm.graph.nodes):
             return OWN_RULES
         fastest = fastest_linear(Cache.open(config))
         return RULES_PAST_BLAS if fastest == "onednn" else OWN_RULES

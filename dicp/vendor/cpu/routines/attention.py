@@ -11,7 +11,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import BODIES, is_few, is_float, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_float, rows_of
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -77,7 +77,7 @@ def attention(
     refs, steps = _operands(lw, q, k, v, attn_mask)
     sizes = [*_problem(q, k, v, is_causal, scale), *steps, *outs[0].strides[:3], *outs[1].strides]
     name = _tag("dicp_attention", attn_mask)
-    return lw.routine(name, BODIES[name], refs, outs, sizes)
+    return call(lw, name, refs, outs, sizes)
 
 
 @ATTENTION.register(BACKWARD, kind="library")
@@ -98,4 +98,4 @@ def attention_gradients(
     sizes = [*_problem(q, k, v, is_causal, scale), *steps]
     sizes += [s for ref in (*refs[-3:], *outs) for s in ref.strides[:3]]
     name = _tag("dicp_attention_gradients", attn_mask)
-    return lw.routine(name, BODIES[name], refs, outs, sizes)
+    return call(lw, name, refs, outs, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -58,3 +59,10 @@ def rows_of(lw: Lowering, value: Value) -> Ref:
     """`value` in memory, the elements of a row one after another."""
     ref = lw.realize(value)
     return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
+
+
+def call(
+    lw: Lowering, name: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
+) -> tuple[Value, ...]:
+    """A call of routine `name`, whose sizes stand in the order its C++ says."""
+    return lw.routine(name, BODIES[name], args, outs, sizes)

@@ -10,9 +10,9 @@ import torch
 
 from dicp.loop.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.ir import Ref
-from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.loop.lowering.library import LIBRARY, bias_gradient, plain
-from dicp.vendor.cpu.routines.common import BODIES, is_float, rows_of
+from dicp.loop.lowering import Lowering, RuleTable, Value, library
+from dicp.loop.lowering.library import bias_gradient, plain
+from dicp.vendor.cpu.routines.common import call, is_float, rows_of
 from dicp.vendor.cpu.routines.product import multiplied
 
 aten = torch.ops.aten
@@ -61,9 +61,7 @@ def convolution_backward(
     if mask[2]:
         results[2], missing[2] = bias_gradient(lw, grad), False
     if any(missing):
-        found = LIBRARY.get(aten.convolution_backward.default)
-        assert found is not None
-        others = found.function(lw, grad, x, w, bias_sizes, *options, missing)
+        others = library.convolution_backward(lw, grad, x, w, bias_sizes, *options, missing)
         results = [o if on else r for r, o, on in zip(results, others, missing, strict=True)]
     return results
 
@@ -153,7 +151,7 @@ def _convolved(
     name = "dicp_convolution" if bias is None else "dicp_convolution_biased"
     if bias is not None:
         refs.append(rows_of(lw, bias))
-    return lw.routine(name, BODIES[name], refs, (out,), sizes)[0]
+    return call(lw, name, refs, (out,), sizes)[0]
 
 
 def _pixels_in_rows(*images: Ref) -> bool:
@@ -190,7 +188,7 @@ def _small_backward(
         reached = lw.realize(grad)
         image, sizes = _problem(lw, x, w, axes, groups, reached)
         name = "dicp_convolution_filters"
-        (found[1],) = lw.routine(name, BODIES[name], (image, reached), (filters,), sizes)
+        (found[1],) = call(lw, name, (image, reached), (filters,), sizes)
     return found[0], found[1]
 
 
@@ -209,16 +207,17 @@ def _by_pixel_backward(
 ) -> tuple[Value | None, Value | None]:
     """Filters of one pixel, channels last: products over channels and over pixels."""
     n, c, h, k = x.shape
-    o, found = w.shape[0], [None, None]
+    o = w.shape[0]
+    found: list[Value | None] = [None, None]
     pixels = normal(n * h * k)
     reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (pixels, o))
     if images is not None:
         refs = [lw.realize(reached), lw.realize(lw.reshape(w, (o, c)))]
-        found[0] = multiplied(lw, refs, images, (1, pixels, c, o), (0, c))  # type: ignore[call-overload]
+        found[0] = multiplied(lw, refs, images, (1, pixels, c, o), (0, c))
     if filters is not None and _is_dense_matrix(filters):
         seen = lw.reshape(lw.permute(x, [0, 2, 3, 1]), (pixels, c))
         refs = [lw.realize(lw.permute(reached, [1, 0])), lw.realize(seen)]
-        found[1] = multiplied(lw, refs, filters, (1, o, c, pixels), (0, c))  # type: ignore[call-overload]
+        found[1] = multiplied(lw, refs, filters, (1, o, c, pixels), (0, c))
     return found[0], found[1]
 
 

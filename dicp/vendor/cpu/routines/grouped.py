@@ -11,7 +11,7 @@ from typing import Any
 from dicp.loop.index import contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import BODIES, is_float
+from dicp.vendor.cpu.routines.common import call, is_float
 
 GROUPED = RuleTable()
 FORWARD = "transformers::grouped_mm_fallback"
@@ -36,7 +36,7 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
     sizes = [ends.shape[0], x.shape[0], b.shape[2], b.shape[1], int(ends.dtype.itemsize == 8),
              *a.strides, *b.strides, out.strides[0]]  # fmt: skip
     name = "dicp_product_grouped"
-    return lw.routine(name, BODIES[name], (a, b, limits), (out,), sizes)[0]
+    return call(lw, name, (a, b, limits), (out,), sizes)[0]
 
 
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
@@ -56,7 +56,7 @@ def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     sizes = [ends.shape[0], x.shape[0], grad.shape[1], x.shape[1], int(ends.dtype.itemsize == 8),
              *a.strides, *b.strides, *weights.strides[:2]]  # fmt: skip
     name = "dicp_product_grouped_weights"
-    return first, *lw.routine(name, BODIES[name], (a, b, limits), (weights,), sizes)
+    return first, *call(lw, name, (a, b, limits), (weights,), sizes)
 
 
 GROUPED.add_named(FORWARD, forward, "library")

@@ -13,7 +13,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
-from dicp.vendor.cpu.routines.common import BODIES, is_few, is_float, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_float, rows_of
 
 aten = torch.ops.aten
 PRODUCTS = RuleTable()
@@ -61,7 +61,7 @@ def multiplied(
     if bias is not None:
         refs.append(rows_of(lw, bias))
     sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps]
-    return lw.routine(name, BODIES[name], refs, (out,), sizes)[0]
+    return call(lw, name, refs, (out,), sizes)[0]
 
 
 @PRODUCTS.register(aten.bmm.default, kind="library")
