@@ -87,13 +87,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
                 row = Row(model.name, {"caches": state, "mode": mode, "dtype": dtype}, detail={})
                 rows[model.name, dtype, train, state] = row
                 report.rows.append(row)
-        arguments = {
-            "model": model.name,
-            "backend": backend,
-            "train": train,
-            "dtype": dtype,
-            "device": options.device,
-        }
+        arguments = options.case(model.name, backend, train, dtype)
         try:
             found = cold_and_warm("first", arguments, 1 if options.quick else 3)
         except child.ChildFailed as error:

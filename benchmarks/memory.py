@@ -110,13 +110,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
         rows = {kind: Row(model.name, {"peak": kind, **facts}) for kind in KINDS}
         report.rows.extend(rows.values())
         for backend in backends:
-            arguments = {
-                "model": model.name,
-                "backend": backend,
-                "train": train,
-                "dtype": dtype,
-                "device": options.device,
-            }
+            arguments = options.case(model.name, backend, train, dtype)
             try:
                 found = child.run("memory", arguments)
             except child.ChildFailed as error:

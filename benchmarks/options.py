@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,13 @@ class Options:
     quick: bool
     layers: tuple[int, ...]
     out: Path
+
+    def case(self, model: str, backend: str, train: bool, dtype: str) -> dict[str, Any]:
+        """What a measurement in a process of its own is told."""
+        return {
+            "model": model, "backend": backend, "train": train, "dtype": dtype,
+            "device": self.device,
+        }  # fmt: skip
 
     @property
     def file_name(self) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 import torch
 
-from dicp.torch_private import disable_current_modes, python_size
+from dicp.torch_private import OpOverload, disable_current_modes, python_size
 
 MAX_CONSTANT_BYTES = 1 << 22
 """A larger constant has no plain form."""
@@ -102,6 +102,55 @@ def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
 def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
     """The value of an encoded size."""
     return size if isinstance(size, int) else int(evaluate(size, symbols))
+
+
+def encode_argument(
+    value: Any, leaf: Callable[[Any], Any], keep: Callable[[Any], dict[str, int]]
+) -> Any:
+    """An argument of a call: `leaf` encodes tensors and sizes and gives None for what is neither,
+    `keep` stores what has no plain form."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if (plain := leaf(value)) is not None:
+        return plain
+    if isinstance(value, list):
+        return [encode_argument(v, leaf, keep) for v in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode_argument(v, leaf, keep) for v in value]}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    return keep(value)
+
+
+def decode_argument(
+    plain: Any, leaf: Callable[[Any], Any], size: Callable[[Any], Any], objects: Sequence[Any]
+) -> Any:
+    """The argument behind a plain form; `leaf(slot)` gives tensors, `size(text)` numbers."""
+    if isinstance(plain, list):
+        return [decode_argument(item, leaf, size, objects) for item in plain]
+    if not isinstance(plain, Mapping):
+        return plain
+    match plain:
+        case {"ref": slot}:
+            return leaf(slot)
+        case {"size": text}:
+            return size(text)
+        case {"tuple": items}:
+            return tuple(decode_argument(item, leaf, size, objects) for item in items)
+        case {"torch": name}:
+            return getattr(torch, name)
+        case {"device": name}:
+            return torch.device(name)
+    return objects[plain["object"]]
+
+
+def encode_operator(op: Any, keep: Callable[[Any], dict[str, int]]) -> Any:
+    """An overload as `namespace::name.overload`; `keep` stores any other callable."""
+    if isinstance(op, OpOverload):
+        return f"{op._schema.name}.{op._schema.overload_name}"
+    return keep(op)
 
 
 def resolve_operator(name: str) -> Any:

@@ -131,6 +131,20 @@ def backend(request: pytest.FixtureRequest, backend_name: str) -> BackendUnderTe
 
 
 @pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`golden(path, text)`: the text stands in `path`; --update-golden writes it there."""
+
+    def check(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), "no golden text: run with --update-golden and look at what it writes"
+        assert text == path.read_text(), f"if meant, run with --update-golden: {path.name}"
+
+    return check
+
+
+@pytest.fixture
 def check_op(
     request: pytest.FixtureRequest, backend: BackendUnderTest, dynamic: bool
 ) -> Iterator[Callable[..., None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,7 @@ from dicp.graphop.program import (
     Result,
     Slot,
 )
-from dicp.plain import encode_constant, encode_size
-from dicp.torch_private import OpOverload
+from dicp.plain import encode_argument, encode_constant, encode_operator, encode_size
 
 
 def plain_size(size: Any) -> int | str:
@@ -129,13 +128,8 @@ class _Assembler:
         }
 
     def _call(self, call: EagerCall) -> dict[str, Any]:
-        op = call.op
-        if isinstance(op, OpOverload):
-            name: Any = f"{op._schema.name}.{op._schema.overload_name}"
-        else:
-            name = self._object(op)
         return {
-            "call": name,
+            "call": encode_operator(call.op, self._object),
             "args": [self.encode(a) for a in call.args],
             "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
             "outs": [self._slot(slot) for slot in call.outs],
@@ -144,38 +138,11 @@ class _Assembler:
 
     def encode(self, value: Any) -> Any:
         """An argument in plain form."""
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
+        return encode_argument(value, self._leaf, self._object)
+
+    def _leaf(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, Slot):
             return {"ref": self._slot(value)}
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return {"size": plain_size(value)}
-        if isinstance(value, list):
-            return [self.encode(v) for v in value]
-        if isinstance(value, tuple):
-            return {"tuple": [self.encode(v) for v in value]}
-        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-            return {"torch": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device):
-            return {"device": str(value)}
-        return self._object(value)
-
-
-def decode(plain: Any, leaf: Any, size: Any, objects: Sequence[Any]) -> Any:
-    """The argument behind a plain form; `leaf(slot)` gives tensors, `size(text)` numbers."""
-    if isinstance(plain, list):
-        return [decode(item, leaf, size, objects) for item in plain]
-    if not isinstance(plain, Mapping):
-        return plain
-    match plain:
-        case {"ref": slot}:
-            return leaf(slot)
-        case {"size": text}:
-            return size(text)
-        case {"tuple": items}:
-            return tuple(decode(item, leaf, size, objects) for item in items)
-        case {"torch": name}:
-            return getattr(torch, name)
-        case {"device": name}:
-            return torch.device(name)
-    return objects[plain["object"]]
+        return None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate, map_arg
 
 from dicp.errors import InferenceMismatchError
 from dicp.graphop.builder import Builder, NoRule
@@ -97,9 +99,7 @@ class Lowering:
             self.symbols.setdefault(str(expression), place)
 
     def _attribute(self, node: fx.Node) -> Any:
-        target: Any = self.gm
-        for part in str(node.target).split("."):
-            target = getattr(target, part)
+        target = attrgetter(str(node.target))(self.gm)
         if not isinstance(target, torch.Tensor):
             return target
         slot = Slot(f"constant{len(self.constants)}", node.meta.get("val", target))
@@ -245,16 +245,11 @@ class Lowering:
         return result
 
     def _map(self, value: Any, leaf: Callable[[Entry], Any] | None = None) -> Any:
-        if isinstance(value, fx.Node):
-            value = self.env[value]
-        if isinstance(value, Entry):
-            return leaf(value) if leaf else value
-        if isinstance(value, (list, tuple)):
-            items = [self._map(v, leaf) for v in value]
-            return tuple(items) if isinstance(value, tuple) else items
-        if isinstance(value, dict):
-            return {k: self._map(v, leaf) for k, v in value.items()}
-        return value
+        """`value` with what its nodes have become, and of each tensor what `leaf` makes of it."""
+        found: Any = map_arg(value, self.env.__getitem__)
+        if leaf is None:
+            return found
+        return map_aggregate(found, lambda v: leaf(v) if isinstance(v, Entry) else v)
 
     # ---- tensors and values ---------------------------------------------------------------------
 

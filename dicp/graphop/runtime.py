@@ -13,9 +13,14 @@ from typing import Any
 import torch
 
 from dicp.errors import InputMismatchError
-from dicp.graphop.assemble import decode
 from dicp.graphop.strides import inverse
-from dicp.plain import decode_constant, evaluate, evaluate_size, resolve_operator
+from dicp.plain import (
+    decode_argument,
+    decode_constant,
+    evaluate,
+    evaluate_size,
+    resolve_operator,
+)
 from dicp.torch_private import disable_current_modes, profiling
 
 MAX_PLANS = 64
@@ -264,7 +269,7 @@ class _Plan:
         objects = self.executable.objects
 
         def get(env: Env) -> Any:
-            return decode(
+            return decode_argument(
                 plain, lambda slot: env[slot], lambda t: evaluate(t, self.symbols), objects
             )
 

@@ -125,12 +125,8 @@ class Columns(Loops):
             if long:
                 scope.lines += self._open_row_blocks(scope, loops[0], first_range, long, column)
                 limits = ("block", "block_end")
-            for depth, var in enumerate(loops):
-                bounds_of = limits if depth == 0 else None
-                scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, bounds_of)} {{")
-            scope.lines += [*middle.lines, *inner]
-            for depth in reversed(range(len(loops))):
-                scope.lines.append(f"{margin(scope.indent + depth)}}}")
+            nest = self._nest(loops, [*middle.lines, *inner], scope.indent, limits)
+            scope.lines += nest
             if long:
                 scope.lines += self._close_row_blocks(scope, long)
 

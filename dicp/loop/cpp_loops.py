@@ -56,12 +56,19 @@ class Loops(Emitter):
         return lines
 
     def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
-        lines = [f"  {pragma}"] if pragma else []
+        return [*([f"  {pragma}"] if pragma else []), *self._nest(loops, inner, 1)]
+
+    def _nest(
+        self, loops: Sequence[Var], inner: list[str], indent: int,
+        first_bounds: tuple[str, str] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """`inner` inside `loops`, the first of which may run over a part of its range."""
+        lines = []
         for depth, var in enumerate(loops):
-            lines.append(f"{margin(1 + depth)}{self._for(var)} {{")
-        lines += inner
-        lines += [f"{margin(1 + depth)}}}" for depth in reversed(range(len(loops)))]
-        return lines
+            bounds = first_bounds if depth == 0 else None
+            lines.append(f"{margin(indent + depth)}{self._for(var, bounds)} {{")
+        closing = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
+        return [*lines, *inner, *closing]
 
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}

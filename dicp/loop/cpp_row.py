@@ -96,12 +96,8 @@ class Rows(Loops):
             scope.lines += inner
             return
         self._pop(middle)
-        for depth, var in enumerate(outer):
-            bounds = first_range if depth == 0 else None
-            scope.lines.append(f"{margin(scope.indent + depth)}{self._for(var, bounds)} {{")
-        scope.lines += [*middle.lines, *inner]
-        for depth in reversed(range(len(outer))):
-            scope.lines.append(f"{margin(scope.indent + depth)}}}")
+        nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
+        scope.lines += nest
 
     def _in_blocks(
         self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,

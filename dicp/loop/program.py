@@ -15,9 +15,9 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Call, Ref
 from dicp.loop.kernel import Kernel
 from dicp.loop.schedule import Schedule
-from dicp.plain import encode_constant, encode_size
+from dicp.plain import encode_argument, encode_constant, encode_operator, encode_size
 from dicp.target import KernelReport, NodeReport
-from dicp.torch_private import OpOverload, python_size
+from dicp.torch_private import python_size
 
 
 class RenderedKernel(Protocol):
@@ -200,12 +200,8 @@ class ProgramBuilder:
             }
         use_out = call.out_variant is not None
         op = call.out_variant if use_out else call.op
-        if isinstance(op, OpOverload):
-            name: Any = f"{op._schema.name}.{op._schema.overload_name}"
-        else:
-            name = self._object(op)
         return {
-            "call": name,
+            "call": encode_operator(op, self._object),
             "kind": call.kind,
             "args": [self.encode(a) for a in call.args],
             "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
@@ -219,23 +215,14 @@ class ProgramBuilder:
         return {"object": len(self.objects) - 1}
 
     def encode(self, value: Any) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
+        return encode_argument(value, self._leaf, self._object)
+
+    def _leaf(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, Ref):
             return {"ref": self.number(value)}
         if isinstance(value, sympy.Basic):
             return {"size": python_size(value)}
-        if isinstance(value, list):
-            return [self.encode(v) for v in value]
-        if isinstance(value, tuple):
-            return {"tuple": [self.encode(v) for v in value]}
-        if isinstance(value, torch.dtype):
-            return {"torch": str(value).removeprefix("torch.")}
-        if isinstance(value, (torch.layout, torch.memory_format)):
-            return {"torch": str(value).removeprefix("torch.")}
-        if isinstance(value, torch.device):
-            return {"device": str(value)}
-        return self._object(value)
+        return None
 
     def _constant(self, tensor: torch.Tensor) -> Any:
         plain = encode_constant(tensor)

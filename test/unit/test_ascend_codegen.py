@@ -91,7 +91,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_source(name: str, request: pytest.FixtureRequest) -> None:
+def test_golden_source(name: str, golden: Callable[[Path, str], None]) -> None:
     fn, inputs, options = GRAPHS[name]()
     target = record(fn, *inputs, **options)
     parts = [
@@ -100,12 +100,7 @@ def test_golden_source(name: str, request: pytest.FixtureRequest) -> None:
         for report, program in zip(target.reports, target.programs, strict=True)
     ]
     text = portable("\n".join(parts))
-    path = GOLDEN / f"{name}.txt"
-    if request.config.getoption("--update-golden"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), "no golden text: run with --update-golden and look at what it writes"
-    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
+    golden(GOLDEN / f"{name}.txt", text)
 
 
 def test_golden_files_all_belong_to_a_graph() -> None:

@@ -76,7 +76,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     reason="the graphs that Dynamo and AOTAutograd give differ between releases",
 )
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
     fn, inputs, options = GRAPHS[name]()
     target = record(fn, *inputs, **options)
     parts = []
@@ -84,12 +84,7 @@ def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
         source = target.render(program, Config()).files["kernels.cpp"]
         parts.append(f"==== {report.kind}\n{program.text()}\n---- C++\n{source}")
     text = portable("\n".join(parts))
-    path = GOLDEN / f"{name}.txt"
-    if request.config.getoption("--update-golden"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.exists(), "no golden text: run with --update-golden and look at what it writes"
-    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
+    golden(GOLDEN / f"{name}.txt", text)
 
 
 def test_golden_files_all_belong_to_a_graph() -> None:

@@ -110,15 +110,12 @@ def test_what_follows_is_computed_in_the_products_kernel(name: str, count: int) 
 
 @pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize("name", ["residual", "baddbmm"])
-def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
+def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
     fn, shapes = FORMS[name]
     found = record(fn, *(make(*shape, dtype=torch.bfloat16) for shape in shapes),
                    target=TritonRecorder())  # fmt: skip
     text = portable(found.render(found.programs[0], Config()).files["kernels.py"])
-    path = Path(__file__).parent / "golden" / "products" / f"{name}.txt"
-    if request.config.getoption("--update-golden"):
-        path.write_text(text)
-    assert text == path.read_text(), f"if meant, run with --update-golden and review {path.name}"
+    golden(Path(__file__).parent / "golden" / "products" / f"{name}.txt", text)
 
 
 @pytest.mark.usefixtures("generated")

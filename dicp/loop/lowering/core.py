@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from dicp.loop import ir
 from dicp.loop.index import (
@@ -208,9 +209,7 @@ class Lowering:
         return val
 
     def _attribute(self, node: fx.Node) -> Any:
-        target: Any = self.gm
-        for part in str(node.target).split("."):
-            target = getattr(target, part)
+        target = operator.attrgetter(str(node.target))(self.gm)
         if not isinstance(target, torch.Tensor):
             return target
         name = f"const{len(self.graph.constants)}"
@@ -234,7 +233,7 @@ class Lowering:
             entry = self.rules.get(node.target)
             mark = len(self.graph.nodes)
             try:
-                args, kwargs = self._map((node.args, node.kwargs))
+                args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
                 result = (
                     entry.function(self, *args, **kwargs)
                     if entry
@@ -264,16 +263,6 @@ class Lowering:
                     node.name, str(node.target), decision.kind, decision.reason, origin.user_line
                 )
             )
-
-    def _map(self, value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            return self.env[value]
-        if isinstance(value, (list, tuple)):
-            items = [self._map(v) for v in value]
-            return tuple(items) if isinstance(value, tuple) else items
-        if isinstance(value, dict):
-            return {k: self._map(v) for k, v in value.items()}
-        return value
 
     # ---- tensors --------------------------------------------------------------------------
 
@@ -554,7 +543,7 @@ class Lowering:
 
     def eager(self, node: fx.Node) -> Any:
         """The node as an eager ATen call between generated kernels."""
-        args, kwargs = self._map((node.args, node.kwargs))
+        args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
         args, kwargs = (
             self._strided_as_eager(node.args, args),
             self._strided_as_eager(node.kwargs, kwargs),
