@@ -253,7 +253,7 @@ def _rejoin(const: Size, terms: Sequence[tuple[Atom, Size]]) -> Index | None:
     for atom, c in terms:
         if not isinstance(atom, Mod):
             continue
-        whole = FloorDiv(atom.value, atom.divisor)
+        whole = _floor_atom(atom.value, atom.divisor)
         for other, k in terms:
             if other == whole and normal(c * atom.divisor) == k:
                 rest = Index(const, tuple(t for t in terms if t[0] not in (atom, whole)))
@@ -272,8 +272,17 @@ def floordiv(value: Index, divisor: Size) -> Index:
     exact, rest = _split(value, divisor)
     if _below(rest, divisor):
         return exact
-    rest, divisor = _reduce(rest, divisor)
-    return combine([(exact, 1), (Index(0, ((FloorDiv(rest, divisor), 1),)), 1)])
+    atom = _floor_atom(*_reduce(rest, divisor))
+    return combine([(exact, 1), (Index(0, ((atom, 1),)), 1)])
+
+
+def _floor_atom(value: Index, divisor: Size) -> FloorDiv:
+    """`value // divisor`; (x // a) // b is x // (a * b)."""
+    if len(value.terms) == 1 and value.const == 0:
+        ((atom, c),) = value.terms
+        if isinstance(atom, FloorDiv) and c == 1:
+            return FloorDiv(atom.value, normal(atom.divisor * divisor))
+    return FloorDiv(value, divisor)
 
 
 def mod(value: Index, divisor: Size) -> Index:

@@ -216,6 +216,13 @@ def test_parts_of_a_quotient_join_again() -> None:
         assert joined == x, "the constant inside must survive"
 
 
+@pytest.mark.parametrize("old", [(2, 28, 28, 64), (2, 4, 4, 7, 7, 64), (A, 3, B, 5)], ids=str)
+def test_an_offset_in_merged_axes_needs_no_division(old: tuple[Size, ...]) -> None:
+    new = (product(old[:-1]), old[-1])
+    there = flatten(reshape_coords(domain(new), old, new), contiguous_strides(old))
+    assert there == flatten(domain(new), contiguous_strides(new))
+
+
 @pytest.mark.parametrize(("index", "divisor"), [(ZERO, 3), (variable(Var(0, 3)), 3)])
 def test_small_values_need_no_division(index: Index, divisor: int) -> None:
     assert floordiv(index, divisor) == ZERO
