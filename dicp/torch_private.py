@@ -38,6 +38,7 @@ def check_release(version: str) -> None:
 check_release(torch.__version__)
 
 # ruff: noqa: E402
+from torch._C._dynamo import guards as native_guards
 from torch._dynamo import compiled_autograd
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._functorch import config as functorch_config
@@ -88,6 +89,12 @@ DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
 )
 """Operators whose decomposition in this release copies into a fresh tensor, which AOTAutograd, not
 seeing it as functional, refuses."""
+
+
+empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
+"""`torch.empty_strided(size, stride, dtype)` on the host, past the dispatcher."""
+reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, past the dispatcher."""
 
 
 def frame_seconds() -> float:

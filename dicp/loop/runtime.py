@@ -18,7 +18,12 @@ import torch
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
 from dicp.plain import callable_of, decode_constant, evaluate_size, resolve_operator
-from dicp.torch_private import disable_current_modes, profiling
+from dicp.torch_private import (
+    disable_current_modes,
+    empty_strided_cpu,
+    profiling,
+    reinterpret_tensor,
+)
 
 MAX_BOUND_PLANS = 64
 
@@ -154,9 +159,7 @@ class LoopExecutable:
         self._plans: OrderedDict[tuple[int, ...], list[_Bound]] = OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        key = tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
-        )
+        key = self._sizes(inputs) if self._sources else ()
         idle = self._plans.get(key)
         if idle is None:
             idle = self._plans[key] = []
@@ -170,6 +173,12 @@ class LoopExecutable:
             return bound.run(inputs)
         finally:
             idle.append(bound)
+
+    def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the program's symbols."""
+        return tuple(
+            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
+        )
 
     def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> _Bound:
         """A plan of its own for each run under way: threads may share an executable."""
@@ -241,13 +250,20 @@ class _Bound:
             if tensor.layout == torch.strided:
                 self._place(slot, tensor.data_ptr())
         self.seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
-        self._addressed = [bool(b.strides) or not b.shape for b in self.buffers]
-        self._allocations = [
-            (s, self.buffers[s].shape, self.buffers[s].strides, self.buffers[s].dtype)
-            for s in self.fresh
-        ]
+        self._given = [
+            (k, slot, bool(b.strides) or not b.shape)
+            for k, slot in self.inputs for b in (self.buffers[slot],)
+        ]  # fmt: skip
+        self._allocations = [(s, self._allocation(self.buffers[s])) for s in self.fresh]
         self.outputs = [self._argument(o) for o in program["outputs"]]
         self.steps = self._compile_steps(program)
+
+    def _allocation(self, buffer: _Buffer) -> Callable[[], torch.Tensor]:
+        """Makes a tensor for `buffer`; the host's is the cheapest call there is for it."""
+        if self.device.type == "cpu":
+            return partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
+        return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
+                       device=self.device)  # fmt: skip
 
     def root(self, slot: int) -> int:
         while True:
@@ -259,8 +275,9 @@ class _Bound:
     def _place(self, slot: int, address: int) -> None:
         """Record where a buffer lies, and with it every view of it."""
         self.table[slot] = address
-        for alias, offset in self.aliases.get(slot, ()):
-            self.table[alias] = address + offset
+        if slot in self.aliases:
+            for alias, offset in self.aliases[slot]:
+                self.table[alias] = address + offset
 
     # ---- once per set of sizes ----------------------------------------------------------------
 
@@ -485,8 +502,8 @@ class _Bound:
         shape, strides, offset = buffer.shape, buffer.strides, buffer.offset
 
         def alias(env: list[Any]) -> torch.Tensor:
-            source = base(env)
-            return source.as_strided(shape, strides, source.storage_offset() + offset)
+            view: torch.Tensor = reinterpret_tensor(base(env), shape, strides, offset)
+            return view
 
         return alias
 
@@ -534,13 +551,13 @@ class _Bound:
         block = self._take_workspace()
         env = self._lasting.copy()
         dummy, device = self._dummy.data_ptr(), self.device
-        for position, slot in self.inputs:
+        for position, slot, addressed in self._given:
             tensor = env[slot] = inputs[position]
-            if self._addressed[slot] and tensor is not None:
+            if addressed and tensor is not None:
                 self._place(slot, tensor.data_ptr() or dummy)
         inputs.clear()
-        for slot, shape, strides, dtype in self._allocations:
-            tensor = env[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        for slot, allocate in self._allocations:
+            tensor = env[slot] = allocate()
             self._place(slot, tensor.data_ptr() or dummy)
         for slot in self.seeds:
             tensor = env[slot] = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device)
