@@ -30,7 +30,7 @@ from dicp.loop.index import (
 )
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
-from dicp.loop.ops import CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS, SHORT
 
 
 @dataclass
@@ -82,6 +82,10 @@ class Emitter:
         pad = margin(scope.indent)
         stores: list[str] = []
         for stmt in stmts:
+            if isinstance(stmt, Store) and is_copy(stmt):
+                source = self._place(stmt.value.attr)
+                stores.append(f"{pad}{self._arg(stmt.ref)}[{self._index(stmt.index)}] = {source};")
+                continue
             value = self.value(stmt.value)
             if isinstance(stmt, Store):
                 stores.append(pad + self._store(stmt, value))
@@ -245,10 +249,9 @@ class Emitter:
             return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
         if expr.op == "check_index":
             return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{guarded(guard)})"
-        row = SCALAR_OPS[expr.op]
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
         width = "d" if expr.dtype == torch.float64 else "f"
-        return row.cpp.format(*args, site=site, width=width)
+        return _spelling(expr).format(*args, site=site, width=width)
 
     def _site(self, expr: Expr) -> int:
         self.sites.append((expr.op, str(expr.attr or "")))
@@ -256,14 +259,16 @@ class Emitter:
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
         item: Load = expr.attr
-        place = self.staged.get((item.ref, item.coords[0])) or (
-            f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
-        )
-        text = widened(place, item.ref.dtype)
+        text = widened(self._place(item, guard, guard_depth), item.ref.dtype)
         if guard:
             zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"
             return f"{guard} ? {text} : {zero}"
         return text
+
+    def _place(self, item: Load, guard: str = "", guard_depth: int = 0) -> str:
+        return self.staged.get((item.ref, item.coords[0])) or (
+            f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+        )
 
     def _arg(self, ref: Ref) -> str:
         if ref not in self.args:
@@ -299,6 +304,22 @@ class Emitter:
                 self.symbols[symbol] = f"n{len(self.symbols)}"
             renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
         return f"({size_text(size.xreplace(renamed))})"
+
+
+def _spelling(expr: Expr) -> str:
+    """The C++ format string of an operator, the cheapest that is right for these operands."""
+    last = expr.args[-1]
+    if last.op == "const" and last.attr == last.attr and expr.op in BESIDE_NUMBER:
+        return BESIDE_NUMBER[expr.op]
+    if expr.dtype in ir.LOW_PRECISION and expr.op in SHORT:
+        return SHORT[expr.op]
+    return SCALAR_OPS[expr.op].cpp
+
+
+def is_copy(stmt: Store) -> bool:
+    """Whether a statement stores what it reads: bits are moved, whatever they mean."""
+    value = stmt.value
+    return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
 
 
 def margin(depth: int) -> str:

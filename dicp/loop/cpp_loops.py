@@ -14,8 +14,8 @@ from dicp.loop.ranges import Range, split
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
 CHUNKS = 16
-SUM_BLOCK = 4096
-"""Elements of a row summed before the sum is added to the total."""
+SUM_BLOCK = 1024
+"""Elements of a row summed before the sum is added to the total, which is a double."""
 
 
 class Loops(Emitter):

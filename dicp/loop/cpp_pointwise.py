@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, margin
+from dicp.loop.cpp_emit import Scope, is_copy, margin
 from dicp.loop.cpp_loops import Loops, deep_variables
 from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.index import Index, Var
 from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Store
 
-TILE = (64, 16)
-"""Crossing and contiguous extent of a tile: few lines of each tensor at a time, since rows whose
+TILE = 64
+"""Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
 length is a power of two share cache sets."""
+SQUARE = 16
+"""Elements both ways that are turned in registers."""
 
 
 class Pointwise(Loops):
@@ -64,52 +66,81 @@ class Pointwise(Loops):
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
         base = self._push(outer, depth + 2)
-        self._stage(crossing, last, base)
-        row_scope = self._push([crossing], depth + 3)
-        scope = self._push((last,), depth + 4)
-        self._stmts(self._all_stmts(), scope)
-        pad = margin(depth)
         lines = []
         for k, var in enumerate((crossing, last)):
             name, size = f"tile{k}", self._size(var.size)
             lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
-                         f"{name} += {TILE[k]}) {{")  # fmt: skip
+                         f"{name} += {TILE}) {{")  # fmt: skip
         for k, var in enumerate((crossing, last)):
             name, size = f"tile{k}", self._size(var.size)
             lines.append(
-                f"{pad}    const int64_t end{k} = "
-                f"{name} + {TILE[k]} < {size} ? {name} + {TILE[k]} : {size};"
+                f"{margin(depth + 2)}const int64_t end{k} = "
+                f"{name} + {TILE} < {size} ? {name} + {TILE} : {size};"
             )
-        lines += [
-            *base.lines, f"{margin(depth + 2)}{self._for(crossing, ('tile0', 'end0'))} {{",
-            *row_scope.lines, f"{margin(depth + 3)}#pragma omp simd",
-            *self._loop(last, scope, depth + 3, ("tile1", "end1")),
-            f"{margin(depth + 2)}}}", f"{margin(depth + 1)}}}", f"{pad}}}",
-        ]  # fmt: skip
+        inside = self._turned_copy(crossing, last, base)
+        lines += inside or self._tile_loops(crossing, last, base)
+        lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
         return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
+
+    def _tile_loops(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+        """The loops over one tile."""
+        self._stage(crossing, last, base)
+        row_scope = self._push([crossing], base.indent + 1)
+        scope = self._push((last,), base.indent + 2)
+        self._stmts(self._all_stmts(), scope)
+        return [
+            *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
+            *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
+            *self._loop(last, scope, base.indent + 1, ("tile1", "end1")),
+            f"{margin(base.indent)}}}",
+        ]  # fmt: skip
+
+    def _turned_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+        """One tile of a kernel that does nothing but copy a turned tensor; empty for any other."""
+        stmts = self._all_stmts()
+        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
+            return []
+        store, source = stmts[0], stmts[0].value.attr
+        read = self._across(source.coords[0], crossing, last)
+        written = self._across(store.index, last, crossing)
+        if not read or not written:
+            return []
+        (start, stride), (place, step) = read, written
+        return [
+            *base.lines,
+            f"{margin(base.indent)}d_turn({self._arg(source.ref)} + ({start}), {stride}, "
+            f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
+        ]
+
+    def _across(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
+        """Where a tile starts in what lies contiguous along one of its loops, and the step of the
+        other; None where it does not lie so."""
+        others = tuple((a, c) for a, c in index.terms if a not in (along, over))
+        hidden = {v for a, _ in others for v in deep_variables(a)}
+        stride = index.coefficient(over)
+        if index.coefficient(along) != 1 or stride in (0, 1) or {along, over} & hidden:
+            return None
+        names = ("tile1", "tile0") if over is self.kernel.rows[-1] else ("tile0", "tile1")
+        step = self._size(stride)
+        start = f"{self._index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
+        return start, step
 
     def _stage(self, crossing: Var, last: Var, scope: Scope) -> None:
         """Turn what is contiguous along `crossing` into tiles that are contiguous along `last`."""
-        if any(isinstance(v.size, int) and v.size < k for v, k in zip((crossing, last), TILE,
-                                                                      strict=True)):  # fmt: skip
-            return  # no tile is ever full
+        if any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last)):
+            return  # no square is ever full
         for number, (ref, index) in enumerate(self._plain_reads()):
-            others = tuple((a, c) for a, c in index.terms if a not in (crossing, last))
-            hidden = {v for a, _ in others for v in deep_variables(a)}
-            stride = index.coefficient(last)
-            if index.coefficient(crossing) != 1 or stride in (0, 1) or {crossing, last} & hidden:
+            found = self._across(index, crossing, last)
+            if found is None:
                 continue
-            name = f"turned{number}"
-            ctype = STORAGE_TYPE[ref.dtype]
-            start = (
-                f"{self._index(Index(index.const, others))} + tile0 + {self._size(stride)} * tile1"
-            )
+            start, stride = found
+            name, ctype = f"turned{number}", STORAGE_TYPE[ref.dtype]
             scope.lines += [
-                f"{margin(scope.indent)}{ctype} {name}[{TILE[0] * TILE[1]}];",
-                f"{margin(scope.indent)}d_turn<{ctype}, {TILE[0]}, {TILE[1]}>({self._arg(ref)} + "
-                f"({start}), {self._size(stride)}, {name}, end0 - tile0, end1 - tile1);",
+                f"{margin(scope.indent)}{ctype} {name}[{TILE * TILE}];",
+                f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
+                f"{TILE}, end0 - tile0, end1 - tile1);",
             ]
-            place = f"({crossing.key} - tile0) * {TILE[1]} + {last.key} - tile1"
+            place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
 
     def _plain_reads(self) -> list[tuple[Ref, Index]]:

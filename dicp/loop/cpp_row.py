@@ -53,11 +53,12 @@ class Rows(Loops):
             self.local_names[stmt.name] = len(self.scopes) - 1
         long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
         for stmt in long:
-            ctype = VALUE_TYPE[stmt.dtype]
-            scope.lines.append(f"{margin(scope.indent)}{ctype} total_{stmt.name} = 0;")
+            scope.lines.append(f"{margin(scope.indent)}double total_{stmt.name} = 0;")
         self._inner_body(phase, scope, loops, serial, first_range, long)
         for stmt in long:
-            scope.lines.append(f"{margin(scope.indent)}{local(stmt.name)} = total_{stmt.name};")
+            ctype = VALUE_TYPE[stmt.dtype]
+            total = f"({ctype})total_{stmt.name}"
+            scope.lines.append(f"{margin(scope.indent)}{local(stmt.name)} = {total};")
         self.flagged = set()
         for stmt in flagged:
             nan = literal(math.nan, stmt.dtype)
@@ -80,7 +81,11 @@ class Rows(Loops):
         outer, last = loops[:-1], loops[-1]
         middle = self._push(outer, scope.indent + len(outer)) if outer else scope
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
-        pragma = [] if serial or arg else [margin(middle.indent) + self._simd(accumulators)]
+        pragma = (
+            []
+            if serial or arg
+            else [margin(middle.indent) + self._simd(accumulators) + self._lanes(last)]
+        )
         limits = None if outer else first_range
         if long or limits:
             body = self._push((last,), middle.indent + 1)
@@ -98,6 +103,14 @@ class Rows(Loops):
         self._pop(middle)
         nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
         scope.lines += nest
+
+    def _lanes(self, var: Var) -> str:
+        """Half a vector of 16-bit floats at a time where that leaves fewer elements of a short row
+        over: what is left over is computed one by one."""
+        size = var.size
+        short = isinstance(size, int) and size < 128 and size % 32 >= 16
+        refs = {e.attr.ref for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
+        return " simdlen(16)" if short and any(r.dtype in ir.LOW_PRECISION for r in refs) else ""
 
     def _in_blocks(
         self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,

@@ -117,7 +117,14 @@ LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 
 
 def cast(value: Expr, dtype: torch.dtype) -> Expr:
-    """`value` converted to `dtype`; widening a 16-bit float costs nothing at run time."""
+    """`value` converted to `dtype`; 16-bit floats made of others are rounded when stored."""
+    if value.dtype.is_floating_point and value.op != "const":
+        return opmath(value, dtype)
+    return rounded(value, dtype)
+
+
+def rounded(value: Expr, dtype: torch.dtype) -> Expr:
+    """`value` converted to `dtype` as a program's own conversion does it, 16-bit floats too."""
     if value.dtype == dtype:
         return value
     if value.op == "const" and dtype not in LOW_PRECISION:
@@ -131,7 +138,7 @@ def opmath(value: Expr, dtype: torch.dtype) -> Expr:
         return value
     if dtype in LOW_PRECISION:
         return Expr("widen", dtype, (value,)) if value.op != "const" else const(value.attr, dtype)
-    return cast(value, dtype)
+    return rounded(value, dtype)
 
 
 def masked(test: Expr, value: Expr) -> Expr:

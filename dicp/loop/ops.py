@@ -104,6 +104,12 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("philox_bits", 3, "d_philox_bits({0}, {1}, {2})", HEAVY * 4),
 )
 
+BESIDE_NUMBER = {"maximum": "{0} < {1} ? {1} : {0}", "minimum": "{0} > {1} ? {1} : {0}"}
+"""C++ where the second operand is a number and not NaN: a NaN in the first comes through."""
+
+SHORT = {"erf": "d_erf_short({0})"}
+"""C++ where the result is a 16-bit float."""
+
 CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""
 

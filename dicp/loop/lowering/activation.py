@@ -110,7 +110,7 @@ def hardtanh_backward(lw: Lowering, g: Value, x: Value, low: Any, high: Any) -> 
 @rule(aten.hardswish_backward.default)
 def hardswish_backward(lw: Lowering, g: Value, x: Value) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        middle = select(compare("lt", x, 3.0), g * (x / 3.0 + 0.5), g)
+        middle = select(compare("lt", x, 3.0), g * (x * (1 / 3) + 0.5), g)
         return select(compare("le", x, -3.0), 0.0, middle)
 
     return elementwise(lw, (g, x), body)

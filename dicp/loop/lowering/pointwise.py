@@ -317,10 +317,10 @@ def minimum(a: Expr, b: float) -> Expr:
 
 POINTWISE.add(aten.relu, unary(lambda x: maximum(x, 0)))
 POINTWISE.add(aten.relu6, unary(lambda x: minimum(maximum(x, 0), 6)))
-POINTWISE.add(aten.silu, unary(lambda x: x * sigmoid_of(x)))
+POINTWISE.add(aten.silu, unary(lambda x: x / (apply("exp", x.dtype, -x) + 1.0)))
 POINTWISE.add(aten.square, unary(lambda x: x * x))
-POINTWISE.add(aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) / 6.0))
-POINTWISE.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) / 6.0))
+POINTWISE.add(aten.hardswish, unary(lambda x: x * minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
+POINTWISE.add(aten.hardsigmoid, unary(lambda x: minimum(maximum(x + 3.0, 0.0), 6.0) * (1 / 6)))
 
 
 @rule(aten.gelu)

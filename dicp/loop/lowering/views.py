@@ -267,7 +267,7 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     dtype = lw.meta().dtype
     if kwargs.get("dtype") is not None:
         dtype = kwargs["dtype"]
-    return lw.pointwise(x.shape, dtype, lambda idx: ir.cast(x.at(idx), dtype))
+    return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
 @view_rule(aten.cat)

@@ -18,6 +18,8 @@ BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
+    # Partial redundancies are removed by branches, and loops with branches stay scalar.
+    "-fno-tree-pre",
     # Products and sums keep their own rounding, as in eager; and g++ 12 miscompiles masked ones
     # when it contracts them.
     "-ffp-contract=off",

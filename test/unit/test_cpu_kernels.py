@@ -1,0 +1,148 @@
+"""What generated C++ must keep: NaNs, 16-bit rounding, the bits of what is moved, long sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BF16 = torch.bfloat16
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(fn, backend="cpugraph", fullgraph=True)
+
+
+def worst(found: Tensor, exact: Tensor) -> float:
+    return (found.double() - exact).abs().max().item()
+
+
+# ---- limits that are numbers ---------------------------------------------------------------------
+
+LIMITED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(-1, 2),
+    "clamp to NaN": lambda x: x.clamp(min=math.nan),
+    "hardtanh": F.hardtanh,
+    "maximum": lambda x: torch.maximum(torch.full_like(x, 0.5), x),
+    "minimum": lambda x: torch.minimum(x, torch.full_like(x, math.nan)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16, torch.float16])
+@pytest.mark.parametrize("name", LIMITED)
+def test_limits_pass_nan_on(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 37).mul(3).to(dtype)
+    x[0, :5] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0], dtype=dtype)
+    fn = LIMITED[name]
+    assert torch.equal(compiled(fn)(x).nan_to_num(7), fn(x).nan_to_num(7))
+
+
+def test_limits_of_integers() -> None:
+    x = torch.randint(-9, 9, (50,))
+    assert torch.equal(compiled(lambda x: x.clamp(-3, 4).relu())(x), x.clamp(-3, 4).relu())
+
+
+def test_erf_is_exact_to_a_unit() -> None:
+    x = torch.linspace(-6, 6, 100_001)
+    x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
+    found, exact = compiled(torch.erf)(x).double(), x.double().erf()
+    unit = 2.0 ** (exact.abs().log2().floor() - 23)
+    assert ((found - exact).abs() <= 1.1 * unit)[6:].all()
+    assert torch.equal(found[:6].float().nan_to_num(7), x.erf()[:6].nan_to_num(7))
+
+
+# ---- 16-bit floats -------------------------------------------------------------------------------
+
+
+def test_a_programs_own_conversion_rounds() -> None:
+    x = torch.randn(1000)
+    fn = lambda x: x.to(BF16).float() * 3  # noqa: E731
+    assert torch.equal(compiled(fn)(x), fn(x))
+
+
+def test_results_between_operators_are_not_rounded() -> None:
+    x = torch.randn(4, 24, 9, 9).to(BF16)
+    mean, var, w, b = (torch.rand(24).add(0.5).to(BF16) for _ in range(4))
+
+    def fn(*args: Tensor) -> Tensor:
+        x, mean, var, w, b = args
+        return F.hardswish(F.batch_norm(x, mean, var, w, b)) * 7 - x
+
+    args = (x, mean, var, w, b)
+    exact = fn(*(a.double() for a in args))
+    assert worst(compiled(fn)(*args), exact) < worst(fn(*args), exact)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_gelu_of_16_bits(dtype: torch.dtype) -> None:
+    x = torch.linspace(-8, 8, 5001).to(dtype)
+    x[:3] = torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)
+    found, exact = compiled(F.gelu)(x), F.gelu(x.double())
+    assert torch.equal(found[:3].nan_to_num(7), exact[:3].to(dtype).nan_to_num(7))
+    unit = torch.finfo(dtype).eps
+    assert ((found.double() - exact).abs() <= unit * exact.abs() + 1e-6)[3:].all()
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+SHAPES = [(70, 40), (16, 16), (3, 100), (100, 3), (65, 2), (4, 130), (129, 257), (17, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16, torch.int8, torch.bool])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_turned_copy(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randint(-100, 100, (2, *shape)).to(dtype)
+    fn = lambda x: x.transpose(1, 2).contiguous()  # noqa: E731
+    assert torch.equal(compiled(fn)(x), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_turned_operand(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y = (torch.randn(2, *shape).to(dtype) for _ in range(2))
+    fn = lambda x, y: (x - 2 * y).transpose(1, 2).contiguous()  # noqa: E731
+    exact = fn(x.double(), y.double())
+    assert worst(compiled(fn)(x, y), exact) <= worst(fn(x, y), exact) + 1e-6
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+def test_colours_side_by_side(channels: int) -> None:
+    x = torch.randn(2, channels, 9, 13)[:, :, 1:]
+    fn = lambda x: x.clone(memory_format=torch.channels_last)  # noqa: E731
+    found = compiled(fn)(x)
+    assert torch.equal(found, x) and found.stride() == fn(x).stride()
+
+
+COPIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "turned": lambda x: x.t().contiguous(),
+    "joined": lambda x: torch.cat([x, x], 1),
+    "sliced": lambda x: x[:, 3:].clone(),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_keep_every_bit(name: str) -> None:
+    """A NaN's payload is part of a value that is only moved."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).reshape(256, 256)
+    x, fn = bits.view(BF16), COPIES[name]
+    assert torch.equal(compiled(fn)(x).view(torch.int16), fn(x).view(torch.int16))
+
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def test_long_sums_are_as_exact_as_eager() -> None:
+    fn = lambda x: x.sum()  # noqa: E731
+    run, errors, of_eager = compiled(fn), 0.0, 0.0
+    for seed in range(20):
+        x = torch.randn(300_000, generator=torch.Generator().manual_seed(seed)) + 0.5
+        errors += worst(run(x), x.double().sum())
+        of_eager += worst(fn(x), x.double().sum())
+    assert errors <= 2 * of_eager
