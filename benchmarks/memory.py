@@ -2,7 +2,8 @@
 
 step: the most a step in steady state holds beyond what is held between steps. kept: what stays
 resident after it, beyond the model and its batch (compiler, code, workspaces). process: the peak
-of the whole process beyond the model and its batch, compilation included.
+of the whole process beyond the model and its batch, compilation included; every disk cache is
+empty when it starts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import resource
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,15 @@ def status(key: str) -> float:
     raise LookupError(key)
 
 
+def measured_cold(arguments: dict[str, Any]) -> dict[str, float]:
+    """The peaks of a process that has to compile."""
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, float] = child.run(
+            "memory", arguments, child.cache_environment(Path(folder))
+        )
+        return found
+
+
 def run(options: Options, report: Report, progress: Progress) -> None:
     """Every model and backend, eager included."""
     report.unit, report.group_by = "MiB", "peak"
@@ -112,7 +123,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
         for backend in backends:
             arguments = options.case(model.name, backend, train, dtype)
             try:
-                found = child.run("memory", arguments)
+                found = measured_cold(arguments)
             except child.ChildFailed as error:
                 for row in rows.values():
                     row.failures[backend] = str(error)
