@@ -103,6 +103,13 @@ def test_operands_are_read_as_they_lie(tmp_path: Path) -> None:
     assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4)) == ["dicp_product"]
 
 
+def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
+    x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
+    assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [
+        "dicp_product_biased"
+    ]
+
+
 @pytest.mark.parametrize(
     "activation",
     [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
