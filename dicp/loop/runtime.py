@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +26,12 @@ from dicp.torch_private import (
 )
 
 MAX_BOUND_PLANS = 64
+
+FREED_AT_ONCE = 1 << 20
+"""Bytes that nobody reads any more at which consecutive kernels are cut in two to free them.
+
+What is allocated after the cut can lie where they were. A cut costs a few microseconds.
+"""
 
 
 RunStep = Callable[[list[Any]], None]
@@ -209,6 +215,18 @@ class _Buffer:
         return self.extent * self.dtype.itemsize
 
 
+@dataclass
+class _Piece:
+    """Kernels that run in one native call, or a library call."""
+
+    fresh: list[int] = field(default_factory=list)
+    """Allocated before it."""
+    dead: list[int] = field(default_factory=list)
+    """Read by nobody after it."""
+    launches: list[Mapping[str, Any]] = field(default_factory=list)
+    call: Mapping[str, Any] | None = None
+
+
 class _Bound:
     """A program for one set of sizes."""
 
@@ -254,7 +272,6 @@ class _Bound:
             (k, slot, bool(b.strides) or not b.shape)
             for k, slot in self.inputs for b in (self.buffers[slot],)
         ]  # fmt: skip
-        self._allocations = [(s, self._allocation(self.buffers[s])) for s in self.fresh]
         self.outputs = [self._argument(o) for o in program["outputs"]]
         self.steps = self._compile_steps(program)
 
@@ -323,7 +340,7 @@ class _Bound:
                 root = self.root(slot)
                 first.setdefault(root, k)
                 last[root] = k
-        self.last_use = last
+        self.first_use, self.last_use = first, last
         lifetimes = [
             Lifetime(s, self.buffers[s].nbytes, first[s], last[s])
             for s in self.planned if s in first
@@ -332,28 +349,56 @@ class _Bound:
 
     def _compile_steps(self, program: Mapping[str, Any]) -> list[tuple[RunStep, list[int]]]:
         """What to do in order, and which tensors nobody reads after each step."""
-        dying = self._last_readers(program)
         steps: list[tuple[RunStep, list[int]]] = []
-        segment: list[Mapping[str, Any]] = []
-        dead: list[int] = []
-        for k, step in enumerate(program["steps"]):
-            if "kernel" in step:
-                if self._has_work(step):
-                    segment.append(step)
-                dead += dying.get(k, [])
-                continue
-            if segment:
-                steps.append((self._segment(segment), dead))
-            steps.append((self._call(step), dying.get(k, [])))
-            segment, dead = [], []
-        if segment:
-            steps.append((self._segment(segment), dead))
+        for piece in self._pieces(program):
+            if piece.fresh:
+                steps.append((self._allocate(piece.fresh), []))
+            if piece.call is not None:
+                steps.append((self._call(piece.call), piece.dead))
+            elif piece.launches:
+                steps.append((self._segment(piece.launches), piece.dead))
         return steps
 
+    def _pieces(self, program: Mapping[str, Any]) -> list[_Piece]:
+        """The program in pieces: a library call, or consecutive kernels.
+
+        Memory is allocated before the piece that first needs it, and freed after the last.
+        """
+        needed: dict[int, list[int]] = {}
+        for slot in self.fresh:
+            needed.setdefault(self.first_use.get(slot, 0), []).append(slot)
+        dying = self._last_readers(program)
+        pieces = [_Piece(needed.get(0, []))]
+        for k, step in enumerate(program["steps"]):
+            fresh, dead = needed.get(k, []) if k else [], dying.get(k, [])
+            last = pieces[-1]
+            if "call" in step:
+                pieces.append(_Piece(fresh, dead, call=step))
+                continue
+            if last.call or sum(self.buffers[s].nbytes for s in last.dead) >= FREED_AT_ONCE:
+                last = _Piece()
+                pieces.append(last)
+            last.fresh = last.fresh + fresh
+            last.dead = last.dead + dead
+            if self._has_work(step):
+                last.launches.append(step)
+        return pieces
+
+    def _allocate(self, slots: Sequence[int]) -> RunStep:
+        dummy = self._dummy.data_ptr()
+        wanted = [(slot, self._allocation(self.buffers[slot])) for slot in slots]
+
+        def allocate(env: list[Any]) -> None:
+            for slot, make in wanted:
+                tensor = env[slot] = make()
+                self._place(slot, tensor.data_ptr() or dummy)
+
+        return allocate
+
     def _last_readers(self, program: Mapping[str, Any]) -> dict[int, list[int]]:
-        """Step -> inputs and call results that are read there for the last time."""
+        """Step -> tensors of a run that are read there for the last time."""
         kept = {self.root(o["ref"]) for o in program["outputs"] if _is_ref(o)}
-        movable = {slot for _, slot in self.inputs} | self.from_call
+        movable = {slot for _, slot in self.inputs} | self.from_call | set(self.fresh)
         dying: dict[int, list[int]] = {}
         for slot in movable:
             last = self.last_use.get(self.root(slot))
@@ -556,9 +601,6 @@ class _Bound:
             if addressed and tensor is not None:
                 self._place(slot, tensor.data_ptr() or dummy)
         inputs.clear()
-        for slot, allocate in self._allocations:
-            tensor = env[slot] = allocate()
-            self._place(slot, tensor.data_ptr() or dummy)
         for slot in self.seeds:
             tensor = env[slot] = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device)
             self._place(slot, tensor.data_ptr())

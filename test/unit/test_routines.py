@@ -103,6 +103,13 @@ def test_operands_are_read_as_they_lie(tmp_path: Path) -> None:
     assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4)) == ["dicp_product"]
 
 
+def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
+    x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
+    assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [
+        "dicp_product_biased"
+    ]
+
+
 @pytest.mark.parametrize(
     "activation",
     [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
@@ -257,6 +264,30 @@ def test_filters_of_one_pixel_on_channels_last(tmp_path: Path) -> None:
     steps = check(tmp_path, F.conv2d, x, leaf(9, 7, 1, 1), leaf(9))
     assert steps.count("dicp_product_biased") == 1
     assert steps.count("dicp_product") == 2, "the gradients of images and filters"
+
+
+@pytest.mark.parametrize(
+    ("image", "taps", "options"),
+    [
+        ((2, 16, 9, 11), (5, 5), {"padding": 2}),
+        ((1, 24, 7, 7), (3, 3), {"padding": 1}),
+        ((3, 40, 8, 7), (7, 7), {"padding": 3}),
+        ((1, 21, 20, 17), (3, 9), {"stride": 2, "padding": (1, 0)}),
+        ((2, 33, 12, 3), (1, 4), {"padding": (0, 5), "dilation": 2}),
+        ((2, 18, 4, 4), (5, 6), {"stride": (3, 2), "padding": 4}),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_depthwise_filters(
+    tmp_path: Path, image: tuple[int, ...], taps: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    def convolution(x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(x, w, groups=image[1], **options)
+        return y.contiguous(memory_format=torch.channels_last)
+
+    x = torch.randn(image).to(memory_format=torch.channels_last).requires_grad_()
+    steps = check(tmp_path, convolution, x, leaf(image[1], 1, *taps))
+    assert steps.count("dicp_depthwise_filters") == 1, steps
 
 
 def test_heavy_convolutions_go_to_the_library(tmp_path: Path) -> None:

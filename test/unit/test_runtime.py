@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -79,6 +81,38 @@ def test_inputs_and_results_are_released() -> None:
         compiled(torch.rand(1000, 100))
     gc.collect()
     assert sum(isinstance(o, Tensor) for o in gc.get_objects()) <= before + 1
+
+
+def held_at_most(run: Callable[[], object]) -> int:
+    """The most bytes that what `run` allocates takes at one time, after two runs to warm up."""
+    run()
+    run()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    kineto = profile.profiler.kineto_results.events()
+    events = [(e.start_ns(), e.nbytes()) for e in kineto if e.name() == "[memory]"]
+    return max(itertools.accumulate(size for _, size in sorted(events)))
+
+
+def test_gradients_take_the_place_of_what_was_saved_for_them() -> None:
+    layers, size = 8, 512
+    weights = [torch.rand(size, size, requires_grad=True) for _ in range(layers)]
+    tensor = 4 * size * size
+
+    def loss(x: Tensor, weights: list[Tensor]) -> Tensor:
+        for w in weights:
+            x = torch.cumsum(x, 0).tanh() * w
+        return x.sum()
+
+    compiled = torch.compile(loss, backend="cpugraph")
+    x = torch.rand(size, size)
+
+    def step() -> None:
+        for w in weights:
+            w.grad = None
+        compiled(x, weights).backward()
+
+    assert held_at_most(step) <= (layers + 4) * tensor
 
 
 def test_workspaces_are_lent_and_returned() -> None:

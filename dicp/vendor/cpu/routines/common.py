@@ -12,7 +12,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
 
 FOLDER = Path(__file__).parent
-HEADERS = ("gemm.h", "product.h", "attention.h", "convolution.h")
+HEADERS = ("gemm.h", "product.h", "attention.h", "convolution.h", "depthwise.h")
 
 MIN_ROWS = 4
 BODIES = {
@@ -23,6 +23,7 @@ BODIES = {
     "dicp_convolution": "  d_convolve(args, sizes, false);",
     "dicp_convolution_biased": "  d_convolve(args, sizes, true);",
     "dicp_convolution_filters": "  d_convolution_filters(args, sizes);",
+    "dicp_depthwise_filters": "  d_depthwise_filters(args, sizes);",
     "dicp_attention": "  d_attention_forward(args, sizes, false);",
     "dicp_attention_masked": "  d_attention_forward(args, sizes, true);",
     "dicp_attention_gradients": "  d_attention_backward(args, sizes, false);",

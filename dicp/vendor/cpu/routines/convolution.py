@@ -12,7 +12,9 @@ from dicp.loop.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
+from dicp.vendor.cpu.routines import depthwise
 from dicp.vendor.cpu.routines.common import call, is_float, rows_of
+from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 
 aten = torch.ops.aten
@@ -33,7 +35,7 @@ def convolution(
         axes = how.axes(x, w, out.shape)
         if _is_row_major(out) and _is_small(w, out.shape):
             return _convolved(lw, x, w, bias, out, axes, how.groups)
-        if how.by_pixel(x, axes) and _is_channels_last(out):
+        if how.by_pixel(x, axes) and is_channels_last(out):
             return _by_pixel(lw, x, w, bias, out)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
@@ -45,7 +47,7 @@ def convolution_backward(
 ) -> Any:
     """Each gradient here where it fits; the others by one call of the library."""
     *options, mask = rest
-    how, missing = Options(*options), list(mask)
+    how = Options(*options)
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
@@ -53,11 +55,14 @@ def convolution_backward(
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
-        if how.by_pixel(x, axes) and _is_channels_last(images or lw.realize(x)):
+        if how.by_pixel(x, axes) and is_channels_last(images or lw.realize(x)):
             results[:2] = _by_pixel_backward(lw, grad, x, w, images, filters)
         elif _is_small(w, grad.shape) and _pixels_in_rows(lw.realize(grad), lw.realize(x)):
             results[:2] = _small_backward(lw, grad, x, w, images, filters, axes, how.groups)
-        missing = [on and result is None for on, result in zip(mask, results, strict=True)]
+    elif mask[1] and not how.transposed and x.ndim == 4 and depthwise.fits(w, how.groups):
+        axes = how.axes(x, w, grad.shape)
+        results[1] = depthwise.filters_gradient(lw, grad, x, lw.result(metas[1]), axes)
+    missing = [on and result is None for on, result in zip(mask, results, strict=True)]
     if mask[2]:
         results[2], missing[2] = bias_gradient(lw, grad), False
     if any(missing):
@@ -108,11 +113,6 @@ def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
 def _is_row_major(out: Ref) -> bool:
     """Whether the pixels of an image lie one after another."""
     return out.strides[2:] == contiguous_strides(out.shape[2:])
-
-
-def _is_channels_last(out: Ref) -> bool:
-    pixels = (out.shape[3] * out.shape[1], out.shape[1])
-    return out.strides[1:] == (1, *pixels) and out.strides[0] == out.shape[2] * pixels[0]
 
 
 def _is_small(w: Value, out: Sequence[Size]) -> bool:

@@ -4,6 +4,7 @@
 
 constexpr int64_t d_depth = 512;    // columns of A that are held in the order tiles read them
 constexpr int64_t d_columns = 256;  // columns of C that one task computes
+constexpr int64_t d_packed = 1 << 19;  // elements of B that are packed at a time, where columns are many
 constexpr int64_t d_left_step = d_depth + d_lanes;
 
 struct d_matrix {
@@ -91,8 +92,22 @@ struct d_products {
       d_free(panels);
     }
   }
-  // Each product by all threads: panels are shared.
+  // Each product by all threads, many columns in stripes: what is packed at a time stays small.
   void together(int64_t threads) const {
+    const int64_t fitting = d_packed / (depth + !depth) / d_columns * d_columns;
+    const int64_t least = d_columns * (threads > 4 ? threads : 4);
+    const int64_t stripe = fitting > least ? fitting : least;
+    for (int64_t first = 0; first < columns; first += stripe) {
+      d_products part = *this;
+      part.columns = d_least(columns - first, stripe);
+      part.b.data += first * b.column;
+      part.c += first;
+      if (bias) part.bias += first;
+      part.shared(threads);
+    }
+  }
+  // Each product by all threads: panels are shared.
+  void shared(int64_t threads) const {
     int64_t step = d_columns;
     while (step > d_panel && blocks() * ((columns + step - 1) / step) < 4 * threads) step /= 2;
     const int64_t parts = (columns + step - 1) / step;
@@ -128,7 +143,7 @@ static void d_product(void** args, const int64_t* sizes, bool biased) {
       biased ? (const float*)args[2] : nullptr, (float*)args[2 + biased],
       steps[6], steps[7], sizes[4]};
   const int64_t threads = omp_get_max_threads();
-  if (all.batches >= 4 * threads || all.batches % threads == 0)
+  if (all.batches > 1 && (all.batches >= 4 * threads || all.batches % threads == 0))
     all.apart();
   else
     all.together(threads);
