@@ -19,6 +19,14 @@ from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import RULES_PAST_BLAS
 
+DTYPES = {"float32": "", "bfloat16": "_bf16"}
+"""Element types of the routines -> how names of their kernels end."""
+by_dtype = pytest.mark.parametrize("dtype", [getattr(torch, n) for n in DTYPES], ids=list(DTYPES))
+
+
+def named(routine: str, dtype: torch.dtype) -> str:
+    return routine + DTYPES[str(dtype).removeprefix("torch.")]
+
 
 class PastBlas(CpuTarget):
     """The host where BLAS is the slower library, whatever this one is."""
@@ -42,10 +50,11 @@ def seed() -> None:
 
 
 def check(
-    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False
-) -> list[str]:
+    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False,
+    config: Config | None = None,
+) -> list[str]:  # fmt: skip
     """The steps of the compiled `fn`, whose result and gradients are as good as eager's."""
-    target, config = PastBlas(), Config(cache_dir=tmp_path)
+    target, config = PastBlas(), config or Config(cache_dir=tmp_path)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_fx(gm, example_inputs, target, config, lambda report: None)
@@ -73,59 +82,98 @@ def _run(fn: Callable[..., Tensor], inputs: Sequence[Any]) -> list[Tensor]:
     return [result.detach(), *grads]
 
 
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(*shape).requires_grad_()
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype).requires_grad_()
 
 
+@by_dtype
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 700, 33), (13, 1, 300)]
+    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 1101, 33), (13, 1, 300)]
 )
-def test_products(tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool) -> None:
+def test_products(
+    tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool, dtype: torch.dtype
+) -> None:
     """Whole and partial tiles, sums longer than one sweep, transposed operands in the backward."""
-    weight = torch.nn.Parameter(torch.randn(depth, columns))
-    steps = check(tmp_path, torch.mm, leaf(rows, depth), weight, dynamic=symbolic)
-    assert steps.count("dicp_product") == (3 if depth > 1 else 2), steps
-    steps = check(
-        tmp_path, torch.bmm, leaf(3, rows, depth), leaf(3, depth, columns), dynamic=symbolic
+    weight, name = (
+        torch.nn.Parameter(leaf(depth, columns, dtype=dtype)),
+        named("dicp_product", dtype),
     )
+    steps = check(tmp_path, torch.mm, leaf(rows, depth, dtype=dtype), weight, dynamic=symbolic)
+    assert steps.count(name) == (3 if depth > 1 else 2), steps
+    batches = leaf(3, rows, depth, dtype=dtype), leaf(3, depth, columns, dtype=dtype)
+    steps = check(tmp_path, torch.bmm, *batches, dynamic=symbolic)
     enough = 2 if symbolic else 4
-    assert steps.count("dicp_product") == 2 * (rows >= enough) + (depth >= enough), steps
+    assert steps.count(name) == 2 * (rows >= enough) + (depth >= enough), steps
 
 
-def test_operands_are_read_as_they_lie(tmp_path: Path) -> None:
+@by_dtype
+def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> None:
     def product(a: Tensor, b: Tensor) -> Tensor:
         return a[::2, 1:].t() @ b[:, ::3]
 
-    steps = check(tmp_path, product, torch.randn(20, 31), torch.randn(10, 40))
-    assert steps == ["dicp_product"], "no copy is made"
-    expanded = torch.randn(1, 7, 9).expand(5, 7, 9)
-    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4)) == ["dicp_product"]
+    def turned(a: Tensor, b: Tensor) -> Tensor:
+        return a[:, 1:].t() @ b[:, 1:].t()
+
+    name = named("dicp_product", dtype)
+    for function in (product, turned):
+        a, b = torch.randn(20, 31).to(dtype), torch.randn(10, 40).to(dtype)
+        if function is turned:
+            a, b = torch.randn(41, 60).to(dtype), torch.randn(75, 42).to(dtype)
+        assert check(tmp_path, function, a, b) == [name], "no copy is made"
+    expanded = torch.randn(1, 7, 9).to(dtype).expand(5, 7, 9)
+    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype)) == [name]
 
 
+@by_dtype
 @pytest.mark.parametrize(
     "activation",
     [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
     ids=["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"],
 )
-def test_bias_and_activation_are_part_of_the_product(tmp_path: Path, activation: Any) -> None:
+def test_bias_and_activation_are_part_of_the_product(
+    tmp_path: Path, activation: Any, dtype: torch.dtype
+) -> None:
     x, w, b = torch.randn(50, 20) * 3, torch.randn(70, 20), torch.randn(70)
     x[0, 0] = float("nan")
     x[1, 0] = float("inf")
-    steps = check(tmp_path, lambda x, w, b: activation(F.linear(x, w, b)), x, w, b)
-    assert steps == ["dicp_product_biased"]
+    operands = [t.to(dtype) for t in (x, w, b)]
+    steps = check(tmp_path, lambda x, w, b: activation(F.linear(x, w, b)), *operands)
+    assert steps == [named("dicp_product_biased", dtype)]
+
+
+@by_dtype
+def test_nan_and_infinity_in_sums_of_any_length(tmp_path: Path, dtype: torch.dtype) -> None:
+    for depth in (7, 300):
+        a, b = torch.randn(20, depth), torch.randn(depth, 40)
+        a[3, depth - 1], b[depth - 1, 5], b[2, 6] = torch.nan, torch.inf, -torch.inf
+        steps = check(tmp_path, torch.mm, a.to(dtype), b.to(dtype))
+        assert steps == [named("dicp_product", dtype)]
+
+
+def test_halves_where_the_processor_does_not_multiply_them(tmp_path: Path) -> None:
+    """Compiled for a lesser machine, bfloat16 is widened where it is packed."""
+    flags = Config(cache_dir=tmp_path, cxx_flags=("-mno-avx512bf16",))
+    half = torch.bfloat16
+    for depth in (33, 700):
+        a, b, bias = leaf(50, depth, dtype=half), leaf(70, depth, dtype=half), leaf(70, dtype=half)
+        steps = check(tmp_path, lambda a, b, c: F.linear(a, b, c), a, b, bias, config=flags)
+        assert "dicp_product_biased_bf16" in steps
+        assert "dicp_product_bf16" in steps
 
 
 def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
     mixed = check(tmp_path, torch.mm, torch.randn(4, 4).double(), torch.randn(4, 4).double())
+    halves = check(tmp_path, torch.mm, torch.randn(4, 4).half(), torch.randn(4, 4).half())
     empty = check(tmp_path, torch.mm, torch.randn(4, 0), torch.randn(0, 4))
     single = check(tmp_path, torch.mm, torch.randn(1, 64), torch.randn(64, 64))
     wide = check(tmp_path, torch.mm, torch.randn(2, 512), torch.randn(512, 512))
     few = check(tmp_path, torch.bmm, torch.randn(5, 1, 64), torch.randn(5, 64, 64))
-    assert not any("dicp" in s for s in (*mixed, *empty, *single, *wide, *few))
+    assert not any("dicp" in s for s in (*mixed, *halves, *empty, *single, *wide, *few))
 
 
-def test_a_dimension_that_turns_out_empty(tmp_path: Path) -> None:
+@by_dtype
+def test_a_dimension_that_turns_out_empty(tmp_path: Path, dtype: torch.dtype) -> None:
     target, config = PastBlas(), Config(cache_dir=tmp_path)
     compiled = torch.compile(
         torch.bmm,
@@ -133,7 +181,7 @@ def test_a_dimension_that_turns_out_empty(tmp_path: Path) -> None:
         backend=lambda gm, xs: compile_fx(gm, xs, target, config, lambda r: None),
     )
     for rows, depth in ((5, 7), (4, 6), (3, 0), (0, 3)):
-        a, b = torch.randn(2, rows, depth), torch.randn(2, depth, 9)
+        a, b = torch.randn(2, rows, depth).to(dtype), torch.randn(2, depth, 9).to(dtype)
         assert_matches(compiled(a, b), torch.bmm(a, b), torch.bmm(a.double(), b.double()))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dicp.loop.index import contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import call, is_float
+from dicp.vendor.cpu.routines.common import call, is_taken
 
 GROUPED = RuleTable()
 FORWARD = "transformers::grouped_mm_fallback"
@@ -41,14 +41,14 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
 
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
     (out,) = lw.results()
-    if not is_float(x, w) or out.strides[1] != 1:
+    if not is_taken(x, w) or out.strides[1] != 1:
         return _library(lw, x, w, ends)
     return _product(lw, x, w, ends, False, out)
 
 
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     rows, weights = lw.results()
-    if not is_float(x, w, grad) or rows.strides[1] != 1 or weights.strides[2] != 1:
+    if not is_taken(x, w, grad) or rows.strides[1] != 1 or weights.strides[2] != 1:
         return _library(lw, x, w, ends, grad)
     first = _product(lw, grad, w, ends, True, rows)
     a, b = lw.realize(x), lw.realize(grad)
