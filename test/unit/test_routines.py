@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,12 @@ def test_halves_where_the_processor_does_not_multiply_them(tmp_path: Path) -> No
         steps = check(tmp_path, lambda a, b, c: F.linear(a, b, c), a, b, bias, config=flags)
         assert "dicp_product_biased_bf16" in steps
         assert "dicp_product_bf16" in steps
+    q, k, v = (heads(1, 2, rows, 16, half) for rows in (53, 90, 90))
+    steps = check(
+        tmp_path, lambda q, k, v: F.scaled_dot_product_attention(q, k, v), q, k, v, config=flags
+    )
+    assert "dicp_attention_bf16" in steps
+    assert "dicp_attention_gradients_bf16" in steps
 
 
 def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
@@ -188,55 +195,83 @@ def test_a_dimension_that_turns_out_empty(tmp_path: Path, dtype: torch.dtype) ->
 # ---- attention ------------------------------------------------------------------------------
 
 
-def heads(batch: int, count: int, rows: int, size: int) -> Tensor:
+def heads(batch: int, count: int, rows: int, size: int, dtype: torch.dtype) -> Tensor:
     """(batch, heads, rows, size) as models have it: the heads of a row lie side by side."""
-    return torch.randn(batch, rows, count, size).transpose(1, 2).requires_grad_()
+    return torch.randn(batch, rows, count, size).to(dtype).transpose(1, 2).requires_grad_()
 
 
-SHAPES = [(5, 7, 16), (48, 48, 64), (49, 130, 40), (100, 1000, 8), (700, 520, 24)]
+SHAPES = [(5, 7, 15), (48, 48, 64), (49, 130, 40), (100, 1000, 8), (700, 520, 24)]
 
 
+@by_dtype
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize(("rows", "keys", "size"), SHAPES)
-def test_attention(tmp_path: Path, rows: int, keys: int, size: int, masked: bool) -> None:
-    q, k, v = heads(2, 3, rows, size), heads(2, 3, keys, size), heads(2, 3, keys, size)
+def test_attention(
+    tmp_path: Path, rows: int, keys: int, size: int, masked: bool, dtype: torch.dtype
+) -> None:
+    q, k, v = (heads(2, 3, n, size, dtype) for n in (rows, keys, keys))
     mask = torch.randn(2, 1, rows, keys).masked_fill(torch.rand(rows, keys) < 0.3, -torch.inf)
     mask[..., 0] = 0
-    tag = "_masked" if masked else ""
+    mask, tag = mask.to(dtype), "_masked" if masked else ""
     steps = check(
         tmp_path, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
         q, k, v, mask if masked else None,
     )  # fmt: skip
-    assert f"dicp_attention{tag}" in steps
-    assert f"dicp_attention_gradients{tag}" in steps
+    assert named(f"dicp_attention{tag}", dtype) in steps
+    assert named(f"dicp_attention_gradients{tag}", dtype) in steps
 
 
+@by_dtype
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
-def test_causal_attention(tmp_path: Path, symbolic: bool) -> None:
+def test_causal_attention(tmp_path: Path, symbolic: bool, dtype: torch.dtype) -> None:
     def attend(*rows: Tensor) -> Tensor:
         q, k, v = (x.unflatten(-1, (2, 32)).transpose(1, 2) for x in rows)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    steps = check(tmp_path, attend, *(leaf(2, 600, 64) for _ in range(3)), dynamic=symbolic)
-    assert "dicp_attention" in steps
+    operands = [leaf(2, 601, 64, dtype=dtype) for _ in range(3)]
+    steps = check(tmp_path, attend, *operands, dynamic=symbolic)
+    assert named("dicp_attention", dtype) in steps
 
 
-def test_fewer_heads_of_keys(tmp_path: Path) -> None:
-    q, k, v = heads(2, 6, 70, 16), heads(2, 2, 90, 16), heads(2, 2, 90, 16)
+@by_dtype
+def test_fewer_heads_of_keys(tmp_path: Path, dtype: torch.dtype) -> None:
+    q, k, v = (heads(2, count, rows, 16, dtype) for count, rows in ((6, 70), (2, 90), (2, 90)))
     steps = check(
         tmp_path, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v
     )
-    assert "dicp_attention" in steps
+    assert named("dicp_attention", dtype) in steps
 
 
-def test_rows_without_a_key(tmp_path: Path) -> None:
+@by_dtype
+def test_a_scale_of_its_own(tmp_path: Path, dtype: torch.dtype) -> None:
+    q, k, v = (heads(1, 2, 60, 24, dtype) for _ in range(3))
+    for scale in (0.3, -1.0):
+        attend = functools.partial(F.scaled_dot_product_attention, scale=scale)
+        steps = check(tmp_path, lambda q, k, v: attend(q, k, v), q, k, v)  # noqa: B023
+        assert named("dicp_attention_gradients", dtype) in steps
+
+
+def test_a_mask_wider_than_the_heads(tmp_path: Path) -> None:
+    """Its values are not rounded to the heads' type."""
+    q, k, v = (heads(1, 2, 60, 24, torch.bfloat16) for _ in range(3))
+    mask = torch.randn(60, 60) + 100
+    steps = check(
+        tmp_path, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        q, k, v, mask,
+    )  # fmt: skip
+    assert "dicp_attention_masked_bf16" in steps
+    assert "dicp_attention_gradients_masked_bf16" in steps
+
+
+@by_dtype
+def test_rows_without_a_key(tmp_path: Path, dtype: torch.dtype) -> None:
     """The library gives zeros, and so do we; NaN in a value stays NaN."""
-    q, k, v = heads(1, 1, 20, 8), heads(1, 1, 30, 8), heads(1, 1, 30, 8)
-    mask = torch.zeros(20, 30)
+    q, k, v = (heads(1, 1, rows, 8, dtype) for rows in (20, 30, 30))
+    mask = torch.zeros(20, 30, dtype=dtype)
     mask[3] = -torch.inf
     attend = F.scaled_dot_product_attention
     steps = check(tmp_path, lambda q, k, v, m: attend(q, k, v, attn_mask=m), q, k, v, mask)
-    assert "dicp_attention_masked" in steps
+    assert named("dicp_attention_masked", dtype) in steps
     with torch.no_grad():
         q[0, 0, 4, 0] = torch.nan
     check(tmp_path, lambda q, k, v: attend(q, k, v), q.detach(), k.detach(), v.detach())

@@ -25,10 +25,10 @@ BODIES = {
     "dicp_convolution": "d_convolve(args, sizes, false)",
     "dicp_convolution_biased": "d_convolve(args, sizes, true)",
     "dicp_convolution_filters": "d_convolution_filters(args, sizes)",
-    "dicp_attention": "d_attention_forward(args, sizes, false)",
-    "dicp_attention_masked": "d_attention_forward(args, sizes, true)",
-    "dicp_attention_gradients": "d_attention_backward(args, sizes, false)",
-    "dicp_attention_gradients_masked": "d_attention_backward(args, sizes, true)",
+    "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",
+    "dicp_attention_masked": "d_attention_forward<{}>(args, sizes, true)",
+    "dicp_attention_gradients": "d_attention_backward<{}>(args, sizes, false)",
+    "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
 }
 """Routine -> the body of its entry point, for any element type."""
 

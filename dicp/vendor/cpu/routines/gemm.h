@@ -37,8 +37,8 @@ d_inline float d_wide(d_bf16 x) { return d_from_bf16(x); }
 d_inline void d_put(float* to, float x) { *to = x; }
 d_inline void d_put(d_bf16* to, float x) { *to = d_to_bf16(x); }
 
-// A cell is a float; or, where the processor multiplies them, two bfloat16 that are neighbours along
-// the sum. Both have 32 bits.
+// A cell is a float; or, where the processor multiplies them, two bfloat16 that are neighbours
+// along the sum. Both have 32 bits.
 template <class T> struct d_cells { typedef float type; };
 template <class C> constexpr int64_t d_held = 1;
 #if defined(__AVX512BF16__)
@@ -72,9 +72,9 @@ d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pa
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) to[j].bits = first[j] | (uint32_t)second[j] << 16;
 }
+typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes)));
 d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
-  typedef d_bf16 halves __attribute__((vector_size(2 * d_lanes)));
-  halves a, b;
+  d_halfwords a, b;
   __builtin_memcpy(&a, first, sizeof a);
   __builtin_memcpy(&b, second, sizeof b);
   return __builtin_convertvector(a, d_words) | __builtin_convertvector(b, d_words) << 16;
@@ -98,7 +98,7 @@ d_inline void d_keep(d_bf16* to, const d_vec* sum, bool) {
 }
 
 // ---- tiles ----------------------------------------------------------------------------------
-// c[i][j] (+)= sum over k of a[i * AI + k * AK] * b[k * b_step + j], for a whole tile; `depth` cells.
+// c[i][j] (+)= sum over k < depth of a[i * AI + k * AK] * b[k * b_step + j], for a whole tile.
 template <int AI, int AK, class C, class O>
 d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, O* c, int64_t c_step,
                      bool add) {
@@ -128,7 +128,9 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
 }
 
 // ---- copies ---------------------------------------------------------------------------------
-d_inline void d_turn_words(d_words* rows) { d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows); }
+d_inline void d_turn_words(d_words* rows) {
+  d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
+}
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
 #pragma GCC unroll 16
   for (int i = 0; i < d_lanes; ++i) __builtin_memcpy(to + i * to_step, &rows[i], sizeof(d_words));
@@ -232,7 +234,7 @@ static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, 
 }
 #endif
 
-// Panels of d_panel columns, each the rows of cells one after another, the last one filled with zeros.
+// Panels of d_panel columns, each row after row of cells, the last one filled with zeros.
 template <class T>
 static void d_panels(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {

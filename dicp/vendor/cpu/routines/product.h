@@ -2,7 +2,7 @@
 #pragma once
 #include "gemm.h"
 
-constexpr int64_t d_depth = 512;    // cells of a row of A that are held in the order tiles read them
+constexpr int64_t d_depth = 512;    // cells of a row of A that are held as tiles read them
 constexpr int64_t d_columns = 256;  // columns of C that one task computes
 constexpr int64_t d_left_step = d_depth + d_lanes;
 
@@ -80,8 +80,8 @@ template <class T> struct d_products {
     const int64_t step = to == result ? width : c_row;
     for (int64_t from = 0; from < depth; from += most) {
       const int64_t part = d_least(depth - from, most);
-      d_lines(a.data + batch * a.batch + row * a.row + from * a.column, a.row, a.column, count, part,
-              left, d_left_step);
+      d_lines(a.data + batch * a.batch + row * a.row + from * a.column, a.row, a.column, count,
+              part, left, d_left_step);
       if (!bias && activation == d_none && cells() <= d_sweep)
         return thin(count, n, left, panels + column * cells(), out);
       d_tiles<d_left_step, 1>(tiles, width, d_cells_of<T>(part), left,
