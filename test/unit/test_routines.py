@@ -335,33 +335,42 @@ def test_options_by_name(tmp_path: Path) -> None:
     assert steps == ["dicp_convolution"]
 
 
-def test_filters_of_one_pixel_on_channels_last(tmp_path: Path) -> None:
-    x = torch.randn(2, 7, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
-    steps = check(tmp_path, F.conv2d, x, leaf(9, 7, 1, 1), leaf(9))
-    assert steps.count("dicp_product_biased") == 1
-    assert steps.count("dicp_product") == 2, "the gradients of images and filters"
+@by_dtype
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_filters_of_one_pixel_on_channels_last(
+    tmp_path: Path, dtype: torch.dtype, symbolic: bool
+) -> None:
+    x = torch.randn(2, 7, 6, 5).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    weights = [torch.nn.Parameter(leaf(*shape, dtype=dtype)) for shape in ((9, 7, 1, 1), (9,))]
+    steps = check(tmp_path, F.conv2d, x, *weights, dynamic=symbolic)
+    assert steps.count(named("dicp_product_biased", dtype)) == 1
+    assert steps.count(named("dicp_product", dtype)) == 2, "the gradients of images and filters"
 
 
 def test_heavy_convolutions_go_to_the_library(tmp_path: Path) -> None:
     steps = check(tmp_path, F.conv2d, torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3))
     assert not any("dicp" in s for s in steps)
+    half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
+    assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
 
 
 # ---- groups of rows -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_groups_of_rows(tmp_path: Path, dtype: torch.dtype) -> None:
+@by_dtype
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -> None:
     """Experts without rows, and rows that belong to none."""
     moe = pytest.importorskip("transformers.integrations.moe")
-    ends = torch.tensor([60, 60, 61, 100], dtype=dtype)
+    ends = torch.tensor([60, 60, 61, 100], dtype=kind)
     assert moe._grouped_mm_fallback is not None
 
     def product(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
         return torch.ops.transformers.grouped_mm_fallback(x, w, ends)
 
-    steps = check(tmp_path, product, leaf(103, 40), leaf(4, 40, 70), ends)
-    assert steps.count("dicp_product_grouped") == 2
-    assert steps.count("dicp_product_grouped_weights") == 1
+    rows, weights = leaf(103, 40, dtype=dtype), leaf(4, 40, 70, dtype=dtype)
+    steps = check(tmp_path, product, rows, weights, ends)
+    assert steps.count(named("dicp_product_grouped", dtype)) == 2
+    assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))

@@ -45,11 +45,6 @@ def header_of(name: str) -> str:
     return name.split("_")[1] + ".h"
 
 
-def is_float(*values: Value | Ref | None) -> bool:
-    """All float32, and no axis known to be empty."""
-    return is_taken(*values) and all(v is None or v.dtype == torch.float32 for v in values)
-
-
 def is_taken(*values: Value | Ref | None) -> bool:
     """All of one type that the kernels take, and no axis known to be empty."""
     given = [v for v in values if v is not None]

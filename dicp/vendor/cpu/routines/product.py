@@ -21,7 +21,7 @@ PRODUCTS = RuleTable()
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 """In the order of `d_activation`."""
 
-MAX_WORK = {torch.float32: 1 << 27, torch.bfloat16: 1 << 25}
+MAX_WORK = {torch.float32: 1 << 27, torch.bfloat16: 1 << 26}
 """Multiplications up to which a call of oneDNN costs more than its faster kernel saves: measured
 on shapes from 100x70x40 to 2048x512x512, about 15 microseconds a call beside 4% of the time, or
 10% in bfloat16."""
