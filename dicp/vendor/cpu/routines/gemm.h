@@ -96,12 +96,31 @@ d_inline void d_keep(d_bf16* to, const d_vec* sum, bool) {
   for (int j = 0; j < d_panel; ++j) to[j] = d_to_bf16(sum[j / d_lanes][j % d_lanes]);
 #endif
 }
+// The first `n` numbers of one row, in place of what is there.
+d_inline void d_keep_part(float* to, const d_vec* sum, int64_t n) {
+#if defined(__AVX512F__)
+  const uint32_t mask = ((uint64_t)1 << n) - 1;
+  asm("vmovups %1, %0%{%2%}" : "+m"(*(d_vec*)to) : "v"(sum[0]), "Yk"((uint16_t)mask));
+  asm("vmovups %1, %0%{%2%}" : "+m"(((d_vec*)to)[1]) : "v"(sum[1]), "Yk"((uint16_t)(mask >> 16)));
+#else
+  for (int64_t j = 0; j < n; ++j) to[j] = ((const float*)sum)[j];
+#endif
+}
+d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
+#if defined(__AVX512BF16__)
+  const uint32_t mask = ((uint64_t)1 << n) - 1;
+  d_words both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(sum[1]), "v"(sum[0]));
+  asm("vmovdqu16 %1, %0%{%2%}" : "+m"(*(d_words*)to) : "v"(both), "Yk"(mask));
+#else
+  for (int64_t j = 0; j < n; ++j) to[j] = d_to_bf16(((const float*)sum)[j]);
+#endif
+}
 
 // ---- tiles ----------------------------------------------------------------------------------
-// c[i][j] (+)= sum over k < depth of a[i * AI + k * AK] * b[k * b_step + j], for a whole tile.
-template <int AI, int AK, class C, class O>
-d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, O* c, int64_t c_step,
-                     bool add) {
+// keep(i, row i of c), where c[i][j] = sum over k of a[i * AI + k * AK] * b[k * b_step + j].
+template <int AI, int AK, class C, class K>
+d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, const K& keep) {
   d_vec sum[d_rows][2];
 #pragma GCC unroll 16
   for (int i = 0; i < d_rows; ++i) sum[i][0] = sum[i][1] = d_vec{};
@@ -111,11 +130,11 @@ d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, O* c
     for (int i = 0; i < d_rows; ++i) d_join(sum[i], a[i * AI], left, right);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < d_rows; ++i) d_keep(c + i * c_step, sum[i], add);
+  for (int i = 0; i < d_rows; ++i) keep(i, sum[i]);
 }
 
-// The same over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart. Long
-// sums are made of short ones: B's rows stay in the first cache, and rounding errors stay small.
+// c (+)= a * b over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart.
+// Long sums are made of short ones: B's rows stay in the first cache, and rounding errors stay small.
 template <int AI, int AK, class C>
 static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, const C* b,
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {
@@ -123,8 +142,10 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
     for (int64_t j = 0; j < columns; j += d_panel)
       for (int64_t i = 0; i < rows; i += d_rows)
         d_tile<AI, AK>(d_least(depth - from, d_sweep), a + i * AI + from * AK,
-                       b + j / d_panel * panel_step + from * b_step, b_step, c + i * c_step + j,
-                       c_step, add || from);
+                       b + j / d_panel * panel_step + from * b_step, b_step,
+                       [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                         d_keep(c + (i + r) * c_step + j, sum, add || from);
+                       });
 }
 
 // ---- copies ---------------------------------------------------------------------------------

@@ -57,15 +57,18 @@ template <class T> struct d_products {
   void thin(int64_t count, int64_t n, const cell* left, const cell* panels, T* out) const {
     for (int64_t j = 0; j < n; j += d_panel, panels += cells() * d_panel)
       for (int64_t i = 0; i < count; i += d_rows) {
-        const cell* a = left + i * d_left_step;
+        const int64_t high = count - i, wide = d_least(n - j, d_panel);
         T* to = out + i * c_row + j;
-        if (count - i >= d_rows && n - j >= d_panel) {
-          d_tile<d_left_step, 1>(cells(), a, panels, d_panel, to, c_row, false);
-        } else {
-          float edge[d_rows * d_panel];
-          d_tile<d_left_step, 1>(cells(), a, panels, d_panel, edge, d_panel, false);
-          d_copy(edge, d_panel, 1, d_least(count - i, d_rows), d_least(n - j, d_panel), to, c_row);
-        }
+        const auto whole = [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+          d_keep(to + r * c_row, sum, false);
+        };
+        const auto part = [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+          if (r < high) d_keep_part(to + r * c_row, sum, wide);
+        };
+        if (high >= d_rows && wide == d_panel)
+          d_tile<d_left_step, 1>(cells(), left + i * d_left_step, panels, d_panel, whole);
+        else
+          d_tile<d_left_step, 1>(cells(), left + i * d_left_step, panels, d_panel, part);
       }
   }
   // A block of rows from `row` on, `n` columns from `column` on.
