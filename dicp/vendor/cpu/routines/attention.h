@@ -2,6 +2,7 @@
 // float; weights are as wide as the tensors where they are multiplied.
 // Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023).
 #pragma once
+#include "exp.h"
 #include "gemm.h"
 
 constexpr int64_t d_keys = 480;        // keys whose scores are held at a time
@@ -106,23 +107,6 @@ d_inline float d_largest(const float* x, int64_t n, float factor, float start) {
 #pragma omp simd reduction(max : top)
   for (int64_t j = 0; j < n; ++j) top = x[j] * factor > top ? x[j] * factor : top;
   return top;
-}
-// exp(x) for x that is not above zero by more than rounding, within 2 units in the last place;
-// results below the smallest normal number are zero. Coefficients: Moshier, Cephes (1992).
-d_inline float d_exp_weight(float x) {
-  const float shift = 12582912.0f;  // adding it rounds to an integer, left in the lowest bits
-  const float moved = x * 1.44269504088896341f + shift, n = moved - shift;
-  const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const float scaled = d_float(d_bits(p) + (d_bits(moved) << 23));
-  const float result = x < -87.0f ? 0.0f : scaled;
-  return d_isnan(x) ? x : result;
 }
 // x = exp(x * factor - base), and the sum of it; NaN and infinite scores come through the sum.
 d_inline float d_exp_sum(float* x, int64_t n, float factor, float base) {

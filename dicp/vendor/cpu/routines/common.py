@@ -12,7 +12,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
 
 FOLDER = Path(__file__).parent
-HEADERS = ("gemm.h", "product.h", "attention.h", "convolution.h")
+HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h")
 
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}

@@ -134,7 +134,7 @@ d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, cons
 }
 
 // c (+)= a * b over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart.
-// Long sums are made of short ones: B's rows stay in the first cache, and rounding errors stay small.
+// Long sums are made of short ones: B stays in the first cache, and rounding errors stay small.
 template <int AI, int AK, class C>
 static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, const C* b,
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {

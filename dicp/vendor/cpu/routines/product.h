@@ -1,5 +1,6 @@
 // Matrix products of tensors with any steps, in batches, with a bias and an activation.
 #pragma once
+#include "exp.h"
 #include "gemm.h"
 
 constexpr int64_t d_depth = 512;    // cells of a row of A that are held as tiles read them
@@ -20,16 +21,15 @@ template <class F> d_inline void d_apply(float* c, int64_t n, F f) {
 static void d_activate(int64_t kind, float* c, int64_t n) {
   switch (kind) {
     case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
-    case d_gelu:
-      return d_apply(c, n, [](float x) { return 0.5f * x * (1.0f + d_erf(x * 0.70710678f)); });
+    case d_gelu: return d_apply(c, n, [](float x) { return d_gelu_of(x); });
     case d_gelu_tanh:
+      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
       return d_apply(c, n, [](float x) {
-        const float inner = 0.79788456f * (x + 0.044715f * x * x * x);
-        return 0.5f * x * (1.0f + d_tanh(inner));
+        return x * d_logistic(1.59576912f * (x + 0.044715f * x * x * x));
       });
-    case d_silu: return d_apply(c, n, [](float x) { return x / (1.0f + d_exp(-x)); });
+    case d_silu: return d_apply(c, n, [](float x) { return x * d_logistic(x); });
     case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
-    case d_sigmoid_: return d_apply(c, n, [](float x) { return 1.0f / (1.0f + d_exp(-x)); });
+    case d_sigmoid_: return d_apply(c, n, [](float x) { return d_logistic(x); });
   }
 }
 
@@ -50,57 +50,61 @@ template <class T> struct d_products {
     d_panels(b.data + batch * b.batch + from * b.column, b.row, b.column, depth, count,
              panels + from * cells());
   }
-  // Where a block's sums may be written: into the result, if they fit as they are.
-  float* sums(float* out, bool whole, float* room) const { return whole ? out : room; }
-  float* sums(d_bf16* out, bool whole, float* room) const { return room; }
-  // A block where sums are short and stay as they are: tiles go straight into the result.
-  void thin(int64_t count, int64_t n, const cell* left, const cell* panels, T* out) const {
-    for (int64_t j = 0; j < n; j += d_panel, panels += cells() * d_panel)
+  // The end of a block's sums, `depth` cells: tiles are added to what came before, which lies in
+  // `before` if there was any, and go into the result with bias and activation.
+  void finish(int64_t count, int64_t column, int64_t n, int64_t depth, const cell* left,
+              const cell* panels, const float* before, T* out) const {
+    const int64_t step = d_round_up(n, d_panel);
+    for (int64_t j = 0; j < n; j += d_panel, panels += cells() * d_panel) {
+      const int64_t wide = d_least(n - j, d_panel);
+      d_vec add[2] = {};
+      if (bias) d_copy(bias + column + j, 0, 1, 1, wide, (float*)add, 0);
       for (int64_t i = 0; i < count; i += d_rows) {
-        const int64_t high = count - i, wide = d_least(n - j, d_panel);
-        T* to = out + i * c_row + j;
+        const cell* a = left + i * d_left_step;
+        const int64_t high = d_least(count - i, d_rows);
         const auto whole = [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-          d_keep(to + r * c_row, sum, false);
+          const d_vec* more = (const d_vec*)(before + (i + r) * step + j);
+          d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
+          if (before) all[0] += more[0], all[1] += more[1];
+          d_keep(out + (i + r) * c_row + j, all, false);
         };
-        const auto part = [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-          if (r < high) d_keep_part(to + r * c_row, sum, wide);
-        };
-        if (high >= d_rows && wide == d_panel)
-          d_tile<d_left_step, 1>(cells(), left + i * d_left_step, panels, d_panel, whole);
-        else
-          d_tile<d_left_step, 1>(cells(), left + i * d_left_step, panels, d_panel, part);
+        if (activation == d_none && high == d_rows && wide == d_panel) {
+          d_tile<d_left_step, 1>(depth, a, panels, d_panel, whole);
+          continue;
+        }
+        float tile[d_rows * d_panel];
+        d_tile<d_left_step, 1>(depth, a, panels, d_panel,
+                               [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+                                 ((d_vec*)tile)[2 * r] = sum[0] + add[0];
+                                 ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
+                               });
+        for (int64_t r = 0; before && r < high; ++r)
+          d_keep(tile + r * d_panel, (const d_vec*)(before + (i + r) * step + j), true);
+        d_activate(activation, tile, high * d_panel);
+        for (int64_t r = 0; r < high; ++r)
+          d_keep_part(out + (i + r) * c_row + j, (const d_vec*)tile + 2 * r, wide);
       }
+    }
   }
   // A block of rows from `row` on, `n` columns from `column` on.
   void block(int64_t batch, int64_t row, int64_t column, int64_t n, const cell* panels,
              float* room) const {
     const int64_t count = d_least(rows - row, d_block_rows), tiles = d_round_up(count, d_rows);
-    const int64_t width = d_round_up(n, d_panel), most = d_depth * d_held<cell>;
+    const int64_t width = d_round_up(n, d_panel), last = (cells() - 1) / d_sweep * d_sweep;
     cell* left = (cell*)room;
-    float* result = room + d_block_rows * d_left_step;
+    float* before = room + d_block_rows * d_left_step;
     T* out = c + batch * c_batch + row * c_row + column;
-    float* to = sums(out, tiles == count && width == n, result);
-    const int64_t step = to == result ? width : c_row;
-    for (int64_t from = 0; from < depth; from += most) {
-      const int64_t part = d_least(depth - from, most);
-      d_lines(a.data + batch * a.batch + row * a.row + from * a.column, a.row, a.column, count,
-              part, left, d_left_step);
-      if (!bias && activation == d_none && cells() <= d_sweep)
-        return thin(count, n, left, panels + column * cells(), out);
-      d_tiles<d_left_step, 1>(tiles, width, d_cells_of<T>(part), left,
-                              panels + column * cells() + from / d_held<cell> * d_panel,
-                              cells() * d_panel, d_panel, to, step, from != 0);
+    panels += column * cells();
+    for (int64_t from = 0; from < cells(); from += d_depth) {
+      const int64_t first = from * d_held<cell>, part = d_least(cells() - from, d_depth);
+      d_lines(a.data + batch * a.batch + row * a.row + first * a.column, a.row, a.column, count,
+              d_least(depth - first, d_depth * d_held<cell>), left, d_left_step);
+      d_tiles<d_left_step, 1>(tiles, width, d_least(last - from, part), left,
+                              panels + from * d_panel, cells() * d_panel, d_panel, before, width,
+                              from != 0);
     }
-    for (int64_t i = 0; i < count; ++i) {
-      float* line = to + i * step;
-      if (!depth) d_clear(line, 0, n);
-      if (bias) {
-#pragma omp simd
-        for (int64_t j = 0; j < n; ++j) line[j] += d_wide(bias[column + j]);
-      }
-      d_activate(activation, line, n);
-      if (to == result) d_copy(line, n, 1, 1, n, out + i * c_row, n);
-    }
+    finish(count, column, n, cells() - last, left + last % d_depth, panels + last * d_panel,
+           last ? before : nullptr, out);
   }
   // Every product by one thread: panels are packed where they are read.
   void apart() const {
