@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -374,3 +375,25 @@ def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -
     assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))
+
+
+def _grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """ATen's product of groups, and in float64, which it does not take, the same by hand."""
+    if a.dtype != torch.float64:
+        return torch.ops.aten._grouped_mm(a, b, ends)
+    limits = [0, *ends.tolist()]
+    parts = [slice(x, y) for x, y in pairwise(limits)]
+    if b.ndim == 3:
+        return torch.cat([a[part] @ b[k] for k, part in enumerate(parts)])
+    return torch.stack([a[:, part] @ b[part] for part in parts])
+
+
+def test_groups_of_the_framework(tmp_path: Path) -> None:
+    half, ends = torch.bfloat16, torch.tensor([60, 60, 61, 104], dtype=torch.int32)
+    steps = check(tmp_path, _grouped, leaf(104, 40, dtype=half), leaf(4, 40, 72, dtype=half), ends)
+    assert steps.count("dicp_product_grouped_bf16") == 2
+    assert steps.count("dicp_product_grouped_weights_bf16") == 1
+    batches = leaf(3, 8, 40, dtype=half).detach(), leaf(3, 40, 72, dtype=half).detach()
+    steps = check(tmp_path, lambda a, b: torch.ops.aten._grouped_mm(a, b) if a.dtype == half
+                  else a @ b, *batches)  # fmt: skip
+    assert not any("dicp" in step for step in steps)
