@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,14 @@ from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import RULES_PAST_BLAS
+
+DTYPES = {"float32": "", "bfloat16": "_bf16"}
+"""Element types of the routines -> how names of their kernels end."""
+by_dtype = pytest.mark.parametrize("dtype", [getattr(torch, n) for n in DTYPES], ids=list(DTYPES))
+
+
+def named(routine: str, dtype: torch.dtype) -> str:
+    return routine + DTYPES[str(dtype).removeprefix("torch.")]
 
 
 class PastBlas(CpuTarget):
@@ -42,10 +52,11 @@ def seed() -> None:
 
 
 def check(
-    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False
-) -> list[str]:
+    tmp_path: Path, fn: Callable[..., Tensor], *inputs: Any, dynamic: bool = False,
+    config: Config | None = None,
+) -> list[str]:  # fmt: skip
     """The steps of the compiled `fn`, whose result and gradients are as good as eager's."""
-    target, config = PastBlas(), Config(cache_dir=tmp_path)
+    target, config = PastBlas(), config or Config(cache_dir=tmp_path)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_fx(gm, example_inputs, target, config, lambda report: None)
@@ -73,34 +84,47 @@ def _run(fn: Callable[..., Tensor], inputs: Sequence[Any]) -> list[Tensor]:
     return [result.detach(), *grads]
 
 
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(*shape).requires_grad_()
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype).requires_grad_()
 
 
+@by_dtype
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 700, 33), (13, 1, 300)]
+    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 1101, 33), (13, 1, 300)]
 )
-def test_products(tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool) -> None:
+def test_products(
+    tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool, dtype: torch.dtype
+) -> None:
     """Whole and partial tiles, sums longer than one sweep, transposed operands in the backward."""
-    weight = torch.nn.Parameter(torch.randn(depth, columns))
-    steps = check(tmp_path, torch.mm, leaf(rows, depth), weight, dynamic=symbolic)
-    assert steps.count("dicp_product") == (3 if depth > 1 else 2), steps
-    steps = check(
-        tmp_path, torch.bmm, leaf(3, rows, depth), leaf(3, depth, columns), dynamic=symbolic
+    weight, name = (
+        torch.nn.Parameter(leaf(depth, columns, dtype=dtype)),
+        named("dicp_product", dtype),
     )
+    steps = check(tmp_path, torch.mm, leaf(rows, depth, dtype=dtype), weight, dynamic=symbolic)
+    assert steps.count(name) == (3 if depth > 1 else 2), steps
+    batches = leaf(3, rows, depth, dtype=dtype), leaf(3, depth, columns, dtype=dtype)
+    steps = check(tmp_path, torch.bmm, *batches, dynamic=symbolic)
     enough = 2 if symbolic else 4
-    assert steps.count("dicp_product") == 2 * (rows >= enough) + (depth >= enough), steps
+    assert steps.count(name) == 2 * (rows >= enough) + (depth >= enough), steps
 
 
-def test_operands_are_read_as_they_lie(tmp_path: Path) -> None:
+@by_dtype
+def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> None:
     def product(a: Tensor, b: Tensor) -> Tensor:
         return a[::2, 1:].t() @ b[:, ::3]
 
-    steps = check(tmp_path, product, torch.randn(20, 31), torch.randn(10, 40))
-    assert steps == ["dicp_product"], "no copy is made"
-    expanded = torch.randn(1, 7, 9).expand(5, 7, 9)
-    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4)) == ["dicp_product"]
+    def turned(a: Tensor, b: Tensor) -> Tensor:
+        return a[:, 1:].t() @ b[:, 1:].t()
+
+    name = named("dicp_product", dtype)
+    for function in (product, turned):
+        a, b = torch.randn(20, 31).to(dtype), torch.randn(10, 40).to(dtype)
+        if function is turned:
+            a, b = torch.randn(41, 60).to(dtype), torch.randn(75, 42).to(dtype)
+        assert check(tmp_path, function, a, b) == [name], "no copy is made"
+    expanded = torch.randn(1, 7, 9).to(dtype).expand(5, 7, 9)
+    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype)) == [name]
 
 
 def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
@@ -110,29 +134,61 @@ def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     ]
 
 
+@by_dtype
 @pytest.mark.parametrize(
     "activation",
     [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
     ids=["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"],
 )
-def test_bias_and_activation_are_part_of_the_product(tmp_path: Path, activation: Any) -> None:
+def test_bias_and_activation_are_part_of_the_product(
+    tmp_path: Path, activation: Any, dtype: torch.dtype
+) -> None:
     x, w, b = torch.randn(50, 20) * 3, torch.randn(70, 20), torch.randn(70)
     x[0, 0] = float("nan")
     x[1, 0] = float("inf")
-    steps = check(tmp_path, lambda x, w, b: activation(F.linear(x, w, b)), x, w, b)
-    assert steps == ["dicp_product_biased"]
+    operands = [t.to(dtype) for t in (x, w, b)]
+    steps = check(tmp_path, lambda x, w, b: activation(F.linear(x, w, b)), *operands)
+    assert steps == [named("dicp_product_biased", dtype)]
+
+
+@by_dtype
+def test_nan_and_infinity_in_sums_of_any_length(tmp_path: Path, dtype: torch.dtype) -> None:
+    for depth in (7, 300):
+        a, b = torch.randn(20, depth), torch.randn(depth, 40)
+        a[3, depth - 1], b[depth - 1, 5], b[2, 6] = torch.nan, torch.inf, -torch.inf
+        steps = check(tmp_path, torch.mm, a.to(dtype), b.to(dtype))
+        assert steps == [named("dicp_product", dtype)]
+
+
+def test_halves_where_the_processor_does_not_multiply_them(tmp_path: Path) -> None:
+    """Compiled for a lesser machine, bfloat16 is widened where it is packed."""
+    flags = Config(cache_dir=tmp_path, cxx_flags=("-mno-avx512bf16",))
+    half = torch.bfloat16
+    for depth in (33, 700):
+        a, b, bias = leaf(50, depth, dtype=half), leaf(70, depth, dtype=half), leaf(70, dtype=half)
+        steps = check(tmp_path, lambda a, b, c: F.linear(a, b, c), a, b, bias, config=flags)
+        assert "dicp_product_biased_bf16" in steps
+        assert "dicp_product_bf16" in steps
+    q, k, v = (heads(1, 2, rows, 16, half) for rows in (53, 90, 90))
+    steps = check(
+        tmp_path, lambda q, k, v: F.scaled_dot_product_attention(q, k, v), q, k, v, config=flags
+    )
+    assert "dicp_attention_bf16" in steps
+    assert "dicp_attention_gradients_bf16" in steps
 
 
 def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
     mixed = check(tmp_path, torch.mm, torch.randn(4, 4).double(), torch.randn(4, 4).double())
+    halves = check(tmp_path, torch.mm, torch.randn(4, 4).half(), torch.randn(4, 4).half())
     empty = check(tmp_path, torch.mm, torch.randn(4, 0), torch.randn(0, 4))
     single = check(tmp_path, torch.mm, torch.randn(1, 64), torch.randn(64, 64))
     wide = check(tmp_path, torch.mm, torch.randn(2, 512), torch.randn(512, 512))
     few = check(tmp_path, torch.bmm, torch.randn(5, 1, 64), torch.randn(5, 64, 64))
-    assert not any("dicp" in s for s in (*mixed, *empty, *single, *wide, *few))
+    assert not any("dicp" in s for s in (*mixed, *halves, *empty, *single, *wide, *few))
 
 
-def test_a_dimension_that_turns_out_empty(tmp_path: Path) -> None:
+@by_dtype
+def test_a_dimension_that_turns_out_empty(tmp_path: Path, dtype: torch.dtype) -> None:
     target, config = PastBlas(), Config(cache_dir=tmp_path)
     compiled = torch.compile(
         torch.bmm,
@@ -140,62 +196,90 @@ def test_a_dimension_that_turns_out_empty(tmp_path: Path) -> None:
         backend=lambda gm, xs: compile_fx(gm, xs, target, config, lambda r: None),
     )
     for rows, depth in ((5, 7), (4, 6), (3, 0), (0, 3)):
-        a, b = torch.randn(2, rows, depth), torch.randn(2, depth, 9)
+        a, b = torch.randn(2, rows, depth).to(dtype), torch.randn(2, depth, 9).to(dtype)
         assert_matches(compiled(a, b), torch.bmm(a, b), torch.bmm(a.double(), b.double()))
 
 
 # ---- attention ------------------------------------------------------------------------------
 
 
-def heads(batch: int, count: int, rows: int, size: int) -> Tensor:
+def heads(batch: int, count: int, rows: int, size: int, dtype: torch.dtype) -> Tensor:
     """(batch, heads, rows, size) as models have it: the heads of a row lie side by side."""
-    return torch.randn(batch, rows, count, size).transpose(1, 2).requires_grad_()
+    return torch.randn(batch, rows, count, size).to(dtype).transpose(1, 2).requires_grad_()
 
 
-SHAPES = [(5, 7, 16), (48, 48, 64), (49, 130, 40), (100, 1000, 8), (700, 520, 24)]
+SHAPES = [(5, 7, 15), (48, 48, 64), (49, 130, 40), (100, 1000, 8), (700, 520, 24)]
 
 
+@by_dtype
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize(("rows", "keys", "size"), SHAPES)
-def test_attention(tmp_path: Path, rows: int, keys: int, size: int, masked: bool) -> None:
-    q, k, v = heads(2, 3, rows, size), heads(2, 3, keys, size), heads(2, 3, keys, size)
+def test_attention(
+    tmp_path: Path, rows: int, keys: int, size: int, masked: bool, dtype: torch.dtype
+) -> None:
+    q, k, v = (heads(2, 3, n, size, dtype) for n in (rows, keys, keys))
     mask = torch.randn(2, 1, rows, keys).masked_fill(torch.rand(rows, keys) < 0.3, -torch.inf)
     mask[..., 0] = 0
-    tag = "_masked" if masked else ""
+    mask, tag = mask.to(dtype), "_masked" if masked else ""
     steps = check(
         tmp_path, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
         q, k, v, mask if masked else None,
     )  # fmt: skip
-    assert f"dicp_attention{tag}" in steps
-    assert f"dicp_attention_gradients{tag}" in steps
+    assert named(f"dicp_attention{tag}", dtype) in steps
+    assert named(f"dicp_attention_gradients{tag}", dtype) in steps
 
 
+@by_dtype
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
-def test_causal_attention(tmp_path: Path, symbolic: bool) -> None:
+def test_causal_attention(tmp_path: Path, symbolic: bool, dtype: torch.dtype) -> None:
     def attend(*rows: Tensor) -> Tensor:
         q, k, v = (x.unflatten(-1, (2, 32)).transpose(1, 2) for x in rows)
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    steps = check(tmp_path, attend, *(leaf(2, 600, 64) for _ in range(3)), dynamic=symbolic)
-    assert "dicp_attention" in steps
+    operands = [leaf(2, 601, 64, dtype=dtype) for _ in range(3)]
+    steps = check(tmp_path, attend, *operands, dynamic=symbolic)
+    assert named("dicp_attention", dtype) in steps
 
 
-def test_fewer_heads_of_keys(tmp_path: Path) -> None:
-    q, k, v = heads(2, 6, 70, 16), heads(2, 2, 90, 16), heads(2, 2, 90, 16)
+@by_dtype
+def test_fewer_heads_of_keys(tmp_path: Path, dtype: torch.dtype) -> None:
+    q, k, v = (heads(2, count, rows, 16, dtype) for count, rows in ((6, 70), (2, 90), (2, 90)))
     steps = check(
         tmp_path, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v
     )
-    assert "dicp_attention" in steps
+    assert named("dicp_attention", dtype) in steps
 
 
-def test_rows_without_a_key(tmp_path: Path) -> None:
+@by_dtype
+def test_a_scale_of_its_own(tmp_path: Path, dtype: torch.dtype) -> None:
+    q, k, v = (heads(1, 2, 60, 24, dtype) for _ in range(3))
+    for scale in (0.3, -1.0):
+        attend = functools.partial(F.scaled_dot_product_attention, scale=scale)
+        steps = check(tmp_path, lambda q, k, v: attend(q, k, v), q, k, v)  # noqa: B023
+        assert named("dicp_attention_gradients", dtype) in steps
+
+
+def test_a_mask_wider_than_the_heads(tmp_path: Path) -> None:
+    """Its values are not rounded to the heads' type."""
+    q, k, v = (heads(1, 2, 60, 24, torch.bfloat16) for _ in range(3))
+    mask = torch.randn(60, 60) + 100
+    steps = check(
+        tmp_path, lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+        q, k, v, mask,
+    )  # fmt: skip
+    assert "dicp_attention_masked_bf16" in steps
+    assert "dicp_attention_gradients_masked_bf16" in steps
+
+
+@by_dtype
+def test_rows_without_a_key(tmp_path: Path, dtype: torch.dtype) -> None:
     """The library gives zeros, and so do we; NaN in a value stays NaN."""
-    q, k, v = heads(1, 1, 20, 8), heads(1, 1, 30, 8), heads(1, 1, 30, 8)
-    mask = torch.zeros(20, 30)
+    q, k, v = (heads(1, 1, rows, 8, dtype) for rows in (20, 30, 30))
+    mask = torch.zeros(20, 30, dtype=dtype)
     mask[3] = -torch.inf
     attend = F.scaled_dot_product_attention
     steps = check(tmp_path, lambda q, k, v, m: attend(q, k, v, attn_mask=m), q, k, v, mask)
-    assert "dicp_attention_masked" in steps
+    assert named("dicp_attention_masked", dtype) in steps
     with torch.no_grad():
         q[0, 0, 4, 0] = torch.nan
     check(tmp_path, lambda q, k, v: attend(q, k, v), q.detach(), k.detach(), v.detach())
@@ -259,11 +343,16 @@ def test_options_by_name(tmp_path: Path) -> None:
     assert steps == ["dicp_convolution"]
 
 
-def test_filters_of_one_pixel_on_channels_last(tmp_path: Path) -> None:
-    x = torch.randn(2, 7, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
-    steps = check(tmp_path, F.conv2d, x, leaf(9, 7, 1, 1), leaf(9))
-    assert steps.count("dicp_product_biased") == 1
-    assert steps.count("dicp_product") == 2, "the gradients of images and filters"
+@by_dtype
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_filters_of_one_pixel_on_channels_last(
+    tmp_path: Path, dtype: torch.dtype, symbolic: bool
+) -> None:
+    x = torch.randn(2, 7, 6, 5).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    weights = [torch.nn.Parameter(leaf(*shape, dtype=dtype)) for shape in ((9, 7, 1, 1), (9,))]
+    steps = check(tmp_path, F.conv2d, x, *weights, dynamic=symbolic)
+    assert steps.count(named("dicp_product_biased", dtype)) == 1
+    assert steps.count(named("dicp_product", dtype)) == 2, "the gradients of images and filters"
 
 
 @pytest.mark.parametrize(
@@ -293,23 +382,49 @@ def test_depthwise_filters(
 def test_heavy_convolutions_go_to_the_library(tmp_path: Path) -> None:
     steps = check(tmp_path, F.conv2d, torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3))
     assert not any("dicp" in s for s in steps)
+    half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
+    assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
 
 
 # ---- groups of rows -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_groups_of_rows(tmp_path: Path, dtype: torch.dtype) -> None:
+@by_dtype
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -> None:
     """Experts without rows, and rows that belong to none."""
     moe = pytest.importorskip("transformers.integrations.moe")
-    ends = torch.tensor([60, 60, 61, 100], dtype=dtype)
+    ends = torch.tensor([60, 60, 61, 100], dtype=kind)
     assert moe._grouped_mm_fallback is not None
 
     def product(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
         return torch.ops.transformers.grouped_mm_fallback(x, w, ends)
 
-    steps = check(tmp_path, product, leaf(103, 40), leaf(4, 40, 70), ends)
-    assert steps.count("dicp_product_grouped") == 2
-    assert steps.count("dicp_product_grouped_weights") == 1
+    rows, weights = leaf(103, 40, dtype=dtype), leaf(4, 40, 70, dtype=dtype)
+    steps = check(tmp_path, product, rows, weights, ends)
+    assert steps.count(named("dicp_product_grouped", dtype)) == 2
+    assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))
+
+
+def _grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """ATen's product of groups, and in float64, which it does not take, the same by hand."""
+    if a.dtype != torch.float64:
+        return torch.ops.aten._grouped_mm(a, b, ends)
+    limits = [0, *ends.tolist()]
+    parts = [slice(x, y) for x, y in pairwise(limits)]
+    if b.ndim == 3:
+        return torch.cat([a[part] @ b[k] for k, part in enumerate(parts)])
+    return torch.stack([a[:, part] @ b[part] for part in parts])
+
+
+def test_groups_of_the_framework(tmp_path: Path) -> None:
+    half, ends = torch.bfloat16, torch.tensor([60, 60, 61, 104], dtype=torch.int32)
+    steps = check(tmp_path, _grouped, leaf(104, 40, dtype=half), leaf(4, 40, 72, dtype=half), ends)
+    assert steps.count("dicp_product_grouped_bf16") == 2
+    assert steps.count("dicp_product_grouped_weights_bf16") == 1
+    batches = leaf(3, 8, 40, dtype=half).detach(), leaf(3, 40, 72, dtype=half).detach()
+    steps = check(tmp_path, lambda a, b: torch.ops.aten._grouped_mm(a, b) if a.dtype == half
+                  else a @ b, *batches)  # fmt: skip
+    assert not any("dicp" in step for step in steps)

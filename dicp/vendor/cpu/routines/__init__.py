@@ -1,4 +1,4 @@
-"""Matrix products, convolution and attention of float32 tensors by kernels of our own.
+"""Matrix products, convolution and attention by kernels of our own, in float32 or bfloat16.
 
 They take operands as they lie in memory, and attention never writes its scores down. Used where
 BLAS is measured to leave half of the machine unused (`library.fastest_linear`).

@@ -1,6 +1,8 @@
-// Attention of float tensors, forward and backward, scores never written to memory as a whole.
+// Attention, forward and backward, scores never written to memory as a whole. Scores and sums are
+// float; weights are as wide as the tensors where they are multiplied.
 // Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023).
 #pragma once
+#include "exp.h"
 #include "gemm.h"
 
 constexpr int64_t d_keys = 480;        // keys whose scores are held at a time
@@ -11,18 +13,19 @@ constexpr int64_t d_query_step = d_most_depth + 16;
 constexpr int64_t d_whole = d_panel % d_rows ? 3 * d_panel : d_panel;
 static_assert(d_whole % d_rows == 0 && d_keys % d_whole == 0, "tiles of keys");
 
-struct d_heads {
-  const float* data;
+template <class T> struct d_heads {
+  T* data;
   int64_t batch, head, row;
-  const float* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+  T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
 
 // Sizes in the order in which the caller hands them over, then the steps of every tensor.
-struct d_attention {
+template <class T> struct d_attention {
   int64_t batches, heads, groups, rows, keys, depth, width, causal;
   float scale;
-  d_heads q, k, v;
-  const float* mask;
+  d_heads<const T> q, k, v;
+  const void* mask;
+  bool narrow_mask;  // of type T, else float
   int64_t mask_batch, mask_head, mask_row, mask_key;
   const int64_t* rest;
 
@@ -31,19 +34,19 @@ struct d_attention {
     keys = sizes[4], depth = sizes[5], width = sizes[6], causal = sizes[7];
     double number;
     __builtin_memcpy(&number, &sizes[8], sizeof number);
-    scale = (float)number;
-    rest = sizes + 9;
-    q = next(args[0]), k = next(args[1]), v = next(args[2]);
+    scale = (float)number, narrow_mask = sizes[9];
+    rest = sizes + 10;
+    q = next<const T>(args[0]), k = next<const T>(args[1]), v = next<const T>(args[2]);
     mask = nullptr;
     mask_batch = mask_head = mask_row = mask_key = 0;
     if (masked) {
-      mask = (const float*)args[3];
+      mask = args[3];
       mask_batch = rest[0], mask_head = rest[1], mask_row = rest[2], mask_key = rest[3];
       rest += 4;
     }
   }
-  d_heads next(const void* data) {
-    const d_heads found = {(const float*)data, rest[0], rest[1], rest[2]};
+  template <class E> d_heads<E> next(void* data) {
+    const d_heads<E> found = {(E*)data, rest[0], rest[1], rest[2]};
     rest += 3;
     return found;
   }
@@ -52,48 +55,65 @@ struct d_attention {
   int64_t padded_width() const { return d_round_up(width, d_panel); }
   // Keys that rows up to `end` may see.
   int64_t seen(int64_t end) const { return causal ? d_least(end, keys) : keys; }
-  // Scores of one row, its mask added, in place.
-  void add_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
-    if (!mask) return;
-    const float* m = mask + b * mask_batch + h * mask_head + row * mask_row + from * mask_key;
+  // Scores of one row, scaled, its mask added, in place.
+  template <class M> void add(const M* m, float* score, int64_t n) const {
     if (mask_key == 1) {
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) score[j] += m[j];
+      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j]);
     } else {
-      for (int64_t j = 0; j < n; ++j) score[j] += m[j * mask_key];
+      for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j * mask_key]);
     }
+  }
+  // Adds the mask, if there is one; returns the factor that scores still lack.
+  float add_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
+    if (!mask) return scale;
+    const int64_t at = b * mask_batch + h * mask_head + row * mask_row + from * mask_key;
+    if (narrow_mask)
+      add((const T*)mask + at, score, n);
+    else
+      add((const float*)mask + at, score, n);
+    return 1;
   }
 };
 
-d_inline float d_largest(const float* x, int64_t n, float start) {
+// A row of floats as the cells of a left operand, in its place; `n` is in whole vectors of 16 bits.
+d_inline void d_narrow(float*, int64_t, float*) {}
+// The left operand turned: rows, `step` floats apart, become rows of cells, in place or in `to`.
+d_inline const float* d_stack(const float* from, int64_t, int64_t, int64_t, float*) { return from; }
+#if defined(__AVX512BF16__)
+d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
+  for (int64_t j = 0; j < n; j += d_panel)
+    d_keep((d_bf16*)(to + j / 2), (const d_vec*)(row + j), false);
+}
+d_inline d_words d_halves(d_vec x) {
+  d_halfwords narrow;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(narrow) : "v"(x));
+  return __builtin_convertvector(narrow, d_words);
+}
+static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, int64_t step, d_pair* to) {
+  for (int64_t i = 0; i < rows; i += 2)
+    for (int64_t j = 0; j < n; j += d_lanes) {
+      const float* at = from + i * step + j;
+      const d_words low = d_halves(*(const d_vec*)at), high = d_halves(*(const d_vec*)(at + step));
+      *(d_words*)(to + i / 2 * step + j) = low | high << 16;
+    }
+  return to;
+}
+#endif
+
+// The largest of `start` and x * factor.
+d_inline float d_largest(const float* x, int64_t n, float factor, float start) {
   float top = start;
 #pragma omp simd reduction(max : top)
-  for (int64_t j = 0; j < n; ++j) top = x[j] > top ? x[j] : top;
+  for (int64_t j = 0; j < n; ++j) top = x[j] * factor > top ? x[j] * factor : top;
   return top;
 }
-// exp(x) for x that is not above zero by more than rounding, within 2 units in the last place;
-// results below the smallest normal number are zero. Coefficients: Moshier, Cephes (1992).
-d_inline float d_exp_weight(float x) {
-  const float shift = 12582912.0f;  // adding it rounds to an integer, left in the lowest bits
-  const float moved = x * 1.44269504088896341f + shift, n = moved - shift;
-  const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const float scaled = d_float(d_bits(p) + (d_bits(moved) << 23));
-  const float result = x < -87.0f ? 0.0f : scaled;
-  return d_isnan(x) ? x : result;
-}
-// x = exp(x - base), and the sum of it; NaN and infinite scores come through the sum.
-d_inline float d_exp_sum(float* x, int64_t n, float base) {
+// x = exp(x * factor - base), and the sum of it; NaN and infinite scores come through the sum.
+d_inline float d_exp_sum(float* x, int64_t n, float factor, float base) {
   float total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t j = 0; j < n; ++j) {
-    x[j] = d_exp_weight(x[j] - base);
+    x[j] = d_exp_weight(x[j] * factor - base);
     total += x[j];
   }
   return total;
@@ -104,50 +124,57 @@ d_inline void d_scale_row(float* x, int64_t n, float factor) {
 }
 
 // One block of rows of one head: out (rows by width) and the logarithm of every row's sum.
-static void d_attend_rows(const d_attention& a, const float* keys, const float* values, float* room,
-                          int64_t b, int64_t h, int64_t first, float* out, int64_t out_row,
+template <class T>
+static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const d_cell<T>* values,
+                          float* room, int64_t b, int64_t h, int64_t first, T* out, int64_t out_row,
                           float* sums, int64_t sums_row) {
-  const int64_t count = d_least(a.rows - first, d_block_rows);
+  typedef d_cell<T> cell;
+  const int64_t count = d_least(a.rows - first, d_block_rows), depth = d_cells_of<T>(a.depth);
   const int64_t tiles = d_round_up(count, d_rows), width = a.padded_width();
-  float* queries = room;
-  float* scores = queries + d_block_rows * d_query_step;
+  cell* queries = (cell*)room;
+  float* scores = room + d_block_rows * d_query_step;
   float* result = scores + d_block_rows * d_keys;
   float top[d_block_rows], total[d_block_rows];
-  d_copy(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step, a.scale);
+  d_lines(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
   for (int64_t i = 0; i < d_block_rows; ++i) top[i] = -d_inff, total[i] = 0;
   const int64_t end = a.seen(first + count);
   for (int64_t from = 0; from < end; from += d_keys) {
     const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
-    d_tiles<d_query_step, 1>(tiles, padded, a.depth, queries, keys + from * a.depth,
-                             a.depth * d_panel, d_panel, scores, d_keys, false);
+    d_tiles<d_query_step, 1>(tiles, padded, depth, queries, keys + from * depth, depth * d_panel,
+                             d_panel, scores, d_keys, false);
     for (int64_t i = 0; i < count; ++i) {
       float* score = scores + i * d_keys;
       int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
       here = here > 0 ? here : 0;
-      a.add_mask(score, b, h, first + i, from, here);
-      const float highest = d_largest(score, here, top[i]);
+      const float factor = a.add_mask(score, b, h, first + i, from, here);
+      const float highest = d_largest(score, here, factor, top[i]);
       const float base = highest == -d_inff ? 0 : highest;
       const float fade = d_exp(top[i] - base);
-      total[i] = total[i] * fade + d_exp_sum(score, here, base);
+      total[i] = total[i] * fade + d_exp_sum(score, here, factor, base);
       d_clear(score, here, padded);
+      d_narrow(score, padded, (cell*)score);
       if (from && fade != 1.0f) d_scale_row(result + i * width, width, fade);
       top[i] = highest;
     }
-    d_tiles<d_keys, 1>(tiles, width, n, scores, values + from * d_panel,
-                       a.keys * d_panel, d_panel, result, width, from != 0);
+    d_tiles<d_keys, 1>(tiles, width, d_cells_of<T>(n), (const cell*)scores,
+                       values + from / d_held<cell> * d_panel, d_cells_of<T>(a.keys) * d_panel,
+                       d_panel, result, width, from != 0);
   }
   for (int64_t i = 0; i < count; ++i) {
     const float factor = total[i] == 0 ? 0 : 1 / total[i];
 #pragma omp simd
     for (int64_t j = 0; j < a.width; ++j)
-      out[(first + i) * out_row + j] = end ? result[i * width + j] * factor : 0;
+      d_put(out + (first + i) * out_row + j, end ? result[i * width + j] * factor : 0);
     sums[(first + i) * sums_row] = top[i] + d_log(total[i]);
   }
 }
 
+template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
-  d_attention a(args, sizes, masked);
-  const d_heads out = a.next(args[3 + masked]), sums = a.next(args[4 + masked]);
+  typedef d_cell<T> cell;
+  d_attention<T> a(args, sizes, masked);
+  const auto out = a.template next<T>(args[3 + masked]);
+  const auto sums = a.template next<float>(args[4 + masked]);
   const int64_t blocks = (a.rows + d_block_rows - 1) / d_block_rows, of_group = a.groups * blocks;
   const int64_t pairs = a.batches * (a.heads / a.groups), threads = omp_get_max_threads();
   // Keys and values are packed once per task: as few tasks as keep every thread busy.
@@ -155,10 +182,11 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   const int64_t parts = d_least(of_group, wanted), tasks = pairs * parts;
 #pragma omp parallel if (tasks > 1)
   {
-    const int64_t packed = a.padded_keys() * (a.padded_depth() + a.padded_width());
-    float* keys = d_floats(packed + d_block_rows * (d_query_step + d_keys + a.padded_width()));
-    float* values = keys + a.padded_keys() * a.padded_depth();
-    float* room = keys + packed;
+    const int64_t of_keys = a.padded_keys() * d_cells_of<T>(a.depth);
+    const int64_t packed = of_keys + d_cells_of<T>(a.keys) * a.padded_width();
+    float* start = d_floats(packed + d_block_rows * (d_query_step + d_keys + a.padded_width()));
+    cell *keys = (cell*)start, *values = keys + of_keys;
+    float* room = start + packed;
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t pair = task / parts, part = task % parts;
@@ -167,40 +195,47 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
       d_panels(a.v.at(b, shared), a.v.row, 1, a.keys, a.width, values);
       for (int64_t k = part * of_group / parts; k < (part + 1) * of_group / parts; ++k) {
         const int64_t h = shared * a.groups + k / blocks;
-        d_attend_rows(a, keys, values, room, b, h, k % blocks * d_block_rows,
-                      (float*)out.at(b, h), out.row, (float*)sums.at(b, h), sums.row);
+        d_attend_rows(a, keys, values, room, b, h, k % blocks * d_block_rows, out.at(b, h), out.row,
+                      sums.at(b, h), sums.row);
       }
     }
-    d_free(keys);
+    d_free(start);
   }
 }
 
 // What a block of rows adds to the gradients of one head's keys and values, and its own.
-struct d_backward {
-  const d_attention& a;
-  d_heads grad, out, sums, grad_q;
-  const float *keys_turned, *values_turned, *keys;
+template <class T> struct d_backward {
+  typedef d_cell<T> cell;
+  const d_attention<T>& a;
+  d_heads<const T> grad, out;
+  d_heads<const float> sums;
+  d_heads<T> grad_q;
+  const cell *keys_turned, *values_turned, *keys;
   float *grad_keys, *grad_values, *room;
 
+  static constexpr int64_t lines = d_block_rows * d_query_step, scores = d_block_rows * d_keys;
+  static constexpr int64_t needed = 5 * lines + 3 * scores;
+
   void rows(int64_t b, int64_t h, int64_t first) const {
-    const int64_t count = d_least(a.rows - first, d_block_rows);
+    const int64_t count = d_least(a.rows - first, d_block_rows), stacks = d_cells_of<T>(count);
     const int64_t tiles = d_round_up(count, d_rows);
     const int64_t depth = a.padded_depth(), width = a.padded_width();
-    float* queries = room;
-    float* grads = queries + d_block_rows * d_query_step;
-    float* result = grads + d_block_rows * d_query_step;
-    float* weights = result + d_block_rows * d_query_step;
-    float* slopes = weights + d_block_rows * d_keys;
+    const int64_t in_depth = d_cells_of<T>(a.depth), in_width = d_cells_of<T>(a.width);
+    cell *queries = (cell*)room, *grads = queries + lines;
+    cell *query_panels = grads + lines, *grad_panels = query_panels + lines;
+    float *result = room + 4 * lines, *weights = result + lines, *slopes = weights + scores;
+    cell* stacked = (cell*)(slopes + scores);
     float shared[d_block_rows], base[d_block_rows];
-    for (int64_t i = 0; i < 2 * d_block_rows * d_query_step; ++i) queries[i] = 0;
-    d_copy(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step,
-           a.scale);
-    d_copy(grad.at(b, h) + first * grad.row, grad.row, 1, count, a.width, grads, d_query_step);
+    const T *query = a.q.at(b, h) + first * a.q.row, *reached = grad.at(b, h) + first * grad.row;
+    d_lines(query, a.q.row, 1, count, a.depth, queries, d_query_step);
+    d_lines(reached, grad.row, 1, count, a.width, grads, d_query_step);
+    d_panels(query, a.q.row, 1, count, a.depth, query_panels);
+    d_panels(reached, grad.row, 1, count, a.width, grad_panels);
     for (int64_t i = 0; i < count; ++i) {
-      const float* y = out.at(b, h) + (first + i) * out.row;
+      const T *y = out.at(b, h) + (first + i) * out.row, *dy = reached + i * grad.row;
       float total = 0;
 #pragma omp simd reduction(+ : total)
-      for (int64_t j = 0; j < a.width; ++j) total += y[j] * grads[i * d_query_step + j];
+      for (int64_t j = 0; j < a.width; ++j) total += d_wide(y[j]) * d_wide(dy[j]);
       shared[i] = total;
       const float sum = sums.at(b, h)[(first + i) * sums.row];
       base[i] = sum == -d_inff ? 0 : sum;
@@ -209,31 +244,36 @@ struct d_backward {
     for (int64_t from = 0; from < end; from += d_keys) {
       const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
       const int64_t whole = d_round_up(n, d_whole);
-      d_tiles<d_query_step, 1>(tiles, padded, a.depth, queries, keys_turned + from * a.depth,
-                               a.depth * d_panel, d_panel, weights, d_keys, false);
-      d_tiles<d_query_step, 1>(tiles, padded, a.width, grads, values_turned + from * a.width,
-                               a.width * d_panel, d_panel, slopes, d_keys, false);
+      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_turned + from * in_depth,
+                               in_depth * d_panel, d_panel, weights, d_keys, false);
+      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_turned + from * in_width,
+                               in_width * d_panel, d_panel, slopes, d_keys, false);
       for (int64_t i = 0; i < tiles; ++i) {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
         int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
         here = here > 0 && i < count ? here : 0;
-        a.add_mask(weight, b, h, first + i, from, here);
+        const float factor = a.add_mask(weight, b, h, first + i, from, here);
 #pragma omp simd
         for (int64_t j = 0; j < here; ++j) {
-          weight[j] = d_exp_weight(weight[j] - base[i]);
+          weight[j] = d_exp_weight(weight[j] * factor - base[i]);
           slope[j] = weight[j] * (slope[j] - shared[i]);
         }
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);
       }
-      d_tiles<1, d_keys>(whole, width, tiles, weights, grads, d_panel, d_query_step,
+      const cell* turned = d_stack(weights, count, whole, d_keys, (cell*)weights);
+      d_tiles<1, d_keys>(whole, width, stacks, turned, grad_panels, stacks * d_panel, d_panel,
                          grad_values + from * width, width, true);
-      d_tiles<1, d_keys>(whole, depth, tiles, slopes, queries, d_panel, d_query_step,
+      turned = d_stack(slopes, count, whole, d_keys, stacked);
+      d_tiles<1, d_keys>(whole, depth, stacks, turned, query_panels, stacks * d_panel, d_panel,
                          grad_keys + from * depth, depth, true);
-      d_tiles<d_keys, 1>(tiles, depth, n, slopes, keys + from * d_panel, a.keys * d_panel, d_panel,
-                         result, d_query_step, from != 0);
+      for (int64_t i = 0; i < count; ++i)
+        d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
+      d_tiles<d_keys, 1>(tiles, depth, d_cells_of<T>(n), (const cell*)slopes,
+                         keys + from / d_held<cell> * d_panel, d_cells_of<T>(a.keys) * d_panel,
+                         d_panel, result, d_query_step, from != 0);
     }
-    float* to = (float*)grad_q.at(b, h) + first * grad_q.row;
+    T* to = grad_q.at(b, h) + first * grad_q.row;
     if (end)
       d_copy(result, d_query_step, 1, count, a.depth, to, grad_q.row, a.scale);
     else
@@ -242,24 +282,31 @@ struct d_backward {
 };
 
 // Arguments: q, k, v, mask if there is one, grad, out, sums, then the three gradients.
+template <class T>
 static void d_attention_backward(void** args, const int64_t* sizes, bool masked) {
-  d_attention a(args, sizes, masked);
+  typedef d_cell<T> cell;
+  d_attention<T> a(args, sizes, masked);
   const int at = 3 + masked;
-  const d_heads grad = a.next(args[at]), out = a.next(args[at + 1]), sums = a.next(args[at + 2]);
-  const d_heads grad_q = a.next(args[at + 3]), grad_k = a.next(args[at + 4]);
-  const d_heads grad_v = a.next(args[at + 5]);
+  const auto grad = a.template next<const T>(args[at]);
+  const auto out = a.template next<const T>(args[at + 1]);
+  const auto sums = a.template next<const float>(args[at + 2]);
+  const auto grad_q = a.template next<T>(args[at + 3]), grad_k = a.template next<T>(args[at + 4]);
+  const auto grad_v = a.template next<T>(args[at + 5]);
   const int64_t heads = a.heads / a.groups, tasks = a.batches * heads;
   const int64_t depth = a.padded_depth(), width = a.padded_width();
   const int64_t keys = d_round_up(a.keys, d_whole);
+  const int64_t of_depth = keys * d_cells_of<T>(a.depth), of_width = keys * d_cells_of<T>(a.width);
+  const int64_t of_keys = d_cells_of<T>(a.keys) * depth;
 #pragma omp parallel if (tasks > 1)
   {
-    const int64_t room = 3 * d_block_rows * d_query_step + 2 * d_block_rows * d_keys;
-    float* start = d_floats(keys * 3 * depth + keys * 2 * width + room);
-    float *keys_turned = start, *keys_plain = keys_turned + keys * depth;
-    float *grad_keys = keys_plain + keys * depth, *values_turned = grad_keys + keys * depth;
-    float* grad_values = values_turned + keys * width;
-    const d_backward block = {a, grad, out, sums, grad_q, keys_turned, values_turned, keys_plain,
-                              grad_keys, grad_values, grad_values + keys * width};
+    float* start = d_floats(of_depth + of_width + of_keys + keys * (depth + width) +
+                            d_backward<T>::needed);
+    cell *keys_turned = (cell*)start, *values_turned = keys_turned + of_depth;
+    cell* keys_plain = values_turned + of_width;
+    float* grad_keys = start + of_depth + of_width + of_keys;
+    float* grad_values = grad_keys + keys * depth;
+    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_turned, values_turned, keys_plain,
+                                 grad_keys, grad_values, grad_values + keys * width};
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t b = task / heads, shared = task % heads;
@@ -271,8 +318,8 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
       for (int64_t k = 0; k < a.groups; ++k)
         for (int64_t first = 0; first < a.rows; first += d_block_rows)
           block.rows(b, shared * a.groups + k, first);
-      d_copy(grad_keys, depth, 1, a.keys, a.depth, (float*)grad_k.at(b, shared), grad_k.row);
-      d_copy(grad_values, width, 1, a.keys, a.width, (float*)grad_v.at(b, shared), grad_v.row);
+      d_copy(grad_keys, depth, 1, a.keys, a.depth, grad_k.at(b, shared), grad_k.row, a.scale);
+      d_copy(grad_values, width, 1, a.keys, a.width, grad_v.at(b, shared), grad_v.row);
     }
     d_free(start);
   }

@@ -11,7 +11,7 @@ from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import call, is_few, is_float, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_taken, rows_of
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -26,9 +26,9 @@ def _number(value: float) -> int:
 
 def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels take these operands."""
-    if dropout or not is_float(q, k, v, mask) or any(x.ndim != 4 for x in (q, k, v)):
+    if dropout or not is_taken(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
-    if is_few(q.shape[2]):
+    if is_few(q.shape[2]) or (mask is not None and mask.dtype not in (q.dtype, torch.float32)):
         return False
     heads, depths = (q.shape[1], k.shape[1], v.shape[1]), (q.shape[3], k.shape[3], v.shape[3])
     if not all(isinstance(n, int) for n in (*heads, *depths)):
@@ -37,10 +37,13 @@ def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> b
     return fits and depths[0] == depths[1] and (mask is None or mask.ndim in (2, 4))
 
 
-def _problem(q: Value, k: Value, v: Value, causal: bool, scale: float | None) -> list[Size]:
+def _problem(
+    q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float | None
+) -> list[Size]:
+    narrow = mask is not None and mask.dtype == q.dtype
     factor = q.shape[3] ** -0.5 if scale is None else scale  # type: ignore[operator]
     return [*q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-            int(causal), _number(factor)]  # fmt: skip
+            int(causal), _number(factor), int(narrow)]  # fmt: skip
 
 
 def _operands(
@@ -75,7 +78,8 @@ def attention(
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         return plain(FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
-    sizes = [*_problem(q, k, v, is_causal, scale), *steps, *outs[0].strides[:3], *outs[1].strides]
+    sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]
+    sizes += [*outs[0].strides[:3], *outs[1].strides]
     name = _tag("dicp_attention", attn_mask)
     return call(lw, name, refs, outs, sizes)
 
@@ -88,14 +92,15 @@ def attention_gradients(
     outs = lw.results()
     plain_number = scale is None or isinstance(scale, (int, float))
     laid_out = all(o.strides[-1] == 1 for o in outs) and sums.shape == q.shape[:3]
-    fits = plain_number and laid_out and is_float(grad, out, sums)
+    typed = grad.dtype == out.dtype == q.dtype and sums.dtype == torch.float32
+    fits = plain_number and laid_out and typed
     if not (fits and _fits(q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
         return plain(BACKWARD)(lw, *args, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     refs += [rows_of(lw, grad), rows_of(lw, out), lw.realize(sums)]
-    sizes = [*_problem(q, k, v, is_causal, scale), *steps]
+    sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]
     sizes += [s for ref in (*refs[-3:], *outs) for s in ref.strides[:3]]
     name = _tag("dicp_attention_gradients", attn_mask)
     return call(lw, name, refs, outs, sizes)

@@ -13,7 +13,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import depthwise
-from dicp.vendor.cpu.routines.common import call, is_float, rows_of
+from dicp.vendor.cpu.routines.common import call, is_taken, rows_of
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 
@@ -31,7 +31,7 @@ def convolution(
 ) -> Value:
     (out,) = lw.results()
     how = Options(*options, **named)
-    if how.fit(x, w) and is_float(x, w, bias):
+    if how.fit(x, w) and is_taken(x, w, bias):
         axes = how.axes(x, w, out.shape)
         if _is_row_major(out) and _is_small(w, out.shape):
             return _convolved(lw, x, w, bias, out, axes, how.groups)
@@ -51,7 +51,7 @@ def convolution_backward(
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and is_float(grad, x, w):
+    if how.fit(x, w) and is_taken(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
@@ -116,8 +116,10 @@ def _is_row_major(out: Ref) -> bool:
 
 
 def _is_small(w: Value, out: Sequence[Size]) -> bool:
+    """Whether images are better gathered here; in bfloat16 oneDNN has the faster kernels."""
     sizes = (*w.shape[1:], *out)
-    return all(isinstance(n, int) for n in sizes) and product(sizes) <= MAX_CONVOLUTION  # type: ignore[operator]
+    known = w.dtype == torch.float32 and all(isinstance(n, int) for n in sizes)
+    return known and product(sizes) <= MAX_CONVOLUTION  # type: ignore[operator]
 
 
 def _problem(

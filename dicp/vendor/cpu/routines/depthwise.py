@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from dicp.loop.index import Size
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import call, is_float
+from dicp.vendor.cpu.routines.common import call, is_taken
 
 MIN_CHANNELS = 16
 """Channels that fill the widest vector."""
@@ -30,7 +32,8 @@ def filters_gradient(
     seen, reached = lw.realize(x), lw.realize(grad)
     taps = filters.shape[2:]
     in_rows = filters.strides[0] == taps[0] * taps[1] and filters.strides[2:] == (taps[1], 1)
-    if not is_float(x, grad) or not in_rows or not all(map(is_channels_last, (seen, reached))):
+    taken = x.dtype == torch.float32 and is_taken(x, grad) and in_rows
+    if not taken or not all(map(is_channels_last, (seen, reached))):
         return None
     sizes = [x.shape[0], x.shape[1], *axes[0], *axes[1]]
     return call(lw, "dicp_depthwise_filters", (seen, reached), (filters,), sizes)[0]

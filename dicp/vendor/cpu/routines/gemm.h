@@ -1,4 +1,5 @@
-// Products of float matrices held in registers, a tile at a time, and the packing they read.
+// Products of matrices held in registers, a tile at a time, and the packing they read. Numbers are
+// float or bfloat16 in memory; sums are float.
 // Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 #pragma once
 #include "prelude.h"
@@ -18,92 +19,250 @@ constexpr int d_panel = 2 * d_lanes;
 constexpr int d_block_rows = 4 * d_rows;
 constexpr int64_t d_sweep = 128;
 typedef float d_vec __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
+typedef uint32_t d_words __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
+typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
+// Room for `count` floats or cells.
 d_inline float* d_floats(int64_t count) { return (float*)d_alloc((uint64_t)count * sizeof(float)); }
 
-d_inline void d_clear(float* x, int64_t from, int64_t to) {
-  for (int64_t j = from; j < to; ++j) x[j] = 0;
+template <class T> d_inline void d_clear(T* x, int64_t from, int64_t to) {
+  for (int64_t j = from; j < to; ++j) x[j] = T{};
 }
 
-// c[i][j] (+)= sum over k of a[i * AI + k * AK] * b[k * b_step + j], for a whole tile.
-template <int AI, int AK>
-d_inline void d_tile(int64_t depth, const float* a, const float* b, int64_t b_step, float* c,
-                     int64_t c_step, bool add) {
+// ---- numbers in memory, and the cells that tiles read ---------------------------------------
+d_inline float d_wide(float x) { return x; }
+d_inline float d_wide(d_bf16 x) { return d_from_bf16(x); }
+d_inline void d_put(float* to, float x) { *to = x; }
+d_inline void d_put(d_bf16* to, float x) { *to = d_to_bf16(x); }
+
+// A cell is a float; or, where the processor multiplies them, two bfloat16 that are neighbours
+// along the sum. Both have 32 bits.
+template <class T> struct d_cells { typedef float type; };
+template <class C> constexpr int64_t d_held = 1;
+#if defined(__AVX512BF16__)
+struct __attribute__((may_alias)) d_pair { uint32_t bits; };
+template <> struct d_cells<d_bf16> { typedef d_pair type; };
+template <> constexpr int64_t d_held<d_pair> = 2;
+#endif
+template <class T> using d_cell = typename d_cells<T>::type;
+// Cells that hold `count` numbers of type T along the sum.
+template <class T> d_inline int64_t d_cells_of(int64_t count) {
+  return (count + d_held<d_cell<T>> - 1) / d_held<d_cell<T>>;
+}
+
+d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec right) {
+  sum[0] += a * left;
+  sum[1] += a * right;
+}
+// `left` numbers, `step` apart, as one cell.
+d_inline void d_make(float* to, const float* from, int64_t step, int64_t left) { *to = *from; }
+#if defined(__AVX512BF16__)
+d_inline void d_join(d_vec* sum, d_pair a, d_vec left, d_vec right) {
+  const d_words all = d_words{} + a.bits;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum[0]) : "v"(all), "v"(left));
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum[1]) : "v"(all), "v"(right));
+}
+d_inline void d_make(d_pair* to, const d_bf16* from, int64_t step, int64_t left) {
+  to->bits = from[0] | (left > 1 ? (uint32_t)from[step] << 16 : 0);
+}
+// Cells of two rows.
+d_inline void d_weave(const d_bf16* first, const d_bf16* second, int64_t n, d_pair* to) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) to[j].bits = first[j] | (uint32_t)second[j] << 16;
+}
+typedef d_bf16 d_halfwords __attribute__((vector_size(2 * d_lanes)));
+d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
+  d_halfwords a, b;
+  __builtin_memcpy(&a, first, sizeof a);
+  __builtin_memcpy(&b, second, sizeof b);
+  return __builtin_convertvector(a, d_words) | __builtin_convertvector(b, d_words) << 16;
+}
+#endif
+
+// One row of a tile, added to what is there (floats alone) or in its place.
+d_inline void d_keep(float* to, const d_vec* sum, bool add) {
+  d_vec* at = (d_vec*)to;
+  at[0] = add ? at[0] + sum[0] : sum[0];
+  at[1] = add ? at[1] + sum[1] : sum[1];
+}
+d_inline void d_keep(d_bf16* to, const d_vec* sum, bool) {
+#if defined(__AVX512BF16__)
+  d_words both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(sum[1]), "v"(sum[0]));
+  __builtin_memcpy(to, &both, sizeof both);
+#else
+  for (int j = 0; j < d_panel; ++j) to[j] = d_to_bf16(sum[j / d_lanes][j % d_lanes]);
+#endif
+}
+// The first `n` numbers of one row, in place of what is there.
+d_inline void d_keep_part(float* to, const d_vec* sum, int64_t n) {
+#if defined(__AVX512F__)
+  const uint32_t mask = ((uint64_t)1 << n) - 1;
+  asm("vmovups %1, %0%{%2%}" : "+m"(*(d_vec*)to) : "v"(sum[0]), "Yk"((uint16_t)mask));
+  asm("vmovups %1, %0%{%2%}" : "+m"(((d_vec*)to)[1]) : "v"(sum[1]), "Yk"((uint16_t)(mask >> 16)));
+#else
+  for (int64_t j = 0; j < n; ++j) to[j] = ((const float*)sum)[j];
+#endif
+}
+d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
+#if defined(__AVX512BF16__)
+  const uint32_t mask = ((uint64_t)1 << n) - 1;
+  d_words both;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(sum[1]), "v"(sum[0]));
+  asm("vmovdqu16 %1, %0%{%2%}" : "+m"(*(d_words*)to) : "v"(both), "Yk"(mask));
+#else
+  for (int64_t j = 0; j < n; ++j) to[j] = d_to_bf16(((const float*)sum)[j]);
+#endif
+}
+
+// ---- tiles ----------------------------------------------------------------------------------
+// keep(i, row i of c), where c[i][j] = sum over k of a[i * AI + k * AK] * b[k * b_step + j].
+template <int AI, int AK, class C, class K>
+d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, const K& keep) {
   d_vec sum[d_rows][2];
 #pragma GCC unroll 16
   for (int i = 0; i < d_rows; ++i) sum[i][0] = sum[i][1] = d_vec{};
   for (int64_t k = 0; k < depth; ++k, a += AK, b += b_step) {
     const d_vec left = ((const d_vec*)b)[0], right = ((const d_vec*)b)[1];
 #pragma GCC unroll 16
-    for (int i = 0; i < d_rows; ++i) {
-      sum[i][0] += a[i * AI] * left;
-      sum[i][1] += a[i * AI] * right;
-    }
+    for (int i = 0; i < d_rows; ++i) d_join(sum[i], a[i * AI], left, right);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < d_rows; ++i) {
-    d_vec* to = (d_vec*)(c + i * c_step);
-    to[0] = add ? to[0] + sum[i][0] : sum[i][0];
-    to[1] = add ? to[1] + sum[i][1] : sum[i][1];
-  }
+  for (int i = 0; i < d_rows; ++i) keep(i, sum[i]);
 }
 
-// The same over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart. Long
-// sums are made of short ones: B's rows stay in the first cache, and rounding errors stay small.
-template <int AI, int AK>
-static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b,
+// c (+)= a * b over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart.
+// Long sums are made of short ones: B stays in the first cache, and rounding errors stay small.
+template <int AI, int AK, class C>
+static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, const C* b,
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {
   for (int64_t from = 0; from < depth; from += d_sweep)
     for (int64_t j = 0; j < columns; j += d_panel)
       for (int64_t i = 0; i < rows; i += d_rows)
         d_tile<AI, AK>(d_least(depth - from, d_sweep), a + i * AI + from * AK,
-                       b + j / d_panel * panel_step + from * b_step, b_step, c + i * c_step + j,
-                       c_step, add || from);
+                       b + j / d_panel * panel_step + from * b_step, b_step,
+                       [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                         d_keep(c + (i + r) * c_step + j, sum, add || from);
+                       });
 }
 
-// to[c * to_step + r] = from[r * from_step + c]: a transposed copy, whole squares in registers.
-static void d_transpose(const float* from, int64_t from_step, int64_t rows, int64_t columns,
-                        float* to, int64_t to_step) {
-  constexpr int n = d_lanes;
-  const int64_t whole_rows = rows / n * n, whole_columns = columns / n * n;
+// ---- copies ---------------------------------------------------------------------------------
+d_inline void d_turn_words(d_words* rows) {
+  d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
+}
+template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < d_lanes; ++i) __builtin_memcpy(to + i * to_step, &rows[i], sizeof(d_words));
+}
+
+// Row r of `from` becomes column r of `to`, its numbers in cells: whole squares in registers.
+template <class T, class C>
+static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t columns, C* to,
+                        int64_t to_step) {
+  constexpr int64_t n = d_lanes, held = d_held<C>;
+  static_assert(sizeof(C) == held * sizeof(T) && sizeof(C) == sizeof(uint32_t), "words");
+  const int64_t whole_rows = rows / n * n, whole = columns / held / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
-    for (int64_t c = 0; c < whole_columns; c += n)
-      d_turn_square<float, n>(from + r * from_step + c, from_step, to + c * to_step + r, to_step);
+    for (int64_t c = 0; c < whole; c += n) {
+      d_words square[d_lanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < d_lanes; ++i)
+        __builtin_memcpy(&square[i], from + (r + i) * from_step + c * held, sizeof(d_words));
+      d_turn_words(square);
+      d_write_square(square, to + c * to_step + r, to_step);
+    }
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c)
-      to[c * to_step + r] = from[r * from_step + c];
+    for (int64_t c = r < whole_rows ? whole : 0; c * held < columns; ++c)
+      d_make(to + c * to_step + r, from + r * from_step + c * held, 1, columns - c * held);
 }
 
 // to[r * to_step + c] = from[r * row_step + c * column_step] * scale
-static void d_copy(const float* from, int64_t row_step, int64_t column_step, int64_t rows,
-                   int64_t columns, float* to, int64_t to_step, float scale = 1.0f) {
-  if (row_step == 1 && column_step != 1) {
-    d_transpose(from, column_step, columns, rows, to, to_step);
-    if (scale == 1.0f) return;
-    from = to, row_step = to_step, column_step = 1;
-  }
+template <class T, class O>
+static void d_copy(const T* from, int64_t row_step, int64_t column_step, int64_t rows,
+                   int64_t columns, O* to, int64_t to_step, float scale = 1.0f) {
   if (column_step == 1) {
     for (int64_t r = 0; r < rows; ++r) {
 #pragma omp simd
       for (int64_t c = 0; c < columns; ++c)
-        to[r * to_step + c] = from[r * row_step + c] * scale;
+        d_put(to + r * to_step + c, d_wide(from[r * row_step + c]) * scale);
     }
     return;
   }
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < columns; ++c)
-      to[r * to_step + c] = from[r * row_step + c * column_step] * scale;
+      d_put(to + r * to_step + c, d_wide(from[r * row_step + c * column_step]) * scale);
 }
 
-// Panels of d_panel columns, each `depth` rows one after another, the last one filled with zeros.
-static void d_panels(const float* from, int64_t row_step, int64_t column_step, int64_t depth,
-                   int64_t columns, float* to) {
-  for (int64_t j = 0; j < columns; j += d_panel, to += depth * d_panel) {
+// ---- packing --------------------------------------------------------------------------------
+// The left operand: every row's numbers, in cells, one after another.
+template <class T>
+static void d_lines(const T* from, int64_t row_step, int64_t column_step, int64_t rows,
+                    int64_t depth, float* to, int64_t to_step) {
+  if constexpr (sizeof(T) == sizeof(float))
+    if (row_step == 1 && column_step != 1)
+      return d_transpose(from, column_step, depth, rows, to, to_step);
+  d_copy(from, row_step, column_step, rows, depth, to, to_step);
+}
+// The right operand: every row of cells in turn.
+template <class T>
+static void d_layers(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
+                     int64_t columns, float* to) {
+  d_lines(from, row_step, column_step, depth, columns, to, d_panel);
+}
+#if defined(__AVX512BF16__)
+static void d_lines(const d_bf16* from, int64_t row_step, int64_t column_step, int64_t rows,
+                    int64_t depth, d_pair* to, int64_t to_step) {
+  if (column_step == 1) {
+    for (int64_t r = 0; r < rows; ++r, from += row_step, to += to_step) {
+      __builtin_memcpy(to, from, depth / 2 * sizeof(d_pair));
+      if (depth % 2) d_make(to + depth / 2, from + depth - 1, 1, 1);
+    }
+    return;
+  }
+  constexpr int64_t n = d_lanes;
+  const int64_t whole_rows = row_step == 1 ? rows / n * n : 0, whole = depth / 2 / n * n;
+  for (int64_t r = 0; r < whole_rows; r += n)
+    for (int64_t c = 0; c < whole; c += n) {
+      d_words square[d_lanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < d_lanes; ++i) {
+        const d_bf16* at = from + r + 2 * (c + i) * column_step;
+        square[i] = d_woven(at, at + column_step);
+      }
+      d_turn_words(square);
+      d_write_square(square, to + r * to_step + c, to_step);
+    }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = r < whole_rows ? whole : 0; 2 * c < depth; ++c)
+      d_make(to + r * to_step + c, from + r * row_step + 2 * c * column_step, column_step,
+             depth - 2 * c);
+}
+static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, int64_t depth,
+                     int64_t columns, d_pair* to) {
+  if (row_step == 1) return d_transpose(from, column_step, columns, depth, to, d_panel);
+  for (int64_t k = 0; k < depth; k += 2, from += 2 * row_step, to += d_panel) {
+    if (column_step == 1 && columns == d_panel && k + 1 < depth) {
+      d_weave(from, from + row_step, d_panel, to);
+    } else if (column_step == 1 && k + 1 < depth) {
+      d_weave(from, from + row_step, columns, to);
+    } else {
+      for (int64_t j = 0; j < columns; ++j)
+        d_make(to + j, from + j * column_step, row_step, depth - k);
+    }
+  }
+}
+#endif
+
+// Panels of d_panel columns, each row after row of cells, the last one filled with zeros.
+template <class T>
+static void d_panels(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
+                     int64_t columns, d_cell<T>* to) {
+  const int64_t size = d_cells_of<T>(depth) * d_panel;
+  for (int64_t j = 0; j < columns; j += d_panel, to += size) {
     const int64_t width = d_least(columns - j, d_panel);
-    if (width < d_panel)
-      for (int64_t k = 0; k < depth * d_panel; ++k) to[k] = 0;
-    d_copy(from + j * column_step, row_step, column_step, depth, width, to, d_panel);
+    if (width < d_panel) d_clear(to, 0, size);
+    d_layers(from + j * column_step, row_step, column_step, depth, width, to);
   }
 }

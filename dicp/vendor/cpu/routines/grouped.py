@@ -1,35 +1,40 @@
 """Products of groups of rows with a matrix of their own each: mixtures of experts.
 
-The operators are those that the transformers library registers for its models; it is not imported
-here.
+They are ATen's, and those that the transformers library registers for its models; it is not
+imported here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dicp.loop.index import contiguous_strides
+from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import call, is_float
+from dicp.vendor.cpu.routines.common import call, is_taken
 
+aten = torch.ops.aten
 GROUPED = RuleTable()
 FORWARD = "transformers::grouped_mm_fallback"
 BACKWARD = "transformers::grouped_mm_fallback_backward"
 
 
-def _library(lw: Lowering, *args: Value) -> Any:
+def _library(lw: Lowering, *args: Any, **named: Any) -> Any:
     assert lw.node is not None
-    return plain(lw.node.target)(lw, *args)
+    return plain(lw.node.target)(lw, *args, **named)
 
 
 LIBRARY_CALLS = RuleTable()
 """The operators as calls, where products are not made here."""
 for _name in (FORWARD, BACKWARD):
     LIBRARY_CALLS.add_named(_name, _library, "library")
+LIBRARY_CALLS.add(aten._grouped_mm.default, _library, "library")
 
 
-def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, out: Any) -> Value:
+def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, out: Ref) -> Value:
     """Each group of rows of x times its matrix of w (or its transpose)."""
     a, b = lw.realize(x), lw.realize(lw.permute(w, [0, 2, 1]) if transposed else w)
     limits = lw.realize(ends, contiguous_strides(ends.shape))
@@ -39,24 +44,43 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
     return call(lw, name, (a, b, limits), (out,), sizes)[0]
 
 
+def _weights(lw: Lowering, x: Value, grad: Value, ends: Value, out: Ref) -> Value:
+    """Each group of rows of x, turned, times its rows of grad."""
+    a, b = lw.realize(x), lw.realize(grad)
+    limits = lw.realize(ends, contiguous_strides(ends.shape))
+    sizes = [ends.shape[0], x.shape[0], grad.shape[1], x.shape[1], int(ends.dtype.itemsize == 8),
+             *a.strides, *b.strides, *out.strides[:2]]  # fmt: skip
+    name = "dicp_product_grouped_weights"
+    return call(lw, name, (a, b, limits), (out,), sizes)[0]
+
+
+@GROUPED.register(aten._grouped_mm.default, kind="library")
+def grouped(
+    lw: Lowering, a: Value, b: Value, ends: Value | None = None, bias: Value | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    (out,) = lw.results()
+    if ends is not None and bias is None and is_taken(a, b, out) and out.strides[-1] == 1:
+        if (a.ndim, b.ndim) == (2, 3):
+            return _product(lw, a, b, ends, False, out)
+        if (a.ndim, b.ndim) == (2, 2):
+            return _weights(lw, lw.permute(a, [1, 0]), b, ends, out)
+    return _library(lw, a, b, ends, bias, out_dtype)
+
+
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
     (out,) = lw.results()
-    if not is_float(x, w) or out.strides[1] != 1:
+    if not is_taken(x, w) or out.strides[1] != 1:
         return _library(lw, x, w, ends)
     return _product(lw, x, w, ends, False, out)
 
 
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     rows, weights = lw.results()
-    if not is_float(x, w, grad) or rows.strides[1] != 1 or weights.strides[2] != 1:
+    if not is_taken(x, w, grad) or rows.strides[1] != 1 or weights.strides[2] != 1:
         return _library(lw, x, w, ends, grad)
     first = _product(lw, grad, w, ends, True, rows)
-    a, b = lw.realize(x), lw.realize(grad)
-    limits = lw.realize(ends, contiguous_strides(ends.shape))
-    sizes = [ends.shape[0], x.shape[0], grad.shape[1], x.shape[1], int(ends.dtype.itemsize == 8),
-             *a.strides, *b.strides, *weights.strides[:2]]  # fmt: skip
-    name = "dicp_product_grouped_weights"
-    return first, *call(lw, name, (a, b, limits), (weights,), sizes)
+    return first, _weights(lw, x, grad, ends, weights)
 
 
 GROUPED.add_named(FORWARD, forward, "library")
