@@ -29,14 +29,20 @@ def filters_gradient(
     lw: Lowering, grad: Value, x: Value, filters: Ref, axes: Sequence[Sequence[Size]]
 ) -> Value | None:
     """The gradient in `filters`, of images that are laid out channels last; None for others."""
-    seen, reached = lw.realize(x), lw.realize(grad)
-    taps = filters.shape[2:]
-    in_rows = filters.strides[0] == taps[0] * taps[1] and filters.strides[2:] == (taps[1], 1)
-    taken = x.dtype == torch.float32 and is_taken(x, grad) and in_rows
-    if not taken or not all(map(is_channels_last, (seen, reached))):
+    images = [lw.realize(v) for v in (x, grad)]
+    if not is_taken(*images) or not all(map(is_channels_last, images)):
         return None
+    wide = filters.dtype == torch.float32
+    into = filters if wide else lw.temp(filters.shape, torch.float32)
+    taps = into.shape[2:]
+    if into.strides[0] != taps[0] * taps[1] or into.strides[2:] != (taps[1], 1):
+        return None
+    if not wide:  # the kernel reads float32
+        images = [lw.realize(lw.cast(v, torch.float32), i.strides)
+                  for v, i in zip((x, grad), images, strict=True)]  # fmt: skip
     sizes = [x.shape[0], x.shape[1], *axes[0], *axes[1]]
-    return call(lw, "dicp_depthwise_filters", (seen, reached), (filters,), sizes)[0]
+    (found,) = call(lw, "dicp_depthwise_filters", images, (into,), sizes)
+    return lw.cast(found, filters.dtype)
 
 
 def is_channels_last(image: Ref) -> bool:
