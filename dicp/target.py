@@ -50,6 +50,8 @@ class Facts:
     """Which graphs' convolutions are given channels-last tensors: "frozen" means those whose
     weights are converted once (`freeze`), "depthwise" these and those with a depthwise
     convolution."""
+    channels_last_dtypes: frozenset[torch.dtype] = frozenset()
+    """Types whose convolutions are given channels-last tensors in every graph."""
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,19 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
 def _pays(gm: fx.GraphModule, context: PassContext) -> bool:
     """Whether the target wants this graph's convolutions channels-last."""
     wanted = context.facts.conv_channels_last
+    if any(_weight_type(n) in context.facts.channels_last_dtypes for n in gm.graph.nodes):
+        return True
     if wanted == "depthwise":
         return context.config.freeze or any(_is_depthwise(n) for n in gm.graph.nodes)
     return wanted == "always" or (wanted == "frozen" and context.config.freeze)
+
+
+def _weight_type(node: fx.Node) -> torch.dtype | None:
+    """The type that a convolution computes in; None for other nodes."""
+    if node.target not in _OPERANDS or not _wants(node):
+        return None
+    weight = _value(node.args[_OPERANDS[node.target][-1]])
+    return None if weight is None else weight.dtype
 
 
 def _is_depthwise(node: fx.Node) -> bool:

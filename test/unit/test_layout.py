@@ -142,3 +142,11 @@ def test_depthwise_convolutions_decide_where_the_target_says_so(groups: int, wan
     model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3, groups=groups))
     (graph,) = capture(model, torch.randn(2, 3, 8, 8))
     assert apply(graph, [LAYOUT], conv_channels_last="depthwise") == wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_types_decide_where_the_target_says_so(dtype: torch.dtype) -> None:
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3)).to(dtype)
+    (graph,) = capture(model, torch.randn(2, 3, 8, 8, dtype=dtype))
+    wanted = frozenset({torch.bfloat16})
+    assert apply(graph, [LAYOUT], channels_last_dtypes=wanted) == (dtype == torch.bfloat16)

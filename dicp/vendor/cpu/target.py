@@ -71,6 +71,8 @@ class CpuTarget(Target):
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
+        # ResNet-50 in bfloat16: 1.25 times as fast in training, 1.2 at inference.
+        channels_last_dtypes=frozenset({torch.bfloat16}),
     )
 
     def __init__(self) -> None:
