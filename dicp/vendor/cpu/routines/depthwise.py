@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dicp.loop.index import Size
+from dicp.loop.index import Size, contiguous_strides
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines.common import call, is_taken
@@ -33,7 +33,11 @@ def filters_gradient(
     if not is_taken(*images) or not all(map(is_channels_last, images)):
         return None
     wide = filters.dtype == torch.float32
-    into = filters if wide else lw.temp(filters.shape, torch.float32)
+    into = (
+        filters
+        if wide
+        else lw.temp(filters.shape, torch.float32, contiguous_strides(filters.shape))
+    )
     taps = into.shape[2:]
     if into.strides[0] != taps[0] * taps[1] or into.strides[2:] != (taps[1], 1):
         return None
