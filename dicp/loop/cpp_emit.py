@@ -246,7 +246,7 @@ class Emitter:
             return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
         args = [self.value(a, guard, guard_depth) for a in expr.args]
         if expr.op in ("cast", "widen"):
-            return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
+            return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
         if expr.op == "check_index":
             return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{guarded(guard)})"
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""

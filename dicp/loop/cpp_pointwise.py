@@ -34,7 +34,7 @@ class Pointwise(Loops):
         if crossing is not None:
             return self._tiled(crossing)
         row_scope = self._push(outer, 1 + len(outer))
-        pragma = f"{margin(row_scope.indent)}#pragma omp simd"
+        pragma = f"{margin(row_scope.indent)}#pragma omp simd{self._lanes(last)}"
         loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
         inner = [*row_scope.lines, *loops]
         return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))

@@ -104,14 +104,6 @@ class Rows(Loops):
         nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
         scope.lines += nest
 
-    def _lanes(self, var: Var) -> str:
-        """Half a vector of 16-bit floats at a time where that leaves fewer elements of a short row
-        over: what is left over is computed one by one."""
-        size = var.size
-        short = isinstance(size, int) and size < 128 and size % 32 >= 16
-        refs = {e.attr.ref for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
-        return " simdlen(16)" if short and any(r.dtype in ir.LOW_PRECISION for r in refs) else ""
-
     def _in_blocks(
         self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,
         pragma: list[str], long: Sequence[Accumulate | Running],

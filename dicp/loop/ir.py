@@ -132,6 +132,19 @@ def rounded(value: Expr, dtype: torch.dtype) -> Expr:
     return Expr("cast", dtype, (value,))
 
 
+def as_stored(value: Expr) -> Expr:
+    """`value` as it would be read back from memory: a 16-bit float is rounded."""
+    if value.dtype not in LOW_PRECISION or value.op == "const":
+        return value
+    return Expr("cast", value.dtype, (value,))
+
+
+def rounds(expr: Expr) -> bool:
+    """Whether a conversion has digits to lose: what was read from memory has lost them."""
+    source = expr.args[0]
+    return expr.op == "cast" and not (source.op in ("load", "read") and source.dtype == expr.dtype)
+
+
 def opmath(value: Expr, dtype: torch.dtype) -> Expr:
     """`value` as an operand of arithmetic in `dtype`, unrounded where `dtype` is a 16-bit float."""
     if value.dtype == dtype:

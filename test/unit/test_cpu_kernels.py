@@ -67,6 +67,20 @@ def test_a_programs_own_conversion_rounds() -> None:
     assert torch.equal(compiled(fn)(x), fn(x))
 
 
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_an_extremum_equals_what_it_was_found_in(dtype: torch.dtype) -> None:
+    """One side of the comparison is computed again, the other comes from memory."""
+    x, y = (torch.randn(40, 3000).to(dtype) for _ in range(2))
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = x * 1.7 + y.exp()
+        top = z.amax()
+        return (z == top).sum(), (z >= z.amax(1, keepdim=True)).sum(1)
+
+    alone, in_rows = compiled(fn)(x, y)
+    assert alone >= 1 and (in_rows >= 1).all()
+
+
 def test_results_between_operators_are_not_rounded() -> None:
     x = torch.randn(4, 24, 9, 9).to(BF16)
     mean, var, w, b = (torch.rand(24).add(0.5).to(BF16) for _ in range(4))

@@ -71,10 +71,13 @@ def same(op: str) -> Callable[..., Value]:
 
 
 def compared(op: str) -> Callable[..., Value]:
+    """Equal is what is equal in memory, wherever its two sides were computed."""
+
+    def test(*operands: Expr) -> Expr:
+        return apply(op, torch.bool, *map(ir.as_stored, operands))
+
     def lowered(lw: Lowering, *args: Any) -> Value:
-        return elementwise(
-            lw, args, lambda *e: apply(op, torch.bool, *e), compute=promoted(lw), out=torch.bool
-        )
+        return elementwise(lw, args, test, compute=promoted(lw), out=torch.bool)
 
     return lowered
 

@@ -223,7 +223,7 @@ class Emitter:
             return f"({text}).to(tl.int64)"
         args = [self.value(a, guard) for a in expr.args]
         if expr.op in ("cast", "widen"):
-            return conversion(args[0], expr.args[0].dtype, expr.dtype, expr.op == "cast")
+            return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
         if expr.op == "check_index":
             site, message = self._site(expr)
             return f"d.check_index({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
