@@ -80,9 +80,10 @@ class Loops(Emitter):
         """Half a vector of 16-bit floats at a time where that leaves fewer elements of a short row
         over: what is left over is computed one by one."""
         size = var.size
-        short = isinstance(size, int) and size < 128 and size % 32 >= 16
+        if not isinstance(size, int) or size >= 128 or size % 32 < 16:
+            return ""
         refs = {e.attr.ref for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
-        return " simdlen(16)" if short and any(r.dtype in ir.LOW_PRECISION for r in refs) else ""
+        return " simdlen(16)" if any(r.dtype in ir.LOW_PRECISION for r in refs) else ""
 
     def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
         cost = self._cost()

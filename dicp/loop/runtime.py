@@ -17,7 +17,13 @@ import torch
 
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
 from dicp.loop.memory import Lifetime, plan
-from dicp.plain import callable_of, decode_constant, evaluate_size, resolve_operator
+from dicp.plain import (
+    callable_of,
+    decode_argument,
+    decode_constant,
+    evaluate_size,
+    resolve_operator,
+)
 from dicp.torch_private import (
     disable_current_modes,
     empty_strided_cpu,
@@ -512,29 +518,19 @@ class _Bound:
         env[slot] = value
 
     def _argument(self, plain: Any) -> Callable[[list[Any]], Any]:
-        if isinstance(plain, dict):
-            if "ref" in plain:
-                return self._tensor_getter(plain["ref"])
-            if "tuple" in plain:
-                inside = self._argument(plain["tuple"])
-                return lambda env: tuple(inside(env))
-            value: Any
-            if "size" in plain:
-                value = evaluate_size(plain["size"], self.symbols)
-            elif "torch" in plain:
-                value = getattr(torch, plain["torch"])
-            elif "device" in plain:
-                value = torch.device(plain["device"])
-            else:
-                value = self.executable.objects[plain["object"]]
+        if _is_ref(plain):
+            return self._tensor_getter(plain["ref"])
+        if not _refs(plain):
+            value = decode_argument(
+                plain,
+                self._tensor_getter,
+                lambda size: evaluate_size(size, self.symbols),
+                self.executable.objects,
+            )
             return lambda env: value
-        if isinstance(plain, list):
-            items = [self._argument(p) for p in plain]
-            if not _refs(plain):
-                fixed = [i([]) for i in items]
-                return lambda env: fixed
-            return lambda env: [i(env) for i in items]
-        return lambda env: plain
+        inside = [self._argument(p) for p in (plain["tuple"] if isinstance(plain, dict) else plain)]
+        kind = tuple if isinstance(plain, dict) else list
+        return lambda env: kind(i(env) for i in inside)
 
     def _tensor_getter(self, slot: int) -> Callable[[list[Any]], torch.Tensor]:
         buffer = self.buffers[slot]

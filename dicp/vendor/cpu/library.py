@@ -102,18 +102,20 @@ def _nonempty(shape: tuple[Size, ...]) -> bool:
 
 @ONEDNN.register(aten.mm.default, kind="library")
 def mm(lw: Lowering, a: Value, b: Value) -> Value:
-    if not _taken(lw, a, lw.permute(b, [1, 0])):
+    turned = lw.permute(b, [1, 0])
+    if not _taken(lw, a, turned):
         return lw.call(aten.mm.default, (a, b), out_variant=aten.mm.out)[0]
-    return _call(lw, a, lw.permute(b, [1, 0]), None)
+    return _call(lw, a, turned, None)
 
 
 @ONEDNN.register(aten.addmm.default, kind="library")
 def addmm(lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     row = bias.ndim == 1 and bias.shape[0] == b.shape[1]
-    if beta != 1 or alpha != 1 or not row or not _taken(lw, a, lw.permute(b, [1, 0]), bias):
+    turned = lw.permute(b, [1, 0])
+    if beta != 1 or alpha != 1 or not row or not _taken(lw, a, turned, bias):
         scale = {"beta": beta, "alpha": alpha}
         return lw.call(aten.addmm.default, (bias, a, b), scale, out_variant=aten.addmm.out)[0]
-    return _call(lw, a, lw.permute(b, [1, 0]), bias)
+    return _call(lw, a, turned, bias)
 
 
 EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh",

@@ -263,7 +263,7 @@ template <class T, int N> d_inline void d_turn_square(const T* from, int64_t str
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
 }
-// The same for few rows that lie side by side in the result: colours of an image.
+// to[c * K + l] = from[l * stride + c] for c < width, l < K: colours of an image, side by side.
 template <int K, class T>
 d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restrict to, int64_t width) {
 #pragma omp simd

@@ -64,6 +64,11 @@ def rows_of(lw: Lowering, value: Value) -> Ref:
     return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
 
 
+def in_float32(lw: Lowering, value: Value) -> Ref:
+    """`value` in memory as float32, laid out as it is."""
+    return lw.realize(lw.cast(value, torch.float32), lw.realize(value).strides)
+
+
 def call(
     lw: Lowering, name: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
 ) -> tuple[Value, ...]:

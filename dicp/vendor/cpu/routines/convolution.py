@@ -13,7 +13,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import depthwise
-from dicp.vendor.cpu.routines.common import call, is_taken, rows_of
+from dicp.vendor.cpu.routines.common import call, in_float32, is_taken, rows_of
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 
@@ -80,7 +80,7 @@ def _wide_backward(
     """The library's gradients, computed in float32 and rounded."""
     assert lw.node is not None
     metas, wanted = lw.node.meta["val"], rest[-1]
-    given = [lw.realize(lw.cast(v, torch.float32), lw.realize(v).strides) for v in (grad, x, w)]
+    given = [in_float32(lw, v) for v in (grad, x, w)]
     outs = [
         m.float() if on else metas[wanted.index(True)].new_empty((0,))
         for m, on in zip(metas, wanted, strict=True)

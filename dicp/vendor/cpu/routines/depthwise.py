@@ -13,7 +13,7 @@ import torch
 from dicp.loop.index import Size, contiguous_strides
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import call, is_taken
+from dicp.vendor.cpu.routines.common import call, in_float32, is_taken
 
 MIN_CHANNELS = 16
 """Channels that fill the widest vector."""
@@ -42,8 +42,7 @@ def filters_gradient(
     if into.strides[0] != taps[0] * taps[1] or into.strides[2:] != (taps[1], 1):
         return None
     if not wide:  # the kernel reads float32
-        images = [lw.realize(lw.cast(v, torch.float32), i.strides)
-                  for v, i in zip((x, grad), images, strict=True)]  # fmt: skip
+        images = [in_float32(lw, v) for v in (x, grad)]
     sizes = [x.shape[0], x.shape[1], *axes[0], *axes[1]]
     (found,) = call(lw, "dicp_depthwise_filters", images, (into,), sizes)
     return lw.cast(found, filters.dtype)
