@@ -154,6 +154,13 @@ class Target(abc.ABC):
     def render(self, program: Any, config: Config) -> Source:
         """Write the program's source text."""
 
+    def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
+        """Begin, beside the front end, what Dynamo's graph `gm` will surely need of `build`.
+
+        Nothing waits for it and nothing depends on it; `train` says that gradients are wanted.
+        """
+        return None
+
     @abc.abstractmethod
     def build(self, program: Any, cache: Cache, config: Config) -> Artifact:
         """Compile what the cache does not hold yet."""

@@ -61,6 +61,7 @@ def compile_fx(
         report.nodes = _left_to_eager(gm, "the code could not be built")
         on_report(report)
         return gm.forward
+    target.prepare(gm, wants_gradients(example_inputs), cache, config)
     identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
@@ -220,6 +221,11 @@ def has_data_dependent_sizes(gm: fx.GraphModule) -> bool:
                 if free_unbacked_symbols(item):
                     return True
     return False
+
+
+def wants_gradients(inputs: Sequence[Any]) -> bool:
+    tensors = (x for x in inputs if isinstance(x, torch.Tensor))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str) -> str:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
@@ -33,21 +28,13 @@ from dicp.target import (
     Source,
     Target,
 )
-from dicp.template import render_template
 from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
-from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, header_of, headers
-from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain, has_libmvec
-
-FOLDER = Path(__file__).parent
-MAX_ARGS = 1024
-UNIT_TEXT = 24_000
-"""Characters of kernel text that justify a translation unit of its own."""
+from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain, has_libmvec
+from dicp.vendor.cpu.units import Begun, Units, header_texts, sources_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
-Sources: TypeAlias = Mapping[str, Sequence[str]]
-"""Kernel name -> the graph nodes it computes, for comments and messages."""
-
 PAST_BLAS = ONEDNN.merged(ROUTINES)
 """What is made otherwise where BLAS is the slower library."""
 RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
@@ -78,6 +65,7 @@ class CpuTarget(Target):
     def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
         self._pool = WorkspacePool()
+        self._begun: Begun = {}
 
     # ---- decisions --------------------------------------------------------------------------
 
@@ -120,89 +108,26 @@ class CpuTarget(Target):
         """The rules, with the matrix products of the library that is fastest here."""
         if not any(PAST_BLAS.get(n.target) for n in gm.graph.nodes):
             return OWN_RULES
-        fastest = fastest_linear(Cache.open(config))
-        return RULES_PAST_BLAS if fastest == "onednn" else OWN_RULES
+        return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         comments = {r.name: r.sources for r in program.reports}
-        kernels = _kernels(program.kernel_texts, comments)
-        own = [k for k in kernels if not header_of(k["name"])]
-        text = render_template(FOLDER / "unit.cpp.jinja", kernels=own, header="prelude.h")
-        return Source({"kernels.cpp": text})
+        own = {n: body for n, body in program.kernel_texts.items() if group_of(n) is None}
+        return Source({"kernels.cpp": unit_text("prelude.h", own, comments)})
+
+    def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
+        groups = expected_groups(gm, train)
+        if groups and _is_blas_slow(config):
+            Units.open(config, cache, self._begun).begin(groups)
 
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
-        toolchain = find_toolchain(config)
-        units = self._build_kernels(
-            program.kernel_texts, _sources(program.plain), toolchain, cache, config
-        )
-        units["driver"] = self._driver_key(toolchain, cache)
+        units = Units.open(config, cache, self._begun)
         return Artifact(
             self.name,
             {"program": program.plain, "texts": program.kernel_texts},
-            units,
+            units.build(program.kernel_texts, sources_of(program.plain)),
             program.objects,
         )
-
-    def _build_kernels(
-        self,
-        texts: Mapping[str, str],
-        sources: Sources,
-        toolchain: Toolchain,
-        cache: Cache,
-        config: Config,
-    ) -> dict[str, str]:
-        """Kernel name -> key of the unit that holds it; only unknown kernels are compiled."""
-        units: dict[str, str] = {}
-        missing: dict[str, str] = {}
-        for name, body in texts.items():
-            entry = cache.get("kernel", self._kernel_key(name, toolchain))
-            if entry is None:
-                missing[name] = body
-            else:
-                units[name] = entry.read("unit").decode()
-        groups = [{name: body} for name, body in missing.items() if header_of(name)]
-        groups += _balanced({n: t for n, t in missing.items() if not header_of(n)}, config.jobs)
-        with ThreadPoolExecutor(max(len(groups), 1)) as pool:
-            keys = list(pool.map(lambda g: self._build_unit(g, sources, toolchain, cache), groups))
-        for group, key in zip(groups, keys, strict=True):
-            for name in group:
-                cache.put("kernel", self._kernel_key(name, toolchain), {"unit": key.encode()})
-                units[name] = key
-        return units
-
-    def _kernel_key(self, name: str, toolchain: Toolchain) -> str:
-        return key_of(name, toolchain.identity, *_headers().values())
-
-    def _build_unit(
-        self, texts: Mapping[str, str], sources: Sources, toolchain: Toolchain, cache: Cache
-    ) -> str:
-        key = key_of(sorted(texts), toolchain.identity, *_headers().values())
-        header = header_of(next(iter(texts)))
-        if header:
-            toolchain = toolchain.contracting()
-
-        def build() -> dict[str, bytes]:
-            text = render_template(
-                FOLDER / "unit.cpp.jinja",
-                kernels=_kernels(texts, sources),
-                header=header or "prelude.h",
-            )
-            files = {"unit.cpp": text, **_headers()}
-            return {"unit.so": compile_shared(toolchain, files, "unit.cpp"),
-                    "unit.cpp": text.encode()}  # fmt: skip
-
-        cache.get_or_build("unit", key, build)
-        return key
-
-    def _driver_key(self, toolchain: Toolchain, cache: Cache) -> str:
-        text = render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
-        key = key_of("driver", text, toolchain.identity)
-        cache.get_or_build(
-            "unit",
-            key,
-            lambda: {"unit.so": compile_shared(toolchain, {"driver.cpp": text}, "driver.cpp")},
-        )
-        return key
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         units = dict(artifact.units)
@@ -231,22 +156,8 @@ class CpuTarget(Target):
 
     def _rebuild(self, artifact: Artifact, cache: Cache, config: Config) -> dict[str, str]:
         """Units were removed from the cache since the program was stored: compile them again."""
-        toolchain = find_toolchain(config)
-        texts, sources = artifact.program["texts"], _sources(artifact.program["program"])
-        for name in texts:
-            entry = cache.get("kernel", self._kernel_key(name, toolchain))
-            if entry is not None and cache.get("unit", entry.read("unit").decode()) is None:
-                cache.put(
-                    "kernel",
-                    self._kernel_key(name, toolchain),
-                    {
-                        "unit": self._build_unit(
-                            {name: texts[name]}, sources, toolchain, cache
-                        ).encode()
-                    },
-                )
-        units = self._build_kernels(texts, sources, toolchain, cache, config)
-        units["driver"] = self._driver_key(toolchain, cache)
+        texts, plain = artifact.program["texts"], artifact.program["program"]
+        units = Units.open(config, cache, self._begun).build(texts, sources_of(plain))
         for key in set(units.values()):
             if not self._load_unit(key, cache):
                 raise ToolchainError(
@@ -258,7 +169,7 @@ class CpuTarget(Target):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity, *_headers().values())
+        return key_of(find_toolchain(config).identity, *header_texts().values())
 
     def doctor(self, config: Config) -> list[Check]:
         try:
@@ -273,8 +184,7 @@ class CpuTarget(Target):
             f"{name} {rate:.0f} GFLOP/s" for name, rate in linear_rates(Cache.open(config)).items()
         )
         checks.append(Check("linear layers", True, rates))
-        own = fastest_linear(Cache.open(config)) == "onednn"
-        makers = "our own kernels" if own else "the framework's libraries"
+        makers = "our own kernels" if _is_blas_slow(config) else "the framework's libraries"
         checks.append(Check("small products, attention", True, makers))
         checks.append(Check("threads", True, str(torch.get_num_threads())))
         try:
@@ -285,41 +195,9 @@ class CpuTarget(Target):
         return checks
 
 
-def _sources(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Kernel name -> what it computes, from a program in plain form."""
-    return {s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s}
-
-
-@lru_cache(maxsize=1)
-def _headers() -> dict[str, str]:
-    """The C++ files a unit may include, by name."""
-    return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
-
-
-def _kernels(
-    texts: Mapping[str, str], comments: Mapping[str, Sequence[str]]
-) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
-        for name, body in texts.items()
-    ]
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
-
-
-def _balanced(texts: Mapping[str, str], jobs: int) -> list[dict[str, str]]:
-    """Kernels split into at most `jobs` units of about equal text."""
-    total = sum(len(t) for t in texts.values())
-    count = max(1, min(jobs, -(-total // UNIT_TEXT))) if texts else 0
-    groups: list[dict[str, str]] = [{} for _ in range(count)]
-    loads = [0] * count
-    for name, text in sorted(texts.items(), key=lambda item: -len(item[1])):
-        k = loads.index(min(loads))
-        groups[k][name] = text
-        loads[k] += len(text)
-    return [g for g in groups if g]
+def _is_blas_slow(config: Config) -> bool:
+    """Whether this machine runs our own kernels, and oneDNN's, faster than BLAS."""
+    return fastest_linear(Cache.open(config)) == "onednn"
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,9 +39,8 @@ class Toolchain:
     version: str
     flags: tuple[str, ...]
 
-    def contracting(self) -> Toolchain:
-        """The same, with products and sums joined: for code that asks for fused ones."""
-        return replace(self, flags=(*self.flags, "-ffp-contract=fast"))
+    def with_flags(self, flags: Sequence[str]) -> Toolchain:
+        return replace(self, flags=(*self.flags, *flags))
 
     @property
     def identity(self) -> str:

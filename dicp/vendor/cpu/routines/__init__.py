@@ -5,11 +5,12 @@ BLAS is measured to leave half of the machine unused (`library.fastest_linear`).
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION
-from dicp.vendor.cpu.routines.common import header_of, headers
+from dicp.vendor.cpu.routines.common import Group, group_of, headers
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
+from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED, LIBRARY_CALLS
 from dicp.vendor.cpu.routines.product import PRODUCTS
 
 ROUTINES = PRODUCTS.merged(CONVOLUTIONS, ATTENTION, GROUPED)
 
-__all__ = ["LIBRARY_CALLS", "ROUTINES", "header_of", "headers"]
+__all__ = ["LIBRARY_CALLS", "ROUTINES", "Group", "expected_groups", "group_of", "headers"]

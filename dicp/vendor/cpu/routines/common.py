@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,33 +18,75 @@ HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "dept
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
 """Element type -> how names of routines end, and its name in C++."""
-BODIES = {
-    "dicp_product": "d_product<{}>(args, sizes, false)",
-    "dicp_product_biased": "d_product<{}>(args, sizes, true)",
-    "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
-    "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
-    "dicp_convolution": "d_convolve(args, sizes, false)",
-    "dicp_convolution_biased": "d_convolve(args, sizes, true)",
-    "dicp_convolution_filters": "d_convolution_filters(args, sizes)",
-    "dicp_depthwise_filters": "d_depthwise_filters(args, sizes)",
-    "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",
-    "dicp_attention_masked": "d_attention_forward<{}>(args, sizes, true)",
-    "dicp_attention_gradients": "d_attention_backward<{}>(args, sizes, false)",
-    "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
+GROUPS = {
+    "product": {
+        "dicp_product": "d_product<{}>(args, sizes, false)",
+        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+        "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
+        "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
+    },
+    "convolution": {
+        "dicp_convolution": "d_convolve(args, sizes, false)",
+        "dicp_convolution_biased": "d_convolve(args, sizes, true)",
+    },
+    "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
+    "depthwise_filters": {"dicp_depthwise_filters": "d_depthwise_filters(args, sizes)"},
+    "attention": {
+        "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",
+        "dicp_attention_masked": "d_attention_forward<{}>(args, sizes, true)",
+    },
+    "attention_gradients": {
+        "dicp_attention_gradients": "d_attention_backward<{}>(args, sizes, false)",
+        "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
+    },
 }
-"""Routine -> the body of its entry point, for any element type."""
+"""Routines that are compiled together: each one's entry point -> its body, for any element type."""
+BODIES = {name: body for group in GROUPS.values() for name, body in group.items()}
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """The routines of one row of `GROUPS` for one element type; they share most of their code."""
+
+    name: str
+    ending: str
+
+    @classmethod
+    def of(cls, name: str, dtype: torch.dtype) -> Group:
+        return cls(name, TYPES[dtype][0])
+
+    @property
+    def header(self) -> str:
+        return self.name.split("_")[0] + ".h"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags besides those of generated kernels: products and sums are joined.
+
+        -O2 takes three quarters of -O3's time for code as fast; attention would be 10% slower.
+        """
+        return ("-ffp-contract=fast", *(() if self.header == "attention.h" else ("-O2",)))
+
+    def bodies(self) -> dict[str, str]:
+        """Entry point -> its body."""
+        element = dict(TYPES.values())[self.ending]
+        return {n + self.ending: _body(b, element) for n, b in GROUPS[self.name].items()}
+
+
+def group_of(name: str) -> Group | None:
+    """The group of routine `name`; None for a generated kernel."""
+    routine = name.removesuffix("_bf16")
+    found = [group for group, bodies in GROUPS.items() if routine in bodies]
+    return Group(found[0], name.removeprefix(routine)) if found else None
+
+
+def _body(call: str, element: str) -> str:
+    return f"  {call.format(element)};"
 
 
 def headers() -> dict[str, str]:
     """The C++ files that routines are made of, by name."""
     return {name: (FOLDER / name).read_text() for name in HEADERS}
-
-
-def header_of(name: str) -> str:
-    """The C++ file that routine `name` calls into; empty for a generated kernel."""
-    if name.removesuffix("_bf16") not in BODIES:
-        return ""
-    return name.split("_")[1] + ".h"
 
 
 def is_taken(*values: Value | Ref | None) -> bool:
@@ -74,4 +117,4 @@ def call(
 ) -> tuple[Value, ...]:
     """A call of routine `name` for the type of `args`; sizes stand in the order its C++ says."""
     ending, element = TYPES[args[0].dtype]
-    return lw.routine(name + ending, f"  {BODIES[name].format(element)};", args, outs, sizes)
+    return lw.routine(name + ending, _body(BODIES[name], element), args, outs, sizes)

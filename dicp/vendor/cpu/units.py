@@ -1,0 +1,164 @@
+"""Translation units: which kernels are compiled together, under which key, and when.
+
+A unit holds generated kernels or the routines of one group. Routines are the same for every model,
+so their compilation may begin before a graph is lowered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from dicp.cache import Cache, key_of
+from dicp.config import Config
+from dicp.template import render_template
+from dicp.vendor.cpu.routines import Group, group_of, headers
+from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain
+
+FOLDER = Path(__file__).parent
+MAX_ARGS = 1024
+UNIT_TEXT = 8_000
+"""Characters of kernel text that justify a translation unit of its own: about 0.1 s of the
+compiler, which starts in 0.05."""
+
+Sources: TypeAlias = Mapping[str, Sequence[str]]
+"""Kernel name -> the graph nodes it computes, for comments and messages."""
+Begun: TypeAlias = dict[str, Future[None]]
+"""Key of a unit -> its compilation, begun before it was asked for."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of one toolchain in one cache."""
+
+    toolchain: Toolchain
+    cache: Cache
+    jobs: int
+    begun: Begun
+
+    @classmethod
+    def open(cls, config: Config, cache: Cache, begun: Begun) -> Units:
+        """Raises ToolchainError where there is no compiler."""
+        return cls(find_toolchain(config), cache, config.jobs, begun)
+
+    def begin(self, groups: Iterable[Group]) -> None:
+        """Compile what the cache lacks of `groups` beside the caller; `build` takes it up."""
+        missing = {key: g for g in groups if self._is_new(key := self._routines_key(g))}
+        if not missing:
+            return
+        pool = ThreadPoolExecutor(self.jobs)
+        for key, group in missing.items():
+            self.begun[key] = pool.submit(self._compile_routines, key, group)
+        pool.shutdown(wait=False)
+
+    def _is_new(self, key: str) -> bool:
+        return key not in self.begun and self.cache.get("unit", key) is None
+
+    def build(self, texts: Mapping[str, str], sources: Sources) -> dict[str, str]:
+        """Kernel name -> key of the unit that holds it; only unknown units are compiled."""
+        groups = {name: group for name in texts if (group := group_of(name))}
+        units = self._known(texts.keys() - groups.keys())
+        missing = {n: t for n, t in texts.items() if n not in units and n not in groups}
+        parts = _balanced(missing, self.jobs)
+        wanted = sorted(set(groups.values()))
+        with ThreadPoolExecutor(self.jobs) as pool:
+            keys = [pool.submit(self.kernels, part, sources) for part in parts]
+            driver = pool.submit(self.driver)
+            made = {group: pool.submit(self.routines, group) for group in wanted}
+        units["driver"] = driver.result()
+        for part, key in zip(parts, keys, strict=True):
+            units |= dict.fromkeys(part, key.result())
+        return units | {name: made[group].result() for name, group in groups.items()}
+
+    def _known(self, names: Iterable[str]) -> dict[str, str]:
+        """Generated kernels that the cache holds -> the keys of their units."""
+        entries = {n: self.cache.get("kernel", self._kernel_key(n)) for n in names}
+        keys = {n: e.read("unit").decode() for n, e in entries.items() if e is not None}
+        held = {key for key in set(keys.values()) if self.cache.get("unit", key) is not None}
+        return {name: key for name, key in keys.items() if key in held}
+
+    def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
+        """The key of a unit of generated kernels, compiled if it is unknown."""
+        key = key_of(sorted(texts), self.toolchain.identity, *header_texts().values())
+        self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain)
+        for name in texts:
+            self.cache.put("kernel", self._kernel_key(name), {"unit": key.encode()})
+        return key
+
+    def routines(self, group: Group) -> str:
+        """The key of the unit of a group of routines, compiled if it is unknown."""
+        key = self._routines_key(group)
+        begun = self.begun.pop(key, None)
+        if begun is None or begun.cancel():
+            self._compile_routines(key, group)
+        else:
+            begun.result()
+        return key
+
+    def _compile_routines(self, key: str, group: Group) -> None:
+        text = unit_text(group.header, group.bodies(), {})
+        self._compile(key, text, self.toolchain.with_flags(group.flags))
+
+    def driver(self) -> str:
+        """The key of the unit that calls kernels one after another."""
+        text = render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
+        key = key_of("driver", text, self.toolchain.identity)
+        self._compile(key, text, self.toolchain, "driver.cpp")
+        return key
+
+    def _compile(self, key: str, text: str, toolchain: Toolchain, name: str = "unit.cpp") -> None:
+        def build() -> dict[str, bytes]:
+            shared = compile_shared(toolchain, {name: text, **header_texts()}, name)
+            return {"unit.so": shared, name: text.encode()}
+
+        self.cache.get_or_build("unit", key, build)
+
+    def _routines_key(self, group: Group) -> str:
+        identity = self.toolchain.with_flags(group.flags).identity
+        bodies = sorted(group.bodies().items())
+        return key_of(group.header, bodies, identity, *header_texts().values())
+
+    def _kernel_key(self, name: str) -> str:
+        return key_of(name, self.toolchain.identity, *header_texts().values())
+
+
+def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
+    """The C++ of a unit: kernel name -> body, with what each computes as a comment."""
+    kernels = [
+        {"name": name, "body": body, "comments": [_one_line(c) for c in sources.get(name, ())]}
+        for name, body in bodies.items()
+    ]
+    return render_template(FOLDER / "unit.cpp.jinja", kernels=kernels, header=header)
+
+
+@lru_cache(maxsize=1)
+def header_texts() -> dict[str, str]:
+    """The C++ files a unit may include, by name."""
+    return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
+
+
+def sources_of(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Kernel name -> what it computes, from a program in plain form."""
+    return {s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s}
+
+
+def _one_line(text: str) -> str:
+    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
+
+
+def _balanced(texts: Mapping[str, str], jobs: int) -> list[dict[str, str]]:
+    """Kernels split into at most `jobs` units of about equal text."""
+    total = sum(len(t) for t in texts.values())
+    count = max(1, min(jobs, -(-total // UNIT_TEXT))) if texts else 0
+    groups: list[dict[str, str]] = [{} for _ in range(count)]
+    loads = [0] * count
+    for name, text in sorted(texts.items(), key=lambda item: -len(item[1])):
+        k = loads.index(min(loads))
+        groups[k][name] = text
+        loads[k] += len(text)
+    return [g for g in groups if g]

@@ -1,0 +1,154 @@
+"""Units of the CPU target: routines expected from Dynamo's graph, begun before lowering."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.errors import CompilerError
+from dicp.vendor.cpu import target as target_module
+from dicp.vendor.cpu import units as units_module
+from dicp.vendor.cpu.routines import Group, expected_groups
+from dicp.vendor.cpu.units import Begun, Units
+
+PRODUCT, ATTENTION = Group("product", ""), Group("attention", "")
+
+
+def graph_of(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
+    found: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, inputs: list[Any]) -> Any:
+        found.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=keep)(*args)
+    return found[0]
+
+
+def attend(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "inference", "more_in_training"),
+    [
+        (F.linear, ((4, 8), (6, 8)), ["product"], []),
+        (torch.matmul, ((4, 8), (8, 6)), ["product"], []),
+        (lambda x, y: x @ y, ((4, 8), (8, 6)), ["product"], []),
+        (lambda x, y: x.mm(y), ((4, 8), (8, 6)), ["product"], []),
+        (F.conv2d, ((1, 2, 8, 8), (3, 2, 3, 3)), ["convolution"], ["convolution_filters"]),
+        (attend, ((1, 2, 8, 4),), ["attention"], ["attention_gradients"]),
+        (torch.add, ((4, 8), (4, 8)), [], []),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_routines_are_told_from_the_operators(
+    function: Callable[..., Any],
+    shapes: tuple[tuple[int, ...], ...],
+    inference: list[str],
+    more_in_training: list[str],
+    dtype: torch.dtype,
+) -> None:
+    gm = graph_of(function, *(torch.randn(s, dtype=dtype) for s in shapes))
+    for train, names in (False, inference), (True, inference + more_in_training):
+        known = [] if dtype == torch.float64 else [Group.of(n, dtype) for n in names]
+        assert expected_groups(gm, train) == known
+
+
+def test_routines_of_checkpointed_regions_are_told() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False)
+
+    gm = graph_of(layer, torch.randn(1, 2, 8, 4, requires_grad=True))
+    assert ATTENTION in expected_groups(gm, train=False)
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first line of every unit that is compiled."""
+    seen: list[str] = []
+    compile_shared = units_module.compile_shared
+
+    def count(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+        seen.append(files[main].splitlines()[0])
+        return compile_shared(toolchain, files, main)
+
+    monkeypatch.setattr(units_module, "compile_shared", count)
+    return seen
+
+
+def opened(folder: Path, begun: Begun, **settings: Any) -> Units:
+    config = Config.from_env().with_options({"cache_dir": folder, **settings}, None)
+    return Units.open(config, Cache.open(config), begun)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_begun_is_taken_up(tmp_path: Path, compilations: list[str], jobs: int) -> None:
+    begun: Begun = {}
+    units = opened(tmp_path, begun, compile_jobs=jobs)
+    units.begin([PRODUCT, ATTENTION])
+    units.begin([PRODUCT])
+    assert len(begun) == 2, "nothing is begun twice"
+    found = units.build({"dicp_product": "", "dicp_product_biased": ""}, {})
+    assert found["dicp_product"] == found["dicp_product_biased"]
+    units.build({"dicp_attention": ""}, {})
+    assert not begun
+    assert sorted(compilations)[:2] == ['#include "attention.h"', '#include "product.h"']
+    assert len(compilations) == 3, "the driver besides"
+    units.begin([PRODUCT, ATTENTION])
+    assert not begun, "the cache has them"
+
+
+def test_beginning_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[float] = []
+
+    def slow(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+        time.sleep(0.3)
+        finished.append(time.perf_counter())
+        return b""
+
+    monkeypatch.setattr(units_module, "compile_shared", slow)
+    units = opened(tmp_path, {})
+    units.begin([PRODUCT])
+    began = time.perf_counter()
+    units.routines(PRODUCT)
+    assert len(finished) == 1 and began < finished[0] < time.perf_counter()
+
+
+def test_a_failure_is_reported_where_the_routine_is_needed(tmp_path: Path) -> None:
+    begun: Begun = {}
+    units = opened(tmp_path, begun, cxx_flags=("-fno-such-flag",))
+    units.begin([PRODUCT])
+    with pytest.raises(CompilerError, match="no-such-flag"):
+        units.build({"dicp_product": ""}, {})
+
+
+def test_backend_begins_before_the_front_end_is_done(
+    tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    begin, build = Units.begin, Units.build
+    monkeypatch.setattr(
+        Units, "begin", lambda self, groups: (order.append("begin"), begin(self, groups))[1]
+    )
+    monkeypatch.setattr(
+        Units, "build", lambda self, *args: (order.append("build"), build(self, *args))[1]
+    )
+    monkeypatch.setattr(target_module, "fastest_linear", lambda cache: "onednn")
+    x, w = torch.randn(40, 24), torch.randn(16, 24)
+    torch._dynamo.reset()
+    options = {"cache_dir": tmp_path}
+    got = torch.compile(F.linear, backend="cpugraph", options=options)(x, w)
+    torch.testing.assert_close(got, F.linear(x, w))
+    assert order == ["begin", "build"]
+    assert compilations.count('#include "product.h"') == 1
