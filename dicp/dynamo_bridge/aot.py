@@ -96,6 +96,7 @@ class _Job:
     cache: Cache | None
     joint_passes: JointPasses | None
     on_cache: OnCache
+    before_capture: Callable[[], object]
     keep_inference_input_mutations: bool
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
@@ -116,6 +117,7 @@ def compile_graphs(
     cache: Cache | None,
     joint_passes: JointPasses | None = None,
     on_cache: OnCache | None = None,
+    before_capture: Callable[[], object] = lambda: None,
     keep_inference_input_mutations: bool = True,
 ) -> Callable[..., Any]:
     """Compiles Dynamo's graph and returns what Dynamo calls in its place.
@@ -128,6 +130,7 @@ def compile_graphs(
     cache: where results are stored; None compiles without.
     joint_passes: rewrites the joint graph in place before it is split into forward and backward.
     on_cache: is told what the cache did, and why.
+    before_capture: called where no stored result is found, before the graph is traced.
     """
     job = _Job(
         decompositions=dict(decompositions),
@@ -137,6 +140,7 @@ def compile_graphs(
         cache=cache,
         joint_passes=joint_passes,
         on_cache=on_cache or (lambda state, reason: None),
+        before_capture=before_capture,
         keep_inference_input_mutations=keep_inference_input_mutations,
     )
     compiled: Callable[..., Any]
@@ -185,6 +189,7 @@ def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Cal
         slot = _find_slot(job, gm, fake_inputs, aot_config)
         run = slot.loaded
         if run is None:
+            job.before_capture()
             stack.enter_context(torch_private.disable_compiled_autograd())
             state = torch_private.create_aot_state(
                 stack, function, fake_inputs, descriptions, aot_config, fake_mode, shape_env

@@ -61,7 +61,6 @@ def compile_fx(
         report.nodes = _left_to_eager(gm, "the code could not be built")
         on_report(report)
         return gm.forward
-    target.prepare(gm, wants_gradients(example_inputs), cache, config)
     identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
@@ -91,6 +90,9 @@ def compile_fx(
         context = PassContext(target.facts, config, "joint", Inference.of(joint))
         run_passes(joint, graph_passes(config, "joint"), context)
 
+    def prepare() -> None:
+        target.prepare(gm, wants_gradients(example_inputs), cache, config)
+
     return compile_graphs(
         gm,
         example_inputs,
@@ -100,6 +102,7 @@ def compile_fx(
         identity=identity,
         joint_passes=joint_passes,
         cache=cache if not config.freeze else None,
+        before_capture=prepare,
     )
 
 

@@ -190,6 +190,17 @@ def trained(module: Any, x: torch.Tensor) -> list[torch.Tensor]:
     return [loss.detach(), *(parameter.grad.clone() for parameter in module.parameters())]
 
 
+def test_preparation_comes_before_tracing_and_not_where_a_result_is_stored(cache: Cache) -> None:
+    module, x = Perceptron(), torch.randn(5, 6)
+    traced_before: list[int] = []
+    for _ in range(2):  # the second one finds the first one's result
+        toy = Toy(cache)
+        toy.options = {"before_capture": lambda toy=toy: traced_before.append(len(toy.compiled))}
+        trained(compiled(module, toy), x)
+        assert traced_before == [0]
+    assert not toy.compiled, "it was found"
+
+
 # ---- without a cache -----------------------------------------------------------------------------
 
 
