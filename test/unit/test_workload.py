@@ -1,0 +1,31 @@
+"""The limits that benchmarks print: how many operations a step's libraries have to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.workload import convolution_backward_flops
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("convolution", [F.conv2d, F.conv_transpose2d])
+@pytest.mark.parametrize("groups", [1, 4, 32])
+@pytest.mark.parametrize("both", [True, False])
+def test_each_gradient_of_a_convolution_costs_its_forward(
+    convolution: Callable[..., Tensor], groups: int, both: bool
+) -> None:
+    image = torch.randn(2, 32, 16, 16, requires_grad=both)
+    filters = torch.randn(32, 32 // groups, 3, 3, requires_grad=True)
+    formulas = {aten.convolution_backward: convolution_backward_flops}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        convolution(image, filters, stride=2, padding=1, groups=groups).sum().backward()
+    counts = counter.get_flop_counts()["Global"]
+    gradients = 2 if both else 1
+    assert counts[aten.convolution_backward] == gradients * counts[aten.convolution]
