@@ -127,6 +127,16 @@ def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> No
     assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype)) == [name]
 
 
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_heavy_products_of_a_turned_operand(tmp_path: Path, symbolic: bool) -> None:
+    """Gradients of weights are made here whatever their size, other large products are not."""
+    x, w = leaf(530, 600), torch.nn.Parameter(leaf(600, 530))
+    steps = check(tmp_path, torch.mm, x, w, dynamic=symbolic)
+    assert steps.count("dicp_product") == 1, steps
+    halves = [leaf(530, 600, dtype=torch.bfloat16) for _ in range(2)]
+    assert not any("dicp" in s for s in check(tmp_path, lambda a, b: a.t() @ b, *halves))
+
+
 def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
     assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [
