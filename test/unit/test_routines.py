@@ -127,6 +127,50 @@ def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> No
     assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype)) == [name]
 
 
+def test_products_of_any_size_but_in_halves_of_heavy_turned_operands(tmp_path: Path) -> None:
+    def turned(a: Tensor, b: Tensor) -> Tensor:
+        return a.t() @ b
+
+    x, w = leaf(530, 600), torch.nn.Parameter(leaf(600, 530))
+    steps = check(tmp_path, torch.mm, x, w)
+    assert steps.count("dicp_product") == 3, steps
+    halves = [leaf(1100, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
+    assert not any("dicp" in s for s in check(tmp_path, turned, *halves))
+    halves = [leaf(300, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
+    assert check(tmp_path, turned, *halves) == ["dicp_product_bf16"]
+
+
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.t().contiguous().t(),
+    "neither": lambda x: torch.stack([x, x], -1)[..., 0],
+}
+"""How a matrix may lie in memory."""
+
+
+@by_dtype
+@pytest.mark.parametrize("left", LAYOUTS)
+@pytest.mark.parametrize("right", LAYOUTS)
+def test_operands_however_they_lie(
+    tmp_path: Path, left: str, right: str, dtype: torch.dtype
+) -> None:
+    """Rows at the end of a short tile, few and many of them; sums that are copied in parts."""
+    name = named("dicp_product", dtype)
+    for rows, depth, columns in ((12, 66, 64), (45, 34, 33), (61, 521, 96), (401, 1100, 160)):
+        a = LAYOUTS[left](torch.randn(rows, depth).to(dtype))
+        b = LAYOUTS[right](torch.randn(depth, columns).to(dtype))
+        assert check(tmp_path, torch.mm, a, b) == [name]
+
+
+def test_few_rows_of_a_window(tmp_path: Path) -> None:
+    """Nothing is read past the last row, and halves may begin at any of them."""
+    x, w = torch.randn(70, 131), torch.randn(64, 131)
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = x.to(dtype)[3:, 1:], w.to(dtype)[:, 1:]
+        steps = check(tmp_path, lambda a, b: a @ b.t(), a, b)
+        assert steps == [named("dicp_product", dtype)]
+
+
 def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
     assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [
@@ -182,7 +226,7 @@ def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
     halves = check(tmp_path, torch.mm, torch.randn(4, 4).half(), torch.randn(4, 4).half())
     empty = check(tmp_path, torch.mm, torch.randn(4, 0), torch.randn(0, 4))
     single = check(tmp_path, torch.mm, torch.randn(1, 64), torch.randn(64, 64))
-    wide = check(tmp_path, torch.mm, torch.randn(2, 512), torch.randn(512, 512))
+    wide = check(tmp_path, torch.mm, torch.randn(2, 1024), torch.randn(1024, 1100))
     few = check(tmp_path, torch.bmm, torch.randn(5, 1, 64), torch.randn(5, 64, 64))
     assert not any("dicp" in s for s in (*mixed, *halves, *empty, *single, *wide, *few))
 

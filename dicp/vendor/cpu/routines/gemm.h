@@ -5,6 +5,7 @@
 #include "prelude.h"
 
 extern "C" int omp_get_max_threads(void);
+extern "C" void* aligned_alloc(uint64_t, uint64_t);
 
 // A tile of C is d_rows by two vectors: as many accumulators as the registers hold beside one row
 // of B and one element of A.
@@ -15,6 +16,7 @@ constexpr int d_lanes = 8, d_rows = 6;
 #else
 constexpr int d_lanes = 4, d_rows = 8;
 #endif
+constexpr int d_short = d_rows - d_rows / 3;  // rows of the smaller tiles
 constexpr int d_panel = 2 * d_lanes;
 constexpr int d_block_rows = 4 * d_rows;
 constexpr int64_t d_sweep = 128;
@@ -24,8 +26,10 @@ typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
-// Room for `count` floats or cells.
-d_inline float* d_floats(int64_t count) { return (float*)d_alloc((uint64_t)count * sizeof(float)); }
+// Room for `count` floats or cells; vectors at multiples of their size cross no line of the cache.
+d_inline float* d_floats(int64_t count) {
+  return (float*)aligned_alloc(64, (uint64_t)d_round_up((count + !count) * sizeof(float), 64));
+}
 
 template <class T> d_inline void d_clear(T* x, int64_t from, int64_t to) {
   for (int64_t j = from; j < to; ++j) x[j] = T{};
@@ -42,7 +46,7 @@ d_inline void d_put(d_bf16* to, float x) { *to = d_to_bf16(x); }
 template <class T> struct d_cells { typedef float type; };
 template <class C> constexpr int64_t d_held = 1;
 #if defined(__AVX512BF16__)
-struct __attribute__((may_alias)) d_pair { uint32_t bits; };
+struct __attribute__((may_alias, packed, aligned(2))) d_pair { uint32_t bits; };
 template <> struct d_cells<d_bf16> { typedef d_pair type; };
 template <> constexpr int64_t d_held<d_pair> = 2;
 #endif
@@ -118,6 +122,37 @@ d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
 }
 
 // ---- tiles ----------------------------------------------------------------------------------
+// Rows of A, steps between them and along them; and columns of B, neighbours, a row each step.
+template <class C> struct d_tile_operands {
+  const C* a;
+  int64_t a_row, a_step;
+  const C* b;
+  int64_t b_step;
+  d_tile_operands after(int64_t k) const {
+    return {a + k * a_step, a_row, a_step, b + k * b_step, b_step};
+  }
+};
+// keep(i, row i of A * B) for i < R.
+template <int R, class C, class K>
+d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& keep) {
+  d_vec sum[R][2];
+  // Three rows share a pointer: all of them fit into registers.
+  const C *from[(R + 2) / 3], *b = of.b;
+  const int64_t row = of.a_row, step = of.a_step, b_step = of.b_step;
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = d_vec{};
+#pragma GCC unroll 4
+  for (int i = 0; i < (R + 2) / 3; ++i) from[i] = of.a + 3 * i * row;
+  for (int64_t k = 0; k < depth; ++k, b += b_step) {
+    const d_vec left = ((const d_vec*)b)[0], right = ((const d_vec*)b)[1];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) d_join(sum[i], from[i / 3][i % 3 * row], left, right);
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; ++i) from[i] += step;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) keep(i, sum[i]);
+}
 // keep(i, row i of c), where c[i][j] = sum over k of a[i * AI + k * AK] * b[k * b_step + j].
 template <int AI, int AK, class C, class K>
 d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, const K& keep) {
@@ -156,6 +191,48 @@ template <class C> d_inline void d_write_square(const d_words* rows, C* to, int6
 #pragma GCC unroll 16
   for (int i = 0; i < d_lanes; ++i) __builtin_memcpy(to + i * to_step, &rows[i], sizeof(d_words));
 }
+typedef uint32_t d_quarter __attribute__((vector_size(16), aligned(1), may_alias));
+// A vector of quarters that lie `step` apart.
+template <class T> d_inline d_words d_quarters(const T* from, int64_t step) {
+  d_words all;
+#if defined(__AVX512VL__)
+  asm("vmovups %1, %x0" : "=v"(all) : "m"(*(const d_quarter*)from));
+  asm("vinserti32x4 $1, %1, %t0, %t0" : "+v"(all) : "m"(*(const d_quarter*)(from + step)));
+  asm("vinserti32x4 $2, %1, %0, %0" : "+v"(all) : "m"(*(const d_quarter*)(from + 2 * step)));
+  asm("vinserti32x4 $3, %1, %0, %0" : "+v"(all) : "m"(*(const d_quarter*)(from + 3 * step)));
+#else
+  for (int q = 0; q < d_lanes / 4; ++q) __builtin_memcpy((char*)&all + 16 * q, from + q * step, 16);
+#endif
+  return all;
+}
+// The quarters of four vectors, each a square of words, turned.
+template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
+  constexpr int n = d_lanes;
+  const d_places low = {(j / 4 * 4 + j % 4 / 2 + j % 2 * n)...};
+  const d_places high = {(j / 4 * 4 + 2 + j % 4 / 2 + j % 2 * n)...};
+  const d_places first = {(j / 4 * 4 + j % 2 + j % 4 / 2 * n)...};
+  const d_places second = {(j / 4 * 4 + 2 + j % 2 + j % 4 / 2 * n)...};
+  const d_words a = __builtin_shuffle(v[0], v[1], low), b = __builtin_shuffle(v[0], v[1], high);
+  const d_words c = __builtin_shuffle(v[2], v[3], low), d = __builtin_shuffle(v[2], v[3], high);
+  v[0] = __builtin_shuffle(a, c, first), v[1] = __builtin_shuffle(a, c, second);
+  v[2] = __builtin_shuffle(b, d, first), v[3] = __builtin_shuffle(b, d, second);
+}
+// A square of cells, turned: reading it by quarters of vectors does half of what shuffles would.
+template <class T, class C>
+d_inline void d_turn_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
+  constexpr int64_t ahead = 4 * d_lanes * d_held<C>;
+#pragma GCC unroll 16
+  for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + ahead);
+#pragma GCC unroll 4
+  for (int c = 0; c < d_lanes; c += 4) {
+    d_words v[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) v[k] = d_quarters(from + k * from_step + c * d_held<C>, 4 * from_step);
+    d_turn_quarters(v, typename d_range<d_lanes>::type());
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (c + k) * to_step, &v[k], sizeof(d_words));
+  }
+}
 
 // Row r of `from` becomes column r of `to`, its numbers in cells: whole squares in registers.
 template <class T, class C>
@@ -165,14 +242,8 @@ static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t 
   static_assert(sizeof(C) == held * sizeof(T) && sizeof(C) == sizeof(uint32_t), "words");
   const int64_t whole_rows = rows / n * n, whole = columns / held / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
-    for (int64_t c = 0; c < whole; c += n) {
-      d_words square[d_lanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < d_lanes; ++i)
-        __builtin_memcpy(&square[i], from + (r + i) * from_step + c * held, sizeof(d_words));
-      d_turn_words(square);
-      d_write_square(square, to + c * to_step + r, to_step);
-    }
+    for (int64_t c = 0; c < whole; c += n)
+      d_turn_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = r < whole_rows ? whole : 0; c * held < columns; ++c)
       d_make(to + c * to_step + r, from + r * from_step + c * held, 1, columns - c * held);

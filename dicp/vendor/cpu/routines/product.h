@@ -1,12 +1,16 @@
 // Matrix products of tensors with any steps, in batches, with a bias and an activation.
+//
+// Operands are read where they lie as far as tiles can: a number of A is spread over a vector from
+// anywhere, and rows of B are vectors if its columns are neighbours. What is copied, is copied by
+// the thread that reads it, just before, in pieces that stay in its cache.
 #pragma once
 #include "exp.h"
 #include "gemm.h"
 
-constexpr int64_t d_depth = 512;    // cells of a row of A that are held as tiles read them
-constexpr int64_t d_columns = 256;  // columns of C that one task computes
-constexpr int64_t d_packed = 1 << 19;  // elements of B that are packed at a time, where columns are many
+constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
 constexpr int64_t d_left_step = d_depth + d_lanes;
+constexpr int64_t d_high = 512;   // rows of C that are enough for a task
+constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 template <class T> struct d_matrix {
   const T* data;
@@ -43,122 +47,143 @@ template <class T> struct d_products {
   int64_t c_batch, c_row, activation;
 
   int64_t cells() const { return d_cells_of<T>(depth); }
-  int64_t padded() const { return d_round_up(columns, d_panel); }
-  int64_t blocks() const { return (rows + d_block_rows - 1) / d_block_rows; }
-  // Floats a thread needs beside the panels of B.
-  int64_t room() const { return d_block_rows * (d_left_step + padded()); }
-  void pack(int64_t batch, int64_t from, int64_t count, cell* panels) const {
-    d_panels(b.data + batch * b.batch + from * b.column, b.row, b.column, depth, count,
-             panels + from * cells());
+  int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
+  bool parted() const { return cells() > d_depth; }
+  // Whether A is read as it lies: its numbers are cells, or pairs of them are.
+  bool reads_a() const {
+    if (d_held<cell> == 1) return sizeof(T) == sizeof(cell);
+    return a.column == 1 && a.row % 2 == 0 && a.batch % 2 == 0 && depth % 2 == 0;
   }
-  // The end of a block's sums, `depth` cells: tiles are added to what came before, which lies in
-  // `before` if there was any, and go into the result with bias and activation.
-  void finish(int64_t count, int64_t column, int64_t n, int64_t depth, const cell* left,
-              const cell* panels, const float* before, T* out) const {
-    const int64_t step = d_round_up(n, d_panel);
-    for (int64_t j = 0; j < n; j += d_panel, panels += cells() * d_panel) {
-      const int64_t wide = d_least(n - j, d_panel);
-      d_vec add[2] = {};
-      if (bias) d_copy(bias + column + j, 0, 1, 1, wide, (float*)add, 0);
-      for (int64_t i = 0; i < count; i += d_rows) {
-        const cell* a = left + i * d_left_step;
-        const int64_t high = d_least(count - i, d_rows);
-        const auto whole = [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-          const d_vec* more = (const d_vec*)(before + (i + r) * step + j);
-          d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
-          if (before) all[0] += more[0], all[1] += more[1];
-          d_keep(out + (i + r) * c_row + j, all, false);
-        };
-        if (activation == d_none && high == d_rows && wide == d_panel) {
-          d_tile<d_left_step, 1>(depth, a, panels, d_panel, whole);
-          continue;
-        }
-        float tile[d_rows * d_panel];
-        d_tile<d_left_step, 1>(depth, a, panels, d_panel,
-                               [&](int r, const d_vec* sum) __attribute__((always_inline)) {
-                                 ((d_vec*)tile)[2 * r] = sum[0] + add[0];
-                                 ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
-                               });
-        for (int64_t r = 0; before && r < high; ++r)
-          d_keep(tile + r * d_panel, (const d_vec*)(before + (i + r) * step + j), true);
-        d_activate(activation, tile, high * d_panel);
-        for (int64_t r = 0; r < high; ++r)
-          d_keep_part(out + (i + r) * c_row + j, (const d_vec*)tile + 2 * r, wide);
+  // Whether `n` columns of B are.
+  bool reads_b(int64_t n) const {
+    return sizeof(T) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_few;
+  }
+  // Panels of a strip of columns: more where each strip copies A.
+  int64_t most() const { return reads_a() ? 4 : 8; }
+
+  // Up to R rows and d_panel columns of C from `column` on: the last sums of tiles are added to
+  // those in `before`, if there are any, and go into the result with bias and activation.
+  template <int R>
+  __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from, const float* before,
+              int64_t before_step, int64_t high, int64_t column, int64_t wide, T* out) const {
+    d_vec add[2] = {};
+    if (bias) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
+    if (activation == d_none && high == R && wide == d_panel) {
+      d_tile_of<R>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+        const d_vec* more = (const d_vec*)(before + r * before_step);
+        d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
+        if (before) all[0] += more[0], all[1] += more[1];
+        d_keep(out + r * c_row, all, false);
+      });
+      return;
+    }
+    float tile[R * d_panel];
+    d_tile_of<R>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+      ((d_vec*)tile)[2 * r] = sum[0] + add[0];
+      ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
+    });
+    for (int64_t r = 0; before && r < high; ++r)
+      d_keep(tile + r * d_panel, (const d_vec*)(before + r * before_step), true);
+    d_activate(activation, tile, high * d_panel);
+    for (int64_t r = 0; r < high; ++r)
+      d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
+  }
+  // Up to R rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
+  // before. Long sums are made of short ones: rounding errors stay small.
+  template <int R>
+  void row_of_tiles(int64_t high, int64_t column, int64_t n, int64_t done, int64_t part,
+                    d_tile_operands<cell> from, int64_t panel, float* before, T* out) const {
+    const int64_t width = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
+    const bool last = done + part == cells();
+    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
+      int64_t begin = 0;
+      for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
+        end = part * time / times;
+        d_tile_of<R>(end - begin, from.after(begin),
+                     [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                       d_keep(before + r * width, sum, done + begin != 0);
+                     });
       }
+      if (last)
+        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, high,
+                  column + j, d_least(n - j, d_panel), out + j);
     }
   }
-  // A block of rows from `row` on, `n` columns from `column` on.
-  void block(int64_t batch, int64_t row, int64_t column, int64_t n, const cell* panels,
-             float* room) const {
-    const int64_t count = d_least(rows - row, d_block_rows), tiles = d_round_up(count, d_rows);
-    const int64_t width = d_round_up(n, d_panel), last = (cells() - 1) / d_sweep * d_sweep;
-    cell* left = (cell*)room;
-    float* before = room + d_block_rows * d_left_step;
+  // Floats that a task needs: copies of A and of B, and sums of `high` rows.
+  int64_t copies() const { return d_block_rows * d_left_step; }
+  int64_t sums() const { return copies() + d_depth * d_panel * most(); }
+  int64_t room(int64_t high) const {
+    return sums() + (parted() ? d_round_up(high, d_rows) : d_rows) * d_panel * most();
+  }
+  // `count` rows from `row` on and `n` columns from `column` on, of one batch.
+  void task(int64_t batch, int64_t row, int64_t count, int64_t column, int64_t n,
+            float* room) const {
+    const T* from_a = a.data + batch * a.batch + row * a.row;
+    const T* from_b = b.data + batch * b.batch + column * b.column;
     T* out = c + batch * c_batch + row * c_row + column;
-    panels += column * cells();
-    for (int64_t from = 0; from < cells(); from += d_depth) {
-      const int64_t first = from * d_held<cell>, part = d_least(cells() - from, d_depth);
-      d_lines(a.data + batch * a.batch + row * a.row + first * a.column, a.row, a.column, count,
-              d_least(depth - first, d_depth * d_held<cell>), left, d_left_step);
-      d_tiles<d_left_step, 1>(tiles, width, d_least(last - from, part), left,
-                              panels + from * d_panel, cells() * d_panel, d_panel, before, width,
-                              from != 0);
+    cell* panels = (cell*)(room + copies());
+    for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
+      const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
+      const T* right = from_b + first * b.row;
+      d_tile_operands<cell> from = {nullptr, 0, 0, (const cell*)right, b.row};
+      if (!reads_b(n)) {
+        const int64_t numbers = d_least(depth - first, d_depth * d_held<cell>);
+        d_panels(right, b.row, b.column, numbers, n, panels);
+        from.b = panels, from.b_step = d_panel;
+      }
+      const int64_t panel = reads_b(n) ? d_panel : part * d_panel;
+      blocks(from_a + first * a.column, count, column, n, done, part, from, panel, room, out);
     }
-    finish(count, column, n, cells() - last, left + last % d_depth, panels + last * d_panel,
-           last ? before : nullptr, out);
   }
-  // Every product by one thread: panels are packed where they are read.
-  void apart() const {
+  // The same for one part of the sums; A is copied in blocks of rows, or for the last rows alone.
+  void blocks(const T* lines, int64_t count, int64_t column, int64_t n, int64_t done, int64_t part,
+              d_tile_operands<cell> from, int64_t panel, float* room, T* out) const {
+    const int64_t numbers = d_least(depth - done * d_held<cell>, part * d_held<cell>);
+    float* before = room + sums();
+    for (int64_t i = 0, high, end = 0; i < count; i += high) {
+      const T* line = lines + i * a.row;
+      cell* copy = (cell*)room + (reads_a() ? 0 : i % d_block_rows * d_left_step);
+      const bool next = i == end;
+      if (next) end = reads_a() ? count : d_least(count, end + d_block_rows);
+      const int64_t left = end - i;
+      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const int64_t most = low ? d_short : d_rows;
+      high = d_least(left, most);
+      if (reads_a() && high == most) {
+        from.a = (const cell*)line, from.a_row = a.row / d_held<cell>, from.a_step = a.column;
+      } else {
+        if (next || reads_a())
+          d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, d_left_step);
+        from.a = copy, from.a_row = d_left_step, from.a_step = 1;
+      }
+      float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
+      if (low)
+        row_of_tiles<d_short>(high, column, n, done, part, from, panel, sums, out + i * c_row);
+      else
+        row_of_tiles<d_rows>(high, column, n, done, part, from, panel, sums, out + i * c_row);
+    }
+  }
+  // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
+  void run() const {
+    const int64_t threads = omp_get_max_threads();
+    int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
+    strips = d_least(strips, panels());
+    int64_t parts = (rows + d_high - 1) / d_high;
+    while (batches * strips * parts < threads && rows > parts * 2 * d_rows) ++parts;
+    const int64_t step = d_round_up((rows + parts - 1) / parts, d_rows);
 #pragma omp parallel if (batches * rows * columns * depth > 50000)
     {
-      float* all = d_floats(cells() * padded() + room());
-      cell* panels = (cell*)all;
+      float* mine = d_floats(room(step));
 #pragma omp for schedule(dynamic)
-      for (int64_t batch = 0; batch < batches; ++batch) {
-        pack(batch, 0, columns, panels);
-        for (int64_t row = 0; row < rows; row += d_block_rows)
-          block(batch, row, 0, columns, panels, all + cells() * padded());
-      }
-      d_free(all);
-    }
-  }
-  // Each product by all threads, many columns in stripes: what is packed at a time stays small.
-  void together(int64_t threads) const {
-    const int64_t fitting = d_packed / (depth + !depth) / d_columns * d_columns;
-    const int64_t least = d_columns * (threads > 4 ? threads : 4);
-    const int64_t stripe = fitting > least ? fitting : least;
-    for (int64_t first = 0; first < columns; first += stripe) {
-      d_products part = *this;
-      part.columns = d_least(columns - first, stripe);
-      part.b.data += first * b.column;
-      part.c += first;
-      if (bias) part.bias += first;
-      part.shared(threads);
-    }
-  }
-  // Each product by all threads: panels are shared.
-  void shared(int64_t threads) const {
-    int64_t step = d_columns;
-    while (step > d_panel && blocks() * ((columns + step - 1) / step) < 4 * threads) step /= 2;
-    const int64_t parts = (columns + step - 1) / step;
-    cell* panels = (cell*)d_floats(cells() * padded());
-#pragma omp parallel if (rows * columns * depth > 50000)
-    {
-      float* mine = d_floats(room());
-      for (int64_t batch = 0; batch < batches; ++batch) {
-#pragma omp for
-        for (int64_t from = 0; from < columns; from += d_panel)
-          pack(batch, from, d_least(columns - from, d_panel), panels);
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < blocks() * parts; ++task) {
-          const int64_t column = task % parts * step;
-          block(batch, task / parts * d_block_rows, column, d_least(columns - column, step), panels,
-                mine);
-        }
+      for (int64_t task = 0; task < batches * parts * strips; ++task) {
+        const int64_t strip = task % strips, rest = task / strips;
+        const int64_t column = panels() * strip / strips * d_panel, row = rest % parts * step;
+        const int64_t end = d_least(panels() * (strip + 1) / strips * d_panel, columns);
+        if (row < rows)
+          this->task(rest / parts, row, d_least(rows - row, step), column, end - column, mine);
       }
       d_free(mine);
     }
-    d_free(panels);
   }
 };
 
@@ -172,11 +197,7 @@ template <class T> static void d_product(void** args, const int64_t* sizes, bool
       {(const T*)args[1], steps[3], steps[4], steps[5]},
       biased ? (const T*)args[2] : nullptr, (T*)args[2 + biased],
       steps[6], steps[7], sizes[4]};
-  const int64_t threads = omp_get_max_threads();
-  if (all.batches > 1 && (all.batches >= 4 * threads || all.batches % threads == 0))
-    all.apart();
-  else
-    all.together(threads);
+  all.run();
 }
 
 // Rows of a are in groups, each with a b of its own; `ends` says where groups end.
@@ -195,7 +216,7 @@ struct d_groups {
 // column) steps of a, the (group, row, column) steps of b, and the row step of c.
 template <class T>
 static void d_product_grouped(void** args, const int64_t* sizes) {
-  const int64_t *steps = sizes + 5, columns = sizes[2], threads = omp_get_max_threads();
+  const int64_t *steps = sizes + 5, columns = sizes[2];
   const d_groups groups = {sizes[0], sizes[1], args[2], sizes[4] != 0};
   int64_t from = 0;
   T* c = (T*)args[3];
@@ -206,7 +227,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
         {(const T*)args[0] + from * steps[0], 0, steps[0], steps[1]},
         {(const T*)args[1] + g * steps[2], 0, steps[3], steps[4]},
         nullptr, c + from * steps[5], 0, steps[5], d_none};
-    if (end > from) one.together(threads);
+    if (end > from) one.run();
     from = end;
   }
   for (; from < groups.rows; ++from) d_clear(c + from * steps[5], 0, columns);
@@ -217,7 +238,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
 // gradient, and the (group, row) steps of c.
 template <class T>
 static void d_product_grouped_weights(void** args, const int64_t* sizes) {
-  const int64_t *steps = sizes + 5, threads = omp_get_max_threads();
+  const int64_t *steps = sizes + 5;
   const d_groups groups = {sizes[0], sizes[1], args[2], sizes[4] != 0};
   int64_t from = 0;
   for (int64_t g = 0; g < groups.count; ++g) {
@@ -227,7 +248,7 @@ static void d_product_grouped_weights(void** args, const int64_t* sizes) {
         {(const T*)args[0] + from * steps[0], 0, steps[1], steps[0]},
         {(const T*)args[1] + from * steps[2], 0, steps[2], steps[3]},
         nullptr, (T*)args[3] + g * steps[4], 0, steps[5], d_none};
-    one.together(threads);
+    one.run();
     from = end;
   }
 }
