@@ -30,7 +30,7 @@ from dicp.loop.index import (
 )
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
-from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS, SHORT
+from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
 
 
 @dataclass
@@ -311,8 +311,6 @@ def _spelling(expr: Expr) -> str:
     last = expr.args[-1]
     if last.op == "const" and last.attr == last.attr and expr.op in BESIDE_NUMBER:
         return BESIDE_NUMBER[expr.op]
-    if expr.dtype in ir.LOW_PRECISION and expr.op in SHORT:
-        return SHORT[expr.op]
     return SCALAR_OPS[expr.op].cpp
 
 

@@ -69,6 +69,7 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("atanh", 1, "d_atanh({0})", HEAVY),
     ("erf", 1, "d_erf({0})", HEAVY),
     ("erfc", 1, "d_erfc({0})", HEAVY),
+    ("normal_cdf", 1, "d_normal_cdf({0})", HEAVY),
     ("erfinv", 1, "d_erfinv({0})", HEAVY),
     ("lgamma", 1, "d_lgamma({0})", HEAVY),
     ("digamma", 1, "d_digamma({0})", HEAVY),
@@ -106,9 +107,6 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
 
 BESIDE_NUMBER = {"maximum": "{0} < {1} ? {1} : {0}", "minimum": "{0} > {1} ? {1} : {0}"}
 """C++ where the second operand is a number and not NaN: a NaN in the first comes through."""
-
-SHORT = {"erf": "d_erf_short({0})"}
-"""C++ where the result is a 16-bit float."""
 
 CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""

@@ -58,6 +58,25 @@ def test_erf_is_exact_to_a_unit() -> None:
     assert torch.equal(found[:6].float().nan_to_num(7), x.erf()[:6].nan_to_num(7))
 
 
+def test_exp_over_its_whole_range() -> None:
+    """Subnormal results, infinite ones and NaN included."""
+    x = torch.cat([torch.linspace(-110, 90, 200_001), torch.linspace(-1e-3, 1e-3, 1001)])
+    x[:5] = torch.tensor([math.nan, math.inf, -math.inf, -1e30, 1e30])
+    found, exact = compiled(torch.exp)(x), x.double().exp()
+    finite = exact[5:] < torch.finfo(torch.float32).max
+    unit = 2.0 ** (exact[5:].clamp(min=2.0**-126).log2().floor() - 23)
+    assert (((found[5:].double() - exact[5:]).abs() <= 2 * unit) | ~finite).all()
+    assert found[5:][~finite].isposinf().all()
+    assert torch.equal(found[:5].nan_to_num(7, 8, 9), torch.tensor([7.0, 8, 0, 0, 8]))
+
+
+def test_gelu_far_from_zero() -> None:
+    x = torch.tensor([math.nan, math.inf, -math.inf, -1e30, -40.0, -5.6, 5.6, 40.0, 1e30])
+    want = [math.nan, math.inf, math.nan, 0.0, 0.0, 0.0, 5.6, 40.0, 1e30]
+    found = compiled(F.gelu)(x)
+    assert torch.equal(found.nan_to_num(7), torch.tensor(want).nan_to_num(7))
+
+
 # ---- 16-bit floats -------------------------------------------------------------------------------
 
 

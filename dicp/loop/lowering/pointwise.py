@@ -332,7 +332,7 @@ def gelu(lw: Lowering, x: Value, approximate: str = "none") -> Value:
 
 
 def _gelu_erf(x: Expr) -> Expr:
-    return x * 0.5 * (apply("erf", x.dtype, x * math.sqrt(0.5)) + 1.0)
+    return x * apply("normal_cdf", x.dtype, x)
 
 
 def _tanh_inner(x: Expr) -> Expr:
@@ -346,9 +346,8 @@ def _gelu_tanh(x: Expr) -> Expr:
 @rule(aten.gelu_backward)
 def gelu_backward(lw: Lowering, g: Value, x: Value, approximate: str = "none") -> Value:
     def erf_form(g: Expr, x: Expr) -> Expr:
-        cdf = (apply("erf", x.dtype, x * math.sqrt(0.5)) + 1.0) * 0.5
-        pdf = apply("exp", x.dtype, x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return g * (cdf + x * pdf)
+        density = apply("exp", x.dtype, x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return g * (apply("normal_cdf", x.dtype, x) + x * density)
 
     def tanh_form(g: Expr, x: Expr) -> Expr:
         t = apply("tanh", x.dtype, _tanh_inner(x))

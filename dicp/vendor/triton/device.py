@@ -122,6 +122,11 @@ def erfc(x):
 
 
 @triton.jit
+def normal_cdf(x):
+    return (erf(x * 0.7071067811865476) + 1.0) * 0.5
+
+
+@triton.jit
 def erfinv(x):
     return libdevice.erfinv(x)
 
