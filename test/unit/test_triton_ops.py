@@ -58,6 +58,8 @@ CHOSEN = {
         "index",
         "scatter_reduce_amax",
         "scatter_reduce_amin",
+        "scatter_reduce_prod",
+        "index_reduce_prod",
     ),
     "test_embedding": ("embedding",),
     "test_loss": ("cross_entropy",),
@@ -130,7 +132,7 @@ def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
 
 BUILT = ("where", "gelu", "pow", "sum_dims", "sum_long", "argmax", "prod", "softmax", "layer_norm",
          "cumsum", "constant_pad", "permute", "scatter_add", "scatter_reduce_amax",
-         "scatter_reduce_amin", "embedding", "max_pool2d")  # fmt: skip
+         "scatter_reduce_amin", "scatter_reduce_prod", "embedding", "max_pool2d")  # fmt: skip
 
 
 def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
@@ -177,6 +179,51 @@ def test_colliding_sums_of_half_precision_are_rounded_once(kept: Path) -> None:
     exact = start.double().index_add(0, index, source.double())
     assert torch.equal(got, exact.bfloat16())
     assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16], ids=str)
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+def test_colliding_short_integers_wrap_around(how: str, dtype: torch.dtype, kept: Path) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(0, i, s, how)
+
+    values = torch.randint(-3, 100, (300,)).to(dtype)
+    inputs = torch.full((9,), 3).to(dtype), torch.arange(300) % 8, values
+    backend = Backend("triton", cache_dir=kept)
+    assert torch.equal(torch.compile(fn, backend=backend)(*inputs), fn(*inputs))
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+def test_colliding_products_keep_what_is_not_a_number_and_signs(kept: Path) -> None:
+    values = torch.tensor([-0.0, float("nan"), float("inf"), -2.0, 0.5, 3.0])
+    start, index = torch.tensor([1.0, 2.0, -1.0, -4.0, 7.0]), torch.tensor([0, 1, 2, 3, 3, 3])
+
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(0, i, s, "prod")
+
+    backend = Backend("triton", cache_dir=kept)
+    got, expected = (
+        torch.compile(fn, backend=backend)(start, index, values),
+        fn(start, index, values),
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit(), expected.signbit())
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+@pytest.mark.parametrize("how", ["sum", "prod"])
+def test_collisions_in_a_fixed_order_are_left_to_eager_with_the_reason(
+    how: str, kept: Path
+) -> None:
+    backend = Backend("triton", cache_dir=kept)
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = torch.compile(lambda x, i, s: x.scatter_reduce(0, i, s, how), backend=backend)
+        run(torch.ones(3), torch.tensor([0, 0, 1]), torch.ones(3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    reasons = [n.reason for n in backend.reports[-1].nodes if n.decision == "eager"]
+    assert len(reasons) == 1 and "deterministic" in reasons[0]
 
 
 def test_sums_over_a_batch_of_any_size_are_split_along_what_is_known(kept: Path) -> None:

@@ -97,14 +97,12 @@ COMBINE = {
 }
 """Two partial results of a reduction as one."""
 
-ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
+ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min",
+          "prod": "d.atomic_prod"}  # fmt: skip
+"""What combines a value with one in memory, as if in one step."""
 
-ATOMIC_DTYPES = {
-    "sum": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-    "max": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-    "min": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-}
-"""What the hardware combines in memory in one step with the result that PyTorch defines."""
+ATOMIC_DTYPES = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+"""Types whose values are combined in memory with the result that PyTorch defines."""
 
 
 def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str]) -> str:
