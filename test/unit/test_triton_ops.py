@@ -229,9 +229,42 @@ def test_collisions_in_a_fixed_order_are_left_to_eager_with_the_reason(
 def test_sums_over_a_batch_of_any_size_are_split_along_what_is_known(kept: Path) -> None:
     backend = Backend("triton", cache_dir=kept)
     run = torch.compile(lambda x: x.sum((0, 2, 3)), backend=backend)
-    for batch in (5, 3):
+    for batch in (300, 30):
         x = torch.randn(batch, 8, 16, 12)
         torch._dynamo.mark_dynamic(x, 0)
-        torch.testing.assert_close(run(x), x.sum((0, 2, 3)))
+        torch.testing.assert_close(run(x), x.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
     (report,) = backend.reports
     assert len(report.kernels) == 2
+
+
+OF_ANY_LENGTH = {
+    "sum": (lambda x: x.sum(), (300, 400)),
+    "minimum of integers": (lambda x: (x * 100).to(torch.int32).amin(), (300, 400)),
+    "any": (lambda x: (x > 3).any(0), (20000, 5)),
+    "all": (lambda x: (x < 3).all(), (300, 400)),
+    "columns": (lambda x: x.sum(0), (3000, 70)),
+    "product": (lambda x: (1 + x * 1e-3).prod(), (300, 400)),
+    "mean": (lambda x: x.bfloat16().mean(), (300, 400)),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_LENGTH)
+def test_sweeps_of_any_length_are_split(name: str, kept: Path) -> None:
+    """However long a row then is: shorter than the parts are many, or longer than at first."""
+    fn, shape = OF_ANY_LENGTH[name]
+    backend = Backend("triton", cache_dir=kept)
+    run = torch.compile(fn, backend=backend, dynamic=True)
+    for now in (shape, (7, 5), (2, 9), (shape[0] + 37, shape[1] + 3)):
+        x = torch.randn(now)
+        torch.testing.assert_close(run(x), fn(x), rtol=2e-3, atol=1e-2)
+    (report,) = backend.reports
+    assert len(report.kernels) == 2
+
+
+def test_short_sweeps_of_any_length_stay_whole(kept: Path) -> None:
+    backend = Backend("triton", cache_dir=kept)
+    run = torch.compile(lambda x: x.sum(), backend=backend, dynamic=True)
+    for size in (30, 3000):
+        x = torch.randn(size)
+        torch.testing.assert_close(run(x), x.sum(), rtol=1e-4, atol=1e-4)
+    assert len(backend.reports[-1].kernels) == 1
