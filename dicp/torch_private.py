@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -74,6 +74,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -143,6 +144,21 @@ def overloads_of(namespace: str) -> Iterator[OpOverload]:
 def python_size(size: Any) -> str:
     """A symbolic size as a Python expression of its symbols' names."""
     return str(PythonPrinter().doprint(size))
+
+
+def floor_division(size: Any, divisor: int) -> Any:
+    """`size // divisor` of a symbolic size."""
+    return FloorDiv(size, divisor)
+
+
+def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
+    """The symbols in the shapes of fake tensors, and what they stand for in the first call."""
+    found: dict[Any, int] = {}
+    for tensor in tensors:
+        for size in tensor.shape if isinstance(tensor, torch.Tensor) else (tensor,):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
+                found[size.node.expr] = int(size.node.hint)
+    return found
 
 
 # ---- the stages that AOTAutograd runs after capture ----------------------------------------------

@@ -210,12 +210,26 @@ CASES = [
             T(X, 0.5, 2),
             index((9, 37), 6),
             T((9, 37), 0.5, 2),
-            dtypes=(*F32_F64, torch.int64),
+            dtypes=(*F32_F64, torch.bfloat16, torch.int64, torch.uint8),
             floor=4.0,
             grad=how != "prod",
             layouts=("contiguous", "transposed"),
         )
         for how in ("sum", "mean", "amax", "amin", "prod")
+    ],
+    *[
+        op(
+            f"index_reduce_{how}",
+            lambda x, i, s, how=how: x.index_reduce(0, i, s, how),
+            T(X, 0.5, 2),
+            index((9,), 6),
+            T((9, 37), 0.5, 2),
+            dtypes=(*F32_F64, torch.int64),
+            floor=4.0,
+            grad=how != "prod",
+            layouts=("contiguous", "transposed"),
+        )
+        for how in ("mean", "amax", "amin", "prod")
     ],
     op(
         "scatter_reduce_no_self",

@@ -58,6 +58,8 @@ CHOSEN = {
         "index",
         "scatter_reduce_amax",
         "scatter_reduce_amin",
+        "scatter_reduce_prod",
+        "index_reduce_prod",
     ),
     "test_embedding": ("embedding",),
     "test_loss": ("cross_entropy",),
@@ -130,7 +132,7 @@ def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
 
 BUILT = ("where", "gelu", "pow", "sum_dims", "sum_long", "argmax", "prod", "softmax", "layer_norm",
          "cumsum", "constant_pad", "permute", "scatter_add", "scatter_reduce_amax",
-         "scatter_reduce_amin", "embedding", "max_pool2d")  # fmt: skip
+         "scatter_reduce_amin", "scatter_reduce_prod", "embedding", "max_pool2d")  # fmt: skip
 
 
 def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
@@ -179,12 +181,90 @@ def test_colliding_sums_of_half_precision_are_rounded_once(kept: Path) -> None:
     assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16], ids=str)
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+def test_colliding_short_integers_wrap_around(how: str, dtype: torch.dtype, kept: Path) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(0, i, s, how)
+
+    values = torch.randint(-3, 100, (300,)).to(dtype)
+    inputs = torch.full((9,), 3).to(dtype), torch.arange(300) % 8, values
+    backend = Backend("triton", cache_dir=kept)
+    assert torch.equal(torch.compile(fn, backend=backend)(*inputs), fn(*inputs))
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+def test_colliding_products_keep_what_is_not_a_number_and_signs(kept: Path) -> None:
+    values = torch.tensor([-0.0, float("nan"), float("inf"), -2.0, 0.5, 3.0])
+    start, index = torch.tensor([1.0, 2.0, -1.0, -4.0, 7.0]), torch.tensor([0, 1, 2, 3, 3, 3])
+
+    def fn(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return x.scatter_reduce(0, i, s, "prod")
+
+    backend = Backend("triton", cache_dir=kept)
+    got, expected = (
+        torch.compile(fn, backend=backend)(start, index, values),
+        fn(start, index, values),
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(got.signbit(), expected.signbit())
+    assert not any(n.decision == "eager" for n in backend.reports[-1].nodes)
+
+
+@pytest.mark.parametrize("how", ["sum", "prod"])
+def test_collisions_in_a_fixed_order_are_left_to_eager_with_the_reason(
+    how: str, kept: Path
+) -> None:
+    backend = Backend("triton", cache_dir=kept)
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = torch.compile(lambda x, i, s: x.scatter_reduce(0, i, s, how), backend=backend)
+        run(torch.ones(3), torch.tensor([0, 0, 1]), torch.ones(3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    reasons = [n.reason for n in backend.reports[-1].nodes if n.decision == "eager"]
+    assert len(reasons) == 1 and "deterministic" in reasons[0]
+
+
 def test_sums_over_a_batch_of_any_size_are_split_along_what_is_known(kept: Path) -> None:
     backend = Backend("triton", cache_dir=kept)
     run = torch.compile(lambda x: x.sum((0, 2, 3)), backend=backend)
-    for batch in (5, 3):
+    for batch in (300, 30):
         x = torch.randn(batch, 8, 16, 12)
         torch._dynamo.mark_dynamic(x, 0)
-        torch.testing.assert_close(run(x), x.sum((0, 2, 3)))
+        torch.testing.assert_close(run(x), x.sum((0, 2, 3)), rtol=1e-4, atol=1e-3)
     (report,) = backend.reports
     assert len(report.kernels) == 2
+
+
+OF_ANY_LENGTH = {
+    "sum": (lambda x: x.sum(), (300, 400)),
+    "minimum of integers": (lambda x: (x * 100).to(torch.int32).amin(), (300, 400)),
+    "any": (lambda x: (x > 3).any(0), (20000, 5)),
+    "all": (lambda x: (x < 3).all(), (300, 400)),
+    "columns": (lambda x: x.sum(0), (3000, 70)),
+    "product": (lambda x: (1 + x * 1e-3).prod(), (300, 400)),
+    "mean": (lambda x: x.bfloat16().mean(), (300, 400)),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_LENGTH)
+def test_sweeps_of_any_length_are_split(name: str, kept: Path) -> None:
+    """However long a row then is: shorter than the parts are many, or longer than at first."""
+    fn, shape = OF_ANY_LENGTH[name]
+    backend = Backend("triton", cache_dir=kept)
+    run = torch.compile(fn, backend=backend, dynamic=True)
+    for now in (shape, (7, 5), (2, 9), (shape[0] + 37, shape[1] + 3)):
+        x = torch.randn(now)
+        torch.testing.assert_close(run(x), fn(x), rtol=2e-3, atol=1e-2)
+    (report,) = backend.reports
+    assert len(report.kernels) == 2
+
+
+def test_short_sweeps_of_any_length_stay_whole(kept: Path) -> None:
+    backend = Backend("triton", cache_dir=kept)
+    run = torch.compile(lambda x: x.sum(), backend=backend, dynamic=True)
+    for size in (30, 3000):
+        x = torch.randn(size)
+        torch.testing.assert_close(run(x), x.sum(), rtol=1e-4, atol=1e-4)
+    assert len(backend.reports[-1].kernels) == 1

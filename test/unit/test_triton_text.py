@@ -17,7 +17,10 @@ from recorder import TritonRecorder, portable, record
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.vendor.triton.spelling import conversion, literal, operator, start_value
+from dicp.loop import ir
+from dicp.loop.index import domain
+from dicp.vendor.triton.spelling import conversion, literal, operator, start_number, start_value
+from dicp.vendor.triton.split import split_reductions
 
 GOLDEN = Path(__file__).parent / "golden" / "triton"
 
@@ -121,6 +124,7 @@ def test_reductions_start_from_their_neutral_element() -> None:
     assert start_value("max", torch.int64) == str(-(2**63))
     assert start_value("sum", torch.float64) == "0.0"
     assert start_value("all", torch.bool) == "True"
+    assert type(start_number("sum", torch.float32)) is float
 
 
 # ---- split reductions ----------------------------------------------------------------------------
@@ -141,6 +145,31 @@ def test_columns_are_split_where_they_are_few() -> None:
     first, second = kernel_texts(lambda x: x.sum(0), f32(16384, 256))
     assert "kernel column" in first and "v1:256" in first and "rows v0:128" in first
     assert "inner v1:128" in second
+
+
+def test_sizes_without_a_divisor_are_split_with_a_shorter_last_part() -> None:
+    first, second = kernel_texts(lambda x: (x * x).amax(), f32(100_003))
+    assert "rows v0:12" in first and "v1:8334" in first and "mul(" in first and "lt(" in first
+    assert "inner v0:12" in second
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_what_is_read_before_it_is_overwritten_stays_a_result_of_its_own(written: bool) -> None:
+    size = 100_003
+    source = ir.Ref("x", (size,), torch.float32, (1,), "input")
+    twice = ir.Ref("y", (size,), torch.float32, (1,), "temp")
+    total = ir.Ref("s", (1,), torch.float32, (1,), "output")
+    place = domain((size,))
+    graph = ir.Graph([source])
+    graph.nodes.append(ir.Compute(twice, (size,), ir.load(source, place) * 2))
+    if written:
+        again = ir.Ref("x2", (size,), torch.float32, (1,), "alias", base=source)
+        graph.nodes.append(ir.Compute(again, (size,), ir.const(0.0, torch.float32)))
+    body = ir.load(twice, place)
+    graph.nodes.append(ir.Compute(total, (size,), body, "reduce", (0,), "sum"))
+    split_reductions(graph, {})
+    first, _ = graph.nodes[-2:]
+    assert first.reads() == ([twice] if written else [source])
 
 
 def test_sweeps_with_many_results_or_few_elements_stay_whole() -> None:

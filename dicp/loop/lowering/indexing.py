@@ -277,20 +277,39 @@ def scatter_reduce(
 def index_add(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
 ) -> Value:
-    if x.ndim == 0:
-        raise NoRule("index_add of a 0-dim tensor")
-    dim = wrap(dim, x.ndim)
-
-    def body(idx: tuple[Index, ...]) -> Expr:
-        item = cast(source.at(idx), x.dtype)
+    def body(item: Expr) -> Expr:
         return item if alpha == 1 else item * lw.scalar(alpha, x.dtype)
+
+    return _combined_at(lw, x, dim, index, source, body, "sum")
+
+
+@rule(aten.index_reduce.default)
+def index_reduce(
+    lw: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str,
+    *, include_self: bool = True,
+) -> Value:  # fmt: skip
+    if reduce not in _REDUCE or not include_self:
+        raise NoRule("index_reduce by mean or without the old values")
+    return _combined_at(lw, x, dim, index, source, lambda item: item, _REDUCE[reduce])
+
+
+def _combined_at(
+    lw: Lowering, x: Value, dim: int, index: Value, source: Value, body: Callable[[Expr], Expr],
+    op: str,
+) -> Value:  # fmt: skip
+    """`x` with each slice of `source` along `dim` combined into the slice that `index` names."""
+    if x.ndim == 0:
+        raise NoRule("colliding slices of a 0-dim tensor")
+    dim = wrap(dim, x.ndim)
 
     def target(idx: tuple[Index, ...]) -> list[Index]:
         coords = list(idx)
         coords[dim] = place(lw, index.at([idx[dim]] if index.ndim else []), x.shape[dim])
         return coords
 
-    return scattered(lw, x, source.shape, body, target, "sum")
+    return scattered(
+        lw, x, source.shape, lambda idx: body(cast(source.at(idx), x.dtype)), target, op
+    )
 
 
 @rule(aten.embedding_dense_backward.default)

@@ -371,6 +371,42 @@ def check_index(index, size, active, site: tl.constexpr, message: tl.constexpr):
     return index
 
 
+# ---- colliding stores ----------------------------------------------------------------------------
+
+
+@triton.jit
+def as_bits(x):
+    if x.dtype.primitive_bitwidth == 32:
+        return x.to(tl.int32, bitcast=True)
+    else:
+        return x.to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def some(active):
+    """Whether any lane is active, as a number."""
+    if active.type.is_block():
+        return tl.max(active.to(tl.int32), 0)
+    else:
+        return active.to(tl.int32)
+
+
+@triton.jit
+def atomic_prod(place, value, active=None, sem: tl.constexpr = "relaxed"):
+    """Multiplies what lies at each `place`: swapped until nobody was there in between.
+
+    The instruction takes no mask: a lane that has nothing to do swaps what it saw for itself.
+    """
+    bits = place.to(tl.pointer_type(as_bits(value).dtype), bitcast=True)
+    old = tl.load(bits)
+    left = old == old if active is None else active
+    while some(left) != 0:
+        new = as_bits(old.to(value.dtype, bitcast=True) * value)
+        seen = tl.atomic_cas(bits, old, tl.where(left, new, old), sem=sem)
+        left = left & (seen != old)
+        old = seen
+
+
 # ---- reductions along the last axis of a tile, which is kept -------------------------------------
 
 

@@ -324,16 +324,19 @@ class Emitter:
         have = self.axes_of_index(stmt.index)
         scattered = bool(stmt.op) or self.kernel.kind == "scatter"
         want = level if scattered else have | self.axes_in(stmt.value)
-        place = f"{self.arg(stmt.ref)} + {self._offset(index, have, want)}"
+        offset = self._offset(index, have, want)
         value = f"d.to_bf16({value})" if stmt.ref.dtype == torch.bfloat16 else value
         mask = self.mask(want | have)
         tail = f", {mask}" if mask else ""
         if stmt.op:
             value = self.spread(value, self.shape_of.get(value, EVERYWHERE), want)
-            order = f"{tail if mask else ''}, sem='relaxed'"
-            self.line(f"{ATOMIC[stmt.op]}({place}, {value}{order})", self.depth_of(want))
+            if stmt.op == "prod" and mask:  # idle lanes need a place, too
+                offset = f"tl.where({mask}, {offset}, 0)"
+            place = f"{self.arg(stmt.ref)} + {offset}"
+            text = f"{ATOMIC[stmt.op]}({place}, {value}{tail}, sem='relaxed')"
+            self.line(text, self.depth_of(want))
             return
-        self.line(f"tl.store({place}, {value}{tail})", self.depth_of(want))
+        self.line(f"tl.store({self.arg(stmt.ref)} + {offset}, {value}{tail})", self.depth_of(want))
 
     def accumulates(self) -> list[Accumulate]:
         return [s for s in self.stmts() if isinstance(s, Accumulate)]

@@ -1,4 +1,4 @@
-"""What goes to the framework's libraries on the device, and what the device cannot combine."""
+"""What goes to the framework's libraries on the device, and how colliding stores are combined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dicp.loop import ir
-from dicp.loop.ir import LOW_PRECISION, Compute, Expr
+from dicp.loop.ir import Compute, Expr
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 from dicp.vendor.triton.spelling import ATOMIC_DTYPES
 
@@ -40,12 +40,14 @@ OWN_RULES = RULES.merged(ATTENTION)
 
 
 class TritonLowering(Lowering):
-    """Lowering that leaves to eager what the hardware's atomic operations cannot do."""
+    """Lowering that combines colliding stores in types that the hardware combines in memory."""
 
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
-        """16-bit floats are combined in 32 bits, and rounded once."""
-        possible = torch.float32 in ATOMIC_DTYPES.get(op, frozenset())
-        return torch.float32 if dtype in LOW_PRECISION and possible else dtype
+        """Short types are combined in 32 bits: floats are rounded once, and integers wrap around
+        when they are stored as they would have at every step."""
+        if dtype in ATOMIC_DTYPES:
+            return dtype
+        return torch.float32 if dtype.is_floating_point else torch.int32
 
     def combinable(self, op: str, value: Expr) -> Expr:
         """Floats are compared in memory by their bits: signed for a maximum, unsigned below zero
@@ -59,8 +61,4 @@ class TritonLowering(Lowering):
     def add(self, compute: Compute) -> Compute:
         if compute.kind == "scatter" and torch.are_deterministic_algorithms_enabled():
             raise NoRule("colliding stores come in any order, and deterministic ones are asked for")
-        if compute.kind == "scatter" and compute.op != "store":
-            if compute.out.dtype not in ATOMIC_DTYPES.get(compute.op, frozenset()):
-                name = str(compute.out.dtype).removeprefix("torch.")
-                raise NoRule(f"colliding {compute.op} of {name} has no atomic operation")
         return super().add(compute)

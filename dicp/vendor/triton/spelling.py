@@ -97,14 +97,12 @@ COMBINE = {
 }
 """Two partial results of a reduction as one."""
 
-ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
+ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min",
+          "prod": "d.atomic_prod"}  # fmt: skip
+"""What combines a value with one in memory, as if in one step."""
 
-ATOMIC_DTYPES = {
-    "sum": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-    "max": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-    "min": frozenset({torch.float32, torch.float64, torch.int32, torch.int64}),
-}
-"""What the hardware combines in memory in one step with the result that PyTorch defines."""
+ATOMIC_DTYPES = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+"""Types whose values are combined in memory with the result that PyTorch defines."""
 
 
 def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str]) -> str:
@@ -136,17 +134,23 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     return repr(real) if math.isfinite(real) else f"float('{real}')"
 
 
-def start_value(op: str, dtype: torch.dtype) -> str:
-    """What a reduction by `op` starts from, as a number."""
+def start_number(op: str, dtype: torch.dtype) -> float | int | bool:
+    """What a reduction by `op` starts from: it changes no value that is combined with it."""
     kind = REDUCTIONS[op].start
-    if kind in ("zero", "one"):
-        return number(kind == "one", dtype)
     if dtype == torch.bool:
-        return number(kind == "highest", dtype)
+        return kind in ("one", "highest")
+    if kind in ("zero", "one"):
+        one = kind == "one"
+        return float(one) if dtype.is_floating_point else int(one)
     if dtype.is_floating_point:
-        return number(-math.inf if kind == "lowest" else math.inf, dtype)
+        return -math.inf if kind == "lowest" else math.inf
     info = torch.iinfo(dtype)
-    return str(info.min if kind == "lowest" else info.max)
+    return info.min if kind == "lowest" else info.max
+
+
+def start_value(op: str, dtype: torch.dtype) -> str:
+    """The same as the language writes it."""
+    return number(start_number(op, dtype), dtype)
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:

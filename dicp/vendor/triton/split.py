@@ -1,11 +1,19 @@
 """Reductions with few results are split: parts of the sweep side by side, then their results.
 
-sum over r of f(x, r) = sum over s of (sum over c of f(x, s * C + c)), with R = S * C.
+sum over r of f(x, r) = sum over s of (sum over c of f(x, s * C + c)), with R = S * C, or with a
+last part that reaches past the end. The number of parts S is fixed; where R may change, the size C
+of a part is computed for every launch, so that as many programs run for any R.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from dicp.loop import ir
 from dicp.loop.index import (
@@ -15,10 +23,11 @@ from dicp.loop.index import (
     Var,
     contiguous_strides,
     domain,
-    product,
     variable,
 )
-from dicp.loop.ir import Compute, Graph, Ref, Rewriter
+from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.torch_private import floor_division
+from dicp.vendor.triton.spelling import start_number
 from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
@@ -31,60 +40,127 @@ LEAST_COLUMN = 128
 LEAST_PARTS = 4
 
 
-def split_reductions(graph: Graph) -> None:
-    """Each long reduction with few results becomes two, the first with many."""
+@dataclass(frozen=True)
+class Cut:
+    """A reduced axis in so many parts, the last of which may be shorter or empty."""
+
+    axis: int
+    parts: int
+
+
+def split_reductions(graph: Graph, first: Mapping[Any, int]) -> None:
+    """Each long reduction with few results becomes two, the first with many.
+
+    Sizes that may change count as what they are in the `first` call.
+    """
+    cuts = {n: _cut(n, first) for n in graph.nodes if isinstance(n, Compute)}
+    found = {n: cut for n, cut in cuts.items() if cut is not None}
+    private = _private(graph, found) if found else {}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
-        if isinstance(node, Compute):
-            found = _parts(node)
-            if found is not None:
-                nodes.append(_split(node, *found))
+        if node in found:
+            assert isinstance(node, Compute)
+            nodes.append(_split(node, found[node], private))
         nodes.append(node)
     graph.nodes[:] = nodes
 
 
-def _parts(node: Compute) -> tuple[int, int] | None:
-    """The reduced axis to split, one of known size, and into how many parts."""
-    if node.kind != "reduce" or node.op not in SPLITTABLE:
+def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
+    """Pointwise results that only `readers` read, themselves or through others of this kind.
+
+    Nobody reads one of them at two places, or what it is made of would be computed for each.
+    """
+    known = {r.root for r in ir._refs(graph.outputs)}
+    written: set[Ref] = set()
+    for node in graph.nodes:
+        if isinstance(node, Compute) and node.out.base is not None:
+            written.add(node.out.root)
+        elif isinstance(node, Call) and node.mutates:
+            written |= {r.root for r in node.reads()}
+    private: dict[Ref, Compute] = {}
+    for node in reversed(graph.nodes):
+        known |= _read_at_many_places(node)
+        inner = isinstance(node, Compute) and node.kind == "pointwise" and node.out.base is None
+        if inner and not node.realize and node.out not in known:  # type: ignore[union-attr]
+            if not any(r.root in written for r in node.reads()):
+                private[node.out] = node  # type: ignore[union-attr, assignment]
+                continue  # whoever reads it reads what it reads
+        if node not in readers:
+            known |= {r.root for r in node.reads()}
+        known |= {r.root for r in node.reads() if r.base is not None}
+    return private
+
+
+def _read_at_many_places(node: ir.Node) -> set[Ref]:
+    places = {(x.ref, x.coords) for x in node.loads()} if isinstance(node, Compute) else set()
+    return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
+
+
+def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
+    """How to split a reduction, if it is worth it."""
+    if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
         return None
-    results = product(s for k, s in enumerate(node.shape) if k not in node.axes)
-    fixed = [k for k in node.axes if isinstance(node.shape[k], int)]
-    if not isinstance(results, int) or 0 in node.shape or not fixed:
-        return None
-    swept = math.prod(extent(node.shape[k]) for k in node.axes)
-    column = (len(node.shape) - 1) not in node.axes
+    shape = [_now(s, first) for s in node.shape]
+    results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
+    swept = math.prod(shape[k] for k in node.axes)
+    column = (len(shape) - 1) not in node.axes
     programs = -(-results // COLUMNS) if column else results
-    if programs >= FEW_PROGRAMS:
+    if not 0 < programs < FEW_PROGRAMS:
         return None
     wanted = min(swept // (LEAST_COLUMN if column else LEAST_ROW), ENOUGH_PROGRAMS // programs)
-    parts, axis = max((_divisor(extent(node.shape[k]), wanted), -k) for k in fixed)
-    return (-axis, parts) if parts >= LEAST_PARTS else None
+    even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
+    if even >= LEAST_PARTS:
+        return Cut(-axis, even)
+    size, axis = max((shape[k], -k) for k in node.axes)
+    parts = min(wanted, size)
+    return Cut(-axis, parts) if parts >= LEAST_PARTS else None
 
 
-def _divisor(size: int, most: int) -> int:
-    """The largest divisor of `size` that is at most `most`."""
+def _now(size: Size, first: Mapping[Any, int]) -> int:
+    if isinstance(size, int):
+        return size
+    known = size.subs(first)
+    return int(known) if known.is_Integer else extent(size)
+
+
+def _divisor(size: Size, most: int) -> int:
+    """The largest divisor of `size` that is at most `most`; 1 where none is known."""
+    if not isinstance(size, int):
+        return 1
     return next((d for d in range(min(most, size), 1, -1) if size % d == 0), 1)
 
 
-def _split(node: Compute, axis: int, parts: int) -> Compute:
+def _chunk(size: Size, parts: int) -> Size:
+    """Elements of a part: the size over the number of parts, rounded up."""
+    more = size + parts - 1
+    return more // parts if isinstance(more, int) else floor_division(more, parts)
+
+
+def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
     """The first half; `node` is left to combine what it gives."""
+    axis, parts = cut.axis, cut.parts
     size = node.shape[axis]
-    assert isinstance(size, int)
-    chunk = size // parts
+    chunk = _chunk(size, parts)
     shape: tuple[Size, ...] = (*node.shape[:axis], parts, chunk, *node.shape[axis + 1 :])
     mapping: dict[Var, Index] = {}
     for k, s in enumerate(node.shape):
         at = k if k < axis else k + 1
         mapping[Var(k, s)] = variable(Var(at, s))
-    inside = variable(Var(axis + 1, chunk))
-    mapping[Var(axis, size)] = variable(Var(axis, parts)) * chunk + inside
+    place = variable(Var(axis, parts)) * chunk + variable(Var(axis + 1, chunk))
+    mapping[Var(axis, size)] = place
+    body = node.body
+    uneven = not isinstance(size, int) or size % parts != 0
+    if uneven:  # loops over other points than its sources': those do not join it later
+        body = _taken_in(body, private)
+    body = Rewriter(mapping)(body)
+    if uneven:
+        body = _inside(place, size, body, node.op)
     axes = tuple(k if k < axis else k + 1 for k in node.axes)
     kept = tuple(1 if k in axes else s for k, s in enumerate(shape))
     partial = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
     first = Compute(
-        partial, shape, Rewriter(mapping)(node.body), "reduce", axes, node.op,
-        after=node.after, origins=node.origins,
-    )  # fmt: skip
+        partial, shape, body, "reduce", axes, node.op, after=node.after, origins=node.origins
+    )
     partial.producer = first
     node.shape = tuple(
         (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
@@ -93,3 +169,29 @@ def _split(node: Compute, axis: int, parts: int) -> Compute:
     node.body = ir.load(partial, [*idx[: axis + 1], ZERO, *idx[axis + 1 :]])
     node.axes = (axis,)
     return first
+
+
+def _taken_in(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
+    """`body` with what only reductions read computed in the place of its loads."""
+    made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
+
+    def value(item: Load, fresh: Expr) -> Expr | None:
+        source = private.get(item.ref)
+        if source is None:
+            return None
+        key = (item.ref, item.coords)
+        if key not in made:
+            own = (Var(k, s) for k, s in enumerate(source.shape))
+            moved = Rewriter(dict(zip(own, item.coords, strict=True)), value)
+            made[key] = ir.opmath(moved(source.body), fresh.dtype)
+        return made[key]
+
+    return Rewriter({}, value)(body)
+
+
+def _inside(place: Index, size: Size, body: Expr, op: str) -> Expr:
+    """`body` before the end of the axis, and past it what changes no result of `op`."""
+    end = ir.index_value(Index(size))
+    test = ir.apply("lt", torch.bool, ir.index_value(place), end)
+    start = ir.const(start_number(op, body.dtype), body.dtype)
+    return ir.apply("where", body.dtype, test, ir.masked(test, body), start)

@@ -32,7 +32,7 @@ from dicp.target import (
     Target,
 )
 from dicp.template import render_template
-from dicp.torch_private import OpOverload
+from dicp.torch_private import OpOverload, first_sizes
 from dicp.vendor.triton import cudagraphs
 from dicp.vendor.triton.builder import (
     Builder,
@@ -112,7 +112,8 @@ class TritonTarget(Target):
             scalars_to_device(gm, torch.device(device))
         lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
         graph = lowering.run()
-        split_reductions(graph)
+        inputs = gm.graph.find_nodes(op="placeholder")
+        split_reductions(graph, first_sizes(n.meta.get("val") for n in inputs))
         plan = schedule(graph, context.config.fuse)
         placed = place_products(plan.steps, graph.outputs, self._chooser(device, context.config))
         rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
