@@ -199,7 +199,7 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
                       sums.at(b, h), sums.row);
       }
     }
-    d_free(start);
+    d_done(start);
   }
 }
 
@@ -321,6 +321,6 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
       d_copy(grad_keys, depth, 1, a.keys, a.depth, grad_k.at(b, shared), grad_k.row, a.scale);
       d_copy(grad_values, width, 1, a.keys, a.width, grad_v.at(b, shared), grad_v.row);
     }
-    d_free(start);
+    d_done(start);
   }
 }

@@ -206,10 +206,10 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
                 start_of(chunk + 1) - from, filters,
                 share ? shared + (group * chunks + chunk) * all.parts() * d_part : nullptr, mine);
     }
-    d_free(mine);
+    d_done(mine);
   }
-  d_free(shared);
-  d_free(filters);
+  d_done(shared);
+  d_done(filters);
 }
 
 // The gradient of the filters: for 48 elements of a patch at a time, their values at all pixels times
@@ -265,7 +265,7 @@ static void d_convolution_filters(void** args, const int64_t* sizes) {
 #pragma omp for schedule(dynamic)
     for (int64_t k = 0; k < all.groups * blocks; ++k)
       gradient.block(turned, k / blocks, k % blocks, mine);
-    d_free(mine);
+    d_done(mine);
   }
-  d_free(turned);
+  d_done(turned);
 }

@@ -27,8 +27,30 @@ typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
 // Room for `count` floats or cells; vectors at multiples of their size cross no line of the cache.
-d_inline float* d_floats(int64_t count) {
-  return (float*)aligned_alloc(64, (uint64_t)d_round_up((count + !count) * sizeof(float), 64));
+// A thread keeps one piece from call to call: room that comes and goes between tensors that stay
+// leaves holes in the heap.
+constexpr int64_t d_line = 64;                     // bytes; the first line of a piece holds its size
+constexpr int64_t d_most_kept = 4 << 20;
+struct d_piece {
+  int64_t* at = nullptr;
+  ~d_piece() { d_free(at); }
+};
+static thread_local d_piece d_kept;
+static float* d_floats(int64_t count) {
+  const int64_t bytes = d_round_up(count * sizeof(float), d_line);
+  int64_t* piece = d_kept.at;
+  d_kept.at = nullptr;
+  if (!piece || *piece < bytes) {
+    d_free(piece);
+    piece = (int64_t*)aligned_alloc(d_line, d_line + bytes);
+    *piece = bytes;
+  }
+  return (float*)((char*)piece + d_line);
+}
+static void d_done(float* room) {
+  int64_t* piece = room ? (int64_t*)((char*)room - d_line) : nullptr;
+  if (piece && !d_kept.at && *piece <= d_most_kept) d_kept.at = piece;
+  else d_free(piece);
 }
 
 template <class T> d_inline void d_clear(T* x, int64_t from, int64_t to) {

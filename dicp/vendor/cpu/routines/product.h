@@ -182,7 +182,7 @@ template <class T> struct d_products {
         if (row < rows)
           this->task(rest / parts, row, d_least(rows - row, step), column, end - column, mine);
       }
-      d_free(mine);
+      d_done(mine);
     }
   }
 };
