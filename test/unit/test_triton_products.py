@@ -78,14 +78,11 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("generated")
-@pytest.mark.parametrize("sized", ["static", "any size"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FORMS)
-def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None:
+def matched(name: str, dtype: torch.dtype, sized: str, folder: Path) -> Any:
+    """The report of a form whose results are right."""
     fn, shapes = FORMS[name]
     inputs = [make(*shape, dtype=dtype) for shape in shapes]
-    backend = Backend("triton", cache_dir=tmp_path)
+    backend = Backend("triton", cache_dir=folder)
     torch._dynamo.reset()
     got = torch.compile(fn, backend=backend, dynamic=sized != "static")(*inputs)
     eager, truth = fn(*inputs), fn(*(x.double() for x in inputs))
@@ -93,6 +90,15 @@ def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None
     for mine, theirs, real in zip(leaves(got), leaves(eager), leaves(truth), strict=True):
         assert_matches(mine, theirs, real)
     (report,) = backend.reports
+    return report
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize("sized", ["static", "any size"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None:
+    report = matched(name, dtype, sized, tmp_path)
     assert all("total" in k.text for k in report.kernels if "mm" in str(k.sources[0]))
 
 
@@ -103,16 +109,7 @@ def test_form_in_parts(
 ) -> None:
     """The sums of products cut into three, of which the last may be shorter or empty."""
     monkeypatch.setattr(target, "by_table", lambda product, arch: IN_PARTS)
-    fn, shapes = FORMS[name]
-    inputs = [make(*shape, dtype=torch.bfloat16) for shape in shapes]
-    backend = Backend("triton", cache_dir=tmp_path)
-    torch._dynamo.reset()
-    got = torch.compile(fn, backend=backend, dynamic=sized != "static")(*inputs)
-    eager, truth = fn(*inputs), fn(*(x.double() for x in inputs))
-    leaves = torch.utils._pytree.tree_leaves
-    for mine, theirs, real in zip(leaves(got), leaves(eager), leaves(truth), strict=True):
-        assert_matches(mine, theirs, real)
-    (report,) = backend.reports
+    report = matched(name, torch.bfloat16, sized, tmp_path)
     assert sum("_sums[" in k.text and "total" in k.text for k in report.kernels)
 
 
