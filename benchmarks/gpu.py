@@ -4,7 +4,8 @@
 
 Every section has its share of ten minutes and every item a limit; an item that fails, hangs or
 crashes is named in the table and the next one is begun. What is known is written to FOLDER after
-every item. `--sections kernels,models` runs some of them, each with its own share of the time.
+every item; the goals and whether they were reached come last. `--sections kernels,models` runs
+some of them, each with its own share of the time.
 share of the copy: bytes that must be moved at the rate of a copy measured in turn, over the time.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from benchmarks import child, features, series
 from benchmarks.backends import EAGER
+from benchmarks.gpu_goals import goal_rows
 from benchmarks.options import Options
 from benchmarks.report import Progress, Report, Row
 
@@ -40,6 +42,8 @@ MODELS = (
 )  # fmt: skip
 FIRST_RESULTS = ("llama training", "bert inference")
 TEST_WORKERS = 8
+WORKERS = dict.fromkeys(("DICP_COMPILE_JOBS", "TORCHINDUCTOR_COMPILE_THREADS"), "8")
+"""Compile processes of each backend whose first results are compared."""
 
 
 @dataclass
@@ -81,11 +85,15 @@ class Run:
         found = series.run(
             function, items, arguments, deadline=self.deadline, limit=limit, environment=environment
         )
+        left = dict.fromkeys(items)
         for item, result, trouble in found:
+            left.pop(item, None)
             self.progress.console.print(
                 f"{item}: {trouble.splitlines()[-1] if trouble else 'done'}"
             )
             yield item, result, trouble
+        for item in left:
+            yield item, None, "not begun: the section's time was over"
 
 
 def run(options: Options, report: Report, progress: Progress) -> None:
@@ -102,6 +110,8 @@ def run(options: Options, report: Report, progress: Progress) -> None:
             row = Row(name, {"section": name})
             row.failures = dict.fromkeys(options.backends, f"{type(error).__name__}: {error}")
             state.add(row)
+    for row in goal_rows(report.rows, state.under_test):
+        state.add(row)
 
 
 # ---- the sections --------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ def time_first_results(state: Run) -> None:
         rows = {s: Row(item, {"section": f"{s} compile", "unit": "s"}) for s in ("cold", "warm")}
         for backend in state.contestants:
             with tempfile.TemporaryDirectory() as folder:
-                caches = child.cache_environment(Path(folder))
+                caches = {**child.cache_environment(Path(folder)), **WORKERS}
                 for row in rows.values():
                     _first_result(state, item, backend, caches, row)
         for row in rows.values():

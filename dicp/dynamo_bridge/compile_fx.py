@@ -20,6 +20,7 @@ from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen, static_positions
 from dicp.dynamo_bridge.fuse import FUSE
+from dicp.dynamo_bridge.fuse.attention_training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.infer import Inference
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.masks import MASKS
@@ -180,7 +181,7 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     backward is saved in the layout backward wants.
     """
     if kind == "joint":
-        return (MASKS, LAYOUT)
+        return (TRAINING_ATTENTION, MASKS, LAYOUT)
     masks = (MASKS,) if kind == "inference" else ()
     fusion = (*masks, FUSE, CANONICALIZE) if config.fuse else ()
     layout = (LAYOUT,) if kind == "inference" else ()

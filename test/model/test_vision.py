@@ -44,13 +44,16 @@ def vit() -> ViTForImageClassification:
 
 
 def test_resnet50_training(against_eager):
-    # Without it five steps amplify rounding a million times: nothing could be compared.
+    # Without it five steps amplify rounding a million times: nothing could be compared. Even so an
+    # activation that lies at zero within rounding takes either side: eager itself, its input moved
+    # by half a unit in the last place, is a thousand times further off in some tensor of the third
+    # or fourth step with batches that grow.
     model = torchvision.models.resnet50(num_classes=CLASSES, zero_init_residual=True)
     against_eager.training(
         model,
         loss_of,
         lambda n: labelled(2 * n, 64),
-        steps=5,
+        steps=2 if against_eager.dynamic else 5,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
     )
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
+from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.fuse import FAMILIES, FUSE
 
@@ -177,11 +178,73 @@ def test_attention_guards(fn: Any) -> None:
     assert not fused(fn, *qkv())[ATTENTION]
 
 
-def test_attention_in_training_keeps_what_backward_reads() -> None:
+def hides_future(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    drop = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-2, -1) * 0.25).masked_fill(drop, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def in_three_dimensions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.softmax(torch.bmm(q, k.transpose(1, 2)) * 0.25, -1).bmm(v)
+
+
+def with_position_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) + bias, -1) @ v
+
+
+def trained(fn: Any, *args: Tensor, dynamic: bool = False) -> list[str]:
+    """The products and attentions of forward and backward, with the gradients compared."""
+    backend = Backend("cpu", cache=False)
+    torch._dynamo.reset()
+    leaves = [x for x in args if x.requires_grad]
+    out = torch.compile(fn, backend=backend, dynamic=dynamic)(*args)
+    weights = torch.randn_like(out)
+    got = torch.autograd.grad((out * weights).sum(), leaves)
+    expected = torch.autograd.grad((fn(*args) * weights).sum(), leaves)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return [n.op for r in backend.reports for n in r.nodes if "mm" in n.op or "attention" in n.op]
+
+
+@symbolic
+@pytest.mark.parametrize("fn", [plain, hides_future, in_three_dimensions])
+def test_attention_in_training_is_one_pair_of_operators(fn: Any, symbolic: bool) -> None:
     args = [x.requires_grad_() for x in qkv()]
-    for graph in capture(plain, *args, train=True):
-        counts, _ = rewrite(graph, PASSES, fusions=FAMILIES)
-        assert not counts[ATTENTION]
+    forward, backward = trained(fn, *args, dynamic=symbolic)
+    assert (forward, backward) == (ATTENTION, ATTENTION.replace("_for_cpu", "_for_cpu_backward"))
+
+
+def test_a_row_without_keys_is_not_a_number_in_training_either() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    bias = torch.zeros(q.shape[-2], k.shape[-2])
+    bias[1] = float("-inf")
+    assert len(trained(with_position_bias, q, k, v, bias)) == 2
+
+
+def test_attention_in_training_stays_where_others_read_what_is_inside() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    bias = torch.randn(q.shape[-2], k.shape[-2], requires_grad=True)
+    assert not any("attention" in op for op in trained(with_position_bias, q, k, v, bias))
+
+    def shown(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.softmax(q @ k.transpose(-2, -1), -1)
+        return torch.cat((weights @ v, weights.mean(-1, keepdim=True)), -1)
+
+    assert not any("attention" in op for op in trained(shown, q, k, v))
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.softmax(q @ k.transpose(-2, -1), -1)
+        return (weights * torch.linspace(0, 2, weights.shape[-1])) @ v
+
+    assert not any("attention" in op for op in trained(dropped, q, k, v))
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_attention_in_training_of_which_one_gradient_is_wanted(wanted: int) -> None:
+    args = list(qkv())
+    args[wanted].requires_grad_()
+    found = trained(plain, *args)
+    assert found[0] == ATTENTION and len(found) == 2
 
 
 def norm_mean(x: Tensor, w: Tensor, b: Tensor, eps: float = 1e-5) -> Tensor:

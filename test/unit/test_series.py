@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import gpu, series
 from benchmarks.features import names
+from benchmarks.gpu_goals import GOALS, goal_rows
 from benchmarks.options import Options
 from benchmarks.report import Report
 
@@ -98,9 +99,44 @@ def test_kernels_are_timed_beside_a_copy(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu, "KERNELS", ("swiglu",))
     report = Report(options(tmp_path, "kernels"), "", {})
     gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
-    (row,) = report.rows
+    row, *goals = report.rows
+    assert {g.facts["section"] for g in goals} == {"goals"} and len(goals) == len(GOALS)
     assert set(row.values) == {"eager", "cpugraph"} and row.floor and not row.failures, row
     assert row.detail["bytes"] == 3 * 2 * 65536
+
+
+def test_what_was_not_begun_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, section = gpu.SECTIONS["kernels"]
+    monkeypatch.setattr(gpu, "SECTIONS", {"kernels": (0, section)})
+    monkeypatch.setattr(gpu, "KERNELS", ("swiglu", "gelu"))
+    report = Report(options(tmp_path, "kernels"), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    kernels = [row for row in report.rows if row.facts["section"] == "kernels"]
+    assert [row.name for row in kernels] == ["swiglu", "gelu"]
+    assert all("not begun" in row.failures["cpugraph"] for row in kernels)
+
+
+def test_goals_are_compared_with_what_was_measured() -> None:
+    def row(section: str, floor: float | None = None, **values: float) -> gpu.Row:
+        return gpu.Row("it", {"section": section}, values, floor=floor)
+
+    rows = [
+        row("kernels", 9.5, inductor=11.0, tritongraph=10.0),
+        row("models, training", eager=20.0, inductor=10.0, tritongraph=5.0),
+        row("models, inference", eager=20.0, inductor=9.0, tritongraph=10.0),
+        row("cold compile", inductor=10.0, tritongraph=4.0),
+        row("warm compile", inductor=10.0, tritongraph=8.0),
+    ]
+    rows[2].wrong["tritongraph"] = "by far"
+    said = {r.name: r.facts["result"] for r in goal_rows(rows, ["tritongraph"])}
+    assert said["kernels: mean share of the copy's rate"] == "0.95, wanted 0.9: reached"
+    assert said["models: mean speed to Inductor's"] == (
+        "1.34, wanted 1: reached; 1 wrong or failed"
+    )
+    assert said["models: worst speed to Inductor's"].startswith("0.9, wanted 0.95: missed")
+    assert said["cold compile: Inductor's time to ours"] == "2.5, wanted 2: reached"
+    assert said["warm start: Inductor's time to ours"] == "1.25, wanted 1.43: missed"
+    assert said["memory: Inductor's peak to ours"] == "not measured, wanted 1: missed"
 
 
 def test_tests_are_counted_also_when_they_are_stopped(tmp_path: Path) -> None:

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dicp.config import Config
 from dicp.dynamo_bridge.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.fuse import FUSE
+from dicp.dynamo_bridge.fuse.attention_training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.infer import Inference
+from dicp.dynamo_bridge.joint import merge_equal_nodes
 from dicp.dynamo_bridge.passes import PassContext, run_passes
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget
@@ -53,9 +56,15 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return EFFICIENT(q, k, v, mask, False, scale=options["scale"])[0]
 
 
-def traced(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype) -> Any:
+def traced(
+    fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype, rows_change: bool = False
+) -> Any:
     """`fn`'s graph on fake tensors of a GPU."""
-    with FakeTensorMode():
+    with FakeTensorMode(shape_env=ShapeEnv()) as fake:
+        if rows_change:
+            free = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2 + [DimDynamic.STATIC])
+            first = fake.from_tensor(torch.empty(shapes[0]), symbolic_context=free)
+            shapes = (first.shape,) * len(shapes)
         inputs = [torch.empty(shape, device="cuda:0", dtype=dtype) for shape in shapes]
         return make_fx(fn)(*inputs)
 
@@ -101,6 +110,99 @@ def test_a_mask_goes_along_in_the_type_of_the_heads(monkeypatch: pytest.MonkeyPa
 def test_without_a_fused_operator_the_graph_stays() -> None:
     gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
     assert fused(gm).count(aten.bmm.default) == 2  # nobody is here to say that flash would do
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+def joint(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, *mask: Tensor) -> tuple[Tensor, ...]:
+    """Forward and backward as automatic differentiation writes them."""
+    kt = k.transpose(1, 2)
+    scores = torch.bmm(q, kt) * 0.25
+    scores = scores + mask[0] if mask else scores
+    weights = aten._softmax.default(scores, -1, False)
+    out = torch.bmm(weights, v)
+    dv = torch.bmm(weights.transpose(1, 2), grad)
+    back = torch.bmm(grad, v.transpose(1, 2))
+    back = aten._softmax_backward_data.default(back, weights, -1, q.dtype) * 0.25
+    dq, dk = torch.bmm(back, kt.transpose(1, 2)), torch.bmm(q.transpose(1, 2), back)
+    return out, dq, dk.transpose(1, 2), dv
+
+
+def as_flash(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return FLASH(q, k, v, 0.0, options["is_causal"], scale=options["scale"])[0]
+
+
+def as_efficient(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    mask = options["attn_mask"]
+    mask = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
+    return EFFICIENT(q, k, v, mask, False, scale=options["scale"])[0]
+
+
+def as_cudnn(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return CUDNN(q, k, v, options["attn_mask"], False, scale=options["scale"])[0]
+
+
+def trained(gm: Any) -> list[Any]:
+    context = PassContext(TritonTarget.facts, Config(), "joint", Inference.of(gm))
+    run_passes(gm, (TRAINING_ATTENTION, CANONICALIZE), context, verify=True)
+    return [n.target for n in gm.graph.nodes if n.op == "call_function"]
+
+
+@pytest.mark.parametrize("choice", [as_flash, as_efficient, as_cudnn])
+@pytest.mark.parametrize("rows_change", [False, True])
+def test_written_out_attention_in_training_becomes_the_frameworks_pair(
+    choice: Any, rows_change: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gm = traced(joint, *[(8, 64, 32)] * 4, dtype=torch.bfloat16, rows_change=rows_change)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", choice)
+    targets = trained(gm)
+    names = [t.overloadpacket.__name__ for t in targets if "attention" in str(t)]
+    assert len(names) == 2 and names[1] == f"{names[0]}_backward"
+    assert not {aten.bmm.default, aten._softmax.default} & set(targets)
+    forward, backward = (n for n in gm.graph.nodes if "attention" in str(n.target))
+    assert backward.args[1:4] == forward.args[:3] and backward.kwargs["scale"] == 0.25
+    results = gm.graph.output_node().args[0]
+    assert [str(r.meta["val"].shape) for r in results] == [str(results[0].meta["val"].shape)] * 4
+
+
+def test_a_mask_goes_along_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = traced(joint, *[(8, 64, 32)] * 4, (64, 64), dtype=torch.bfloat16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", as_efficient)
+    targets = trained(gm)
+    assert aten.bmm.default not in targets
+    forward, backward = (n for n in gm.graph.nodes if "attention" in str(n.target))
+    assert backward.args[4] is forward.args[3] and backward.args[10] == [True] * 3 + [False]
+    # nobody knows whether the mask hides all keys of a row: it would be NaN, and what it reaches
+    assert targets.count(aten.where.self) == 2
+
+
+def shown(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """The probabilities are a result, too."""
+    q, k = inputs[:2]
+    weights = aten._softmax.default(torch.bmm(q, k.transpose(1, 2)) * 0.25, -1, False)
+    return *joint(*inputs), weights
+
+
+def masked_with_gradient(*inputs: Tensor) -> tuple[Tensor, ...]:
+    q, k, v, grad, mask = inputs
+    weights = aten._softmax.default(torch.bmm(q, k.transpose(1, 2)) * 0.25 + mask, -1, False)
+    back = torch.bmm(grad, v.transpose(1, 2))
+    back = aten._softmax_backward_data.default(back, weights, -1, q.dtype)
+    return *joint(*inputs), back.sum(0)
+
+
+@pytest.mark.parametrize(("fn", "extra"), [(shown, []), (masked_with_gradient, [(64, 64)])])
+def test_what_others_read_stays_written_out(
+    fn: Any, extra: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gm = traced(fn, *[(8, 64, 32)] * 4, *extra, dtype=torch.bfloat16)
+    merge_equal_nodes(gm.graph)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", as_efficient)
+    before = [str(n.target) for n in gm.graph.nodes]
+    context = PassContext(TritonTarget.facts, Config(), "joint", Inference.of(gm))
+    assert not run_passes(gm, (TRAINING_ATTENTION,), context)
+    assert [str(n.target) for n in gm.graph.nodes] == before
 
 
 # ---- the calls -----------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ The driver is a stand-in that writes down what it is asked; the compiler is the 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +19,7 @@ import pytest
 import torch
 from recorder import TritonRecorder, record
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -24,11 +27,17 @@ from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
-from dicp.errors import CompilerError, LaunchError, SimulatorForbiddenError, ToolchainError
+from dicp.errors import (
+    CompilerError,
+    DeviceMovedError,
+    LaunchError,
+    SimulatorForbiddenError,
+    ToolchainError,
+)
 from dicp.loop.index import Var
 from dicp.loop.kernel import Kernel
 from dicp.target import LowerContext, find_target
-from dicp.vendor.triton import TritonTarget, aot, builder, tiles
+from dicp.vendor.triton import TritonTarget, aot, builder, driver, tiles
 from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers
 from dicp.vendor.triton.driver import Driver
 from dicp.vendor.triton.launch import Device, Plan
@@ -458,12 +467,62 @@ def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> No
 
 
 def test_the_simulator_may_be_forbidden() -> None:
+    gm = make_fx(torch.sin, tracing_mode="fake")(torch.ones(3))
+    context = LowerContext(Config(runs_on="device"), "inference")
+    with pytest.raises(SimulatorForbiddenError, match="to a GPU"):
+        TritonTarget().lower(gm, context)
     compiled = torch.compile(torch.sin, backend=Backend("triton", runs_on="device", cache=False))
-    with pytest.raises(Exception) as caught:  # noqa: PT011, B017 - Dynamo wraps it
+    with pytest.raises(BackendCompilerFailed, match="to a GPU"):
         compiled(torch.ones(3))
-    assert "SimulatorForbiddenError" in repr(caught.value) or isinstance(
-        caught.value, SimulatorForbiddenError
-    )
+
+
+def test_a_machine_without_a_driver_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARIES", ("libno-such-driver.so",))
+    driver.find_driver.cache_clear()
+    try:
+        with pytest.raises(ToolchainError, match=r"libno-such-driver\.so.*Install the driver"):
+            driver.find_driver()
+    finally:
+        driver.find_driver.cache_clear()
+
+
+def on_devices(*names: str) -> list[Tensor]:
+    with FakeTensorMode():
+        return [torch.empty(8 if n != "number" else (), device=n if n != "number" else "cpu")
+                for n in names]  # fmt: skip
+
+
+def test_inputs_on_host_and_gpu_are_refused_by_name() -> None:
+    backend = Backend("triton")
+    gm = make_fx(lambda x, y: x + 1)(torch.ones(3), torch.ones(3))
+    with pytest.raises(DeviceMovedError, match=r"cpu.*cuda"):
+        backend(gm, on_devices("cuda:0", "cpu"))
+    assert backend._target(gm, on_devices("cuda:0", "number")).name == "triton"
+
+
+def test_what_lies_on_another_gpu_is_left_to_eager_with_the_reason() -> None:
+    with FakeTensorMode():
+        x, y = (torch.empty(8, device=f"cuda:{k}") for k in range(2))
+        gm = make_fx(lambda x, y: (x + 1, y * 2))(x, y)
+    program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
+    reasons = {n.op: n.reason for n in program.nodes if n.decision == "eager"}
+    assert reasons == {"aten.mul.Tensor": "tensor on cuda:1 in a graph on cuda:0"}
+
+
+def test_a_failed_assertion_names_the_operator_and_the_line(workers: Workers) -> None:
+    """The message that the device prints lies in the binary; kernels without checks have none."""
+
+    def pick(x: Tensor, i: Tensor) -> Tensor:
+        return x[i] + 1
+
+    plan = plan_of(pick, torch.ones(8), torch.tensor([1, 2]))
+    (one,) = plan.jobs()
+    code = base64.b64decode(workers.compile(one.request(one.blocks()))["binary"])
+    message = re.search(rb"index out of range: [ -~]+", code)
+    assert message and re.search(rb"aten\.index\.Tensor.*test_triton_launch\.py:\d+", message[0])
+    plain = job()
+    code = base64.b64decode(workers.compile(plain.request(plain.blocks()))["binary"])
+    assert b"out of range" not in code
 
 
 def test_doctor_builds_a_kernel() -> None:

@@ -31,6 +31,7 @@ CHOSEN = {
         "where",
         "gelu",
         "pow_tensor",
+        "pow_ints",
         "floor_divide",
         "bitwise_not",
         "sign",
@@ -130,7 +131,8 @@ def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
         compiled(torch.ones(4), torch.tensor([1, 4]))
 
 
-BUILT = ("where", "gelu", "pow", "sum_dims", "sum_long", "argmax", "prod", "softmax", "layer_norm",
+BUILT = ("where", "gelu", "pow_tensor", "pow_ints", "sum_dims", "sum_long", "argmax", "prod",
+         "softmax", "layer_norm",
          "cumsum", "constant_pad", "permute", "scatter_add", "scatter_reduce_amax",
          "scatter_reduce_amin", "scatter_reduce_prod", "embedding", "max_pool2d")  # fmt: skip
 

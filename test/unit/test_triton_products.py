@@ -18,15 +18,19 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
+from dicp.loop import ir
+from dicp.loop.kernel import Kernel
 from dicp.loop.runtime import LoopExecutable, WorkspacePool
 from dicp.vendor.triton import aot, choice, target
 from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
 from dicp.vendor.triton.choice import Contest, Row
-from dicp.vendor.triton.products import Product
+from dicp.vendor.triton.gemm import render_product
+from dicp.vendor.triton.products import Chosen, Product, halves
 from dicp.vendor.triton.simulator import Simulator
 from dicp.vendor.triton.tiling import Tiling, candidates
 
 SMALL = Tiling(16, 32, 16, 2, 2)
+IN_PARTS = Tiling(16, 32, 16, 2, 2, 3)
 
 
 @pytest.fixture
@@ -74,14 +78,11 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("generated")
-@pytest.mark.parametrize("sized", ["static", "any size"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FORMS)
-def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None:
+def matched(name: str, dtype: torch.dtype, sized: str, folder: Path) -> Any:
+    """The report of a form whose results are right."""
     fn, shapes = FORMS[name]
     inputs = [make(*shape, dtype=dtype) for shape in shapes]
-    backend = Backend("triton", cache_dir=tmp_path)
+    backend = Backend("triton", cache_dir=folder)
     torch._dynamo.reset()
     got = torch.compile(fn, backend=backend, dynamic=sized != "static")(*inputs)
     eager, truth = fn(*inputs), fn(*(x.double() for x in inputs))
@@ -89,7 +90,48 @@ def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None
     for mine, theirs, real in zip(leaves(got), leaves(eager), leaves(truth), strict=True):
         assert_matches(mine, theirs, real)
     (report,) = backend.reports
+    return report
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize("sized", ["static", "any size"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_form(name: str, dtype: torch.dtype, sized: str, tmp_path: Path) -> None:
+    report = matched(name, dtype, sized, tmp_path)
     assert all("total" in k.text for k in report.kernels if "mm" in str(k.sources[0]))
+
+
+@pytest.mark.parametrize("sized", ["static", "any size"])
+@pytest.mark.parametrize("name", FORMS)
+def test_form_in_parts(
+    name: str, sized: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of products cut into three, of which the last may be shorter or empty."""
+    monkeypatch.setattr(target, "by_table", lambda product, arch: IN_PARTS)
+    report = matched(name, torch.bfloat16, sized, tmp_path)
+    assert sum("_sums[" in k.text and "total" in k.text for k in report.kernels)
+
+
+def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
+    product = product_of(torch.mm, make(5, 1000), make(1000, 24))
+    first, rest = halves(Chosen(product, IN_PARTS))
+    assert isinstance(first, Chosen) and isinstance(rest, Kernel)
+    assert first.product.shape == (3, 5, 24, 1000)
+    text = render_product(first.product, IN_PARTS, False)
+    assert text.extra["launch"]["axes"]["z"]["size"] == 3
+    assert "tl.minimum(begin + chunk" in text.body
+    assert len({e.attr.coords for s in rest.phases[0].stmts for e in ir.walk(s.value)
+                if e.op == "read"}) == 3  # fmt: skip
+
+
+def test_long_sums_with_few_results_are_worth_cutting() -> None:
+    def most(*shape: int) -> int:
+        return max(t.parts for t in candidates(*shape[1:], torch.bfloat16, shape[0]))
+
+    assert most(1, 1, 4096, 4096) >= 4  # one token
+    assert most(1, 768, 768, 65536) >= 8  # a gradient of weights
+    assert most(1, 8192, 8192, 8192) == most(512, 64, 64, 4096) == most(1, 1, 4096, 128) == 1
 
 
 def steps_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[int, list[str]]:
@@ -176,7 +218,7 @@ class Compiled(Builder):
         return [self._one(job) for job in jobs]
 
     def _one(self, job: Job) -> Binary | CompilerError:
-        asked = (*job.blocks().values(), job.launch["constants"]["KBLOCK"])
+        asked = (*job.blocks().values(), job.launch.get("constants", {}).get("KBLOCK", 0))
         if asked == (self.refused.y, self.refused.x, self.refused.k):
             return CompilerError("triton", [], "refused", ())
         blocks = job.blocks()
@@ -247,6 +289,18 @@ def test_contestants_compute_the_same(contest: Callable[..., Contest], product: 
         torch.testing.assert_close(result, first)
 
 
+def test_sums_in_parts_take_part_in_the_contest(contest: Callable[..., Contest]) -> None:
+    torch.manual_seed(0)
+    product = product_of(lambda a, b: F.relu(a @ b), make(4, 4096), make(4096, 32))
+    watch = Stopwatch(10.0, *[9.0] * 30)
+    tiling, seconds = contest(watch).measure(product)
+    cut = [name for name in seconds if name != "library" and not name.endswith("x1")]
+    assert len(cut) >= 2 and tiling is not None
+    fastest = Stopwatch(*[10.0 if not name.endswith("x4") else 5.0 for name in seconds])
+    chosen = contest(fastest, "another chip").choose(product)
+    assert chosen is not None and chosen.parts == 4
+
+
 def test_a_kernel_must_win_by_a_margin(contest: Callable[..., Contest], product: Product) -> None:
     assert contest(Stopwatch(1.0, 0.99)).choose(product) is None
 
@@ -289,7 +343,7 @@ def test_tilings_fit_the_product() -> None:
 @pytest.mark.usefixtures("generated")
 def test_products_are_built_for_two_chips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the compiler's processes, with tiles as they are on a chip."""
-    chosen = [Tiling(128, 128, 32, 3, 8), Tiling(64, 64, 64, 4, 4)]
+    chosen = [Tiling(128, 128, 32, 3, 8), Tiling(64, 64, 64, 4, 4, 4)]
     backend = Backend("triton", cache_dir=tmp_path)
     cases = [("residual", torch.bfloat16), ("bmm", torch.float16), ("strided", torch.float32)]
     for at, (name, dtype) in enumerate(cases):

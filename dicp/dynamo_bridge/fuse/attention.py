@@ -3,7 +3,7 @@
 Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
 an additive mask or `where` with a fill of -inf (or the smallest finite number), conversions around
 the softmax, the softmax as one operator or spelled out, keys and values repeated for grouped heads.
-A training graph keeps its own form wherever the backward part reads the probabilities.
+In training the backward part reads the probabilities: see `attention_training.py`.
 
 The fused operator gives zero for a row with every key masked by -inf, where the written-out form
 gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where` on the
@@ -43,6 +43,7 @@ from dicp.dynamo_bridge.fuse.terms import (
 from dicp.dynamo_bridge.infer import expression, value_of
 from dicp.dynamo_bridge.passes import PassContext
 from dicp.dynamo_bridge.traits import is_pure
+from dicp.torch_private import disable_current_modes
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -151,6 +152,7 @@ def written_out(
         op(aten.add.Tensor, scaled, mask),
         op(aten.where.self, keep, scaled, fill),
         op(aten.where.self, drop, fill, scaled),
+        op(aten.masked_fill.Scalar, scaled, drop, fill),
         scaled,
     ))  # fmt: skip
     return MatMul(_around(_softmax(masked)), v)
@@ -210,23 +212,52 @@ def fused(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
     keep: Any, drop: Any, fill: float | None, scores: fx.Node,
 ) -> fx.Node | None:  # fmt: skip
+    found = operands(rw, q, kt, v, grouped=True)
+    if found is None:
+        return None
+    q, factor = _scaled(rw, found[0], scale, inverse)
+    q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
+    added = mask_of(rw, (q, k, v), mask, keep, drop, fill)
+    out = _call(rw, q, k, v, added.bias, added.causal, factor)
+    if out is not None and added.may_hide_all and added.bias is not None:
+        out = nan_where_masked(rw, out, added.bias)
+    return None if out is None else as_root(rw, out)
+
+
+def operands(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
+) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Queries, keys and values in four dimensions; `grouped`: keys and values not repeated."""
     k = _transposed(rw, kt)
     groups, root = [_ungrouped(k), _ungrouped(v)], sizes_of(rw.root) or ()
-    if len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
+    if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
         k, v = (x for x in groups if x is not None)
     else:
         k, v = _batched(rw, k), _batched(rw, v)
     if not same_sizes(k, v):
         return None
-    q, factor = _scaled(rw, _batched(rw, q), scale, inverse)
-    q, k, v = (_unit_stride(rw, x) for x in (q, k, v))
+    return _batched(rw, q), k, v
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What is added to the scores: a tensor in four dimensions, or the causal mask as a flag."""
+
+    bias: fx.Node | None
+    causal: bool
+    may_hide_all: bool
+    """Whether a row may be left without a key."""
+
+
+def mask_of(
+    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, keep: Any, drop: Any,
+    fill: float | None,
+) -> Added:  # fmt: skip
+    q, k, _ = found
     bias = _as_bias(rw, mask, keep, drop, fill, q)
-    causal = bias is not None and is_causal_mask(bias, q, k)
-    shaped = None if bias is None or causal else _four_dims(rw, bias)
-    out = _call(rw, q, k, v, shaped, causal, factor)
-    if out is not None and shaped is not None and bias is not None and not _leaves_a_key(bias):
-        out = _nan_where_masked(rw, out, shaped)
-    return None if out is None else _as_root(rw, out)
+    if bias is None or is_causal_mask(bias, q, k):
+        return Added(None, bias is not None, False)
+    return Added(_four_dims(rw, bias), False, not _leaves_a_key(bias))
 
 
 def _call(
@@ -237,16 +268,23 @@ def _call(
     value = value_of(q)
     target = FUSED_BY_DEVICE.get(value.device.type)
     if target is None:
-        if bias is not None and value_of(bias).dtype != value.dtype:
-            bias = rw(prims.convert_element_type.default, bias, value.dtype)
-        return framework_attention(rw, q, k, v, bias, causal, scale)
+        return framework_attention(rw, q, k, v, as_taken(rw, bias, q), causal, scale)
     options: dict[str, Any] = {"scale": scale}
     if bias is not None:
         options["attn_mask"] = bias
     return rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
 
 
-def _as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
+def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
+    """The mask in the type in which the device's fused operators take it."""
+    value = value_of(q)
+    free = bias is None or value.device.type in FUSED_BY_DEVICE
+    if free or value_of(bias).dtype == value.dtype:
+        return bias
+    return rw(prims.convert_element_type.default, bias, value.dtype)
+
+
+def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
     """`out` in the shape and dtype of the root."""
     if len(sizes_of(rw.root) or ()) == 3:
         out = rw(aten.squeeze.dim, out, 0)
@@ -330,7 +368,7 @@ def _ungrouped(node: fx.Node) -> fx.Node | None:
     return heads if narrow.args[1] in (2, -3) and isinstance(heads, fx.Node) else None
 
 
-def _unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
+def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
     """The fused operator reads rows of the last dimension as if it had stride 1."""
     if expression(value_of(node).stride(-1)) == 1:
         return node
@@ -365,7 +403,8 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
     return bias
 
 
-def _nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
+def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
+    """`out` with NaN in the rows whose keys are all hidden by -inf."""
     top = rw(aten.amax.default, bias, [-1], True)
     dead = rw(aten.eq.Scalar, top, float("-inf"))
     value = value_of(out)
@@ -420,12 +459,15 @@ def _kind(bias: fx.Node) -> str:
     """ "causal", "alive" (no fully masked row) or "unknown", by computing a constant mask."""
     known: str | None = bias.meta.get(_MASK_KIND)
     if known is None:
-        value = _constant(bias, {})
-        known = bias.meta[_MASK_KIND] = "unknown" if value is None else _classify(value)
+        with disable_current_modes():
+            value = _constant(bias, {})
+            known = "unknown" if value is None else _classify(value)
+        bias.meta[_MASK_KIND] = known
     return known
 
 
 def _classify(value: torch.Tensor) -> str:
+    value = value.reshape(1, -1) if value.dim() == 1 else value
     rows, columns = value.shape[-2:]
     allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
     if bool(torch.where(allowed, value == 0, value <= _HUGE).all()):
@@ -474,13 +516,15 @@ def _is_repeated(match: Match, context: PassContext) -> bool:
 
 
 def _with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:
-    few = [_unit_stride(rw, x) for x in (_ungrouped(k), _ungrouped(v)) if x is not None]
+    few = [unit_stride(rw, x) for x in (_ungrouped(k), _ungrouped(v)) if x is not None]
     return rw(rw.root.target, q, *few, *rw.root.args[3:], **rw.root.kwargs)
 
 
+WRITTEN_OUT = Pattern("attention", "written out", written_out, fused, is_attention,
+                      (_SOFTMAX, frozenset({aten.bmm.default})))  # fmt: skip
+
 PATTERNS = (
-    Pattern("attention", "written out", written_out, fused, is_attention,
-            (_SOFTMAX, frozenset({aten.bmm.default}))),
+    WRITTEN_OUT,
     Pattern("attention", "repeated heads", repeated_heads, _with_fewer_heads, _is_repeated,
             (_FUSED,)),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from the end, so that the widest spelling (with weight, bias, activation) is met
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -141,11 +141,11 @@ def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node
             continue
         rewriter = Rewriter(root, match, context)
         new = pattern.replacement(rewriter, *(match.bound.get(name) for name in pattern.names))
-        if new is None or not _fits(root, new):
+        if new is None or not fits(root, new):
             rewriter.undo()
             continue
-        _substitute(root, new, context)
-        return _erase(match)
+        substitute(root, new, context)
+        return erase(match.nodes)
     return None
 
 
@@ -178,12 +178,13 @@ def _depends_on(node: fx.Node, inside: set[fx.Node]) -> bool:
     return True
 
 
-def _fits(root: fx.Node, new: fx.Node) -> bool:
+def fits(root: fx.Node, new: fx.Node) -> bool:
     """Same shape and dtype. (A pattern may match across a conversion that changes the result.)"""
     return difference(value_of(root), value_of(new), strides=False) is None
 
 
-def _substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
+def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
+    """Everybody reads `new` in the place of `root`; a graph's result keeps its strides."""
     context.infer.check(root, new, strides=False)
     users = list(root.users)
     returned = any(user.op == "output" for user in users)
@@ -199,10 +200,10 @@ def _substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
         context.infer.update([user for user in users if user.op == "call_function"])
 
 
-def _erase(match: Match) -> set[fx.Node]:
-    """Erase what the match leaves unread, users before what they use."""
+def erase(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Erase what is left unread of `nodes`, users before what they use; what is gone."""
     removed: set[fx.Node] = set()
-    waiting = list(dict.fromkeys(match.nodes))
+    waiting = list(dict.fromkeys(nodes))
     progress = True
     while progress:
         progress = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ from dicp.dynamo_bridge.infer import expression, value_of
 from dicp.torch_private import TorchDispatchMode, pytree
 
 FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-         "_scaled_dot_product_cudnn_attention")  # fmt: skip
+         "_scaled_dot_product_cudnn_attention",
+         "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
+WIDEST_TRAINED_HEAD = 192
+"""Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,29 +59,110 @@ def framework_attention(
     """The attention's result; None where the framework has no fused operator for the tensors."""
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
-    grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
-    recorder = _Recorder()
-    with values[0].fake_mode, recorder, torch.no_grad():
-        result = F.scaled_dot_product_attention(
-            values[0], values[1], values[2],
-            attn_mask=values[3] if mask is not None else None, is_causal=causal, scale=scale,
-            enable_gqa=grouped,
-        )  # fmt: skip
-    if not any(ran.op.overloadpacket.__name__ in FUSED for ran in recorder.ran):
+    with torch.no_grad():
+        ran, result = _run(values, causal, scale)
+    if not any(step.op.overloadpacket.__name__ in FUSED for step in ran):
         return None
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
-    return known.get(id(result)) if _written(rw, recorder.ran, known) else None
+    return known.get(id(result)) if _written(rw, ran, known) else None
+
+
+def _run(values: list[Any], causal: bool, scale: float) -> tuple[list[_Ran], Any]:
+    """What the framework runs for the fake tensors q, k, v and perhaps a mask, and its result."""
+    grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
+    recorder = _Recorder()
+    with values[0].fake_mode, recorder:
+        result = F.scaled_dot_product_attention(
+            values[0], values[1], values[2], attn_mask=values[3] if len(values) > 3 else None,
+            is_causal=causal, scale=scale, enable_gqa=grouped,
+        )  # fmt: skip
+    return recorder.ran, result
+
+
+def training_attention(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool,
+    scale: float,
+) -> fx.Node | None:  # fmt: skip
+    """The call of the fused operator itself, in training; its first result is the attention's.
+
+    None where there is none for the tensors, or it would take q, k and v in another form.
+    """
+    nodes = [q, k, v, *([mask] if mask is not None else [])]
+    values = [value_of(node) for node in nodes]
+    head = values[0].shape[-1]
+    on_host = values[0].device.type == "cpu"
+    if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
+        return None
+    with torch.no_grad():
+        ran, _ = _run(values, causal, scale)
+    at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in FUSED), None)
+    inputs = {id(value) for value in values[:3]}
+    if at is None or any(id(x) in inputs for s in (*ran[:at], *ran[at + 1 :]) for x in s.args):
+        return None
+    known = {id(value): node for value, node in zip(values, nodes, strict=True)}
+    if not _written(rw, [*ran[:at], _with_sums(ran[at])], known):
+        return None
+    call = known[id(ran[at].result[0])].args[0]
+    assert isinstance(call, fx.Node)
+    return call
+
+
+def _with_sums(step: _Ran) -> _Ran:
+    """The call as it is made in training, when the sums of exponentials are wanted, too."""
+    names = [argument.name for argument in step.op._schema.arguments]
+    if "compute_log_sumexp" not in names:
+        return step
+    at = names.index("compute_log_sumexp")
+    return replace(step, args=(*step.args[:at], True, *step.args[at + 1 :]))
+
+
+_NAMES = {
+    "grad_out_": "grad_out", "log_sumexp": "logsumexp", "output": "out",
+    "rng_state": "philox_seed", "unused": "philox_offset", "attn_mask": "attn_bias",
+}  # fmt: skip
+"""Where forward and backward operators name one thing in several ways."""
+
+
+def gradient_arguments(
+    rw: Rewriter, call: fx.Node, grad: fx.Node
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The operator that gives the gradients of a fused attention, and what it is called with."""
+    op: Any = call.target
+    name = op.overloadpacket.__name__
+    back = getattr(torch.ops.aten, f"{name}_backward").default
+    known: dict[str, Any] = {"grad_out": grad, "grad_input_mask": [True, True, True, False]}
+    for position, argument in enumerate(op._schema.arguments):
+        given = call.args[position] if position < len(call.args) else argument.default_value
+        known[_NAMES.get(argument.name, argument.name)] = call.kwargs.get(argument.name, given)
+    for position, result in enumerate(op._schema.returns):
+        known[_NAMES.get(result.name, result.name)] = position
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    returned = {_NAMES.get(r.name, r.name) for r in op._schema.returns}
+    for argument in back._schema.arguments:
+        key = _NAMES.get(argument.name, argument.name)
+        value = rw(operator.getitem, call, known[key]) if key in returned else known[key]
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return back, tuple(args), kwargs
 
 
 def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
     """Whether every operator could be written; `known` then holds a node for every tensor."""
+    sizes = {expression(s): (node, k) for node in known.values()
+             for k, s in enumerate(value_of(node).shape)}  # fmt: skip
 
     def node_of(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return rw.size(*sizes[expression(value)])
         return known[id(value)] if isinstance(value, torch.Tensor) else value
 
     for step in ran:
         leaves = pytree.tree_leaves((step.args, step.kwargs))
-        if any(isinstance(x, torch.SymInt | torch.SymFloat) for x in leaves):
+        symbolic = [x for x in leaves if isinstance(x, torch.SymInt | torch.SymFloat)]
+        if any(expression(x) not in sizes for x in symbolic):
             return False  # a size that would have to be computed in the graph
         args, kwargs = pytree.tree_map(node_of, (step.args, step.kwargs))
         call = rw(step.op, *args, **kwargs)

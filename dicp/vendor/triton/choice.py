@@ -23,11 +23,11 @@ from dicp.loop.program import ProgramBuilder, RenderedKernel
 from dicp.loop.schedule import Schedule
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes
-from dicp.vendor.triton.builder import Builder, triton_version
+from dicp.vendor.triton.builder import Binary, Builder, Job, triton_version
 from dicp.vendor.triton.cudagraphs import record_on_device
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.launch import Plan
-from dicp.vendor.triton.products import Product
+from dicp.vendor.triton.products import Chosen, Product, can_be_cut, halves
 from dicp.vendor.triton.render import render
 from dicp.vendor.triton.tiling import Tiling, candidates
 
@@ -101,13 +101,13 @@ class Contest:
 
     def _key(self, product: Product) -> str:
         """Everything the outcome depends on; the kernel's text says what follows the product."""
-        first = candidates(*product.shape[1:], product.a.dtype)[0]
+        fitted = _contestants(product)
+        first = fitted[0]
         text = render_product(product, first, self.tf32)
         layouts = [f"{r.dtype} {r.shape} {r.strides}" for r in text.args]
         return key_of(
             "gemm", self.chip, torch.__version__, torch.version.cuda or "", triton_version(),
-            text.body, layouts,
-            [str(c) for c in candidates(*product.shape[1:], product.a.dtype)],
+            text.body, layouts, [str(c) for c in fitted],
         )  # fmt: skip
 
     def _files(self, product: Product) -> dict[str, bytes]:
@@ -117,18 +117,17 @@ class Contest:
 
     def measure(self, product: Product) -> tuple[Tiling | None, dict[str, float]]:
         """The fastest tiling, if it beats the library by the margin, and every time taken."""
-        fitted = candidates(*product.shape[1:], product.a.dtype)
+        fitted = _contestants(product)
         steps: list[Any] = [product.call, *([product.follower] if product.follower else [])]
         sources, results = _sources(steps), [s.ref for s in product.stores]
         program = partial(self._program, sources=sources, results=results)
-        kernels = [render_product(product, tiling, self.tf32) for tiling in fitted]
-        programs = [program([k.kernel], {0: k}) for k in kernels]
-        jobs = [Plan(plain, texts, self.arch).jobs()[0] for plain, texts in programs]
-        built = self.builder.attempt(jobs)
+        programs = [program(*self._kernels(product, tiling)) for tiling in fitted]
+        jobs = [Plan(plain, texts, self.arch).jobs() for plain, texts in programs]
+        built = [self.builder.attempt(kernels) for kernels in jobs]
         rendered = {k: render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
         seconds = {"library": self._time(*program(steps, rendered))}
-        for tiling, contestant, job, binary in zip(fitted, programs, jobs, built, strict=True):
-            if isinstance(binary, CompilerError) or dict(binary.blocks) != job.blocks():
+        for tiling, contestant, wanted, found in zip(fitted, programs, jobs, built, strict=True):
+            if not all(map(_as_asked, wanted, found)):
                 continue  # it does not compile, or not with the shared memory that there is
             try:
                 seconds[str(tiling)] = self._time(*contestant)
@@ -137,6 +136,17 @@ class Contest:
         best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")))
         wins = seconds.get(str(best), float("inf")) < MARGIN * seconds["library"]
         return (best if wins else None), seconds
+
+    def _kernels(
+        self, product: Product, tiling: Tiling
+    ) -> tuple[list[Any], dict[int, RenderedKernel]]:
+        """The steps that compute `product` by `tiling`, and their texts."""
+        steps = halves(Chosen(product, tiling))
+        rendered: dict[int, RenderedKernel] = {
+            k: render_product(s.product, tiling, self.tf32) if isinstance(s, Chosen) else render(s)
+            for k, s in enumerate(steps)
+        }
+        return [s.product.kernel if isinstance(s, Chosen) else s for s in steps], rendered
 
     def _program(
         self, steps: Sequence[Any], rendered: Mapping[int, RenderedKernel], *,
@@ -166,6 +176,16 @@ class Contest:
             buffer["shape"], buffer["strides"], dtype=dtype, device=self.device
         )
         return tensor.uniform_(-0.5, 0.5) if dtype.is_floating_point else tensor.zero_()
+
+
+def _contestants(product: Product) -> list[Tiling]:
+    batch, rows, columns, depth = product.shape
+    found = candidates(rows, columns, depth, product.a.dtype, batch)
+    return [t for t in found if t.parts == 1 or can_be_cut(product)]
+
+
+def _as_asked(job: Job, built: Binary | CompilerError) -> bool:
+    return isinstance(built, Binary) and dict(built.blocks) == job.blocks()
 
 
 def _sources(steps: Sequence[Any]) -> list[Ref]:

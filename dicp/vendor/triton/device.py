@@ -284,15 +284,22 @@ def pow(a, b):
 
 @triton.jit
 def integer_pow(x, n):
-    """Powers by squaring; a negative exponent gives 0 but for bases 1 and -1."""
-    odd = (n & 1) != 0
-    result = tl.where(n < 0, tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0)), 1)
-    result = (result + n * 0).to(x.dtype)
-    base = x + n * 0
-    left = tl.where(n < 0, 0, n) + x * 0
+    """A negative exponent gives 0 but for bases 1 and -1."""
+    if x.dtype == tl.uint8:
+        return power(x + n * 0, n + x * 0, (x * 0 + n * 0 + 1).to(x.dtype))
+    else:
+        odd = (n & 1) != 0
+        small = tl.where(x == 1, 1, tl.where(x == -1, tl.where(odd, -1, 1), 0))
+        start = (tl.where(n < 0, small, 1) + n * 0).to(x.dtype)
+        return power(x + n * 0, tl.where(n < 0, 0, n) + x * 0, start)
+
+
+@triton.jit
+def power(base, left, result):
+    """result * base ** left, by squaring."""
     for _ in range(63):
-        result = tl.where((left & 1) != 0, result * base, result).to(x.dtype)
-        base = (base * base).to(x.dtype)
+        result = tl.where((left & 1) != 0, result * base, result).to(result.dtype)
+        base = (base * base).to(base.dtype)
         left = left >> 1
     return result
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import Size, Var
+from dicp.loop.index import Size, Var, normal, quotient
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Store
 from dicp.plain import encode_size
@@ -59,16 +59,21 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
     }
     _epilogue(writer, product)
     batched = len(product.a.shape) == 3
+    several = batched or product.parts > 1
+    groups = quotient(normal(batch), product.parts)
+    assert groups is not None
+    of_parts = {"parts": product.parts, "groups": writer.size(groups) if product.parts > 1 else ""}
     cut = not isinstance(product.depth, int) or product.depth % tiling.k != 0
     ends = [f"({side}_k < {depth} - start)" if cut else "" for side in ("left", "right")]
     body = render_template(
-        SKELETON, names=", ".join(_names(writer, batched)), batched=batched, group=GROUP,
+        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=GROUP,
         rows=rows, columns=columns, depth=depth, y_mask=axes[0].masked, x_mask=axes[1].masked,
         left_mask=_load_mask("ym" if axes[0].masked else "", ends[0]),
         right_mask=_load_mask("xm" if axes[1].masked else "", ends[1]),
-        precision="tf32" if tf32 else "ieee", after=writer.scopes[0].lines, **operands,
+        precision="tf32" if tf32 else "ieee", after=writer.scopes[0].lines, **of_parts,
+        **operands,
     ).rstrip()  # fmt: skip
-    launch = _launch(writer, axes, tiling, batch if batched else None)
+    launch = _launch(writer, axes, tiling, batch if several else None)
     digest = hashlib.sha256(f"{body} {tiling}".encode()).hexdigest()
     return TritonKernel(
         "k" + digest[:20], body, tuple(writer.args), tuple(writer.sizes), kernel,
@@ -103,8 +108,8 @@ def _epilogue(writer: _Result, product: Product) -> None:
         writer.store(stmt, text, BOTH)
 
 
-def _names(writer: Emitter, batched: bool) -> list[str]:
-    blocks = [*(["ZBLOCK"] if batched else []), "YBLOCK", "XBLOCK", "KBLOCK"]
+def _names(writer: Emitter, several: bool) -> list[str]:
+    blocks = [*(["ZBLOCK"] if several else []), "YBLOCK", "XBLOCK", "KBLOCK"]
     constants = [f"{name}: tl.constexpr" for name in ("INDEX", *blocks)]
     return [*writer.args.values(), *writer.sizes.values(), *constants]
 

@@ -7,8 +7,10 @@ registers. Whether that is done is somebody else's choice (`choice.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -60,6 +62,8 @@ class Product:
     """The result, of the sum of products TOTAL."""
     stores: tuple[Store, ...]
     follower: Kernel | None = None
+    parts: int = 1
+    """Into how many the sums are cut; `z` then begins with the loop over these."""
 
     @property
     def kernel(self) -> Kernel:
@@ -108,7 +112,58 @@ def place_products(
         if matrix is not None and tiling is not None:
             placed[at] = None
             placed[place] = Chosen(matrix, tiling)
-    return [step for step in placed if step is not None]
+    whole = [step for step in placed if step is not None]
+    return [s for step in whole
+            for s in (halves(step) if isinstance(step, Chosen) else (step,))]  # fmt: skip
+
+
+# ---- in parts ------------------------------------------------------------------------------------
+
+
+def halves(chosen: Chosen) -> tuple[Chosen | Kernel, ...]:
+    """One kernel, or two: one that leaves the parts of the sums, one that goes on from them."""
+    matrix, parts = chosen.product, chosen.tiling.parts
+    if parts == 1 or not can_be_cut(matrix):
+        return (chosen,)
+    count = product(matrix.out.shape)
+    kept = Ref(f"{matrix.out.name}_sums", (parts, count), torch.float32, (count, 1), "temp")
+    loops = (*matrix.z, *matrix.y, *matrix.x)
+    part = Var(1 + max((v.position for v in loops), default=-1), parts)
+    flat = _joined(loops)
+    total = Expr("acc", torch.float32, attr=TOTAL)
+    store = Store(kept, variable(part) * count + flat, Expr("acc", torch.float32, attr=RESULT))
+    first = replace(
+        matrix, z=(part, *matrix.z), value=total, stores=(store,), follower=None, parts=parts
+    )
+    sums = [Expr("read", torch.float32, attr=Load(kept, (flat + normal(k * count),)))
+            for k in range(parts)]  # fmt: skip
+    known = {TOTAL: reduce(operator.add, sums)}
+    known[RESULT] = _with(matrix.value, known)
+    stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
+    rest = Kernel("pointwise", loops, (), (Phase("inner", stores),), matrix.kernel.origins)
+    return Chosen(first, chosen.tiling), rest
+
+
+def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
+    """`value` with the named results replaced."""
+    done: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> Expr:
+        if e.op == "acc" and e.attr in known:
+            return known[e.attr]
+        if id(e) not in done:
+            done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), e.attr)
+        return done[id(e)]
+
+    return visit(value)
+
+
+def can_be_cut(matrix: Product) -> bool:
+    """Whether the result decides nowhere what is read or written."""
+    places = [s.index for s in matrix.stores]
+    places += [i for s in matrix.stores for e in ir.walk(s.value) for i in ir.indices_of(e)]
+    inside = (e for i in places for inner in ir._indirect_exprs(i) for e in ir.walk(inner))
+    return not any(e.op == "acc" for e in inside)
 
 
 # ---- the product itself --------------------------------------------------------------------------

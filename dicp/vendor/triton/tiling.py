@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -16,13 +16,15 @@ LEAST = 16
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rows, columns and depth of a block, blocks loaded ahead, warps."""
+    """Rows, columns and depth of a block, blocks loaded ahead, warps, parts of the sum."""
 
     y: int
     x: int
     k: int
     stages: int
     warps: int
+    parts: int = 1
+    """The sum of each element is cut into so many, added up by a second kernel."""
 
     def __str__(self) -> str:
         return "x".join(map(str, astuple(self)))
@@ -46,9 +48,29 @@ CANDIDATES = (
 """From tiles that large products fill the chip with to those of few rows and great depth."""
 
 
-def candidates(rows: Size, columns: Size, depth: Size, dtype: torch.dtype) -> list[Tiling]:
+PARTS = (2, 4, 8, 16)
+ENOUGH_TILES = 128
+"""Tiles that keep every multiprocessor of a large chip busy."""
+LEAST_STEPS = 4
+"""Blocks along the depth that a part of a sum has at the least."""
+
+
+def candidates(
+    rows: Size, columns: Size, depth: Size, dtype: torch.dtype, batch: Size = 1
+) -> list[Tiling]:
     """The tilings worth trying for a product, each once."""
-    return list(dict.fromkeys(_fitted(rows, columns, depth, dtype)))
+    whole = list(dict.fromkeys(_fitted(rows, columns, depth, dtype)))
+    return [*whole, *(t for w in whole for t in _in_parts(w, (batch, rows, columns, depth)))]
+
+
+def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
+    """With the sums cut, where whole ones give too few tiles and are long."""
+    batch, rows, columns, depth = (extent(s) for s in shape)
+    tiles = batch * -(-rows // tiling.y) * -(-columns // tiling.x)
+    for parts in PARTS:
+        busy = tiles * parts <= 2 * ENOUGH_TILES
+        if tiles < ENOUGH_TILES and busy and depth >= parts * LEAST_STEPS * tiling.k:
+            yield replace(tiling, parts=parts)
 
 
 def _fitted(rows: Size, columns: Size, depth: Size, dtype: torch.dtype) -> Iterator[Tiling]:
