@@ -121,13 +121,13 @@ def test_one_kernel(name: str, dynamic: bool) -> None:
     assert (kernels(target), calls(target)) == ([1], [])
 
 
-def test_cross_entropy_forward_is_one_pass_over_the_logits() -> None:
+def test_cross_entropy_forward_writes_no_logits() -> None:
+    """One pass over the rows, whose statistics are all that is kept of them."""
     target = torch.randint(0, 48, (24,))
     made = record(lambda x: F.cross_entropy(x, target), ROW[0])
     (program,) = made.programs
-    logits = program.plain["inputs"][0]
-    readers = [s for s in program.plain["steps"] if "kernel" in s and logits in s["args"]]
-    assert len(readers) == 1, program.text()
+    sizes = [b["shape"] for b in program.plain["buffers"] if b["role"] == "temp"]
+    assert [24, 48] not in sizes, program.text()
     assert kernels(made)[0] <= 2, "a row each, and their mean"
 
 
