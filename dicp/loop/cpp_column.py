@@ -9,7 +9,7 @@ import sympy
 from dicp.loop.cpp_emit import Scope, local, margin
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, Loops
 from dicp.loop.cpp_text import VALUE_TYPE, start_value
-from dicp.loop.index import Var, product
+from dicp.loop.index import Size, Var, product
 from dicp.loop.kernel import Accumulate, Phase, Running
 from dicp.loop.ops import REDUCTIONS
 
@@ -17,6 +17,10 @@ COLUMN_TILE = 512
 MAX_TILE = 3 * COLUMN_TILE
 ROW_BLOCK = 256
 """Rows summed into a column before the sum is added to the total."""
+JAM = 4
+"""Rows taken together: accumulators are read and written once for all of them."""
+SPLIT_COST = 8 * PARALLEL_COST
+"""Elementary operations from which on chunks of rows pay for accumulators of their own."""
 
 
 class Columns(Loops):
@@ -39,7 +43,7 @@ class Columns(Loops):
             not many
             and not running
             and not positions
-            and self._worth_splitting()
+            and self._worth_splitting(tiles)
             and (product(v.size for v in kernel.inner) != 1)
         )
         depth = 2 + len(outer)
@@ -70,9 +74,9 @@ class Columns(Loops):
         pragma = "" if split else self._parallel((*kernel.rows, *kernel.inner), len(outer) + 1)
         return self._outer_loops(outer, inside, pragma)
 
-    def _worth_splitting(self) -> bool:
+    def _worth_splitting(self, tiles: Size) -> bool:
         work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
-        return not isinstance(work, int) or work >= PARALLEL_COST
+        return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
 
     def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
         ctype = VALUE_TYPE[stmt.dtype]
@@ -111,11 +115,6 @@ class Columns(Loops):
                     self.local_names[stmt.name] = len(self.scopes) - 1
                 else:
                     self._stmts((stmt,), body)
-            bounds = ("tile", "tile_end")
-            inner = [
-                f"{margin(middle.indent)}#pragma omp simd",
-                *self._loop(column, body, middle.indent, bounds),
-            ]
             self._pop(body)
             self._pop(middle)
             long = [
@@ -125,10 +124,32 @@ class Columns(Loops):
             if long:
                 scope.lines += self._open_row_blocks(scope, loops[0], first_range, long, column)
                 limits = ("block", "block_end")
-            nest = self._nest(loops, [*middle.lines, *inner], scope.indent, limits)
-            scope.lines += nest
+            scope.lines += self._rows_together(loops, middle, body, column, limits)
             if long:
                 scope.lines += self._close_row_blocks(scope, long)
+
+    def _rows_together(
+        self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
+        limits: tuple[str, str] | None,
+    ) -> list[str]:  # fmt: skip
+        """The sweep over rows, several at a time where their number allows it."""
+        indent, bounds = middle.indent, ("tile", "tile_end")
+        pragma = f"{margin(indent)}#pragma omp simd"
+        if not loops or not _in_fours(loops[-1]):
+            inner = [pragma, *self._loop(column, body, indent, bounds)]
+            return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
+        outer, last = loops[:-1], loops[-1]
+        low, high = ("0", self._size(last.size)) if outer or not limits else limits
+        pad = margin(indent)
+        lines = [
+            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; first += {JAM}) {{",
+            pragma, f"{pad}{self._for(column, bounds)} {{",
+        ]  # fmt: skip
+        for k in range(JAM):
+            lines += [f"{pad}{{", f"{pad}  const int64_t {last.key} = first + {k};",
+                      *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
+        lines += [f"{pad}}}", f"{margin(indent - 1)}}}"]
+        return self._nest(outer, lines, indent - len(loops), limits)
 
     def _open_row_blocks(
         self, scope: Scope, first: Var, limits: tuple[str, str] | None,
@@ -176,11 +197,13 @@ class Columns(Loops):
                 f"{pad}{ctype}* acc_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * "
                 f"{CHUNKS} * {width});"
             )
-        total = self._size(inner[0].size)
+        total, times = self._size(inner[0].size), ""
+        if len(inner) == 1 and isinstance(inner[0].size, int) and _in_fours(inner[0]):
+            total, times = str(inner[0].size // JAM), f" * {JAM}"
         chunk = self._push((), scope.indent + 1)
         chunk.lines.append(
-            f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}, "
-            f"high = (chunk + 1) * {total} / {CHUNKS};"
+            f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
+            f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
         )
         names = [(f"acc_{s.name}", f"{s.name}") for s in accumulators]
         for stmt, (array, _) in zip(accumulators, names, strict=True):
@@ -229,6 +252,10 @@ class Columns(Loops):
         self._stmts(stmts, body)
         scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
         self._pop(body)
+
+
+def _in_fours(var: Var) -> bool:
+    return isinstance(var.size, int) and var.size % JAM == 0
 
 
 def _result(stmt: Accumulate) -> str:

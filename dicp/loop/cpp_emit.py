@@ -161,8 +161,9 @@ class Emitter:
         if expr.op == "masked":
             return self._masked(expr, guard, guard_depth)
         if expr.op == "acc":
-            kind = self._reduction_of(expr.attr)
-            return f"at_{expr.attr}" if kind.startswith("arg") else local(expr.attr)
+            found = self._reduction(expr.attr)
+            is_place = found is not None and found.op.startswith("arg")
+            return f"at_{expr.attr}" if is_place else local(expr.attr)
         if expr.op == "saved":
             return f"saved_{expr.attr}[{self._inner_position()}]"
         depth = max(self._depth_of(expr), guard_depth if guard else 0)
@@ -185,11 +186,11 @@ class Emitter:
         scope.values[key] = name
         return name
 
-    def _reduction_of(self, name: str) -> str:
+    def _reduction(self, name: str) -> Accumulate | None:
         for stmt in self._all_stmts():
             if isinstance(stmt, Accumulate) and stmt.name == name:
-                return stmt.op
-        return ""
+                return stmt
+        return None
 
     def _masked(self, expr: Expr, guard: str, guard_depth: int) -> str:
         test, value = expr.args
@@ -245,6 +246,8 @@ class Emitter:
         if expr.op == "index":
             return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
         args = [self.value(a, guard, guard_depth) for a in expr.args]
+        if expr.op == "exp" and expr.dtype != torch.float64 and self._never_positive(expr.args[0]):
+            return f"d_exp_weight({args[0]})"
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
         if expr.op == "check_index":
@@ -252,6 +255,19 @@ class Emitter:
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
         width = "d" if expr.dtype == torch.float64 else "f"
         return _spelling(expr).format(*args, site=site, width=width)
+
+    def _never_positive(self, expr: Expr) -> bool:
+        """Whether a value is a distance below a maximum, or less than nothing by its form."""
+        if expr.op == "neg":
+            return expr.args[0].op == "abs"
+        if expr.op == "mul" and expr.args[1].op == "const" and expr.args[1].attr < 0:
+            return expr.args[0].op == "mul" and expr.args[0].args[0] is expr.args[0].args[1]
+        if expr.op != "sub" or expr.args[1].op != "acc":
+            return False
+        top = self._reduction(expr.args[1].attr)
+        if top is None or top.op != "max" or top.dtype != expr.dtype:
+            return False
+        return ir.show(top.value) == ir.show(expr.args[0])
 
     def _site(self, expr: Expr) -> int:
         self.sites.append((expr.op, str(expr.attr or "")))

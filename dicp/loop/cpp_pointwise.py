@@ -13,6 +13,9 @@ from dicp.loop.kernel import Store
 TILE = 64
 """Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
 length is a power of two share cache sets."""
+COPY_TILE = (32, 128)
+"""Extents of a tile that is only turned, along its source and along its result: long rows of the
+result, and few rows of it at a time."""
 SQUARE = 16
 """Elements both ways that are turned in registers."""
 
@@ -66,19 +69,19 @@ class Pointwise(Loops):
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
         base = self._push(outer, depth + 2)
-        lines = []
-        for k, var in enumerate((crossing, last)):
+        inside = self._turned_copy(crossing, last, base)
+        extents = COPY_TILE if inside else (TILE, TILE)
+        inside = inside or self._tile_loops(crossing, last, base)
+        lines, ends = [], []
+        for k, (var, extent) in enumerate(zip((crossing, last), extents, strict=True)):
             name, size = f"tile{k}", self._size(var.size)
             lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
-                         f"{name} += {TILE}) {{")  # fmt: skip
-        for k, var in enumerate((crossing, last)):
-            name, size = f"tile{k}", self._size(var.size)
-            lines.append(
+                         f"{name} += {extent}) {{")  # fmt: skip
+            ends.append(
                 f"{margin(depth + 2)}const int64_t end{k} = "
-                f"{name} + {TILE} < {size} ? {name} + {TILE} : {size};"
+                f"{name} + {extent} < {size} ? {name} + {extent} : {size};"
             )
-        inside = self._turned_copy(crossing, last, base)
-        lines += inside or self._tile_loops(crossing, last, base)
+        lines += [*ends, *inside]
         lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
         return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
 

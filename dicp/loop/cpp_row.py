@@ -9,12 +9,15 @@ from dataclasses import replace
 import torch
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_emit import Scope, accumulator_type, local, margin
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, Loops, tracks_nan
-from dicp.loop.cpp_text import VALUE_TYPE, literal
+from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
-from dicp.loop.ir import Expr
-from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt
+from dicp.loop.ir import Expr, Ref
+from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
+
+JAM = 4
+"""Rows that are scanned together: each waits for its own previous element only."""
 
 
 class Rows(Loops):
@@ -25,6 +28,8 @@ class Rows(Loops):
         if self._splittable():
             return self._split_row()
         scan = any(isinstance(s, Running) for s in self._all_stmts())
+        if scan and self._in_fours():
+            return self._scanned_together()
         if not scan:
             kernel = self.kernel = _positions_by_value(kernel)
         depth = 1 + len(kernel.rows)
@@ -36,8 +41,95 @@ class Rows(Loops):
                 self._inner_loops(phase, scope, kernel.inner, serial=scan)
         if not kernel.rows:
             return scope.lines
+        if self._sums():
+            return self._in_parts(scope.lines)
         pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
         return self._outer_loops(kernel.rows, scope.lines, pragma)
+
+    # ---- sums over rows -------------------------------------------------------------------------
+
+    def _sums(self) -> dict[Ref, Store]:
+        return {s.ref: s for s in self._all_stmts() if isinstance(s, Store) and s.op}
+
+    def _store(self, stmt: Store, value: str) -> str:
+        if not stmt.op:
+            return super()._store(stmt, value)
+        place = f"part_{self._arg(stmt.ref)}[{self._inner_position()}]"
+        return f"{place} = {place} + {value};"
+
+    def _in_parts(self, body: list[str]) -> list[str]:
+        """Parts of the rows, each with accumulators of its own, which are added up in the end."""
+        loops, inner = self.kernel.rows, self.kernel.inner
+        width = self._size(product(v.size for v in inner))
+        each = f"for (int64_t c = 0; c < {width}; ++c)"
+        rows = self._size(product(v.size for v in loops))
+        lines, own, total = [f"  const int64_t parts = d_parts({rows});"], [], []
+        tail = self._push(inner, 1 + len(inner))
+        for ref, stmt in self._sums().items():
+            name, ctype = self._arg(ref), VALUE_TYPE[ref.dtype]
+            bytes_ = f"sizeof({ctype}) * parts * {width}"
+            lines.append(f"  {ctype}* all_{name} = ({ctype}*)d_alloc({bytes_});")
+            own += [
+                f"    {ctype}* part_{name} = all_{name} + part * {width};",
+                f"    {each} part_{name}[c] = 0;",
+            ]
+            total += [
+                "  for (int64_t step = 1; step < parts; step *= 2)",
+                "    for (int64_t part = 0; part + step < parts; part += 2 * step)",
+                f"      {each} all_{name}[part * {width} + c] "
+                f"+= all_{name}[(part + step) * {width} + c];",
+            ]
+            value = f"all_{name}[{self._inner_position()}]"
+            tail.lines.append(margin(tail.indent) + super()._store(replace(stmt, op=""), value))
+        self._pop(tail)
+        size = self._size(loops[0].size)
+        lines += [
+            f"  {self._parallel((*loops, *inner), 1)}",
+            "  for (int64_t part = 0; part < parts; ++part) {",
+            f"    const int64_t low = part * {size} / parts, high = (part + 1) * {size} / parts;",
+            *own, *self._nest(loops, body, 2, ("low", "high")), "  }", *total,
+            *self._nest(inner, tail.lines, 1),
+        ]  # fmt: skip
+        return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
+
+    def _in_fours(self) -> bool:
+        rows = self.kernel.rows
+        return (
+            bool(rows)
+            and isinstance(rows[-1].size, int)
+            and rows[-1].size % JAM == 0
+            and len(self.kernel.phases) == 1
+            and len(self.kernel.inner) == 1
+            and all(isinstance(s, (Running, Store)) for s in self._all_stmts())
+        )
+
+    def _scanned_together(self) -> list[str]:
+        """Scans of several rows in one loop."""
+        kernel = self.kernel
+        (*outer, last), depth = kernel.rows, 1 + len(kernel.rows)
+        row = self._push(kernel.rows, depth + 2)
+        (phase,), pad = kernel.phases, margin(depth)
+        running = [s for s in phase.stmts if isinstance(s, Running)]
+        body = self._push(kernel.inner, depth + 2)
+        self._stmts(phase.stmts, body)
+        self._pop(body)
+        self._pop(row)
+        low = margin(depth - 1)
+        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {JAM}) {{"]
+        for k in range(JAM):
+            lines += [
+                f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
+                for s in running
+            ]
+        lines.append(f"{pad}{self._for(kernel.inner[0])} {{")
+        for k in range(JAM):
+            names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
+            lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",
+                      *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
+                      f"{pad}  }}"]  # fmt: skip
+        lines += [f"{pad}}}", f"{low}}}"]
+        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
+        return self._outer_loops(outer, lines, pragma)
 
     def _inner_loops(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
@@ -127,7 +219,7 @@ class Rows(Loops):
     def _splittable(self) -> bool:
         """Few rows and one sweep: the sweep itself is shared among threads."""
         kernel = self.kernel
-        if any(isinstance(s, (Running, Save)) for s in self._all_stmts()):
+        if self._sums() or any(isinstance(s, (Running, Save)) for s in self._all_stmts()):
             return False
         if [p.level for p in kernel.phases if p.level == "inner"] != ["inner"]:
             return False

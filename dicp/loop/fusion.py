@@ -16,6 +16,10 @@ from dicp.loop.ir import Call, Compute, Graph, Node, Ref
 
 MAX_REFS = 48
 MAX_MEMBERS = 96
+MAX_ACROSS = 8192
+"""Accumulators of a sum over rows: they stay in the cache while rows pass by."""
+MIN_ACROSS = 32
+"""Rows from which on a sum over them is taken along."""
 
 
 @dataclass(eq=False)
@@ -27,6 +31,8 @@ class Group:
     axes: frozenset[int] | None = None
     coords: dict[Compute, tuple[Index, ...]] = field(default_factory=dict)
     rows_only: set[Compute] = field(default_factory=set)
+    across: frozenset[Compute] = frozenset()
+    """Sums over the axes that are not reduced: an accumulator for every point of a row."""
     depends: set[Group] = field(default_factory=set)
     order: int = 0
 
@@ -54,8 +60,11 @@ def single(node: Node, order: int) -> Group:
     return Group([node], dims, axes or None, {node: coords}, order=order)
 
 
-def fuse(graph: Graph, enabled: bool = True) -> list[Group]:
-    """Groups in an order that respects every dependency."""
+def fuse(graph: Graph, enabled: bool = True, across: bool = False) -> list[Group]:
+    """Groups in an order that respects every dependency.
+
+    `across` tells whether kernels that reduce rows can also sum over all rows.
+    """
     groups: dict[Node, Group] = {}
     for order, node in enumerate(graph.nodes):
         groups[node] = single(node, order)
@@ -63,7 +72,10 @@ def fuse(graph: Graph, enabled: bool = True) -> list[Group]:
     for node in graph.nodes:
         groups[node].depends = {groups[p] for p in predecessors(node, producers)}
     if enabled:
-        _Fuser(graph, groups, producers).run()
+        fuser = _Fuser(graph, groups, producers)
+        fuser.run()
+        if across:
+            fuser.sums_across()
     unique = list(dict.fromkeys(groups[n] for n in graph.nodes))
     return _sorted(unique)
 
@@ -131,14 +143,30 @@ class _Fuser:
             if other is not mine:
                 self.merge(other, mine)
 
-    def _horizontally(self) -> None:
-        """Groups without a path between them that read the same tensor over the same domain."""
+    def _readers(self) -> dict[Ref, list[Compute]]:
         readers: dict[Ref, list[Compute]] = {}
         for node in self.graph.nodes:
             if isinstance(node, Compute):
                 for ref in dict.fromkeys(node.reads()):
                     readers.setdefault(ref, []).append(node)
-        for nodes in readers.values():
+        return readers
+
+    def sums_across(self) -> None:
+        """Sums over rows join the kernel that computes or reads those rows."""
+        readers = self._readers()
+        for node in self.graph.nodes:
+            if not isinstance(node, Compute) or not _only_sums(self.groups[node]):
+                continue
+            near: list[Node] = [self.producers[r] for r in node.reads() if r in self.producers]
+            near += [n for r in node.reads() for n in readers[r]]
+            for other in dict.fromkeys(self.groups[n] for n in near):
+                mine = self.groups[node]
+                if other is not mine and self._admit(other, mine, join_across(other, mine)):
+                    break
+
+    def _horizontally(self) -> None:
+        """Groups without a path between them that read the same tensor over the same domain."""
+        for nodes in self._readers().values():
             if len(nodes) < 2:
                 continue
             for first, second in zip(nodes, nodes[1:], strict=False):
@@ -147,10 +175,18 @@ class _Fuser:
                     self.merge(a, b)
 
     def merge(self, a: Group, b: Group) -> bool:
-        if a.is_call or b.is_call or len(a.nodes) + len(b.nodes) > MAX_MEMBERS:
+        if a.is_call or b.is_call:
             return False
-        merged = join(a, b)
-        if merged is None or not legal(merged, a, b) or self._cyclic(a, b):
+        return self._admit(a, b, join(a, b))
+
+    def _admit(self, a: Group, b: Group, merged: Group | None) -> bool:
+        """Put `merged` in the place of `a` and `b` where that is right."""
+        if (
+            merged is None
+            or len(merged.nodes) > MAX_MEMBERS
+            or not legal(merged, a, b)
+            or self._cyclic(a, b)
+        ):
             return False
         if len(external_refs(merged)) > MAX_REFS:
             return False
@@ -236,6 +272,17 @@ def _recombine(dims: Sequence[Size], pieces: Sequence[tuple[Size, int, Var]]) ->
 
 
 def _join_refined(a: Group, b: Group) -> Group | None:
+    refined = _refined(a, b)
+    if refined is None:
+        return None
+    first, second = refined
+    if first.axes is not None and second.axes is not None and first.axes != second.axes:
+        return None
+    return _union(first, second, first.dims, first.axes or second.axes)
+
+
+def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
+    """Both over their common domain; None where they have none."""
     pieces = refine(a.dims, b.dims)
     if pieces is None or product(a.dims) != product(b.dims):
         return None
@@ -247,11 +294,50 @@ def _join_refined(a: Group, b: Group) -> Group | None:
             k for k, p in enumerate(pieces) if p[side] in (group.axes or ())
         )
         mapping = _recombine(group.dims, entries)
-        moved.append(Group(group.nodes, dims, axes, _moved(group, mapping), group.rows_only))
-    first, second = moved
-    if first.axes is not None and second.axes is not None and first.axes != second.axes:
+        moved.append(
+            Group(
+                group.nodes, dims, axes, _moved(group, mapping), group.rows_only,
+                across=group.across,
+            )
+        )  # fmt: skip
+    return moved[0], moved[1]
+
+
+def _only_sums(group: Group) -> bool:
+    """Whether a group does nothing but sum what it computes at every point."""
+    if group.axes is None or group.rows_only or group.across:
+        return False
+    return all(
+        n.kind == "pointwise"
+        or (n.kind == "reduce" and n.op == "sum" and n.out.dtype.is_floating_point)
+        for n in group.computes()
+    )
+
+
+def join_across(rows: Group, sums: Group) -> Group | None:
+    """`rows`, which reduces its rows, with the sums over those rows."""
+    if rows.is_call or rows.axes is None or any(n.kind == "scan" for n in rows.computes()):
         return None
-    return _union(first, second, dims, first.axes or second.axes)
+    refined = _refined(rows, sums)
+    if refined is None:
+        return None
+    first, second = refined
+    assert first.axes is not None and second.axes is not None
+    if second.axes != frozenset(first.row_axes):
+        return None
+    width = product(first.dims[k] for k in first.axes)
+    count = product(first.dims[k] for k in first.row_axes)
+    if not isinstance(width, int) or width > MAX_ACROSS:
+        return None
+    if isinstance(count, int) and count < MIN_ACROSS:
+        return None
+    group = _union(first, second, first.dims, first.axes)
+    reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
+    group.across = first.across | reduces
+    complete = {n.out for n in group.across}  # once the last row has passed
+    if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
+        return None
+    return group
 
 
 # ---- legality -------------------------------------------------------------------------------

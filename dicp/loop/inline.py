@@ -60,7 +60,8 @@ def _inline_into(
             Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
         }
         _merge_origins(node, producer)
-        return ir.opmath(Rewriter(mapping)(producer.body), item.ref.dtype)
+        # What the producer reads at its own point may be elsewhere for this reader.
+        return ir.opmath(Rewriter(mapping, replace)(producer.body), item.ref.dtype)
 
     rewrite = Rewriter(on_load=replace)
     node.body = rewrite(node.body)

@@ -16,7 +16,10 @@ from dicp.origin import Origin
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """`ref[index] = value`, or combined into it by `op` ("sum", "max", ...)."""
+    """`ref[index] = value`, or combined into it by `op` ("sum", "max", ...).
+
+    In a row kernel `op` is "sum" and means the sum over all rows, from zero.
+    """
 
     ref: Ref
     index: Index

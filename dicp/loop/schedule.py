@@ -53,9 +53,10 @@ class Schedule:
     steps: list[Step]
 
 
-def schedule(graph: Graph, fuse_kernels: bool = True) -> Schedule:
+def schedule(graph: Graph, fuse_kernels: bool = True, across: bool = False) -> Schedule:
+    """`across`: whether kernels that reduce rows can also sum over all rows."""
     inline(graph)
-    groups = fuse(graph, fuse_kernels)
+    groups = fuse(graph, fuse_kernels, across)
     read_from_memory = _stored_refs(graph, groups)
     steps: list[Step] = []
     for group in groups:
@@ -168,7 +169,7 @@ class _KernelBuilder:
         tail: list[Stmt] = [
             Store(n.out, self._flat(n), Expr("acc", n.out.dtype, attr=self.names[n]))
             for n in self.group.computes()
-            if n.kind == "reduce" and self._is_stored(n)
+            if n.kind == "reduce" and n not in self.group.across and self._is_stored(n)
         ]
         for node in self._saved:
             save = Save(
@@ -200,6 +201,9 @@ class _KernelBuilder:
     def _inner(self, node: Compute) -> list[Stmt]:
         stage = self.stage[node]
         name = self.names[node]
+        if node in self.group.across:
+            value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+            return [Store(node.out, self._flat(node), value, node.op)]
         if node.kind == "reduce":
             value = self._value(node, stage, False)
             position = None

@@ -22,6 +22,14 @@ CASES = [
     ),
     op("cumsum_middle", lambda x: x.cumsum(1), (3, 7, 5), dtypes=(torch.float32,)),
     op(
+        "scans_of_rows_together",
+        lambda x: (x.cumsum(-1), x.exp().cumprod(-1), x.cummax(-1).values + 1),
+        (2, 8, 9),
+        dtypes=(*F32_F64, torch.bfloat16),
+        layouts=LAYOUTS,
+        floor=4.0,
+    ),
+    op(
         "cumsum_dtype",
         lambda x: (x.cumsum(1, dtype=torch.float64), x.cumsum(0, dtype=torch.int64)),
         X,

@@ -77,6 +77,14 @@ def test_gelu_far_from_zero() -> None:
     assert torch.equal(found.nan_to_num(7), torch.tensor(want).nan_to_num(7))
 
 
+@pytest.mark.parametrize("length", [5, 49, 64])
+def test_softmax_of_special_values(length: int) -> None:
+    x = torch.randn(6, length) * 30
+    x[0, 3], x[1, 3], x[2, 3], x[3], x[4, 1:] = math.nan, math.inf, -math.inf, -math.inf, -100.0
+    for fn in (lambda x: x.softmax(-1), lambda x: x.log_softmax(-1)):
+        torch.testing.assert_close(compiled(fn)(x), fn(x), equal_nan=True)
+
+
 # ---- 16-bit floats -------------------------------------------------------------------------------
 
 

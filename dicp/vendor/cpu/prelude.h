@@ -53,6 +53,11 @@ extern "C" float fmodf(float, float);
 
 d_inline void* d_alloc(uint64_t bytes) { return malloc(bytes ? bytes : 1); }
 d_inline void d_free(void* p) { free(p); }
+// Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
+d_inline int64_t d_parts(int64_t rows) {
+  const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
+  return many > 16 ? many : few < 16 ? few : 16;
+}
 
 // ---- 16-bit floats: stored as bits, computed in float --------------------------------------
 d_inline uint32_t d_bits(float x) { uint32_t u; __builtin_memcpy(&u, &x, 4); return u; }

@@ -100,7 +100,7 @@ class CpuTarget(Target):
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
-        plan = schedule(graph, context.config.fuse)
+        plan = schedule(graph, context.config.fuse, across=True)
         rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
 
