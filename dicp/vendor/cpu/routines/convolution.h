@@ -5,10 +5,9 @@
 
 constexpr int64_t d_patch = 512;    // elements of a patch held at a time
 constexpr int64_t d_pixels = 128;   // output pixels that one task computes, of any images
-constexpr int64_t d_filters = 480;  // filters that one task computes
 constexpr int64_t d_filter_step = d_patch + d_lanes;
 constexpr int64_t d_part = d_patch * d_pixels;
-constexpr int64_t d_most_shared = 1 << 22;  // floats of patches that threads share
+constexpr int64_t d_most_filled = 1 << 17;  // numbers of planes that stay in a thread's cache
 
 struct d_axis {
   int64_t in, out, taps, stride, padding, dilation;
@@ -150,6 +149,167 @@ struct d_convolution {
   }
 };
 
+// A part of an image as products read it: a plane for each channel and each place of a pixel
+// in a step, with the zeros around the image. What a tap reads for output pixels that follow one
+// another, follows one another too; between rows of pixels lie some that are computed and thrown away.
+struct d_planes {
+  const d_convolution& all;
+  int64_t rows, columns;  // output pixels of the largest part
+
+  static int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
+  int64_t down() const { return parts(all.y.out, rows); }
+  int64_t across() const { return parts(all.x.out, columns); }
+
+  static int64_t reach(const d_axis& axis) { return (axis.taps - 1) * axis.dilation / axis.stride; }
+  int64_t wide() const { return columns + reach(all.x); }
+  // Numbers of a plane; not a power of two, which would share few lines of the cache.
+  int64_t plane() const {
+    return d_round_up((rows + reach(all.y)) * wide(), 2 * d_lanes) + d_lanes;
+  }
+  int64_t of_channel() const { return all.y.stride * all.x.stride * plane(); }
+  int64_t room() const { return all.channels * of_channel() + d_panel; }
+  // Places from the first of so many rows and columns of pixels to the last.
+  int64_t span(int64_t high, int64_t broad) const { return (high - 1) * wide() + broad; }
+  // Panels of all parts together.
+  int64_t panels() const { return down() * across() * parts(span(rows, columns), d_panel); }
+  // Where the first pixel reads its element k, from the first plane of its group.
+  int64_t offset(int64_t k) const {
+    const int64_t i = k / all.x.taps % all.y.taps * all.y.dilation;
+    const int64_t j = k % all.x.taps * all.x.dilation;
+    const int64_t place = i % all.y.stride * all.x.stride + j % all.x.stride;
+    return k / (all.y.taps * all.x.taps) * of_channel() + place * plane() +
+           i / all.y.stride * wide() + j / all.x.stride;
+  }
+  // Every `stride`th number of a row of the image, from its column `first` on.
+  void line(const float* row, int64_t first, int64_t begin, int64_t end, float* to) const {
+    const int64_t n = wide(), stride = all.x.stride;
+    for (int64_t o = 0; o < begin; ++o) to[o] = 0;
+    if (stride == 1)
+#pragma omp simd
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + o];
+    else if (stride == 2)
+#pragma omp simd
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + 2 * o];
+    else
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + stride * o];
+    for (int64_t o = end; o < n; ++o) to[o] = 0;
+  }
+  // Whether a tap reads numbers at place `r` of a step.
+  static bool reads(const d_axis& axis, int64_t r) {
+    for (int64_t tap = 0; tap < axis.taps; ++tap)
+      if (tap * axis.dilation % axis.stride == r) return true;
+    return false;
+  }
+  // The planes of one channel, for `high` rows of output pixels from `top` on, columns from `left` on.
+  void fill(const float* channel, int64_t top, int64_t high, int64_t left, float* to) const {
+    const int64_t n = wide(), stride = all.x.stride;
+    for (int64_t r = 0; r < all.y.stride * stride; ++r, to += plane()) {
+      if (!reads(all.y, r / stride) || !reads(all.x, r % stride)) continue;
+      const int64_t first = left * stride + r % stride - all.x.padding, room = all.x.in - first;
+      const int64_t before = first < 0 ? d_least((stride - 1 - first) / stride, n) : 0;
+      const int64_t inside = room > 0 ? d_least((room + stride - 1) / stride, n) : 0;
+      for (int64_t y = 0; y < high + reach(all.y); ++y) {
+        const int64_t row = (top + y) * all.y.stride + r / stride - all.y.padding;
+        const bool on = row >= 0 && row < all.y.in && inside > before;
+        line(channel + row * all.in_row, first, on ? before : n, on ? inside : n, to + y * n);
+      }
+    }
+  }
+};
+
+// Neighbouring places of a panel that are output pixels.
+struct d_piece {
+  int64_t place, pixel, count;
+};
+
+struct d_convolver {
+  const d_convolution& all;
+  const d_planes planes;
+  const int32_t* offsets;
+
+  // Of the panel that begins at place `first` of `span`; `broad`: columns of pixels.
+  int64_t pieces(int64_t first, int64_t span, int64_t broad, d_piece* list) const {
+    const int64_t wide = planes.wide(), end = d_least(first + d_panel, span);
+    int64_t found = 0;
+    for (int64_t p = first, next; p < end; p = next) {
+      const int64_t row = p / wide, column = p % wide;
+      next = d_least((row + 1) * wide, end);
+      const int64_t count = d_least(broad - column, next - p);
+      if (count > 0) list[found++] = {p - first, row * all.x.out + column, count};
+    }
+    return found;
+  }
+  // Up to R filters at a panel of places. Long sums are made of short ones.
+  template <int R>
+  void tile(const float* weights, int64_t step, int64_t high, const float* bias, const float* from,
+            const d_piece* list, int64_t count, float* to) const {
+    const int64_t depth = all.depth(), times = (depth + d_sweep - 1) / d_sweep;
+    float sums[R * d_panel + d_panel];
+    int64_t begin = 0, end = 0;
+    for (int64_t time = 1; time <= times; ++time, begin = end) {
+      end = depth * time / times;
+      d_tile_apart<R>(end - begin, weights + begin, step, from, offsets + begin,
+                      [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+                        d_keep(sums + r * d_panel, sum, begin != 0);
+                      });
+    }
+    for (int64_t r = 0; r < high; ++r) {
+      float* line = sums + r * d_panel;
+      if (bias) {
+        ((d_vec*)line)[0] += bias[r];
+        ((d_vec*)line)[1] += bias[r];
+      }
+      for (int64_t k = 0; k < count; ++k)
+        d_keep_part(to + r * all.out_filter + list[k].pixel, (const d_vec*)(line + list[k].place),
+                    list[k].count);
+    }
+  }
+  // Filters [first, last) of a group at `rows` by `broad` pixels, whose planes are given. `room`:
+  // d_rows filters.
+  void filter(int64_t group, int64_t first, int64_t last, int64_t rows, int64_t broad,
+              const float* filled, float* out, float* room) const {
+    const int64_t depth = all.depth(), span = planes.span(rows, broad);
+    for (int64_t f = first, high; f < last; f += high) {
+      const int64_t left = last - f;
+      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const int64_t most = low ? d_short : d_rows, filter = group * all.filters + f;
+      high = d_least(left, most);
+      const float* weights = all.weights + filter * depth;
+      if (high < most) {
+        d_copy(weights, depth, 1, high, depth, room, depth);
+        weights = room;
+      }
+      const float* bias = all.bias ? all.bias + filter : nullptr;
+      float* to = out + filter * all.out_filter;
+      for (int64_t place = 0; place < span; place += d_panel) {
+        d_piece list[d_panel];
+        const int64_t count = pieces(place, span, broad, list);
+        if (low)
+          tile<d_short>(weights, depth, high, bias, filled + place, list, count, to);
+        else
+          tile<d_rows>(weights, depth, high, bias, filled + place, list, count, to);
+      }
+    }
+  }
+};
+
+// The parts of an image. A thread fills the planes that it reads: what another one has written is slow
+// to read. So there are as many parts as threads need, unless many places would be wasted.
+static d_planes d_planes_of(const d_convolution& all, int64_t threads) {
+  const bool flat = all.y.out == 1;
+  const int64_t most = flat ? all.x.out : all.y.out;
+  int64_t parts = 1;
+  const auto cut = [&] {
+    const int64_t each = (most + parts - 1) / parts;
+    return flat ? d_planes{all, 1, each} : d_planes{all, each, all.x.out};
+  };
+  while (parts < most && cut().room() > d_most_filled) ++parts;
+  const d_planes fitting = cut();
+  if (all.images * all.groups % threads == 0) return fitting;
+  parts = d_round_up(parts, threads);
+  return cut().panels() * 7 > fitting.panels() * 8 ? fitting : cut();
+}
+
 // Arguments: images, weights, the bias if there is one, the result. Sizes: images, channels and
 // filters of a group, groups, both axes (`d_axis`), the (image, channel, row) steps of the images and
 // the (image, filter) steps of the result.
@@ -157,59 +317,39 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   d_convolution all(sizes, args[0], args[2 + biased]);
   all.weights = (const float*)args[1];
   all.bias = biased ? (const float*)args[2] : nullptr;
-  const int64_t total = all.images * all.pixels(), threads = omp_get_max_threads();
-  const int64_t panels = (total + d_panel - 1) / d_panel;
-  const int64_t chunks = (panels * d_panel + d_pixels - 1) / d_pixels;
-  const int64_t blocks = all.filter_blocks();
-  int64_t step = d_least(blocks, d_filters / d_block_rows);
-  while (step > 2 && chunks * all.groups * ((blocks + step - 1) / step) < 4 * threads)
-    step = (step + 1) / 2;
-  const int64_t parts = (blocks + step - 1) / step, tasks = chunks * all.groups * parts;
-  // Filters that several tasks read are put in order once for all.
-  const int64_t packs = chunks > 2 ? all.groups * blocks * all.parts() : 0;
-  float* filters = packs ? d_floats(packs * d_block_rows * d_filter_step) : nullptr;
-  // Patches that several tasks read are gathered once for all.
-  const int64_t gathers = all.groups * chunks * all.parts();
-  const bool share = parts > 1 && gathers * d_part <= d_most_shared;
-  float* shared = share ? d_floats(gathers * d_part) : nullptr;
-  const auto start_of = [&](int64_t chunk) {
-    return d_least(panels * chunk / chunks * d_panel, total);
-  };
-#pragma omp parallel if (total * all.filters * all.groups * all.depth() > 50000)
+  if (!all.images || !all.pixels() || !all.filters) return;
+  const int64_t depth = all.depth(), threads = omp_get_max_threads();
+  const d_planes planes = d_planes_of(all, threads);
+  int32_t* offsets = (int32_t*)d_floats(depth);
+  for (int64_t k = 0; k < depth; ++k) offsets[k] = (int32_t)planes.offset(k);
+  const d_convolver run = {all, planes, offsets};
+  const int64_t across = planes.across(), pieces = planes.down() * across;
+  const int64_t others = all.images * all.groups * pieces;
+  int64_t parts = others % threads && others < 4 * threads ? threads : 1;
+  const int64_t step = d_round_up((all.filters + parts - 1) / parts, d_rows);
+  parts = (all.filters + step - 1) / step;
+#pragma omp parallel if (all.images * all.pixels() * all.filters * all.groups * depth > 50000)
   {
-    // Lanes past the last pixel are computed too, and thrown away.
-    float* mine = d_floats(d_part + d_block_rows * d_filter_step +
-                           (d_filters + d_block_rows) * d_pixels);
-    d_clear(mine, 0, d_part);
-#pragma omp for nowait
-    for (int64_t k = 0; k < packs; ++k) {
-      const int64_t part = k % all.parts(), block = k / all.parts() % blocks;
-      const int64_t group = k / all.parts() / blocks;
-      all.pack(group, block, part, all.packed(filters, group, block, part));
-    }
-#pragma omp for
-    for (int64_t k = 0; k < (share ? gathers : 0); ++k) {
-      const int64_t part = k % all.parts(), chunk = k / all.parts() % chunks;
-      const int64_t first = start_of(chunk), here = d_least(all.depth() - part * d_patch, d_patch);
-      d_run list[d_pixels];
-      const int64_t found = all.runs(first, start_of(chunk + 1) - first, d_panel, list);
-      d_clear(shared + k * d_part, 0, d_part);
-      all.gather(k / all.parts() / chunks, part * d_patch, here, list, found, here * d_panel, d_panel,
-                 shared + k * d_part);
-    }
+    float* mine = d_floats(planes.room() + d_rows * depth);
+    d_clear(mine, 0, planes.room());
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int64_t part = task % parts, rest = task / parts;
-      const int64_t group = rest % all.groups, chunk = rest / all.groups;
-      const int64_t from = start_of(chunk), first = part * step * d_block_rows;
-      all.block(group, first, d_least(all.filters - first, step * d_block_rows), from,
-                start_of(chunk + 1) - from, filters,
-                share ? shared + (group * chunks + chunk) * all.parts() * d_part : nullptr, mine);
+    for (int64_t task = 0; task < others * parts; ++task) {
+      const int64_t part = task % parts, piece = task / parts % pieces;
+      const int64_t group = task / parts / pieces % all.groups;
+      const int64_t image = task / parts / pieces / all.groups;
+      const int64_t top = piece / across * planes.rows, left = piece % across * planes.columns;
+      const int64_t high = d_least(all.y.out - top, planes.rows);
+      const int64_t broad = d_least(all.x.out - left, planes.columns);
+      if (high <= 0 || broad <= 0) continue;
+      const float* from = all.in + image * all.in_image + group * all.channels * all.in_channel;
+      for (int64_t k = 0; k < all.channels; ++k)
+        planes.fill(from + k * all.in_channel, top, high, left, mine + k * planes.of_channel());
+      run.filter(group, part * step, d_least(all.filters, (part + 1) * step), high, broad, mine,
+                 all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
     }
     d_free(mine);
   }
-  d_free(shared);
-  d_free(filters);
+  d_free(offsets);
 }
 
 // The gradient of the filters: for 48 elements of a patch at a time, their values at all pixels times
