@@ -428,7 +428,7 @@ def test_larger_convolutions(tmp_path: Path) -> None:
     """Images in parts, some of them the last; tiles that pixels of several rows share."""
     for image, filters, stride in (
         ((1, 64, 61, 40), (44, 64, 3, 3), 1),
-        ((3, 40, 57, 31), (30, 40, 3, 3), 2),
+        ((3, 60, 57, 31), (30, 60, 3, 3), 2),
         ((2, 96, 1, 1700), (32, 96, 1, 9), 1),
         ((1, 512, 7, 7), (100, 512, 3, 3), 1),
         ((2, 300, 16, 15), (200, 300, 1, 1), 1),
@@ -439,6 +439,7 @@ def test_larger_convolutions(tmp_path: Path) -> None:
         name = "product" if filters[-1] == 1 else "convolution"
         assert f"dicp_{name}_biased" in steps
         assert (f"dicp_{name}" in steps) == (stride == 1), "the gradient of the images"
+        assert "dicp_convolution_filters" in steps
 
 
 def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:

@@ -167,6 +167,24 @@ def _is_better(w: Value, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     return out[0] == 1 or _is_at_most(LIGHT, w, out) or _share(axes) >= MIN_SHARE
 
 
+def _is_better_gradient(w: Value, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    """Whether the gradient of filters is better made here: of enough channels and pixels in a row.
+
+    Measured on ResNet-50's and a U-Net's: 0.55 to 0.8 of the library's time from 16 pixels on, 1.06
+    with 8 of them in four images and 0.5 in one, 1.4 with 4; for filters of one pixel 0.5 to 0.9.
+    """
+    _, channels, *taps = w.shape
+    if not _is_at_most(MAX_CONVOLUTION, w, grad):
+        return False
+    padded = -(-channels // PANEL) * PANEL  # type: ignore[operator]
+    if product((*taps, *grad)) * padded <= LIGHT:  # type: ignore[operator]
+        return True
+    enough = 7 if grad[0] == 1 else 12
+    return 4 * channels >= 3 * padded and (  # type: ignore[operator]
+        _of_one_pixel(axes) or axes[-1][1] >= enough
+    )
+
+
 def _share(axes: Sequence[Axis]) -> float:
     """The share of places computed that are pixels; between rows of them lie some that are not."""
     (_, high, *_), (_, wide, taps, stride, _, dilation) = [(1, 1), *axes][-2:]
@@ -244,8 +262,11 @@ def _backward(
     found: list[Value | None] = [None, None]
     if images is not None and groups == 1:
         found[0] = _images_gradient(lw, grad, w, images, axes)
-    light = _is_at_most(LIGHT, w, grad.shape)
-    if filters is not None and light and filters.strides == contiguous_strides(filters.shape):
+    if (
+        filters is not None
+        and filters.strides == contiguous_strides(filters.shape)
+        and _is_better_gradient(w, grad.shape, axes)
+    ):
         reached = lw.realize(grad)
         image, sizes = _problem(lw, x, w, axes, groups, reached)
         name = "dicp_convolution_filters"
