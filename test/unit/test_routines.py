@@ -488,6 +488,11 @@ def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -
     steps = check(tmp_path, product, rows, weights, ends)
     assert steps.count(named("dicp_product_grouped", dtype)) == 2
     assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
+    turned = leaf(4, 70, 40, dtype=dtype)
+    steps = check(tmp_path, lambda x, w, e: product(x, w.transpose(1, 2), e), rows, turned, ends)
+    assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1, (
+        "a gradient that is turned"
+    )
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))
 
