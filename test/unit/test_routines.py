@@ -370,7 +370,8 @@ def test_convolution(
     for bias, tag in ((leaf(filters[0]), "_biased"), (None, "")):
         steps = check(tmp_path, convolution, x, w, bias, dynamic=symbolic)
         if not symbolic:
-            assert f"dicp_convolution{tag}" in steps
+            single = max(filters[2:]) == 1
+            assert f"dicp_{'product' if single else 'convolution'}{tag}" in steps
             assert "dicp_convolution_filters" in steps
             strided = "stride" in options or "groups" in options
             assert any("convolution_backward" in step for step in steps) == strided
@@ -423,8 +424,27 @@ def test_depthwise_filters(
     assert steps.count("dicp_depthwise_filters") == 1, steps
 
 
-def test_heavy_convolutions_go_to_the_library(tmp_path: Path) -> None:
-    steps = check(tmp_path, F.conv2d, torch.randn(2, 64, 32, 32), torch.randn(64, 64, 3, 3))
+def test_larger_convolutions(tmp_path: Path) -> None:
+    """Images in parts, some of them the last; tiles that pixels of several rows share."""
+    for image, filters, stride in (
+        ((1, 64, 61, 40), (44, 64, 3, 3), 1),
+        ((3, 60, 57, 31), (30, 60, 3, 3), 2),
+        ((2, 96, 1, 1700), (32, 96, 1, 9), 1),
+        ((1, 512, 7, 7), (100, 512, 3, 3), 1),
+        ((2, 300, 16, 15), (200, 300, 1, 1), 1),
+    ):
+        convolve = functools.partial(F.conv2d, stride=stride, padding=filters[-1] // 2)
+        operands = leaf(*image), leaf(*filters), leaf(filters[0])
+        steps = check(tmp_path, lambda x, w, b: convolve(x, w, b), *operands)  # noqa: B023
+        name = "product" if filters[-1] == 1 else "convolution"
+        assert f"dicp_{name}_biased" in steps
+        assert (f"dicp_{name}" in steps) == (stride == 1), "the gradient of the images"
+        assert "dicp_convolution_filters" in steps
+
+
+def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:
+    """Many images of 4x4 pixels would use half of each tile."""
+    steps = check(tmp_path, F.conv2d, torch.randn(64, 130, 4, 4), torch.randn(256, 130, 3, 3))
     assert not any("dicp" in s for s in steps)
     half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
     assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
@@ -468,6 +488,11 @@ def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -
     steps = check(tmp_path, product, rows, weights, ends)
     assert steps.count(named("dicp_product_grouped", dtype)) == 2
     assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
+    turned = leaf(4, 70, 40, dtype=dtype)
+    steps = check(tmp_path, lambda x, w, e: product(x, w.transpose(1, 2), e), rows, turned, ends)
+    assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1, (
+        "a gradient that is turned"
+    )
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))
 

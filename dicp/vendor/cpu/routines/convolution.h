@@ -1,14 +1,10 @@
-// Convolution of float images as a product of the filters with columns of patches, a few columns at
-// a time. Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks" (2006).
+// Convolution of float images as products of the filters with what their taps read: no patches are
+// copied, a tap's pixels are rows of numbers in a part of the image that a thread copies for itself.
+// Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
 #pragma once
 #include "gemm.h"
 
-constexpr int64_t d_patch = 512;    // elements of a patch held at a time
-constexpr int64_t d_pixels = 128;   // output pixels that one task computes, of any images
-constexpr int64_t d_filters = 480;  // filters that one task computes
-constexpr int64_t d_filter_step = d_patch + d_lanes;
-constexpr int64_t d_part = d_patch * d_pixels;
-constexpr int64_t d_most_shared = 1 << 22;  // floats of patches that threads share
+constexpr int64_t d_most_filled = 1 << 17;  // numbers of an image that stay in a thread's cache
 
 struct d_axis {
   int64_t in, out, taps, stride, padding, dilation;
@@ -28,11 +24,6 @@ d_inline d_axis d_axis_of(const int64_t* sizes) {
   return {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5]};
 }
 
-// Neighbouring output pixels of one image row.
-struct d_run {
-  int64_t place, count, image, row, column;
-};
-
 struct d_convolution {
   int64_t images, channels, filters, groups;
   d_axis y, x;
@@ -47,108 +38,168 @@ struct d_convolution {
         in_row(sizes[18]), out_image(sizes[19]), out_filter(sizes[20]) {}
   int64_t depth() const { return channels * y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
+};
 
-  // The runs that `count` pixels from `from` on are made of; none crosses a multiple of `most`.
-  int64_t runs(int64_t from, int64_t count, int64_t most, d_run* list) const {
-    int64_t found = 0;
-    for (int64_t place = 0; place < count;) {
-      const int64_t pixel = from + place, in_image = pixel % pixels();
-      const int64_t column = in_image % x.out, left = most - place % most;
-      const int64_t here = d_least(d_least(x.out - column, left), count - place);
-      list[found++] = {place, here, pixel / pixels(), in_image / x.out, column};
-      place += here;
-    }
-    return found;
+// A part of an image as products read it: a plane for each channel and each place of a pixel
+// in a step, with the zeros around the image. What a tap reads for output pixels that follow one
+// another, follows one another too; between rows of pixels lie some that are computed and thrown away.
+struct d_planes {
+  const d_convolution& all;
+  int64_t rows, columns;  // output pixels of the largest part
+
+  static int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
+  int64_t down() const { return parts(all.y.out, rows); }
+  int64_t across() const { return parts(all.x.out, columns); }
+
+  static int64_t reach(const d_axis& axis) { return (axis.taps - 1) * axis.dilation / axis.stride; }
+  int64_t wide() const { return columns + reach(all.x); }
+  // Numbers of a plane; not a power of two, which would share few lines of the cache.
+  int64_t plane() const {
+    return d_round_up((rows + reach(all.y)) * wide(), 2 * d_lanes) + d_lanes;
   }
-  // What tap (i, j) of one channel reads for the pixels of a run; zero outside the image.
-  void read(const d_run& run, int64_t channel, int64_t i, int64_t j, float* to) const {
-    const int64_t row = y.source(run.row, i), end = run.column + run.count;
-    const bool inside = row >= 0 && row < y.in;
-    const int64_t least = x.first(j), most = d_least(x.last(j), end);
-    const int64_t low = inside ? d_least(least > run.column ? least : run.column, end) : end;
-    const int64_t high = inside && most > low ? most : low;
-    const float* source =
-        in + run.image * in_image + channel * in_channel + row * in_row + x.source(0, j);
-    if (x.stride == 1 && run.count == d_panel && high - low == d_panel) {
-      ((d_vec*)to)[0] = ((const d_vec*)(source + low))[0];
-      ((d_vec*)to)[1] = ((const d_vec*)(source + low))[1];
-      return;
-    }
-    to -= run.column;
-    for (int64_t o = run.column; o < low; ++o) to[o] = 0;
-    if (x.stride == 1)
-      for (int64_t o = low; o < high; ++o) to[o] = source[o];
-    else
-      for (int64_t o = low; o < high; ++o) to[o] = source[x.stride * o];
-    for (int64_t o = high; o < end; ++o) to[o] = 0;
+  int64_t of_channel() const { return all.y.stride * all.x.stride * plane(); }
+  int64_t room() const { return all.channels * of_channel() + d_panel; }
+  // Places from the first of so many rows and columns of pixels to the last.
+  int64_t span(int64_t high, int64_t broad) const { return (high - 1) * wide() + broad; }
+  // Panels of all parts together.
+  int64_t panels() const { return down() * across() * parts(span(rows, columns), d_panel); }
+  // Where the first pixel reads its element k, from the first plane of its group.
+  int64_t offset(int64_t k) const {
+    const int64_t i = k / all.x.taps % all.y.taps * all.y.dilation;
+    const int64_t j = k % all.x.taps * all.x.dilation;
+    const int64_t place = i % all.y.stride * all.x.stride + j % all.x.stride;
+    return k / (all.y.taps * all.x.taps) * of_channel() + place * plane() +
+           i / all.y.stride * wide() + j / all.x.stride;
   }
-  // Elements [from, from + part) of the patches that `list` names: element k of the pixel at place p
-  // goes to to[p / d_panel * panel + k * row + p % d_panel].
-  void gather(int64_t group, int64_t from, int64_t part, const d_run* list, int64_t count,
-              int64_t panel, int64_t row, float* to) const {
-    const int64_t area = y.taps * x.taps;
-    for (int64_t r = 0; r < count; ++r) {
-      int64_t channel = group * channels + from / area, i = from % area / x.taps, j = from % x.taps;
-      float* line = to + list[r].place / d_panel * panel + list[r].place % d_panel;
-      for (int64_t k = 0; k < part; ++k, line += row) {
-        read(list[r], channel, i, j, line);
-        if (++j == x.taps) {
-          j = 0;
-          if (++i == y.taps) i = 0, ++channel;
-        }
-      }
-    }
-  }
-  int64_t parts() const { return (depth() + d_patch - 1) / d_patch; }
-  int64_t filter_blocks() const { return (filters + d_block_rows - 1) / d_block_rows; }
-  // The filters as tiles read them: block after block, each in parts of d_patch elements.
-  float* packed(float* all, int64_t group, int64_t block, int64_t part) const {
-    return all + ((group * filter_blocks() + block) * parts() + part) * d_block_rows * d_filter_step;
-  }
-  void pack(int64_t group, int64_t block, int64_t part, float* to) const {
-    const int64_t first = block * d_block_rows, rows = d_least(filters - first, d_block_rows);
-    const int64_t start = part * d_patch;
-    d_copy(weights + (group * filters + first) * depth() + start, depth(), 1, rows,
-           d_least(depth() - start, d_patch), to, d_filter_step);
-  }
-  // `most` filters from `filter` on, at `count` pixels from `from` on.
-  // Their patches are gathered here, unless they lie in `gathered`, part after part; and the filters
-  // are put in order here, unless they lie in `ready`.
-  void block(int64_t group, int64_t filter, int64_t most, int64_t from, int64_t count,
-             float* ready, const float* gathered, float* room) const {
-    float* left = room + d_part;
-    float* result = left + d_block_rows * d_filter_step;
-    d_run list[d_pixels];
-    const int64_t found = gathered ? 0 : runs(from, count, d_panel, list);
-    const int64_t width = d_round_up(count, d_panel);
-    for (int64_t part = 0; part < parts(); ++part) {
-      const int64_t start = part * d_patch, here = d_least(depth() - start, d_patch);
-      const float* panels = gathered ? gathered + part * d_part : room;
-      if (!gathered) gather(group, start, here, list, found, here * d_panel, d_panel, room);
-      for (int64_t f = 0; f < most; f += d_block_rows) {
-        const int64_t block = (filter + f) / d_block_rows;
-        const float* rows = ready ? packed(ready, group, block, part) : left;
-        if (!ready) pack(group, block, part, left);
-        d_tiles<d_filter_step, 1>(d_round_up(d_least(most - f, d_block_rows), d_rows), width, here,
-                                  rows, panels, here * d_panel, d_panel, result + f * width, width,
-                                  part);
-      }
-    }
-    for (int64_t place = 0; place < count;) {
-      const int64_t pixel = (from + place) % pixels(), image = (from + place) / pixels();
-      const int64_t here = d_least(pixels() - pixel, count - place);
-      for (int64_t f = 0; f < most; ++f) {
-        const int64_t o = group * filters + filter + f;
-        const float add = bias ? bias[o] : 0.0f;
-        const float* source = result + f * width + place;
-        float* to = out + image * out_image + o * out_filter + pixel;
+  // Every `stride`th number of a row of the image, from its column `first` on.
+  void line(const float* row, int64_t first, int64_t begin, int64_t end, float* to) const {
+    const int64_t n = wide(), stride = all.x.stride;
+    for (int64_t o = 0; o < begin; ++o) to[o] = 0;
+    if (stride == 1)
 #pragma omp simd
-        for (int64_t p = 0; p < here; ++p) to[p] = source[p] + add;
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + o];
+    else if (stride == 2)
+#pragma omp simd
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + 2 * o];
+    else
+      for (int64_t o = begin; o < end; ++o) to[o] = row[first + stride * o];
+    for (int64_t o = end; o < n; ++o) to[o] = 0;
+  }
+  // Whether a tap reads numbers at place `r` of a step.
+  static bool reads(const d_axis& axis, int64_t r) {
+    for (int64_t tap = 0; tap < axis.taps; ++tap)
+      if (tap * axis.dilation % axis.stride == r) return true;
+    return false;
+  }
+  // The planes of one channel, for `high` rows of output pixels from `top` on, columns from `left` on.
+  void fill(const float* channel, int64_t top, int64_t high, int64_t left, float* to) const {
+    const int64_t n = wide(), stride = all.x.stride;
+    for (int64_t r = 0; r < all.y.stride * stride; ++r, to += plane()) {
+      if (!reads(all.y, r / stride) || !reads(all.x, r % stride)) continue;
+      const int64_t first = left * stride + r % stride - all.x.padding, room = all.x.in - first;
+      const int64_t before = first < 0 ? d_least((stride - 1 - first) / stride, n) : 0;
+      const int64_t inside = room > 0 ? d_least((room + stride - 1) / stride, n) : 0;
+      for (int64_t y = 0; y < high + reach(all.y); ++y) {
+        const int64_t row = (top + y) * all.y.stride + r / stride - all.y.padding;
+        const bool on = row >= 0 && row < all.y.in && inside > before;
+        line(channel + row * all.in_row, first, on ? before : n, on ? inside : n, to + y * n);
       }
-      place += here;
     }
   }
 };
+
+// Neighbouring places of a panel that are output pixels.
+struct d_piece {
+  int64_t place, pixel, count;
+};
+
+struct d_convolver {
+  const d_convolution& all;
+  const d_planes planes;
+  const int32_t* offsets;
+
+  // Of the panel that begins at place `first` of `span`; `broad`: columns of pixels.
+  int64_t pieces(int64_t first, int64_t span, int64_t broad, d_piece* list) const {
+    const int64_t wide = planes.wide(), end = d_least(first + d_panel, span);
+    int64_t found = 0;
+    for (int64_t p = first, next; p < end; p = next) {
+      const int64_t row = p / wide, column = p % wide;
+      next = d_least((row + 1) * wide, end);
+      const int64_t count = d_least(broad - column, next - p);
+      if (count > 0) list[found++] = {p - first, row * all.x.out + column, count};
+    }
+    return found;
+  }
+  // Up to R filters at a panel of places. Long sums are made of short ones.
+  template <int R>
+  void tile(const float* weights, int64_t step, int64_t high, const float* bias, const float* from,
+            const d_piece* list, int64_t count, float* to) const {
+    const int64_t depth = all.depth(), times = (depth + d_sweep - 1) / d_sweep;
+    float sums[R * d_panel + d_panel];
+    int64_t begin = 0, end = 0;
+    for (int64_t time = 1; time <= times; ++time, begin = end) {
+      end = depth * time / times;
+      d_tile_apart<R>(end - begin, weights + begin, step, from, offsets + begin,
+                      [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+                        d_keep(sums + r * d_panel, sum, begin != 0);
+                      });
+    }
+    for (int64_t r = 0; r < high; ++r) {
+      float* line = sums + r * d_panel;
+      if (bias) {
+        ((d_vec*)line)[0] += bias[r];
+        ((d_vec*)line)[1] += bias[r];
+      }
+      for (int64_t k = 0; k < count; ++k)
+        d_keep_part(to + r * all.out_filter + list[k].pixel, (const d_vec*)(line + list[k].place),
+                    list[k].count);
+    }
+  }
+  // Filters [first, last) of a group at `rows` by `broad` pixels, whose planes are given. `room`:
+  // d_rows filters.
+  void filter(int64_t group, int64_t first, int64_t last, int64_t rows, int64_t broad,
+              const float* filled, float* out, float* room) const {
+    const int64_t depth = all.depth(), span = planes.span(rows, broad);
+    for (int64_t f = first, high; f < last; f += high) {
+      const int64_t left = last - f;
+      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const int64_t most = low ? d_short : d_rows, filter = group * all.filters + f;
+      high = d_least(left, most);
+      const float* weights = all.weights + filter * depth;
+      if (high < most) {
+        d_copy(weights, depth, 1, high, depth, room, depth);
+        weights = room;
+      }
+      const float* bias = all.bias ? all.bias + filter : nullptr;
+      float* to = out + filter * all.out_filter;
+      for (int64_t place = 0; place < span; place += d_panel) {
+        d_piece list[d_panel];
+        const int64_t count = pieces(place, span, broad, list);
+        if (low)
+          tile<d_short>(weights, depth, high, bias, filled + place, list, count, to);
+        else
+          tile<d_rows>(weights, depth, high, bias, filled + place, list, count, to);
+      }
+    }
+  }
+};
+
+// The parts of an image. A thread fills the planes that it reads: what another one has written is slow
+// to read. So there are as many parts as threads need, unless many places would be wasted.
+static d_planes d_planes_of(const d_convolution& all, int64_t threads) {
+  const bool flat = all.y.out == 1;
+  const int64_t most = flat ? all.x.out : all.y.out;
+  int64_t parts = 1;
+  const auto cut = [&] {
+    const int64_t each = (most + parts - 1) / parts;
+    return flat ? d_planes{all, 1, each} : d_planes{all, each, all.x.out};
+  };
+  while (parts < most && cut().room() > d_most_filled) ++parts;
+  const d_planes fitting = cut();
+  if (all.images * all.groups % threads == 0) return fitting;
+  parts = d_round_up(parts, threads);
+  return cut().panels() * 7 > fitting.panels() * 8 ? fitting : cut();
+}
 
 // Arguments: images, weights, the bias if there is one, the result. Sizes: images, channels and
 // filters of a group, groups, both axes (`d_axis`), the (image, channel, row) steps of the images and
@@ -157,115 +208,164 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   d_convolution all(sizes, args[0], args[2 + biased]);
   all.weights = (const float*)args[1];
   all.bias = biased ? (const float*)args[2] : nullptr;
-  const int64_t total = all.images * all.pixels(), threads = omp_get_max_threads();
-  const int64_t panels = (total + d_panel - 1) / d_panel;
-  const int64_t chunks = (panels * d_panel + d_pixels - 1) / d_pixels;
-  const int64_t blocks = all.filter_blocks();
-  int64_t step = d_least(blocks, d_filters / d_block_rows);
-  while (step > 2 && chunks * all.groups * ((blocks + step - 1) / step) < 4 * threads)
-    step = (step + 1) / 2;
-  const int64_t parts = (blocks + step - 1) / step, tasks = chunks * all.groups * parts;
-  // Filters that several tasks read are put in order once for all.
-  const int64_t packs = chunks > 2 ? all.groups * blocks * all.parts() : 0;
-  float* filters = packs ? d_floats(packs * d_block_rows * d_filter_step) : nullptr;
-  // Patches that several tasks read are gathered once for all.
-  const int64_t gathers = all.groups * chunks * all.parts();
-  const bool share = parts > 1 && gathers * d_part <= d_most_shared;
-  float* shared = share ? d_floats(gathers * d_part) : nullptr;
-  const auto start_of = [&](int64_t chunk) {
-    return d_least(panels * chunk / chunks * d_panel, total);
-  };
-#pragma omp parallel if (total * all.filters * all.groups * all.depth() > 50000)
+  if (!all.images || !all.pixels() || !all.filters) return;
+  const int64_t depth = all.depth(), threads = omp_get_max_threads();
+  const d_planes planes = d_planes_of(all, threads);
+  int32_t* offsets = (int32_t*)d_floats(depth);
+  for (int64_t k = 0; k < depth; ++k) offsets[k] = (int32_t)planes.offset(k);
+  const d_convolver run = {all, planes, offsets};
+  const int64_t across = planes.across(), pieces = planes.down() * across;
+  const int64_t others = all.images * all.groups * pieces;
+  int64_t parts = others % threads && others < 4 * threads ? threads : 1;
+  const int64_t step = d_round_up((all.filters + parts - 1) / parts, d_rows);
+  parts = (all.filters + step - 1) / step;
+#pragma omp parallel if (all.images * all.pixels() * all.filters * all.groups * depth > 50000)
   {
-    // Lanes past the last pixel are computed too, and thrown away.
-    float* mine = d_floats(d_part + d_block_rows * d_filter_step +
-                           (d_filters + d_block_rows) * d_pixels);
-    d_clear(mine, 0, d_part);
-#pragma omp for nowait
-    for (int64_t k = 0; k < packs; ++k) {
-      const int64_t part = k % all.parts(), block = k / all.parts() % blocks;
-      const int64_t group = k / all.parts() / blocks;
-      all.pack(group, block, part, all.packed(filters, group, block, part));
-    }
-#pragma omp for
-    for (int64_t k = 0; k < (share ? gathers : 0); ++k) {
-      const int64_t part = k % all.parts(), chunk = k / all.parts() % chunks;
-      const int64_t first = start_of(chunk), here = d_least(all.depth() - part * d_patch, d_patch);
-      d_run list[d_pixels];
-      const int64_t found = all.runs(first, start_of(chunk + 1) - first, d_panel, list);
-      d_clear(shared + k * d_part, 0, d_part);
-      all.gather(k / all.parts() / chunks, part * d_patch, here, list, found, here * d_panel, d_panel,
-                 shared + k * d_part);
-    }
+    float* mine = d_floats(planes.room() + d_rows * depth);
+    d_clear(mine, 0, planes.room());
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < tasks; ++task) {
-      const int64_t part = task % parts, rest = task / parts;
-      const int64_t group = rest % all.groups, chunk = rest / all.groups;
-      const int64_t from = start_of(chunk), first = part * step * d_block_rows;
-      all.block(group, first, d_least(all.filters - first, step * d_block_rows), from,
-                start_of(chunk + 1) - from, filters,
-                share ? shared + (group * chunks + chunk) * all.parts() * d_part : nullptr, mine);
+    for (int64_t task = 0; task < others * parts; ++task) {
+      const int64_t part = task % parts, piece = task / parts % pieces;
+      const int64_t group = task / parts / pieces % all.groups;
+      const int64_t image = task / parts / pieces / all.groups;
+      const int64_t top = piece / across * planes.rows, left = piece % across * planes.columns;
+      const int64_t high = d_least(all.y.out - top, planes.rows);
+      const int64_t broad = d_least(all.x.out - left, planes.columns);
+      if (high <= 0 || broad <= 0) continue;
+      const float* from = all.in + image * all.in_image + group * all.channels * all.in_channel;
+      for (int64_t k = 0; k < all.channels; ++k)
+        planes.fill(from + k * all.in_channel, top, high, left, mine + k * planes.of_channel());
+      run.filter(group, part * step, d_least(all.filters, (part + 1) * step), high, broad, mine,
+                 all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
     }
     d_done(mine);
   }
-  d_done(shared);
-  d_done(filters);
+  d_done((float*)offsets);
 }
 
-// The gradient of the filters: for 48 elements of a patch at a time, their values at all pixels times
-// what reached the result there.
+// The gradient of the filters, of d_panel channels at a time: their pixels, channels last and with the
+// zeros around the image, are rows of a product with what reached the result.
 struct d_filter_gradient {
   const d_convolution& all;  // its `out` is the gradient of the result
   float* to;
+  int64_t rows, columns;  // pixels of the result that are taken at a time
 
-  int64_t total() const { return all.images * all.pixels(); }
-  int64_t padded() const { return d_round_up(all.filters, d_panel); }
-  int64_t blocks() const { return (all.depth() + d_block_rows - 1) / d_block_rows; }
-  // One image of one panel of filters, turned: pixels first.
-  void pack(float* turned, int64_t group, int64_t panel, int64_t image) const {
-    const int64_t first = panel * d_panel, width = d_least(all.filters - first, d_panel);
-    const float* from =
-        all.out + image * all.out_image + (group * all.filters + first) * all.out_filter;
-    d_panels(from, 1, all.out_filter, all.pixels(), width,
-             turned + ((group * padded() + first) * total()) + image * all.pixels() * d_panel);
+  static int64_t extent(const d_axis& axis, int64_t count) {
+    return (count - 1) * axis.stride + (axis.taps - 1) * axis.dilation + 1;
   }
-  void block(const float* turned, int64_t group, int64_t block, float* room) const {
-    const int64_t first = block * d_block_rows, count = d_least(all.depth() - first, d_block_rows);
-    float* left = room;
-    float* result = left + d_block_rows * d_filter_step;
-    d_run list[d_patch];
-    for (int64_t from = 0; from < total(); from += d_patch) {
-      const int64_t part = d_least(total() - from, d_patch);
-      const int64_t found = all.runs(from, part, d_patch, list);
-      all.gather(group, first, count, list, found, d_panel, d_filter_step, left);
-      d_tiles<d_filter_step, 1>(d_round_up(count, d_rows), padded(), part, left,
-                                turned + group * padded() * total() + from * d_panel,
-                                total() * d_panel, d_panel, result, padded(), from != 0);
+  int64_t wide() const { return extent(all.x, columns); }
+  int64_t filled() const { return extent(all.y, rows) * wide() * d_panel; }
+  int64_t taps() const { return all.y.taps * all.x.taps; }
+  int64_t room(int64_t filters) const {
+    return filled() + (d_round_up(filters, d_rows) * taps() + d_rows) * d_panel +
+           d_rows * rows * columns;
+  }
+  // What the pixels from (top, left) on read of `count` channels.
+  void fill(const float* channels, int64_t count, int64_t top, int64_t left, int64_t high,
+            int64_t broad, float* planes) const {
+    const int64_t first = left * all.x.stride - all.x.padding, n = extent(all.x, broad);
+    const int64_t begin = first < 0 ? d_least(-first, n) : 0, rest = d_least(all.x.in - first, n);
+    const int64_t end = rest > begin ? rest : begin;
+    for (int64_t k = 0; k < extent(all.y, high); ++k, planes += wide() * d_panel) {
+      const int64_t row = top * all.y.stride - all.y.padding + k;
+      if (row < 0 || row >= all.y.in) {
+        d_clear(planes, 0, n * d_panel);
+        continue;
+      }
+      d_clear(planes, 0, begin * d_panel);
+      d_transpose(channels + row * all.in_row + first + begin, all.in_channel, count, end - begin,
+                  planes + begin * d_panel, d_panel);
+      d_clear(planes, end * d_panel, n * d_panel);
     }
-    if (!total()) d_clear(result, 0, d_block_rows * padded());
-    d_transpose(result, padded(), count, all.filters,
-                to + group * all.filters * all.depth() + first, all.depth());
+  }
+  // Up to R filters at one tap, `high` lines of `broad` pixels. Long sums are made of short ones.
+  template <int R>
+  void tile(const float* reached, int64_t step, int64_t next, const float* seen, int64_t high,
+            int64_t broad, float* sums) const {
+    const int64_t most = d_sweep / broad > 1 ? d_sweep / broad : 1;
+    const int64_t b_step = all.x.stride * d_panel, b_next = all.y.stride * wide() * d_panel;
+    for (int64_t line = 0; line < high; line += most)
+      for (int64_t from = 0; from < broad; from += d_sweep)
+        d_tile_lines<R>(d_least(high - line, most), d_least(broad - from, d_sweep),
+                        reached + line * next + from, step, next,
+                        seen + line * b_next + from * b_step, b_step, b_next,
+                        [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                          d_keep(sums + r * d_panel, sum, true);
+                        });
+  }
+  // `count` filters, whose gradient of the result at the pixels taken begins at `reached`.
+  void add(const float* reached, int64_t count, int64_t high, int64_t broad, const float* planes,
+           float* sums, float* copy) const {
+    for (int64_t f = 0, some; f < count; f += some) {
+      const int64_t left = count - f;
+      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const float* from = reached + f * all.out_filter;
+      int64_t step = all.out_filter, next = all.x.out;
+      some = d_least(left, low ? d_short : d_rows);
+      if (some < (low ? d_short : d_rows)) {
+        for (int64_t r = 0; r < some; ++r)
+          d_copy(from + r * step, next, 1, high, broad, copy + r * high * broad, broad);
+        from = copy, step = high * broad, next = broad;
+      }
+      for (int64_t tap = 0; tap < taps(); ++tap) {
+        const int64_t i = tap / all.x.taps * all.y.dilation, j = tap % all.x.taps * all.x.dilation;
+        const float* seen = planes + (i * wide() + j) * d_panel;
+        float* at = sums + (tap * d_round_up(count, d_rows) + f) * d_panel;
+        if (low)
+          tile<d_short>(from, step, next, seen, high, broad, at);
+        else
+          tile<d_rows>(from, step, next, seen, high, broad, at);
+      }
+    }
+  }
+  // The gradient of `count` filters from `first` on for up to d_panel channels from `channel` on.
+  void task(int64_t group, int64_t channel, int64_t first, int64_t count, float* room) const {
+    const int64_t some = d_least(all.channels - channel, d_panel), apart = d_round_up(count, d_rows);
+    float *sums = room + filled(), *copy = sums + (apart * taps() + d_rows) * d_panel;
+    d_clear(sums, 0, (apart * taps() + d_rows) * d_panel);
+    for (int64_t image = 0; image < all.images; ++image)
+      for (int64_t top = 0; top < all.y.out; top += rows)
+        for (int64_t left = 0; left < all.x.out; left += columns) {
+          const int64_t high = d_least(all.y.out - top, rows);
+          const int64_t broad = d_least(all.x.out - left, columns);
+          fill(all.in + image * all.in_image + (group * all.channels + channel) * all.in_channel,
+               some, top, left, high, broad, room);
+          add(all.out + image * all.out_image + (group * all.filters + first) * all.out_filter +
+                  top * all.x.out + left,
+              count, high, broad, room, sums, copy);
+        }
+    for (int64_t f = 0; f < count; ++f) {
+      float* at = to + ((group * all.filters + first + f) * all.channels + channel) * taps();
+      if (taps() == 1)
+        d_copy(sums + f * d_panel, 0, 1, 1, some, at, 0);
+      else
+        d_transpose(sums + f * d_panel, apart * d_panel, taps(), some, at, taps());
+    }
   }
 };
 
 // Arguments: images, the gradient of the result, the gradient of the filters. Sizes: as above.
 static void d_convolution_filters(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[1]);
-  const d_filter_gradient gradient = {all, (float*)args[2]};
-  const int64_t panels = gradient.padded() / d_panel, blocks = gradient.blocks();
-  float* turned = d_floats(all.groups * gradient.padded() * gradient.total());
-#pragma omp parallel if (gradient.total() * all.filters * all.groups * all.depth() > 50000)
+  const int64_t threads = omp_get_max_threads(), strips = (all.channels + d_panel - 1) / d_panel;
+  d_filter_gradient gradient = {all, (float*)args[2], all.y.out, all.x.out};
+  while (gradient.rows > 1 && gradient.filled() > d_most_filled)
+    gradient.rows = (gradient.rows + 1) / 2;
+  while (gradient.columns > d_sweep && gradient.filled() > d_most_filled)
+    gradient.columns = (gradient.columns + 1) / 2;
+  const int64_t others = all.groups * strips;
+  int64_t parts = others % threads && others < 4 * threads ? threads : 1;
+  const int64_t step = d_round_up((all.filters + parts - 1) / parts, d_rows);
+  parts = (all.filters + step - 1) / step;
+#pragma omp parallel if (all.images * all.pixels() * all.filters * all.groups * all.depth() > 50000)
   {
-    const int64_t room = d_block_rows * (d_filter_step + gradient.padded());
-    float* mine = d_floats(room);
-    d_clear(mine, 0, room);
-#pragma omp for
-    for (int64_t k = 0; k < all.groups * panels * all.images; ++k)
-      gradient.pack(turned, k / (panels * all.images), k / all.images % panels, k % all.images);
+    float* mine = d_floats(gradient.room(step));
 #pragma omp for schedule(dynamic)
-    for (int64_t k = 0; k < all.groups * blocks; ++k)
-      gradient.block(turned, k / blocks, k % blocks, mine);
+    for (int64_t task = 0; task < others * parts; ++task) {
+      const int64_t part = task % parts, strip = task / parts % strips;
+      gradient.task(task / parts / strips, strip * d_panel, part * step,
+                    d_least(all.filters - part * step, step), mine);
+    }
     d_done(mine);
   }
-  d_done(turned);
 }

@@ -175,6 +175,46 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) keep(i, sum[i]);
 }
+// The same where rows of B lie anywhere, at the offsets given; rows of A are `row` apart.
+template <int R, class K>
+d_inline void d_tile_apart(int64_t depth, const float* a, int64_t row, const float* b,
+                           const int32_t* offsets, const K& keep) {
+  d_vec sum[R][2];
+  const float* from[(R + 2) / 3];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = d_vec{};
+#pragma GCC unroll 4
+  for (int i = 0; i < (R + 2) / 3; ++i) from[i] = a + 3 * i * row;
+  for (int64_t k = 0; k < depth; ++k) {
+    const d_vec* at = (const d_vec*)(b + offsets[k]);
+    const d_vec left = at[0], right = at[1];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) d_join(sum[i], from[i / 3][i % 3 * row + k], left, right);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) keep(i, sum[i]);
+}
+// The same for sums over `lines` lines of `depth` numbers each; rows of A are `row` apart, lines of A
+// and of B `a_next` and `b_next`.
+template <int R, class K>
+d_inline void d_tile_lines(int64_t lines, int64_t depth, const float* a, int64_t row, int64_t a_next,
+                           const float* b, int64_t b_step, int64_t b_next, const K& keep) {
+  d_vec sum[R][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) sum[i][0] = sum[i][1] = d_vec{};
+  for (int64_t line = 0; line < lines; ++line, a += a_next, b += b_next) {
+    const float *from[(R + 2) / 3], *at = b;
+#pragma GCC unroll 4
+    for (int i = 0; i < (R + 2) / 3; ++i) from[i] = a + 3 * i * row;
+    for (int64_t k = 0; k < depth; ++k, at += b_step) {
+      const d_vec left = ((const d_vec*)at)[0], right = ((const d_vec*)at)[1];
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) d_join(sum[i], from[i / 3][i % 3 * row + k], left, right);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) keep(i, sum[i]);
+}
 // keep(i, row i of c), where c[i][j] = sum over k of a[i * AI + k * AK] * b[k * b_step + j].
 template <int AI, int AK, class C, class K>
 d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, const K& keep) {

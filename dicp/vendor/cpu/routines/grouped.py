@@ -45,11 +45,14 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
 
 
 def _weights(lw: Lowering, x: Value, grad: Value, ends: Value, out: Ref) -> Value:
-    """Each group of rows of x, turned, times its rows of grad."""
+    """Each group of rows of x, turned, times its rows of grad; the reverse if `out` is turned."""
+    steps = out.strides[:2]
+    if out.strides[2] != 1:
+        x, grad, steps = grad, x, (out.strides[0], out.strides[2])
     a, b = lw.realize(x), lw.realize(grad)
     limits = lw.realize(ends, contiguous_strides(ends.shape))
     sizes = [ends.shape[0], x.shape[0], grad.shape[1], x.shape[1], int(ends.dtype.itemsize == 8),
-             *a.strides, *b.strides, *out.strides[:2]]  # fmt: skip
+             *a.strides, *b.strides, *steps]  # fmt: skip
     name = "dicp_product_grouped_weights"
     return call(lw, name, (a, b, limits), (out,), sizes)[0]
 
@@ -77,7 +80,7 @@ def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
 
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     rows, weights = lw.results()
-    if not is_taken(x, w, grad) or rows.strides[1] != 1 or weights.strides[2] != 1:
+    if not is_taken(x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
         return _library(lw, x, w, ends, grad)
     first = _product(lw, grad, w, ends, True, rows)
     return first, _weights(lw, x, grad, ends, weights)

@@ -43,6 +43,7 @@ template <class T> struct d_products {
   int64_t batches, rows, columns, depth;
   d_matrix<T> a, b;
   const T* bias;
+  bool by_row;  // the bias: a number for each row of C, else for each column
   T* c;
   int64_t c_batch, c_row, activation;
 
@@ -65,10 +66,11 @@ template <class T> struct d_products {
   // those in `before`, if there are any, and go into the result with bias and activation.
   template <int R>
   __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from, const float* before,
-              int64_t before_step, int64_t high, int64_t column, int64_t wide, T* out) const {
+              int64_t before_step, int64_t row, int64_t high, int64_t column, int64_t wide,
+              T* out) const {
     d_vec add[2] = {};
-    if (bias) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
-    if (activation == d_none && high == R && wide == d_panel) {
+    if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
+    if (activation == d_none && high == R && wide == d_panel && !by_row) {
       d_tile_of<R>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
         const d_vec* more = (const d_vec*)(before + r * before_step);
         d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
@@ -84,6 +86,10 @@ template <class T> struct d_products {
     });
     for (int64_t r = 0; before && r < high; ++r)
       d_keep(tile + r * d_panel, (const d_vec*)(before + r * before_step), true);
+    for (int64_t r = 0; by_row && r < high; ++r) {
+      ((d_vec*)tile)[2 * r] += d_wide(bias[row + r]);
+      ((d_vec*)tile)[2 * r + 1] += d_wide(bias[row + r]);
+    }
     d_activate(activation, tile, high * d_panel);
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
@@ -91,8 +97,9 @@ template <class T> struct d_products {
   // Up to R rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
   template <int R>
-  void row_of_tiles(int64_t high, int64_t column, int64_t n, int64_t done, int64_t part,
-                    d_tile_operands<cell> from, int64_t panel, float* before, T* out) const {
+  void row_of_tiles(int64_t row, int64_t high, int64_t column, int64_t n, int64_t done,
+                    int64_t part, d_tile_operands<cell> from, int64_t panel, float* before,
+                    T* out) const {
     const int64_t width = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
     const bool last = done + part == cells();
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
@@ -105,8 +112,8 @@ template <class T> struct d_products {
                      });
       }
       if (last)
-        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, high,
-                  column + j, d_least(n - j, d_panel), out + j);
+        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
+                  high, column + j, d_least(n - j, d_panel), out + j);
     }
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
@@ -132,12 +139,12 @@ template <class T> struct d_products {
         from.b = panels, from.b_step = d_panel;
       }
       const int64_t panel = reads_b(n) ? d_panel : part * d_panel;
-      blocks(from_a + first * a.column, count, column, n, done, part, from, panel, room, out);
+      blocks(from_a + first * a.column, row, count, column, n, done, part, from, panel, room, out);
     }
   }
   // The same for one part of the sums; A is copied in blocks of rows, or for the last rows alone.
-  void blocks(const T* lines, int64_t count, int64_t column, int64_t n, int64_t done, int64_t part,
-              d_tile_operands<cell> from, int64_t panel, float* room, T* out) const {
+  void blocks(const T* lines, int64_t row, int64_t count, int64_t column, int64_t n, int64_t done,
+              int64_t part, d_tile_operands<cell> from, int64_t panel, float* room, T* out) const {
     const int64_t numbers = d_least(depth - done * d_held<cell>, part * d_held<cell>);
     float* before = room + sums();
     for (int64_t i = 0, high, end = 0; i < count; i += high) {
@@ -158,9 +165,11 @@ template <class T> struct d_products {
       }
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
       if (low)
-        row_of_tiles<d_short>(high, column, n, done, part, from, panel, sums, out + i * c_row);
+        row_of_tiles<d_short>(row + i, high, column, n, done, part, from, panel, sums,
+                              out + i * c_row);
       else
-        row_of_tiles<d_rows>(high, column, n, done, part, from, panel, sums, out + i * c_row);
+        row_of_tiles<d_rows>(row + i, high, column, n, done, part, from, panel, sums,
+                             out + i * c_row);
     }
   }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
@@ -188,14 +197,15 @@ template <class T> struct d_products {
 };
 
 // Arguments: a, b, the bias if there is one, c. Sizes: batches, rows, columns, depth, the activation,
-// then the (batch, row, column) steps of a and of b, and the (batch, row) steps of c.
+// then the (batch, row, column) steps of a and of b, the (batch, row) steps of c, and whether the bias
+// holds a number for each row.
 template <class T> static void d_product(void** args, const int64_t* sizes, bool biased) {
   const int64_t* steps = sizes + 5;
   const d_products<T> all = {
       sizes[0], sizes[1], sizes[2], sizes[3],
       {(const T*)args[0], steps[0], steps[1], steps[2]},
       {(const T*)args[1], steps[3], steps[4], steps[5]},
-      biased ? (const T*)args[2] : nullptr, (T*)args[2 + biased],
+      biased ? (const T*)args[2] : nullptr, biased && steps[8], (T*)args[2 + biased],
       steps[6], steps[7], sizes[4]};
   all.run();
 }
@@ -226,7 +236,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
         1, end - from, columns, sizes[3],
         {(const T*)args[0] + from * steps[0], 0, steps[0], steps[1]},
         {(const T*)args[1] + g * steps[2], 0, steps[3], steps[4]},
-        nullptr, c + from * steps[5], 0, steps[5], d_none};
+        nullptr, false, c + from * steps[5], 0, steps[5], d_none};
     if (end > from) one.run();
     from = end;
   }
@@ -247,7 +257,7 @@ static void d_product_grouped_weights(void** args, const int64_t* sizes) {
         1, sizes[3], sizes[2], end - from,
         {(const T*)args[0] + from * steps[0], 0, steps[1], steps[0]},
         {(const T*)args[1] + from * steps[2], 0, steps[2], steps[3]},
-        nullptr, (T*)args[3] + g * steps[4], 0, steps[5], d_none};
+        nullptr, false, (T*)args[3] + g * steps[4], 0, steps[5], d_none};
     one.run();
     from = end;
   }

@@ -53,14 +53,17 @@ def _product(
 
 def multiplied(
     lw: Lowering, refs: list[Ref], out: Ref, counts: Sequence[Size], steps: Sequence[Size],
-    bias: Value | None = None, activation: str = "none",
+    bias: Value | None = None, activation: str = "none", by_row: bool = False,
 ) -> Value:  # fmt: skip
-    """The product of matrices in memory; `steps` are those of a batch and of a row of `out`."""
+    """The product of matrices in memory; `steps` are those of a batch and of a row of `out`.
+
+    `by_row`: the bias holds a number for each row of the result, else for each column.
+    """
     left, right = (r.strides if len(r.shape) == 3 else (0, *r.strides) for r in refs)
     name = "dicp_product" if bias is None else "dicp_product_biased"
     if bias is not None:
         refs.append(rows_of(lw, bias))
-    sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps]
+    sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps, int(by_row)]
     return call(lw, name, refs, (out,), sizes)[0]
 
 
