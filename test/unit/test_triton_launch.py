@@ -198,7 +198,7 @@ def test_workers_compile_whatever_the_environment_asks_of_triton(
 
 
 def test_a_worker_that_dies_is_replaced(cache: Cache, workers: Workers) -> None:
-    workers.warm_up()
+    workers.warm_up(1)
     process = workers._idle.get()
     process.process.kill()
     workers._idle.put(process)
@@ -461,6 +461,22 @@ def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> No
     assert {n.op for n in program.nodes if n.decision == "compiled"} >= {
         "aten.mul.Tensor", "aten.div.Tensor",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "started"), [("cuda:0", 2), ("cpu", 0)])
+def test_workers_start_beside_the_front_end_where_a_gpu_is_compiled_for(
+    cache: Cache, device: str, started: int
+) -> None:
+    with FakeTensorMode():
+        gm = make_fx(torch.sin)(torch.empty(8, device=device))
+    for node in gm.graph.nodes:  # as Dynamo names what AOTAutograd calls "val"
+        node.meta["example_value"] = node.meta.pop("val", None)
+    target = TritonTarget()
+    try:
+        target.prepare(gm, False, cache, Config(compile_jobs=2))
+        assert target._workers._idle.qsize() == started
+    finally:
+        target._workers.close()
 
 
 # ---- where it runs -------------------------------------------------------------------------------

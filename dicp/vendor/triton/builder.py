@@ -31,6 +31,8 @@ SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120
 """Shared memory a block may have, by compute capability (CUDA programming guide, table of
 technical specifications); 48 KiB where it is not known."""
 LEAST_SHARED = 49152
+STARTED_AHEAD = 4
+"""Workers that are started before anything is known of the kernels; more as they are needed."""
 LONGEST_ERROR = 4000
 
 
@@ -185,10 +187,11 @@ class Workers:
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
 
-    def warm_up(self) -> None:
-        """A worker started ahead: its imports run beside the front end's work."""
+    def warm_up(self, jobs: int) -> None:
+        """Workers started ahead: their imports run beside the front end's work."""
         if self._idle.empty():
-            self._idle.put(_Process())
+            for _ in range(min(jobs, STARTED_AHEAD)):
+                self._idle.put(_Process())
 
     def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One request to one worker, which is ended if it fails."""

@@ -108,7 +108,6 @@ class TritonTarget(Target):
         if device == "cpu":
             _allow_simulator(context.config)
         else:
-            self._workers.warm_up()
             scalars_to_device(gm, torch.device(device))
         lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
         graph = lowering.run()
@@ -155,6 +154,10 @@ class TritonTarget(Target):
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         return Source({"kernels.py": kernel_file(program.kernel_texts, program.plain)})
+
+    def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
+        if device_of(gm, "example_value") != "cpu":
+            self._workers.warm_up(config.jobs)
 
     def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
         plain = {"program": program.plain, "texts": program.kernel_texts}
@@ -261,10 +264,10 @@ def _rendered(step: Kernel | Chosen) -> TritonKernel:
     return render(step)
 
 
-def device_of(gm: fx.GraphModule) -> str:
-    """The device the graph's tensors lie on."""
+def device_of(gm: fx.GraphModule, values: str = "val") -> str:
+    """The device the graph's tensors lie on; `values` names what nodes keep them under."""
     for node in gm.graph.nodes:
-        val = node.meta.get("val")
+        val = node.meta.get(values)
         for item in val if isinstance(val, (tuple, list)) else [val]:
             if isinstance(item, torch.Tensor) and item.device.type == "cuda":
                 return str(item.device)
