@@ -31,11 +31,11 @@ d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
 // leaves holes in the heap.
 constexpr int64_t d_line = 64;                     // bytes; the first line of a piece holds its size
 constexpr int64_t d_most_kept = 4 << 20;
-struct d_piece {
+struct d_room {
   int64_t* at = nullptr;
-  ~d_piece() { d_free(at); }
+  ~d_room() { d_free(at); }
 };
-static thread_local d_piece d_kept;
+static thread_local d_room d_kept;
 static float* d_floats(int64_t count) {
   const int64_t bytes = d_round_up(count * sizeof(float), d_line);
   int64_t* piece = d_kept.at;
