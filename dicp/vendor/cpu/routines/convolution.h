@@ -1,6 +1,6 @@
 // Convolution of float images as products of the filters with what their taps read: no patches are
-// copied, a tap's pixels are rows of numbers in a part of the image that a thread copies for itself.
-// Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
+// copied, a tap's pixels are rows of numbers in a part of the image that a thread copies for
+// itself. Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
 #pragma once
 #include "gemm.h"
 
@@ -42,7 +42,8 @@ struct d_convolution {
 
 // A part of an image as products read it: a plane for each channel and each place of a pixel
 // in a step, with the zeros around the image. What a tap reads for output pixels that follow one
-// another, follows one another too; between rows of pixels lie some that are computed and thrown away.
+// another, follows one another too; between rows of pixels lie some that are computed and thrown
+// away.
 struct d_planes {
   const d_convolution& all;
   int64_t rows, columns;  // output pixels of the largest part
@@ -91,7 +92,7 @@ struct d_planes {
       if (tap * axis.dilation % axis.stride == r) return true;
     return false;
   }
-  // The planes of one channel, for `high` rows of output pixels from `top` on, columns from `left` on.
+  // The planes of one channel, for `high` rows of output pixels from `top` on, from column `left` on.
   void fill(const float* channel, int64_t top, int64_t high, int64_t left, float* to) const {
     const int64_t n = wide(), stride = all.x.stride;
     for (int64_t r = 0; r < all.y.stride * stride; ++r, to += plane()) {
@@ -184,8 +185,8 @@ struct d_convolver {
   }
 };
 
-// The parts of an image. A thread fills the planes that it reads: what another one has written is slow
-// to read. So there are as many parts as threads need, unless many places would be wasted.
+// The parts of an image. A thread fills the planes that it reads: what another one has written is
+// slow to read. So there are as many parts as threads need, unless many places would be wasted.
 static d_planes d_planes_of(const d_convolution& all, int64_t threads) {
   const bool flat = all.y.out == 1;
   const int64_t most = flat ? all.x.out : all.y.out;
@@ -243,8 +244,8 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   d_done((float*)offsets);
 }
 
-// The gradient of the filters, of d_panel channels at a time: their pixels, channels last and with the
-// zeros around the image, are rows of a product with what reached the result.
+// The gradient of the filters, of d_panel channels at a time: their pixels, channels last and with
+// the zeros around the image, are rows of a product with what reached the result.
 struct d_filter_gradient {
   const d_convolution& all;  // its `out` is the gradient of the result
   float* to;
@@ -320,7 +321,8 @@ struct d_filter_gradient {
   }
   // The gradient of `count` filters from `first` on for up to d_panel channels from `channel` on.
   void task(int64_t group, int64_t channel, int64_t first, int64_t count, float* room) const {
-    const int64_t some = d_least(all.channels - channel, d_panel), apart = d_round_up(count, d_rows);
+    const int64_t some = d_least(all.channels - channel, d_panel);
+    const int64_t apart = d_round_up(count, d_rows);
     float *sums = room + filled(), *copy = sums + (apart * taps() + d_rows) * d_panel;
     d_clear(sums, 0, (apart * taps() + d_rows) * d_panel);
     for (int64_t image = 0; image < all.images; ++image)
