@@ -98,6 +98,7 @@ class Rows(Loops):
             bool(rows)
             and isinstance(rows[-1].size, int)
             and rows[-1].size % JAM == 0
+            and rows[-1].size > JAM
             and len(self.kernel.phases) == 1
             and len(self.kernel.inner) == 1
             and all(isinstance(s, (Running, Store)) for s in self._all_stmts())
