@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
@@ -237,6 +238,14 @@ def test_attention_in_training_stays_where_others_read_what_is_inside() -> None:
         return (weights * torch.linspace(0, 2, weights.shape[-1])) @ v
 
     assert not any("attention" in op for op in trained(dropped, q, k, v))
+
+
+def test_attention_is_not_computed_again_in_backward() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(plain, q * 2, k, v, use_reentrant=False).sin()
+
+    forward, backward = trained(fn, *(x.requires_grad_() for x in qkv()))
+    assert forward == ATTENTION and backward.endswith("_backward.default")
 
 
 @pytest.mark.parametrize("wanted", [0, 1])

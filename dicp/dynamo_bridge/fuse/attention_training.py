@@ -10,6 +10,10 @@ replaced together or not at all: not where anybody else reads scores or probabil
 attention map, dropout, a mask or scale with a gradient of its own). The probabilities are then
 neither stored nor saved.
 
+Where the program asks for a part to be computed again in backward, the fused operator is not: its
+result and the rows' sums are small, and the framework would guard its random state, which it does
+not use, by running it eagerly.
+
 A row with every key masked by -inf is NaN, and so are the gradients that it reaches: NaN is put
 into the gradient of its result.
 """
@@ -30,6 +34,7 @@ from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
 from dicp.dynamo_bridge.fuse.sdpa import gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
 from dicp.dynamo_bridge.passes import Pass, PassContext
+from dicp.torch_private import saved_for_backward
 
 aten = torch.ops.aten
 
@@ -309,6 +314,8 @@ def _fused(
         grad = attention.nan_where_masked(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad)
     results = backward(back_op, *args, **kwargs)
+    for node in (call, *call.users):
+        saved_for_backward(node)
     gradients = [
         _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
