@@ -14,8 +14,10 @@ Where the program asks for a part to be computed again in backward, the fused op
 result and the rows' sums are small, and the framework would guard its random state, which it does
 not use, by running it eagerly.
 
-A row with every key masked by -inf is NaN, and so are the gradients that it reaches: NaN is put
-into the gradient of its result.
+A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
+into the gradient of its result. Where scores are not added to but replaced, no gradient flows back
+through the replaced ones, which the fused operator only knows as probabilities of zero: every row
+must be seen to have a key.
 """
 
 from __future__ import annotations
@@ -302,6 +304,8 @@ def _fused(
     q, k, v = (attention.unit_stride(forward, x) for x in found)
     added = (bound.get(name) for name in ("mask", "keep", "drop", "fill"))
     mask = attention.mask_of(forward, (q, k, v), *added)
+    if bound.get("fill") is not None and not mask.keeps_a_key:
+        return None
     bias = attention.as_taken(forward, mask.bias, q)
     factor = 1.0 if scale is None else scale
     call = training_attention(forward, q, k, v, bias, mask.causal, factor)
