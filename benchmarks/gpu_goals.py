@@ -59,9 +59,11 @@ def goal_rows(rows: Sequence[Row], backends: Sequence[str]) -> list[Row]:
         for backend in backends:
             value = goal.value(measured, backend)
             failed = sum(backend in (*row.wrong, *row.failures) for row in measured)
-            text = "not measured" if value is None else f"{value:.3g}"
-            text += f", wanted {goal.wanted:.3g}: "
-            text += "reached" if value is not None and value >= goal.wanted else "missed"
+            text = f"wanted {goal.wanted:.3g}: "
+            if value is None:
+                text += "not measured"
+            else:
+                text += f"{'reached' if value >= goal.wanted else 'missed'} with {value:.3g}"
             text += f"; {failed} wrong or failed" if failed else ""
             found.append(Row(goal.name, {"section": "goals", "result": text}))
     return found

@@ -122,6 +122,11 @@ def recompute_in_backward(node: fx.Node) -> None:
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
+def saved_for_backward(node: fx.Node) -> None:
+    """Leave to the partitioner whether `node` is computed again, whatever the program asked."""
+    node.meta.pop("recompute", None)
+
+
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)

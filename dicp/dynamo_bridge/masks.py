@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.canonicalize import remove_dead
-from dicp.dynamo_bridge.fuse.attention import is_causal_mask
+from dicp.dynamo_bridge.fuse.mask_values import is_causal_mask
 from dicp.dynamo_bridge.infer import value_of
 from dicp.dynamo_bridge.passes import Pass, PassContext
 from dicp.torch_private import disable_current_modes, recompute_in_backward

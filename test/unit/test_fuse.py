@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
@@ -206,8 +207,11 @@ def trained(fn: Any, *args: Tensor, dynamic: bool = False) -> list[str]:
     return [n.op for r in backend.reports for n in r.nodes if "mm" in n.op or "attention" in n.op]
 
 
-@symbolic
-@pytest.mark.parametrize("fn", [plain, hides_future, in_three_dimensions])
+@pytest.mark.parametrize(
+    ("fn", "symbolic"),
+    [(plain, False), (plain, True), (in_three_dimensions, False), (in_three_dimensions, True),
+     (hides_future, False)],
+)  # fmt: skip
 def test_attention_in_training_is_one_pair_of_operators(fn: Any, symbolic: bool) -> None:
     args = [x.requires_grad_() for x in qkv()]
     forward, backward = trained(fn, *args, dynamic=symbolic)
@@ -219,6 +223,24 @@ def test_a_row_without_keys_is_not_a_number_in_training_either() -> None:
     bias = torch.zeros(q.shape[-2], k.shape[-2])
     bias[1] = float("-inf")
     assert len(trained(with_position_bias, q, k, v, bias)) == 2
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("given", [False, True])
+def test_no_gradient_flows_through_scores_that_are_replaced(given: bool, fill: float) -> None:
+    """Not even in a row of which all are: the fused operator would not know."""
+    q, k, v = (x.requires_grad_() for x in qkv())
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, *hidden: Tensor) -> Tensor:
+        rows, columns = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        drop = hidden[0] if hidden else (columns > rows) | (rows == 1)
+        scores = (q @ k.transpose(-2, -1)).masked_fill(drop, fill)
+        return torch.softmax(scores, -1) @ v
+
+    drop = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    drop[1] = True
+    found = trained(fn, q, k, v, *([drop] if given else []))
+    assert not any("attention" in op for op in found)
 
 
 def test_attention_in_training_stays_where_others_read_what_is_inside() -> None:
@@ -237,6 +259,14 @@ def test_attention_in_training_stays_where_others_read_what_is_inside() -> None:
         return (weights * torch.linspace(0, 2, weights.shape[-1])) @ v
 
     assert not any("attention" in op for op in trained(dropped, q, k, v))
+
+
+def test_attention_is_not_computed_again_in_backward() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(plain, q * 2, k, v, use_reentrant=False).sin()
+
+    forward, backward = trained(fn, *(x.requires_grad_() for x in qkv()))
+    assert forward == ATTENTION and backward.endswith("_backward.default")
 
 
 @pytest.mark.parametrize("wanted", [0, 1])

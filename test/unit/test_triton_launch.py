@@ -30,6 +30,7 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import (
     CompilerError,
     DeviceMovedError,
+    FallbackWarning,
     LaunchError,
     SimulatorForbiddenError,
     ToolchainError,
@@ -222,7 +223,8 @@ class Fat(Workers):
 
 def test_blocks_shrink_until_shared_memory_suffices(cache: Cache) -> None:
     fat = Fat()
-    (binary,) = Builder(cache, fat, 1).build([job()])
+    with pytest.warns(FallbackWarning, match=r"blocks of {'x': 64} in the place of {'x': 256}"):
+        (binary,) = Builder(cache, fat, 1).build([job()])
     assert fat.tried == [256, 128, 64] and binary.blocks == {"x": 64}
     whole_row = job(axes={"r": {"block": 1024, "size": 1024, "masked": False}}, whole=True)
     with pytest.raises(CompilerError, match="out of shared memory"):

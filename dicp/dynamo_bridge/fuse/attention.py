@@ -22,6 +22,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
+from dicp.dynamo_bridge.fuse.mask_values import HUGE, is_causal_mask, keeps_a_key, leaves_a_key
 from dicp.dynamo_bridge.fuse.sdpa import framework_attention
 from dicp.dynamo_bridge.fuse.terms import (
     ANY,
@@ -42,8 +43,6 @@ from dicp.dynamo_bridge.fuse.terms import (
 )
 from dicp.dynamo_bridge.infer import expression, value_of
 from dicp.dynamo_bridge.passes import PassContext
-from dicp.dynamo_bridge.traits import is_pure
-from dicp.torch_private import disable_current_modes
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -52,11 +51,6 @@ FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.defau
 """The fused operator that inference graphs carry, by device type, where there is only one."""
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-_HUGE = -1e30
-"""A finite fill below this swallows any score that is added to it, in float32 and wider."""
-
-_MASK_KIND = "dicp_mask_kind"
-_CONSTANT_LIMIT = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +190,7 @@ def _mask_fits(match: Match) -> bool:
     if "mask" in bound:
         return fits and value.dtype.is_floating_point
     fill = bound["fill"]
-    swallows = fill == float("-inf") or (fill <= _HUGE and q.dtype != torch.float16)
+    swallows = fill == float("-inf") or (fill <= HUGE and q.dtype != torch.float16)
     return fits and value.dtype == torch.bool and swallows
 
 
@@ -246,7 +240,9 @@ class Added:
     bias: fx.Node | None
     causal: bool
     may_hide_all: bool
-    """Whether a row may be left without a key."""
+    """Whether a row may have nothing but -inf added."""
+    keeps_a_key: bool = True
+    """Whether every row is known to have a key that is not hidden, by -inf or by a low number."""
 
 
 def mask_of(
@@ -257,7 +253,7 @@ def mask_of(
     bias = _as_bias(rw, mask, keep, drop, fill, q)
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
-    return Added(_four_dims(rw, bias), False, not _leaves_a_key(bias))
+    return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
 
 
 def _call(
@@ -410,90 +406,6 @@ def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
     value = value_of(out)
     nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
     return rw(aten.where.self, dead, nan, out)
-
-
-# What can be known of a mask at compile time.
-
-
-def _leaves_a_key(bias: fx.Node) -> bool:
-    """Every row is sure to have an entry above -inf."""
-    return _is_finite(bias) or _kind(bias) in ("causal", "alive")
-
-
-def _is_finite(node: Any) -> bool:
-    """Made of finite constants by `where`, views and conversions."""
-    while isinstance(node, fx.Node):
-        if node.target is aten.where.self:
-            return _is_finite(node.args[1]) and _is_finite(node.args[2])
-        source = node.args[0] if node.args else None
-        if source is not None and node.target in _VIEWS:
-            node = source
-        elif (source := cast_source(node)) is not None:
-            if value_of(node).dtype == torch.float16 and value_of(source).dtype != torch.float16:
-                return False
-            node = source
-        else:
-            break
-    number = uniform_value(node)
-    return number is not None and abs(number) < float("inf")
-
-
-_VIEWS = frozenset({
-    aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,
-    aten.permute.default, aten.clone.default, aten.squeeze.dim, aten.select.int,
-})  # fmt: skip
-
-
-def is_causal_mask(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
-    """A constant that hides the keys after each query and no others, for as many as queries."""
-    rows, columns = (sizes_of(q) or ())[-2], (sizes_of(k) or ())[-2]
-    return (
-        isinstance(rows, int)
-        and rows == columns
-        and (sizes_of(bias) or ())[-2:] == (rows, rows)
-        and _kind(bias) == "causal"
-    )
-
-
-def _kind(bias: fx.Node) -> str:
-    """ "causal", "alive" (no fully masked row) or "unknown", by computing a constant mask."""
-    known: str | None = bias.meta.get(_MASK_KIND)
-    if known is None:
-        with disable_current_modes():
-            value = _constant(bias, {})
-            known = "unknown" if value is None else _classify(value)
-        bias.meta[_MASK_KIND] = known
-    return known
-
-
-def _classify(value: torch.Tensor) -> str:
-    value = value.reshape(1, -1) if value.dim() == 1 else value
-    rows, columns = value.shape[-2:]
-    allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
-    if bool(torch.where(allowed, value == 0, value <= _HUGE).all()):
-        return "causal"
-    alive = bool((value.amax(-1) > float("-inf")).all())
-    return "alive" if alive else "unknown"
-
-
-def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
-    """The value of a node that depends on no input, or None."""
-    if node in known:
-        return known[node]
-    known[node] = None
-    value = value_of(node)
-    if node.op != "call_function" or not is_pure(node.target) or node.target in _FUSED:
-        return None
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 and value.device.type != "cpu":
-        return None
-    if not all(isinstance(size, int) for size in value.shape) or value.numel() > _CONSTANT_LIMIT:
-        return None
-    inputs = {source: _constant(source, known) for source in node.all_input_nodes}
-    if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
-        return None
-    args = fx.node.map_arg(node.args, inputs.__getitem__)
-    known[node] = node.target(*args, **fx.node.map_arg(node.kwargs, inputs.__getitem__))
-    return known[node]
 
 
 _FUSED = frozenset(FUSED_BY_DEVICE.values())

@@ -10,8 +10,14 @@ replaced together or not at all: not where anybody else reads scores or probabil
 attention map, dropout, a mask or scale with a gradient of its own). The probabilities are then
 neither stored nor saved.
 
-A row with every key masked by -inf is NaN, and so are the gradients that it reaches: NaN is put
-into the gradient of its result.
+Where the program asks for a part to be computed again in backward, the fused operator is not: its
+result and the rows' sums are small, and the framework would guard its random state, which it does
+not use, by running it eagerly.
+
+A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
+into the gradient of its result. Where scores are not added to but replaced, no gradient flows back
+through the replaced ones, which the fused operator only knows as probabilities of zero: every row
+must be seen to have a key.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
 from dicp.dynamo_bridge.fuse.sdpa import gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
 from dicp.dynamo_bridge.passes import Pass, PassContext
+from dicp.torch_private import saved_for_backward
 
 aten = torch.ops.aten
 
@@ -297,6 +304,8 @@ def _fused(
     q, k, v = (attention.unit_stride(forward, x) for x in found)
     added = (bound.get(name) for name in ("mask", "keep", "drop", "fill"))
     mask = attention.mask_of(forward, (q, k, v), *added)
+    if bound.get("fill") is not None and not mask.keeps_a_key:
+        return None
     bias = attention.as_taken(forward, mask.bias, q)
     factor = 1.0 if scale is None else scale
     call = training_attention(forward, q, k, v, bias, mask.causal, factor)
@@ -309,6 +318,8 @@ def _fused(
         grad = attention.nan_where_masked(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad)
     results = backward(back_op, *args, **kwargs)
+    for node in (call, *call.users):
+        saved_for_backward(node)
     gradients = [
         _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None

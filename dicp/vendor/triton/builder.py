@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from dicp.cache import Cache, key_of
 from dicp.config import environment
-from dicp.errors import CompilerError, ToolchainError
+from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 
 FOLDER = Path(__file__).parent
 WARP = 32
@@ -225,10 +226,14 @@ class Builder:
     def build(self, jobs: Sequence[Job]) -> list[Binary]:
         """Every job's binary, what is missing compiled side by side.
 
-        Raises CompilerError.
+        Raises CompilerError; warns of kernels whose blocks had to be smaller than was planned.
         """
         with ThreadPoolExecutor(max(1, min(self.jobs, len(jobs)))) as pool:
-            return list(pool.map(self.build_one, jobs))
+            found = list(pool.map(self.build_one, jobs))
+        for job, binary in zip(jobs, found, strict=True):
+            if dict(binary.blocks) != job.blocks():
+                warnings.warn(_shrunk(job, binary), stacklevel=2)
+        return found
 
     def attempt(self, jobs: Sequence[Job]) -> list[Binary | CompilerError]:
         """As `build`, with the error in the place of what the compiler refuses."""
@@ -262,6 +267,15 @@ class Builder:
             blocks = job.smaller(blocks)
         text = f"error: out of shared memory ({limit} bytes) with every block tried: "
         raise _refused(job, text + "; ".join(tried))
+
+
+def _shrunk(job: Job, binary: Binary) -> FallbackWarning:
+    limit = SHARED_BYTES.get(job.variant.arch, LEAST_SHARED)
+    return FallbackWarning(
+        f"kernel {job.name} has blocks of {dict(binary.blocks)} in the place of {job.blocks()}: "
+        f"sm_{job.variant.arch} has {limit} bytes of shared memory for one. Compiled from: "
+        f"{'; '.join(job.origins)}"
+    )
 
 
 def _refused(job: Job, text: str) -> CompilerError:

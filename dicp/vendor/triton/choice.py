@@ -123,11 +123,12 @@ class Contest:
         program = partial(self._program, sources=sources, results=results)
         programs = [program(*self._kernels(product, tiling)) for tiling in fitted]
         jobs = [Plan(plain, texts, self.arch).jobs() for plain, texts in programs]
-        built = [self.builder.attempt(kernels) for kernels in jobs]
+        built = iter(self.builder.attempt([job for kernels in jobs for job in kernels]))
         rendered = {k: render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
         seconds = {"library": self._time(*program(steps, rendered))}
-        for tiling, contestant, wanted, found in zip(fitted, programs, jobs, built, strict=True):
-            if not all(map(_as_asked, wanted, found)):
+        for tiling, contestant, wanted in zip(fitted, programs, jobs, strict=True):
+            taken = list(map(_as_asked, wanted, built))  # to the last, whatever the first is
+            if not all(taken):
                 continue  # it does not compile, or not with the shared memory that there is
             try:
                 seconds[str(tiling)] = self._time(*contestant)
