@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -43,17 +44,22 @@ def vit() -> ViTForImageClassification:
     )
 
 
-def test_resnet50_training(against_eager):
-    # Without it five steps amplify rounding a million times: nothing could be compared. Even so an
-    # activation that lies at zero within rounding takes either side: eager itself, its input moved
-    # by half a unit in the last place, is a thousand times further off in some tensor of the third
-    # or fourth step with batches that grow.
+@pytest.mark.parametrize(("activation", "steps"), [(nn.ReLU, 1), (nn.SiLU, 5)])
+def test_resnet50_training(against_eager, activation, steps):
+    # Without zero_init_residual a few steps amplify rounding a million times. Even so a ReLU whose
+    # input lies at zero within rounding passes a gradient or none: over five steps of eleven seeds
+    # eager's loss jumps to 1e-5 to 1e-3 beside float64 in two, in four if its input is moved by a
+    # unit in the last place, the compiled one's in three. What is smooth can be compared for long.
     model = torchvision.models.resnet50(num_classes=CLASSES, zero_init_residual=True)
+    for block in model.modules():
+        for name, child in block.named_children():
+            if isinstance(child, nn.ReLU):
+                setattr(block, name, activation(inplace=True))
     against_eager.training(
         model,
         loss_of,
         lambda n: labelled(2 * n, 64),
-        steps=2 if against_eager.dynamic else 5,
+        steps=steps,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
     )
 

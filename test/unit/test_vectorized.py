@@ -14,7 +14,7 @@ from recorder import record
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.vendor.cpu import target as cpu
+from dicp.vendor.cpu import units
 from dicp.vendor.cpu.toolchain import find_toolchain
 
 N = 1000
@@ -67,7 +67,7 @@ def test_vectorized(name: str, tmp_path: Path) -> None:
     target = record(fn, *inputs)
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]
     (tmp_path / "kernels.cpp").write_text(source)
-    (tmp_path / "prelude.h").write_text((cpu.FOLDER / "prelude.h").read_text())
+    (tmp_path / "prelude.h").write_text((units.FOLDER / "prelude.h").read_text())
     result = subprocess.run(
         [toolchain.compiler, *toolchain.flags, "-fopt-info-vec-optimized", "-c", "kernels.cpp",
          "-o", "kernels.o"],
