@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 
 from dicp.loop.cpp_emit import Scope, local, margin
-from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, Loops
+from dicp.loop.cpp_loops import CHUNKS, JAM, PARALLEL_COST, Loops, in_fours
 from dicp.loop.cpp_text import VALUE_TYPE, start_value
 from dicp.loop.index import Size, Var, product
 from dicp.loop.kernel import Accumulate, Phase, Running
@@ -17,8 +17,6 @@ COLUMN_TILE = 512
 MAX_TILE = 3 * COLUMN_TILE
 ROW_BLOCK = 256
 """Rows summed into a column before the sum is added to the total."""
-JAM = 4
-"""Rows taken together: accumulators are read and written once for all of them."""
 SPLIT_COST = 8 * PARALLEL_COST
 """Elementary operations from which on chunks of rows pay for accumulators of their own."""
 
@@ -135,7 +133,7 @@ class Columns(Loops):
         """The sweep over rows, several at a time where their number allows it."""
         indent, bounds = middle.indent, ("tile", "tile_end")
         pragma = f"{margin(indent)}#pragma omp simd"
-        if not loops or not _in_fours(loops[-1]):
+        if not loops or not in_fours(loops[-1]):
             inner = [pragma, *self._loop(column, body, indent, bounds)]
             return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
         outer, last = loops[:-1], loops[-1]
@@ -198,7 +196,7 @@ class Columns(Loops):
                 f"{CHUNKS} * {width});"
             )
         total, times = self._size(inner[0].size), ""
-        if len(inner) == 1 and isinstance(inner[0].size, int) and _in_fours(inner[0]):
+        if len(inner) == 1 and isinstance(inner[0].size, int) and in_fours(inner[0]):
             total, times = str(inner[0].size // JAM), f" * {JAM}"
         chunk = self._push((), scope.indent + 1)
         chunk.lines.append(
@@ -252,10 +250,6 @@ class Columns(Loops):
         self._stmts(stmts, body)
         scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
         self._pop(body)
-
-
-def _in_fours(var: Var) -> bool:
-    return isinstance(var.size, int) and var.size % JAM == 0
 
 
 def _result(stmt: Accumulate) -> str:

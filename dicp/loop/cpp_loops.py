@@ -14,8 +14,16 @@ from dicp.loop.ranges import Range, split
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
 CHUNKS = 16
+JAM = 4
+"""Rows taken together: column sums read and write their accumulators once for all of them, and
+scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
 """Elements of a row summed before the sum is added to the total, which is a double."""
+
+
+def in_fours(var: Var) -> bool:
+    """Whether a loop's steps come in whole groups of `JAM`."""
+    return isinstance(var.size, int) and var.size % JAM == 0
 
 
 class Loops(Emitter):

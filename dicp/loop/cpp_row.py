@@ -10,14 +10,19 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Scope, accumulator_type, local, margin
-from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, Loops, tracks_nan
+from dicp.loop.cpp_loops import (
+    CHUNKS,
+    JAM,
+    PARALLEL_COST,
+    SUM_BLOCK,
+    Loops,
+    in_fours,
+    tracks_nan,
+)
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
 from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
-
-JAM = 4
-"""Rows that are scanned together: each waits for its own previous element only."""
 
 
 class Rows(Loops):
@@ -96,9 +101,8 @@ class Rows(Loops):
         rows = self.kernel.rows
         return (
             bool(rows)
-            and isinstance(rows[-1].size, int)
-            and rows[-1].size % JAM == 0
-            and rows[-1].size > JAM
+            and in_fours(rows[-1])
+            and rows[-1].size not in (0, JAM)
             and len(self.kernel.phases) == 1
             and len(self.kernel.inner) == 1
             and all(isinstance(s, (Running, Store)) for s in self._all_stmts())

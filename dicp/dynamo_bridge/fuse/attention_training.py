@@ -270,16 +270,12 @@ def _replace(pair: _Pair, context: PassContext) -> bool:
     forward = Rewriter(pair.out, pair.match, context)
     backward = Rewriter(first, Match({}, tuple(sorted(pair.inner, key=order.__getitem__))), context)
     made = _fused(pair, forward, backward)
-    if made is None or not all(fits(old, made[1][k]) for k, old in enumerate(results)):
+    swaps = [] if made is None else list(zip((pair.out, *results), made, strict=True))
+    if not swaps or not all(fits(old, new) for old, new in swaps):
         backward.undo()
         forward.undo()
         return False
-    out, gradients = made
-    if not fits(pair.out, out):
-        backward.undo()
-        forward.undo()
-        return False
-    for old, new in zip((pair.out, *results), (out, *gradients), strict=True):
+    for old, new in swaps:
         substitute(old, new, context)
     erase((*pair.match.nodes, *pair.inner, *results, *pair.gradients()))
     return True
@@ -293,10 +289,8 @@ def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
     return fitting[0] if len(fitting) == 1 and len(gradient.users) == 1 else gradient
 
 
-def _fused(
-    pair: _Pair, forward: Rewriter, backward: Rewriter
-) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The result and the gradients that are wanted, in the shapes of what they replace."""
+def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] | None:
+    """The result, then the gradients that are wanted, in the shapes of what they replace."""
     bound, scale = pair.match.bound, _scale_of(pair.match)
     found = attention.operands(forward, *(bound[name] for name in ("q", "kt", "v")))
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
@@ -324,7 +318,7 @@ def _fused(
         _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
     ]  # fmt: skip
-    return attention.as_root(forward, out), gradients
+    return [attention.as_root(forward, out), *gradients]
 
 
 def _gradient(pair: _Pair, rw: Rewriter) -> fx.Node | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.cpp import render
@@ -32,7 +32,7 @@ from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain, has_libmvec
-from dicp.vendor.cpu.units import Begun, Units, header_texts, sources_of, unit_text
+from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 PAST_BLAS = ONEDNN.merged(ROUTINES)
@@ -169,7 +169,7 @@ class CpuTarget(Target):
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity, *header_texts().values())
+        return identity_of(find_toolchain(config))
 
     def doctor(self, config: Config) -> list[Check]:
         try:

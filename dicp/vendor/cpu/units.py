@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,7 +84,7 @@ class Units:
 
     def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
         """The key of a unit of generated kernels, compiled if it is unknown."""
-        key = key_of(sorted(texts), self.toolchain.identity, *header_texts().values())
+        key = key_of(sorted(texts), self._identity)
         self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain)
         for name in texts:
             self.cache.put("kernel", self._kernel_key(name), {"unit": key.encode()})
@@ -119,12 +119,20 @@ class Units:
         self.cache.get_or_build("unit", key, build)
 
     def _routines_key(self, group: Group) -> str:
-        identity = self.toolchain.with_flags(group.flags).identity
         bodies = sorted(group.bodies().items())
-        return key_of(group.header, bodies, identity, *header_texts().values())
+        return key_of(group.header, bodies, list(group.flags), self._identity)
 
     def _kernel_key(self, name: str) -> str:
-        return key_of(name, self.toolchain.identity, *header_texts().values())
+        return key_of(name, self._identity)
+
+    @cached_property
+    def _identity(self) -> str:
+        return identity_of(self.toolchain)
+
+
+def identity_of(toolchain: Toolchain) -> str:
+    """What every unit depends on besides its text: compiler, flags, headers."""
+    return key_of(toolchain.identity, *header_texts().values())
 
 
 def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
