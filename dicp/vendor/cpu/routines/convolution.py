@@ -39,7 +39,11 @@ def convolution(
     how = Options(*options, **named)
     if how.fit(x, w) and is_taken(x, w, bias):
         axes = how.axes(x, w, out.shape)
-        if _is_row_major(out) and _is_better(w, out.shape, axes):
+        if (
+            _is_row_major(out)
+            and not how.of_single_pixels(x, axes)
+            and _is_better(w, out.shape, axes)
+        ):
             if how.by_pixel(x, axes) and _pixels_in_rows(lw.realize(x)):
                 return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
             skips = _skips_padding(x, w, how.groups)
@@ -136,6 +140,11 @@ class Options:
             (*s, *_at(k, self.stride, self.padding, self.dilation)) for k, s in enumerate(sizes)
         ]
 
+    def of_single_pixels(self, x: Value, axes: Sequence[Axis]) -> bool:
+        """Several images, each no more than its channels: a row of one matrix."""
+        single = all(axis[:2] == (1, 1) for axis in axes)
+        return single and x.shape[0] != 1 and self.by_pixel(x, axes)
+
     def by_pixel(self, x: Value, axes: Sequence[Axis]) -> bool:
         return x.ndim == 4 and self.groups == 1 and _of_one_pixel(axes)
 
@@ -195,13 +204,14 @@ def _share(axes: Sequence[Axis]) -> float:
 
 
 FEW_PIXELS = 20480
+"""Numbers of a single image up to which eager copies patches."""
 
 
 def _skips_padding(x: Value, w: Value, groups: int) -> bool:
     """Whether eager leaves out what lies around an image: infinities and NaN meet no zeros there.
 
-    oneDNN does, but for filters of one pixel, groups of channels that fill no vectors, and gradients
-    of dilated filters. Small single images are computed from patches with zeros, and so is
+    oneDNN does, but for filters of one pixel, groups of channels that fill no vectors, and
+    gradients of dilated filters. Small single images are computed from patches with zeros, and so is
     everything in float64.
     """
     taps = w.shape[2:]
