@@ -398,6 +398,9 @@ def test_filters_of_one_pixel_on_channels_last(
     steps = check(tmp_path, F.conv2d, x, *weights, dynamic=symbolic)
     assert steps.count(named("dicp_product_biased", dtype)) == 1
     assert steps.count(named("dicp_product", dtype)) == 2, "the gradients of images and filters"
+    single = torch.randn(5, 7, 1, 1).to(dtype).requires_grad_()
+    steps = check(tmp_path, F.conv2d, single, *weights, dynamic=symbolic)
+    assert steps.count(named("dicp_product", dtype)) == 2, "rows of one matrix"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ struct d_axis {
     const int64_t room = in - 1 + padding - tap * dilation;
     return room < 0 ? 0 : d_least(out, room / stride + 1);
   }
+  bool inside(int64_t o, int64_t tap) const {
+    const int64_t at = source(o, tap);
+    return at >= 0 && at < in;
+  }
 };
 
 d_inline d_axis d_axis_of(const int64_t* sizes) {
@@ -30,12 +34,14 @@ struct d_convolution {
   const float *in, *weights, *bias;
   float* out;
   int64_t in_image, in_channel, in_row, out_image, out_filter;
+  bool skips;  // what lies around an image is left out, else it is zero: NaN times infinity
 
   d_convolution(const int64_t* sizes, const void* from, void* to)
       : images(sizes[0]), channels(sizes[1]), filters(sizes[2]), groups(sizes[3]),
         y(d_axis_of(sizes + 4)), x(d_axis_of(sizes + 10)), in((const float*)from), weights(nullptr),
         bias(nullptr), out((float*)to), in_image(sizes[16]), in_channel(sizes[17]),
-        in_row(sizes[18]), out_image(sizes[19]), out_filter(sizes[20]) {}
+        in_row(sizes[18]), out_image(sizes[19]), out_filter(sizes[20]),
+        skips(sizes[21] && (y.padding > 0 || x.padding > 0)) {}
   int64_t depth() const { return channels * y.taps * x.taps; }
   int64_t pixels() const { return y.out * x.out; }
 };
@@ -109,6 +115,11 @@ struct d_planes {
   }
 };
 
+// A part of an image: its first pixel, rows and columns.
+struct d_part {
+  int64_t top, left, rows, columns;
+};
+
 // Neighbouring places of a panel that are output pixels.
 struct d_piece {
   int64_t place, pixel, count;
@@ -131,10 +142,44 @@ struct d_convolver {
     }
     return found;
   }
-  // Up to R filters at a panel of places. Long sums are made of short ones.
+  static bool is_odd(const float* sums, int64_t count) {
+    d_vec nothing[2] = {};
+    for (int64_t k = 0; k < count; k += d_panel) {
+      nothing[0] += ((const d_vec*)(sums + k))[0] * 0.0f;
+      nothing[1] += ((const d_vec*)(sums + k))[1] * 0.0f;
+    }
+    uint64_t bits[d_panel / 2], any = 0;
+    __builtin_memcpy(bits, nothing, sizeof bits);
+    for (uint64_t b : bits) any |= b;
+    return any != 0;
+  }
+  // The sums of up to d_rows filters, of which some are no numbers, without what is outside.
+  void inside(const float* weights, int64_t step, int64_t high, const float* from,
+              const d_part& part, int64_t place, float* sums) const {
+    const int64_t wide = planes.wide(), taps = all.y.taps * all.x.taps;
+    d_clear(sums, 0, high * d_panel);
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      int32_t on[d_panel];
+      for (int64_t j = 0; j < d_panel; ++j) {
+        const int64_t row = part.top + (place + j) / wide, column = part.left + (place + j) % wide;
+        on[j] = -(all.y.inside(row, tap / all.x.taps) && all.x.inside(column, tap % all.x.taps));
+      }
+      d_words mask[2];
+      __builtin_memcpy(mask, on, sizeof mask);
+      for (int64_t r = 0; r < high; ++r) {
+        d_vec* sum = (d_vec*)(sums + r * d_panel);
+        for (int64_t k = tap; k < all.depth(); k += taps) {
+          const d_vec* at = (const d_vec*)(from + offsets[k]);
+          sum[0] += (d_vec)((d_words)(weights[r * step + k] * at[0]) & mask[0]);
+          sum[1] += (d_vec)((d_words)(weights[r * step + k] * at[1]) & mask[1]);
+        }
+      }
+    }
+  }
+  // Up to R filters at the panel of places from `place` on. Long sums are made of short ones.
   template <int R>
   void tile(const float* weights, int64_t step, int64_t high, const float* bias, const float* from,
-            const d_piece* list, int64_t count, float* to) const {
+            const d_part& part, int64_t place, const d_piece* list, int64_t count, float* to) const {
     const int64_t depth = all.depth(), times = (depth + d_sweep - 1) / d_sweep;
     float sums[R * d_panel + d_panel];
     int64_t begin = 0, end = 0;
@@ -145,6 +190,8 @@ struct d_convolver {
                         d_keep(sums + r * d_panel, sum, begin != 0);
                       });
     }
+    if (all.skips && is_odd(sums, high * d_panel))
+      inside(weights, step, high, from, part, place, sums);
     for (int64_t r = 0; r < high; ++r) {
       float* line = sums + r * d_panel;
       if (bias) {
@@ -156,11 +203,11 @@ struct d_convolver {
                     list[k].count);
     }
   }
-  // Filters [first, last) of a group at `rows` by `broad` pixels, whose planes are given. `room`:
-  // d_rows filters.
-  void filter(int64_t group, int64_t first, int64_t last, int64_t rows, int64_t broad,
-              const float* filled, float* out, float* room) const {
-    const int64_t depth = all.depth(), span = planes.span(rows, broad);
+  // Filters [first, last) of a group at the pixels of a part, whose planes are given. `room`: d_rows
+  // filters.
+  void filter(int64_t group, int64_t first, int64_t last, const d_part& part, const float* filled,
+              float* out, float* room) const {
+    const int64_t depth = all.depth(), span = planes.span(part.rows, part.columns);
     for (int64_t f = first, high; f < last; f += high) {
       const int64_t left = last - f;
       const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
@@ -175,11 +222,11 @@ struct d_convolver {
       float* to = out + filter * all.out_filter;
       for (int64_t place = 0; place < span; place += d_panel) {
         d_piece list[d_panel];
-        const int64_t count = pieces(place, span, broad, list);
+        const int64_t count = pieces(place, span, part.columns, list);
         if (low)
-          tile<d_short>(weights, depth, high, bias, filled + place, list, count, to);
+          tile<d_short>(weights, depth, high, bias, filled + place, part, place, list, count, to);
         else
-          tile<d_rows>(weights, depth, high, bias, filled + place, list, count, to);
+          tile<d_rows>(weights, depth, high, bias, filled + place, part, place, list, count, to);
       }
     }
   }
@@ -204,7 +251,7 @@ static d_planes d_planes_of(const d_convolution& all, int64_t threads) {
 
 // Arguments: images, weights, the bias if there is one, the result. Sizes: images, channels and
 // filters of a group, groups, both axes (`d_axis`), the (image, channel, row) steps of the images and
-// the (image, filter) steps of the result.
+// the (image, filter) steps of the result, and whether what lies around images is left out.
 static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   d_convolution all(sizes, args[0], args[2 + biased]);
   all.weights = (const float*)args[1];
@@ -236,13 +283,17 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
       const float* from = all.in + image * all.in_image + group * all.channels * all.in_channel;
       for (int64_t k = 0; k < all.channels; ++k)
         planes.fill(from + k * all.in_channel, top, high, left, mine + k * planes.of_channel());
-      run.filter(group, part * step, d_least(all.filters, (part + 1) * step), high, broad, mine,
-                 all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
+      run.filter(group, part * step, d_least(all.filters, (part + 1) * step),
+                 {top, left, high, broad}, mine, all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
     }
     d_done(mine);
   }
   d_done((float*)offsets);
 }
+
+struct d_span {
+  int64_t begin, end;
+};
 
 // The gradient of the filters, of d_panel channels at a time: their pixels, channels last and with
 // the zeros around the image, are rows of a product with what reached the result.
@@ -294,9 +345,16 @@ struct d_filter_gradient {
                           d_keep(sums + r * d_panel, sum, true);
                         });
   }
-  // `count` filters, whose gradient of the result at the pixels taken begins at `reached`.
-  void add(const float* reached, int64_t count, int64_t high, int64_t broad, const float* planes,
-           float* sums, float* copy) const {
+  // Of `count` outputs from `first` on those where `tap` reads inside the image.
+  d_span read(const d_axis& axis, int64_t tap, int64_t first, int64_t count) const {
+    if (!all.skips) return {0, count};
+    const int64_t begin = axis.first(tap) - first, end = axis.last(tap) - first;
+    return {begin > 0 ? begin : 0, d_least(end, count)};
+  }
+  // `count` filters, whose gradient of the result at the pixels of a part begins at `reached`.
+  void add(const float* reached, int64_t count, const d_part& part, const float* planes, float* sums,
+           float* copy) const {
+    const int64_t high = part.rows, broad = part.columns;
     for (int64_t f = 0, some; f < count; f += some) {
       const int64_t left = count - f;
       const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
@@ -310,12 +368,17 @@ struct d_filter_gradient {
       }
       for (int64_t tap = 0; tap < taps(); ++tap) {
         const int64_t i = tap / all.x.taps * all.y.dilation, j = tap % all.x.taps * all.x.dilation;
-        const float* seen = planes + (i * wide() + j) * d_panel;
+        const d_span y = read(all.y, tap / all.x.taps, part.top, high);
+        const d_span x = read(all.x, tap % all.x.taps, part.left, broad);
+        if (y.begin >= y.end || x.begin >= x.end) continue;
+        const int64_t row = y.begin * all.y.stride + i, column = x.begin * all.x.stride + j;
+        const float* seen = planes + (row * wide() + column) * d_panel;
+        const float* reaching = from + y.begin * next + x.begin;
         float* at = sums + (tap * d_round_up(count, d_rows) + f) * d_panel;
         if (low)
-          tile<d_short>(from, step, next, seen, high, broad, at);
+          tile<d_short>(reaching, step, next, seen, y.end - y.begin, x.end - x.begin, at);
         else
-          tile<d_rows>(from, step, next, seen, high, broad, at);
+          tile<d_rows>(reaching, step, next, seen, y.end - y.begin, x.end - x.begin, at);
       }
     }
   }
@@ -334,7 +397,7 @@ struct d_filter_gradient {
                some, top, left, high, broad, room);
           add(all.out + image * all.out_image + (group * all.filters + first) * all.out_filter +
                   top * all.x.out + left,
-              count, high, broad, room, sums, copy);
+              count, {top, left, high, broad}, room, sums, copy);
         }
     for (int64_t f = 0; f < count; ++f) {
       float* at = to + ((group * all.filters + first + f) * all.channels + channel) * taps();

@@ -39,10 +39,15 @@ def convolution(
     how = Options(*options, **named)
     if how.fit(x, w) and is_taken(x, w, bias):
         axes = how.axes(x, w, out.shape)
-        if _is_row_major(out) and _is_better(w, out.shape, axes):
+        if (
+            _is_row_major(out)
+            and not how.of_single_pixels(x, axes)
+            and _is_better(w, out.shape, axes)
+        ):
             if how.by_pixel(x, axes) and _pixels_in_rows(lw.realize(x)):
                 return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
-            return _convolved(lw, x, w, bias, out, axes, how.groups)
+            skips = _skips_padding(x, w, how.groups)
+            return _convolved(lw, x, w, bias, out, axes, how.groups, skips)
         if how.by_pixel(x, axes) and is_channels_last(out):
             return _by_pixel(lw, x, w, bias, out)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
@@ -135,6 +140,11 @@ class Options:
             (*s, *_at(k, self.stride, self.padding, self.dilation)) for k, s in enumerate(sizes)
         ]
 
+    def of_single_pixels(self, x: Value, axes: Sequence[Axis]) -> bool:
+        """Several images, each no more than its channels: a row of one matrix."""
+        single = all(axis[:2] == (1, 1) for axis in axes)
+        return single and x.shape[0] != 1 and self.by_pixel(x, axes)
+
     def by_pixel(self, x: Value, axes: Sequence[Axis]) -> bool:
         return x.ndim == 4 and self.groups == 1 and _of_one_pixel(axes)
 
@@ -193,8 +203,30 @@ def _share(axes: Sequence[Axis]) -> float:
     return float(high * wide / (-(-places // PANEL) * PANEL))
 
 
+FEW_PIXELS = 20480
+"""Numbers of a single image up to which eager copies patches."""
+
+
+def _skips_padding(x: Value, w: Value, groups: int) -> bool:
+    """Whether eager leaves out what lies around an image: infinities and NaN meet no zeros there.
+
+    oneDNN does, but for filters of one pixel, groups of channels that fill no vectors, and
+    gradients of dilated filters. Small single images are computed from patches with zeros, and so is
+    everything in float64.
+    """
+    taps = w.shape[2:]
+    if all(tap == 1 for tap in taps):
+        return False
+    if groups > 1:
+        channels, filters = w.shape[1], w.shape[0] // groups
+        return channels % 16 == 0 and filters % 16 == 0
+    large = len(taps) > 1 and all(isinstance(tap, int) and tap > 3 for tap in taps)
+    known = all(isinstance(n, int) for n in x.shape)
+    return large or not known or x.shape[0] > 1 or product(x.shape) > FEW_PIXELS  # type: ignore[operator]
+
+
 def _problem(
-    lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref
+    lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref, skips: bool
 ) -> tuple[Ref, list[Size]]:
     """The images in memory, and the sizes the kernels take; `out` has the form of the result."""
     image = lw.realize(x)
@@ -206,7 +238,7 @@ def _problem(
         axes = [(product(image.shape[2:]), product(out.shape[2:]), 1, 1, 0, 1)]
     axes = [one, *axes] if len(axes) == 1 else axes
     sizes = [x.shape[0], w.shape[1], w.shape[0] // groups, groups, *axes[0], *axes[1],
-             *image.strides[:2], row, *out.strides[:2]]  # fmt: skip
+             *image.strides[:2], row, *out.strides[:2], int(skips)]  # fmt: skip
     return image, sizes
 
 
@@ -218,8 +250,9 @@ def _convolved(
     out: Ref,
     axes: Sequence[Axis],
     groups: int,
+    skips: bool,
 ) -> Value:
-    image, sizes = _problem(lw, x, w, axes, groups, out)
+    image, sizes = _problem(lw, x, w, axes, groups, out, skips)
     refs = [image, lw.realize(w, contiguous_strides(w.shape))]
     name = "dicp_convolution" if bias is None else "dicp_convolution_biased"
     if bias is not None:
@@ -268,7 +301,8 @@ def _backward(
         and _is_better_gradient(w, grad.shape, axes)
     ):
         reached = lw.realize(grad)
-        image, sizes = _problem(lw, x, w, axes, groups, reached)
+        skips = _skips_padding(x, w, groups) and all(axis[5] == 1 for axis in axes)
+        image, sizes = _problem(lw, x, w, axes, groups, reached, skips)
         name = "dicp_convolution_filters"
         (found[1],) = call(lw, name, (image, reached), (filters,), sizes)
     return found[0], found[1]
@@ -290,7 +324,7 @@ def _images_gradient(
     if _of_one_pixel(axes):
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])
         return _by_pixel_in_rows(lw, grad, filters, None, images)
-    return _convolved(lw, grad, around, None, images, turned, 1)
+    return _convolved(lw, grad, around, None, images, turned, 1, skips=True)
 
 
 def _turned(lw: Lowering, w: Value) -> Value:

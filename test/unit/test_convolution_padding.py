@@ -1,0 +1,61 @@
+"""What lies around an image is no number: infinite and NaN filters and gradients do not meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.compare import assert_matches
+from test_routines import PastBlas, leaf
+from torch import Tensor, fx
+
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
+
+CASES = [
+    ((2, 3, 9, 11), (5, 3, 3, 3), {"padding": 1}),
+    ((1, 60, 6, 6), (52, 60, 3, 3), {"padding": 1}),
+    ((1, 64, 31, 20), (44, 64, 3, 3), {"padding": 1}),
+    ((2, 5, 30, 7), (13, 5, 5, 3), {"padding": (2, 1), "dilation": (2, 1)}),
+    ((3, 16, 9, 8), (40, 16, 3, 3), {"padding": 1, "stride": 2}),
+    ((2, 32, 6, 7), (32, 16, 3, 3), {"padding": 1, "groups": 2}),
+    ((2, 3, 40), (70, 3, 9), {"padding": 4}),
+]
+"""Of images, filters, and options: those that eager computes by oneDNN, and from patches."""
+
+
+def _results(fn: Callable[..., Tensor], reached: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """The result and both gradients where `reached` is that of the result."""
+    result = fn(*inputs)
+    return [result.detach(), *torch.autograd.grad(result, inputs, reached.to(result.dtype))]
+
+
+@pytest.mark.parametrize(("image", "filters", "options"), CASES, ids=str)
+@pytest.mark.parametrize("where", ["images", "filters", "gradient"])
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan], ids=["infinity", "nan"])
+def test_odd_numbers_stay_off_the_padding(
+    tmp_path: Path, image: tuple[int, ...], filters: tuple[int, ...], options: dict[str, Any],
+    where: str, odd: float,
+) -> None:  # fmt: skip
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return (F.conv2d if x.ndim == 4 else F.conv1d)(x, w, **options)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, inputs, target, Config(cache_dir=tmp_path), lambda report: None)
+
+    target, x, w = PastBlas(), leaf(*image), leaf(*filters)
+    reached = torch.randn(convolve(x, w).shape)
+    with torch.no_grad():
+        operand = {"images": x, "filters": w, "gradient": reached}[where]
+        operand[(0,) * operand.ndim] = odd
+    torch._dynamo.reset()
+    got = _results(torch.compile(convolve, backend=backend), reached, x, w)
+    eager = _results(convolve, reached, x, w)
+    wide = _results(convolve, reached, *(t.detach().double().requires_grad_() for t in (x, w)))
+    assert any("convolution" in step for step in target.steps)
+    for name, *values in zip(("output", "images", "filters"), got, eager, wide, strict=True):
+        assert_matches(*values, name=name)
