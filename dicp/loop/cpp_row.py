@@ -145,7 +145,8 @@ class Rows(Loops):
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
         for stmt in accumulators:
-            flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            bits = "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
+            flag = f" {bits} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
         long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
@@ -160,7 +161,8 @@ class Rows(Loops):
         for stmt in flagged:
             nan = literal(math.nan, stmt.dtype)
             name = local(stmt.name)
-            scope.lines.append(f"{margin(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
+            test = f"d_size_of_nan(nan_{stmt.name})"
+            scope.lines.append(f"{margin(scope.indent)}{name} = {test} ? {nan} : {name};")
 
     def _inner_body(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
