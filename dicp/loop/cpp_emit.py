@@ -58,7 +58,7 @@ class Emitter:
         self.staged: dict[tuple[Ref, Index], str] = {}
         """Where elements are found that were copied into a tile before the loop."""
         self.flagged: set[str] = set()
-        """Extrema whose NaNs are collected beside them, so that both vectorize."""
+        """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
@@ -136,7 +136,8 @@ class Emitter:
             sign = ">" if stmt.op == "max" else "<"
             return (
                 f"{name} = {value} {sign} {name} ? {value} : {name}; "
-                f"nan_{stmt.name} |= d_isnan({value});"
+                f"nan_{stmt.name} = d_size_bits({value}) > nan_{stmt.name} "
+                f"? d_size_bits({value}) : nan_{stmt.name};"
             )
         return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
 

@@ -81,7 +81,7 @@ class Loops(Emitter):
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
         parts = [f"reduction({clauses[s.op]}: {local(s.name)})" for s in accumulators]
-        parts += [f"reduction(|: nan_{s.name})" for s in accumulators if s.name in self.flagged]
+        parts += [f"reduction(max: nan_{s.name})" for s in accumulators if s.name in self.flagged]
         return " ".join(["#pragma omp simd", *parts])
 
     def _lanes(self, var: Var) -> str:

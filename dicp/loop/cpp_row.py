@@ -24,9 +24,17 @@ from dicp.loop.index import Var, product
 from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
 
+PLACE_BLOCK = 256
+"""Elements of a row among which the place of its extremum is sought at once."""
+
 
 class Rows(Loops):
     """Rows are shared among threads; few long rows are swept by all threads together."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.extrema: dict[str, str] = {}
+        """The extremum whose place an accumulator looks for."""
 
     def lines(self) -> list[str]:
         kernel = self.kernel
@@ -36,12 +44,17 @@ class Rows(Loops):
         if scan and self._in_fours():
             return self._scanned_together()
         if not scan:
-            kernel = self.kernel = _positions_by_value(kernel)
+            kernel, self.extrema = _positions_by_value(kernel)
+            self.kernel = kernel
         depth = 1 + len(kernel.rows)
         scope = self._push(kernel.rows, depth)
-        for phase in kernel.phases:
+        waiting = list(kernel.phases)
+        while waiting:
+            phase = waiting.pop(0)
             if phase.level == "row":
                 self._stmts(phase.stmts, scope)
+            elif waiting and self._places_of(phase, waiting[0]):
+                self._found_in_blocks(phase, waiting.pop(0), scope)
             else:
                 self._inner_loops(phase, scope, kernel.inner, serial=scan)
         if not kernel.rows:
@@ -136,6 +149,43 @@ class Rows(Loops):
         pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
         return self._outer_loops(outer, lines, pragma)
 
+    def _places_of(self, phase: Phase, places: Phase) -> bool:
+        """Whether `places` looks for the one extremum of `phase` in a row of many blocks."""
+        inner = self.kernel.inner
+        if len(inner) != 1 or len(phase.stmts) != 1 or len(places.stmts) != 1:
+            return False
+        size, (best,), (place,) = inner[0].size, phase.stmts, places.stmts
+        return (
+            isinstance(best, Accumulate)
+            and isinstance(place, Accumulate)
+            and best.name == self.extrema.get(place.name)
+            and (not isinstance(size, int) or size >= 2 * PLACE_BLOCK)
+        )
+
+    def _found_in_blocks(self, phase: Phase, places: Phase, scope: Scope) -> None:
+        """The first block that holds the extremum is the only one in which its place is sought."""
+        (best,), pad = phase.stmts, margin(scope.indent)
+        assert isinstance(best, Accumulate)
+        name, size = best.name, self._size(self.kernel.inner[0].size)
+        ctype, start = VALUE_TYPE[best.dtype], start_value(best.op, best.dtype)
+        block = self._push((), scope.indent + 1)
+        self._inner_loops(phase, block, self.kernel.inner, first_range=("block", "block_end"))
+        self._pop(block)
+        scope.lines += [
+            f"{pad}{ctype} most_{name} = {start}; int64_t from_{name} = 0;",
+            f"{pad}for (int64_t block = 0; block < {size}; block += {PLACE_BLOCK}) {{",
+            f"{pad}  const int64_t block_end = {_end('block', PLACE_BLOCK, size)};",
+            *block.lines,
+            f"{pad}  if (d_better_{best.op}({local(name)}, most_{name})) "
+            f"{{ most_{name} = {local(name)}; from_{name} = block; }}",
+            f"{pad}}}",
+            f"{pad}const {ctype} {local(name)} = most_{name};",
+            f"{pad}const int64_t end_{name} = {_end(f'from_{name}', PLACE_BLOCK, size)};",
+        ]
+        self.local_names[name] = len(self.scopes) - 1
+        limits = (f"from_{name}", f"end_{name}")
+        self._inner_loops(places, scope, self.kernel.inner, first_range=limits)
+
     def _inner_loops(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
         first_range: tuple[str, str] | None = None,
@@ -145,7 +195,8 @@ class Rows(Loops):
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
         for stmt in accumulators:
-            flag = f" int nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            bits = "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
+            flag = f" {bits} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
         long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
@@ -160,7 +211,8 @@ class Rows(Loops):
         for stmt in flagged:
             nan = literal(math.nan, stmt.dtype)
             name = local(stmt.name)
-            scope.lines.append(f"{margin(scope.indent)}{name} = nan_{stmt.name} ? {nan} : {name};")
+            test = f"d_size_of_nan(nan_{stmt.name})"
+            scope.lines.append(f"{margin(scope.indent)}{name} = {test} ? {nan} : {name};")
 
     def _inner_body(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
@@ -212,8 +264,7 @@ class Rows(Loops):
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
         return [
             f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
-            f"{pad}const int64_t block_end = "
-            f"block + {SUM_BLOCK} < {high} ? block + {SUM_BLOCK} : {high};",
+            f"{pad}const int64_t block_end = {_end('block', SUM_BLOCK, high)};",
             *starts,
             *("  " + line for line in pragma),
             *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
@@ -280,31 +331,51 @@ class Rows(Loops):
         return self._outer_loops(kernel.rows, scope.lines, "")
 
 
-def _positions_by_value(kernel: Kernel) -> Kernel:
-    """The place of an extremum as the first place whose value equals it: both sweeps vectorize."""
+def _end(start: str, block: int, size: str) -> str:
+    return f"{start} + {block} < {size} ? {start} + {block} : {size}"
+
+
+def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
+    """The place of an extremum as the first place whose value equals it: both sweeps vectorize.
+
+    Also by which name each place's extremum goes.
+    """
     phases: list[Phase] = []
+    names: dict[str, str] = {}
     for phase in kernel.phases:
-        sought = [
-            s for s in phase.stmts
-            if isinstance(s, Accumulate) and s.position is not None and s.dtype != torch.bool
-        ]  # fmt: skip
-        best: dict[Stmt, Stmt] = {
-            s: replace(s, name=_best(s), op=s.op[3:], position=None) for s in sought
-        }
-        phases.append(replace(phase, stmts=tuple(best.get(s, s) for s in phase.stmts)))
-        if sought:
-            phases.append(Phase("inner", tuple(_first_place(s) for s in sought)))
-    return replace(kernel, phases=tuple(phases))
+        stmts: dict[Stmt, None] = {}
+        places: list[Stmt] = []
+        for stmt in phase.stmts:
+            if (
+                isinstance(stmt, Accumulate)
+                and stmt.position is not None
+                and stmt.dtype != torch.bool
+            ):
+                best = _extremum(stmt, phase)
+                stmts[best], names[stmt.name] = None, best.name
+                places.append(_first_place(stmt, best.name))
+            else:
+                stmts[stmt] = None
+        phases.append(replace(phase, stmts=tuple(stmts)))
+        if places:
+            phases.append(Phase("inner", tuple(places)))
+    return replace(kernel, phases=tuple(phases)), names
 
 
-def _best(stmt: Accumulate) -> str:
-    return f"best_{stmt.name}"
+def _extremum(stmt: Accumulate, phase: Phase) -> Accumulate:
+    """What finds the extremum whose place `stmt` is: a statement of `phase` where there is one."""
+    best = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
+    for other in phase.stmts:
+        if isinstance(other, Accumulate) and (other.op, other.dtype) == (best.op, best.dtype):
+            if ir.show(other.value) == ir.show(best.value):
+                return other
+    return best
 
 
-def _first_place(stmt: Accumulate) -> Accumulate:
+def _first_place(stmt: Accumulate, best: str) -> Accumulate:
     assert stmt.position is not None
     value = stmt.value
-    found = ir.apply("eq", torch.bool, value, Expr("acc", value.dtype, attr=_best(stmt)))
+    found = ir.apply("eq", torch.bool, value, Expr("acc", value.dtype, attr=best))
     if value.dtype.is_floating_point:  # a NaN is the extremum wherever there is one
         nan = ir.apply("isnan", torch.bool, value)
         found = ir.apply("bitwise_or", torch.bool, found, nan)

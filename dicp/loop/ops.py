@@ -70,6 +70,7 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("erf", 1, "d_erf({0})", HEAVY),
     ("erfc", 1, "d_erfc({0})", HEAVY),
     ("normal_cdf", 1, "d_normal_cdf({0})", HEAVY),
+    ("normal_cdf_tanh", 1, "d_normal_cdf_tanh({0})", HEAVY),
     ("erfinv", 1, "d_erfinv({0})", HEAVY),
     ("lgamma", 1, "d_lgamma({0})", HEAVY),
     ("digamma", 1, "d_digamma({0})", HEAVY),

@@ -90,6 +90,15 @@ CASES = [
     op("argmax", lambda x: (x.argmax(), x.argmax(0), x.argmax(1, keepdim=True)), X, dtypes=NUMBERS),
     op("argmin", lambda x: (x.argmin(), x.argmin(0), x.argmin(-1)), X, dtypes=NUMBERS),
     op(
+        "places_in_long_rows",
+        lambda x: (x.argmax(1), x.argmin(1), *x.max(1), x.relu().argmax(1)),
+        (5, 700),
+        dtypes=NUMBERS,
+        layouts=("contiguous", "sliced"),
+        fixed=(700,),
+        grad=False,
+    ),
+    op(
         "argmax_first_of_equals",
         lambda x: (x.argmax(1), x.argmin(0)),
         T(X, 0, 2),

@@ -49,6 +49,38 @@ def test_limits_of_integers() -> None:
     assert torch.equal(compiled(lambda x: x.clamp(-3, 4).relu())(x), x.clamp(-3, 4).relu())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16])
+@pytest.mark.parametrize("width", [600, 1024])
+def test_places_of_extrema_in_long_rows(width: int, dtype: torch.dtype) -> None:
+    x = torch.randn(5, width).to(dtype)
+    x[1, [300, width - 3]] = math.nan
+    x[2] = -math.inf
+    x[3, [299, 301, width - 1]] = math.inf
+
+    def places(x: Tensor) -> tuple[Tensor, ...]:
+        return x.argmax(1), x.argmin(1), x.max(1).indices, x.min(1).indices
+
+    for found, expected in zip(compiled(places)(x), places(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_tanh_stays_within_one() -> None:
+    x = torch.linspace(-12, 12, 100_001)
+    x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
+    found, exact = compiled(torch.tanh)(x), x.double().tanh()
+    assert ((found.double() - exact).abs() <= 4 * 2.0**-24 * exact.abs())[6:].all()
+    assert torch.equal(found[:6].nan_to_num(7), x.tanh()[:6].nan_to_num(7))
+    assert found[6:].abs().max() == 1
+
+
+def test_weights_keep_every_nan() -> None:
+    x = torch.randn(3, 64)
+    x[1, 5] = torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32)
+    x[2, 7] = -math.inf
+    found = compiled(lambda x: x.softmax(1))(x)
+    assert found[1].isnan().all() and not found[[0, 2]].isnan().any() and found[2, 7] == 0
+
+
 def test_erf_is_exact_to_a_unit() -> None:
     x = torch.linspace(-6, 6, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])

@@ -34,6 +34,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "clamp": lambda: (lambda x: x.clamp(-1, 1), [f32()]),
     "hardswish": lambda: (F.hardswish, [f32()]),
     "gelu": lambda: (F.gelu, [f32()]),
+    "gelu_tanh": lambda: (lambda x: F.gelu(x, approximate="tanh"), [f32()]),
+    "tanh": lambda: (torch.tanh, [f32()]),
     "sigmoid": lambda: (torch.sigmoid, [f32()]),
     "fmax": lambda: (torch.fmax, [f32(), f32()]),
     "isnan": lambda: (lambda x: x.nan_to_num(), [f32()]),

@@ -340,7 +340,7 @@ def _tanh_inner(x: Expr) -> Expr:
 
 
 def _gelu_tanh(x: Expr) -> Expr:
-    return x * 0.5 * (apply("tanh", x.dtype, _tanh_inner(x)) + 1.0)
+    return x * apply("normal_cdf_tanh", x.dtype, x)
 
 
 @rule(aten.gelu_backward)

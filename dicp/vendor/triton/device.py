@@ -127,6 +127,11 @@ def normal_cdf(x):
 
 
 @triton.jit
+def normal_cdf_tanh(x):
+    return (tanh((x + x * x * x * 0.044715) * 0.7978845608028654) + 1.0) * 0.5
+
+
+@triton.jit
 def erfinv(x):
     return libdevice.erfinv(x)
 
