@@ -26,8 +26,13 @@ class Replays:
         self.recorded = 0
         self.replayed = 0
 
-    def __call__(self, run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
+    def __call__(
+        self, run: Callable[[], list[Any]], device: torch.device
+    ) -> tuple[Callable[[], None], list[Any]]:
+        assert device == torch.device("cpu")
         self.recorded += 1
+        if self.refusal:
+            raise RuntimeError(self.refusal)
         first: list[Any] = []
 
         def replay() -> None:
@@ -43,6 +48,7 @@ class Replays:
         return replay, first
 
     protected: list[Tensor] = []
+    refusal = ""
 
 
 def graphed(
@@ -135,3 +141,25 @@ def test_overlapping_inputs_are_not_recorded() -> None:
         for _ in range(4):
             run([torch.ones(8).expand(4, 8)])
     assert replays.recorded == 0
+
+
+def test_inputs_with_gaps_are_copied_as_they_lie() -> None:
+    run, replays = graphed(lambda x: x + 1, torch.ones(4, 16)[:, :8])
+    for k in range(5):
+        (y,) = run([torch.full((4, 16), float(k))[:, :8]])
+        assert float(y[3, 7]) == k + 1
+    assert replays.recorded == 1 and replays.replayed == 3
+
+
+def test_what_the_driver_does_not_record_is_launched_with_the_reason() -> None:
+    run, replays = graphed(lambda x: torch.relu(x) + 1, torch.ones(4, 8))
+    replays.refusal = "operation not permitted when stream is capturing\nmore of it"
+    with pytest.warns(FallbackWarning, match="recorded: operation not permitted.*capturing$"):
+        results = [run([torch.full((4, 8), float(k))])[0] for k in range(5)]
+    assert [float(y[0, 0]) for y in results] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert replays.recorded == 1
+
+
+def test_operators_that_read_from_the_device_are_not_recorded() -> None:
+    with pytest.warns(FallbackWarning, match=r"aten\.histc.* waits for the device"):
+        graphed(lambda x: torch.histc(x + 1, bins=4), torch.ones(32))
