@@ -5,7 +5,8 @@ The stand-in for a CUDA graph runs the program again for every replay, into the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dicp.errors import FallbackWarning
 from dicp.loop.runtime import LoopExecutable, WorkspacePool
-from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed
+from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed, record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
 
@@ -26,8 +27,13 @@ class Replays:
         self.recorded = 0
         self.replayed = 0
 
-    def __call__(self, run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
+    def __call__(
+        self, run: Callable[[], list[Any]], device: torch.device
+    ) -> tuple[Callable[[], None], list[Any]]:
+        assert device == torch.device("cpu")
         self.recorded += 1
+        if self.refusal:
+            raise RuntimeError(self.refusal)
         first: list[Any] = []
 
         def replay() -> None:
@@ -43,6 +49,7 @@ class Replays:
         return replay, first
 
     protected: list[Tensor] = []
+    refusal = ""
 
 
 def graphed(
@@ -135,3 +142,96 @@ def test_overlapping_inputs_are_not_recorded() -> None:
         for _ in range(4):
             run([torch.ones(8).expand(4, 8)])
     assert replays.recorded == 0
+
+
+def test_inputs_with_gaps_are_copied_as_they_lie() -> None:
+    run, replays = graphed(lambda x: x + 1, torch.ones(4, 16)[:, :8])
+    for k in range(5):
+        (y,) = run([torch.full((4, 16), float(k))[:, :8]])
+        assert float(y[3, 7]) == k + 1
+    assert replays.recorded == 1 and replays.replayed == 3
+
+
+def test_what_the_driver_does_not_record_is_launched_with_the_reason() -> None:
+    run, replays = graphed(lambda x: torch.relu(x) + 1, torch.ones(4, 8))
+    replays.refusal = "operation not permitted when stream is capturing\nmore of it"
+    with pytest.warns(FallbackWarning, match="recorded: operation not permitted.*capturing$"):
+        results = [run([torch.full((4, 8), float(k))])[0] for k in range(5)]
+    assert [float(y[0, 0]) for y in results] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert replays.recorded == 1
+
+
+def test_operators_that_read_from_the_device_are_not_recorded() -> None:
+    with pytest.warns(FallbackWarning, match=r"aten\.histc.* waits for the device"):
+        graphed(lambda x: torch.histc(x + 1, bins=4), torch.ones(32))
+
+
+# ---- the framework's own recording ---------------------------------------------------------------
+
+
+class Framework:
+    """What a recording asks of the framework on a device, written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[Any] = []
+        self.refuses = False
+        framework = self
+
+        class Graph:
+            def capture_begin(self, *pool: Any, capture_error_mode: str, **newer: Any) -> None:
+                framework.events.append(("begin", capture_error_mode))
+
+            def capture_end(self) -> None:
+                framework.events.append("end")
+                if framework.refuses:
+                    raise RuntimeError("capture was invalidated")
+
+            def replay(self) -> None:
+                framework.events.append("replay")
+
+        class Random:
+            def clone_state(self) -> str:
+                return "fresh"
+
+            def graphsafe_set_state(self, state: str) -> None:
+                framework.events.append(("random", state))
+
+        @contextlib.contextmanager
+        def inside(name: str, value: Any) -> Iterator[None]:
+            framework.events.append((name, value))
+            yield
+
+        for name, value in {
+            "CUDAGraph": Graph, "Stream": lambda: "side stream", "synchronize": lambda: None,
+            "empty_cache": lambda: None, "current_stream": lambda: "the caller's stream",
+            "current_device": lambda: 1, "default_generators": (None, Random()),
+            "device": lambda device: inside("device", device),
+            "stream": lambda stream: inside("stream", stream),
+            "set_stream": lambda stream: framework.events.append(("back to", stream)),
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+
+
+def test_a_recording_is_made_on_a_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework, device = Framework(monkeypatch), torch.device("cuda:1")
+
+    def run() -> list[Any]:
+        framework.events.append("run")
+        return ["result"]
+
+    replay, outputs = record_on_device(run, device)
+    replay()
+    assert outputs == ["result"] and framework.events == [
+        ("device", device), ("stream", "side stream"), ("begin", "relaxed"), "run", "end", "replay",
+    ]  # fmt: skip
+
+
+def test_a_recording_that_fails_leaves_stream_and_random_state_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    framework = Framework(monkeypatch)
+    framework.refuses = True
+    with pytest.raises(RuntimeError, match="invalidated"):
+        record_on_device(list, torch.device("cuda:1"))
+    assert framework.events[-2:] == [("back to", "the caller's stream"), ("random", "fresh")]

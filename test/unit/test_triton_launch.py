@@ -231,6 +231,15 @@ def test_blocks_shrink_until_shared_memory_suffices(cache: Cache) -> None:
         Builder(cache, fat, 1).build([whole_row])
 
 
+def test_a_kernel_that_wants_memory_of_its_own_is_refused(cache: Cache) -> None:
+    class Wanting(Workers):
+        def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            return {"binary": "", "entry": "copy", "shared": 0, "warps": 4, "scratch": 128}
+
+    with pytest.raises(CompilerError, match="memory of its own"):
+        Builder(cache, Wanting(), 1).build([job()])
+
+
 def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise builder.importlib.metadata.PackageNotFoundError(name)

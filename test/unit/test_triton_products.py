@@ -235,7 +235,7 @@ class Stopwatch:
         self.times = [library, *kernels]
         self.results: list[Any] = []
 
-    def __call__(self, run: Callable[[], Any]) -> float:
+    def __call__(self, run: Callable[[], Any], device: torch.device) -> float:
         self.results.append(run())
         return self.times[min(len(self.results), len(self.times)) - 1]
 
@@ -288,6 +288,14 @@ def test_contestants_compute_the_same(contest: Callable[..., Contest], product: 
     first, *rest = watch.results
     for result in rest:
         torch.testing.assert_close(result, first)
+
+
+def test_a_contest_leaves_the_programs_random_numbers_alone(
+    contest: Callable[..., Contest], product: Product
+) -> None:
+    before = torch.get_rng_state()
+    assert contest(Stopwatch(1.0, 2.0)).choose(product) is None
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_sums_in_parts_take_part_in_the_contest(contest: Callable[..., Contest]) -> None:

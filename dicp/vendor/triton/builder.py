@@ -28,7 +28,10 @@ from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 
 FOLDER = Path(__file__).parent
 WARP = 32
-SHARED_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+SHARED_BYTES = {
+    80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448,
+    120: 101376, 121: 101376,
+}  # fmt: skip
 """Shared memory a block may have, by compute capability (CUDA programming guide, table of
 technical specifications); 48 KiB where it is not known."""
 LEAST_SHARED = 49152
@@ -260,6 +263,8 @@ class Builder:
             answer = self.workers.compile(job.request(blocks))
             if "error" in answer and "shared memory" not in answer["error"]:
                 raise _refused(job, answer["error"])
+            if answer.get("scratch"):  # a launch hands over none
+                raise _refused(job, "error: it wants memory of its own beside its arguments")
             if "error" not in answer and answer["shared"] <= limit:
                 code = base64.b64decode(answer["binary"])
                 return Binary(code, answer["entry"], answer["shared"], answer["warps"], blocks)

@@ -69,8 +69,8 @@ def by_table(product: Product, arch: int) -> Tiling | None:
 
 # ---- the contest ---------------------------------------------------------------------------------
 
-Timer = Callable[[Callable[[], Any]], float]
-"""Seconds that a run takes on the device."""
+Timer = Callable[[Callable[[], Any], torch.device], float]
+"""Seconds that a run takes on a device."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Contest:
                 continue  # it does not compile, or not with the shared memory that there is
             try:
                 seconds[str(tiling)] = self._time(*contestant)
-            except (LaunchError, ToolchainError):
+            except (LaunchError, ToolchainError, torch.OutOfMemoryError):
                 continue
         best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")))
         wins = seconds.get(str(best), float("inf")) < MARGIN * seconds["library"]
@@ -168,7 +168,7 @@ class Contest:
         with disable_current_modes():
             run = self.load(plain, texts)
             inputs = [self._filled(plain["buffers"][slot]) for slot in plain["inputs"]]
-            return self.timer(lambda: run(list(inputs)))
+            return self.timer(lambda: run(list(inputs)), self.device)
 
     def _filled(self, buffer: Mapping[str, Any]) -> torch.Tensor:
         """A tensor of the buffer's layout, its values such that no product overflows."""
@@ -176,7 +176,10 @@ class Contest:
         tensor = torch.empty_strided(
             buffer["shape"], buffer["strides"], dtype=dtype, device=self.device
         )
-        return tensor.uniform_(-0.5, 0.5) if dtype.is_floating_point else tensor.zero_()
+        if not dtype.is_floating_point:
+            return tensor.zero_()
+        # Numbers of a generator of its own: the program's random state is not touched.
+        return tensor.uniform_(-0.5, 0.5, generator=torch.Generator(self.device).manual_seed(0))
 
 
 def _contestants(product: Product) -> list[Tiling]:
@@ -210,18 +213,24 @@ def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
     return reads, writes
 
 
-def device_seconds(run: Callable[[], Any]) -> float:
+def device_seconds(run: Callable[[], Any], device: torch.device) -> float:
     """The best of several recorded rows of runs, so that launching costs the host nothing."""
     run()
-    replay, kept = record_on_device(lambda: [run() for _ in range(REPEATS)])
+
+    def row() -> list[Any]:
+        for _ in range(REPEATS):  # each into what the one before has given back
+            run()
+        return []
+
+    replay, _ = record_on_device(row, device)
     replay()
     best = float("inf")
-    for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end) / 1e3 / REPEATS)
-    del kept
+    with torch.cuda.device(device):
+        for _ in range(ROUNDS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            best = min(best, start.elapsed_time(end) / 1e3 / REPEATS)
     return best

@@ -26,6 +26,14 @@ MOST_RECORDINGS = 4
 """Recordings after which addresses count as changing with every call."""
 RECORDABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
 """Operators that run as they are and yet do all their work on the stream."""
+WAITING = tuple(
+    f"aten::{name}."
+    for name in (
+        "histc", "mode", "masked_scatter_backward", "_ctc_loss", "_ctc_loss_backward",
+        "_embedding_bag_backward", "_embedding_bag_dense_backward",
+    )
+)  # fmt: skip
+"""Library operators whose host side reads from the device, which cannot be recorded."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +46,31 @@ class Recording:
     outputs: Sequence[Any]
 
 
-Recorder = Callable[[Callable[[], list[Any]]], tuple[Callable[[], None], list[Any]]]
+Recorder = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], None], list[Any]]]
 
 
-def record_on_device(run: Callable[[], list[Any]]) -> tuple[Callable[[], None], list[Any]]:
-    """The work that `run` puts on the stream, recorded but not done, and where results will lie."""
+def record_on_device(
+    run: Callable[[], list[Any]], device: torch.device
+) -> tuple[Callable[[], None], list[Any]]:
+    """The work that `run` puts on the stream, recorded but not done, and where results will lie.
+
+    Raises RuntimeError where the driver does not record some of it.
+    """
     graph = torch.cuda.CUDAGraph()
-    # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        outputs = run()
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            # A stream of this device: the framework's own choice is of the first that recorded.
+            # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
+                outputs = run()
+        except RuntimeError:
+            # A recording that fails leaves the stream as it was in it, and the random state
+            # waiting for its end.
+            torch.cuda.set_stream(before)
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
     return graph.replay, outputs
 
 
@@ -55,10 +79,14 @@ def why_not(program: Mapping[str, Any]) -> str:
     if program["symbols"]:
         return "its sizes may change"
     for step in program["steps"]:
-        if "call" not in step or step["kind"] != "eager":
+        if "call" not in step:
             continue
-        if not isinstance(step["call"], str) or not step["call"].startswith(RECORDABLE):
-            return f"{step['origins'][0] if step['origins'] else 'an operator'} runs eagerly"
+        call = step["call"] if isinstance(step["call"], str) else ""
+        name = step["origins"][0] if step["origins"] else "an operator"
+        if call.startswith(WAITING):
+            return f"{name} waits for the device"
+        if step["kind"] == "eager" and not call.startswith(RECORDABLE):
+            return f"{name} runs eagerly"
     return ""
 
 
@@ -78,6 +106,7 @@ class Graphed:
         self.recorded = recorded or run
         """The program as it is recorded: with memory that no other run is lent."""
         self.record = record
+        self.device = torch.device(program["device"])
         self.reason = why_not(program)
         self.fixed = sorted({*static_inputs, *_written_inputs(program)} & set(_tensors(program)))
         self._recordings: list[Recording] = []
@@ -98,7 +127,12 @@ class Graphed:
             if trouble:
                 self._give_up(trouble)
                 return self.run(inputs)
-            known = self._recorded(addresses, inputs)
+            try:
+                known = self._recorded(addresses, inputs)
+            except RuntimeError as error:
+                reason, *_ = str(error).splitlines() or [type(error).__name__]
+                self._give_up(f"it cannot be recorded: {reason}")
+                return self.run(inputs)
         return self._replayed(known, inputs)
 
     def _trouble(self, inputs: Sequence[Any]) -> str:
@@ -118,9 +152,9 @@ class Graphed:
 
     def _recorded(self, addresses: tuple[int, ...], inputs: Sequence[Any]) -> Recording:
         copied = [k for k in _tensors(self.program) if k not in self.fixed]
-        buffers = {k: torch.empty_like(inputs[k]).copy_(inputs[k]) for k in copied}
+        buffers = {k: _copy(inputs[k]) for k in copied}
         arguments = [buffers.get(k, value) for k, value in enumerate(inputs)]
-        replay, outputs = self.record(lambda: self.recorded(list(arguments)))
+        replay, outputs = self.record(lambda: self.recorded(list(arguments)), self.device)
         recording = Recording(addresses, buffers, replay, outputs)
         self._recordings.append(recording)
         return recording
@@ -166,6 +200,14 @@ def _written_inputs(program: Mapping[str, Any]) -> set[int]:
             if slot in program["inputs"]:
                 written.add(program["inputs"].index(slot))
     return written
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the very strides that the program was compiled for, gaps included."""
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(tensor)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ the interpreter truncates, is done right.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import linecache
 import math
@@ -92,6 +93,9 @@ class Interpreter:
         """Comparisons give truth values, which the interpreter types as the operands; fused
         products are rounded once."""
         builder, truth = self.runtime.InterpreterBuilder, self.language.int1
+        # As kernels are compiled: whole numbers wrap around, and no time goes into watching it.
+        shared = self.runtime.interpreter_builder
+        shared.options = dataclasses.replace(shared.options, sanitize_overflow=False)
 
         def typed(compare: Callable[..., Any]) -> Callable[..., Any]:
             def call(own: Any, lhs: Any, rhs: Any) -> Any:

@@ -67,7 +67,9 @@ class Worker:
             "entry": metadata.name,
             "shared": metadata.shared,
             "warps": metadata.num_warps,
-            "scratch": getattr(metadata, "global_scratch_size", 0) or 0,
+            "scratch": sum(
+                getattr(metadata, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile")
+            ),
         }
 
 
