@@ -1,13 +1,14 @@
 """From ATen to the loop IR: one file per operator family, one rule per operator."""
 
 from dicp.loop.lowering.activation import ACTIVATION
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value
+from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import INDEXING
 from dicp.loop.lowering.library import LIBRARY
 from dicp.loop.lowering.pointwise import POINTWISE
 from dicp.loop.lowering.pooling import POOLING
 from dicp.loop.lowering.random import RANDOM
 from dicp.loop.lowering.reduction import REDUCTION
+from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.scan import SCAN
 from dicp.loop.lowering.sort import SORT
 from dicp.loop.lowering.upsample import UPSAMPLE

@@ -8,7 +8,8 @@ import torch
 
 from dicp.loop.index import product
 from dicp.loop.ir import Expr, apply, const
-from dicp.loop.lowering.core import Lowering, RuleTable, Value, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import (
     compare,
     elementwise,
@@ -17,6 +18,7 @@ from dicp.loop.lowering.pointwise import (
     sigmoid_of,
     unary,
 )
+from dicp.loop.lowering.rules import RuleTable
 
 aten = torch.ops.aten
 ACTIVATION = RuleTable()

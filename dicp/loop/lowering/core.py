@@ -1,15 +1,11 @@
-"""Lowering of a functional ATen graph to the loop IR: the walk, the rule table, and its vocabulary.
-
-A rule is a function `rule(lw, *args, **kwargs) -> Value | Size | tuple` registered for one or more
-ATen overloads. Tensor arguments arrive as `Value`s, symbolic integers as sympy expressions.
-"""
+"""Lowering of a functional ATen graph to the loop IR: the walk, and the vocabulary of its rules."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
@@ -26,76 +22,22 @@ from dicp.loop.index import (
     domain,
     flatten,
     normal,
-    product,
     reshape_coords,
-    variable,
 )
 from dicp.loop.ir import Call, Compute, Expr, Graph, Ref, Routine
+from dicp.loop.lowering.layout import (
+    as_size,
+    broadcast_shapes,
+    is_injective,
+    same_layout,
+    sizes_of,
+    strides_of,
+    tidy,
+)
+from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.origin import Origin, origin_of, unsupported
-from dicp.target import DecisionKind, LowerContext, NodeReport
-from dicp.torch_private import OpOverload, OpOverloadPacket
-
-Rule: TypeAlias = Callable[..., Any]
-
-
-class NoRule(Exception):
-    """A rule cannot take this particular call; the node stays an eager ATen call."""
-
-
-@dataclass(frozen=True)
-class RuleEntry:
-    function: Rule
-    kind: DecisionKind
-
-
-class RuleTable:
-    """ATen overload -> lowering rule. Built once per module import, then only read."""
-
-    def __init__(self) -> None:
-        self._rules: dict[Any, RuleEntry] = {}
-        self._named: dict[str, RuleEntry] = {}
-
-    def register(self, *ops: Any, kind: DecisionKind = "compiled") -> Callable[[Rule], Rule]:
-        """Register a rule for overloads, or for every overload of an overload packet."""
-
-        def add(function: Rule) -> Rule:
-            for op in ops:
-                self.add(op, function, kind)
-            return function
-
-        return add
-
-    def add(self, op: Any, function: Rule, kind: DecisionKind = "compiled") -> None:
-        overloads: Iterable[Any] = (
-            [getattr(op, name) for name in op.overloads()]
-            if isinstance(op, OpOverloadPacket)
-            else [op]
-        )
-        for overload in overloads:
-            name = overload._schema.overload_name
-            if isinstance(op, OpOverloadPacket) and "out" in name:
-                continue
-            self._rules[overload] = RuleEntry(function, kind)
-
-    def add_named(self, name: str, function: Rule, kind: DecisionKind = "compiled") -> None:
-        """A rule for `namespace::operator` of a library that may never be imported."""
-        self._named[name] = RuleEntry(function, kind)
-
-    def merged(self, *others: RuleTable) -> RuleTable:
-        table = RuleTable()
-        for source in (self, *others):
-            table._rules.update(source._rules)
-            table._named.update(source._named)
-        return table
-
-    def get(self, op: Any) -> RuleEntry | None:
-        found = self._rules.get(op)
-        if found is None and self._named and isinstance(op, OpOverload):
-            return self._named.get(op._schema.name)
-        return found
-
-    def ops(self) -> frozenset[Any]:
-        return frozenset(self._rules)
+from dicp.target import LowerContext, NodeReport
+from dicp.torch_private import OpOverload
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,31 +68,6 @@ class Value:
         """The element at `idx` of a larger shape this tensor broadcasts to."""
         own = list(idx[len(idx) - self.ndim :]) if self.ndim else []
         return self.at([ZERO if s == 1 else x for s, x in zip(self.shape, own, strict=True)])
-
-
-def as_size(value: Any) -> Size:
-    """A Python int or the sympy expression of a SymInt."""
-    return normal(value.node.expr) if isinstance(value, torch.SymInt) else normal(value)
-
-
-def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
-    return tuple(as_size(v) for v in values)
-
-
-def strides_of(tensor: torch.Tensor) -> tuple[Size, ...]:
-    """Strides without the framework's max(1, size) for empty axes, whose strides do not matter."""
-    return tuple(
-        s if isinstance(s, int) else normal(s.replace(_is_at_least_one, _other_than_one))
-        for s in sizes_of(tensor.stride())
-    )
-
-
-def _is_at_least_one(size: sympy.Expr) -> bool:
-    return type(size).__name__ == "Max" and len(size.args) == 2 and sympy.S.One in size.args
-
-
-def _other_than_one(size: sympy.Expr) -> sympy.Expr:
-    return next(a for a in size.args if a != 1)
 
 
 class Lowering:
@@ -452,7 +369,7 @@ class Lowering:
                 self._force(ref)
                 if own == ref.strides and shape == ref.shape and flat.const == 0:
                     return ref
-                exact = tuple(strides) if strides is not None else _tidy(shape, own)
+                exact = tuple(strides) if strides is not None else tidy(shape, own)
                 return Ref(self._name("v"), shape, ref.dtype, exact, "alias", flat.const, base=ref)
         if strides is None or not is_injective(shape, tuple(strides)):
             strides = contiguous_strides(shape)
@@ -703,76 +620,3 @@ def single(op: str, value: Expr, dtype: torch.dtype) -> Expr:
     if op in ("any", "all"):
         return ir.cast(value, torch.bool)
     return ir.opmath(value, dtype)
-
-
-def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
-    rank = max((len(s) for s in shapes), default=0)
-    result: list[Size] = []
-    for axis in range(rank):
-        sizes = [s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0]
-        wide = [s for s in sizes if s != 1]
-        result.append(wide[0] if wide else 1)
-    return tuple(result)
-
-
-def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether a tensor covers its memory without holes or overlap (any order of axes)."""
-    if any(s == 0 for s in shape):
-        return True
-    pairs = [(st, s) for s, st in zip(shape, strides, strict=True) if s != 1]
-    expected: Size = 1
-    while pairs:
-        found = next((p for p in pairs if p[0] == expected), None)
-        if found is None:
-            return False
-        pairs.remove(found)
-        expected = normal(expected * found[1])
-    return True
-
-
-def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether no two elements share memory, holes being allowed."""
-    if is_dense(shape, strides):
-        return True
-    numbers = [n for n in (*shape, *strides) if isinstance(n, int)]
-    if len(numbers) != 2 * len(shape):
-        # A fresh result of eager's: only an expanded axis could overlap.
-        return all(s == 1 or t != 0 for s, t in zip(shape, strides, strict=True))
-    sizes = numbers[: len(shape)]
-    extent = 1
-    for stride, size in sorted(zip(numbers[len(shape) :], sizes, strict=True)):
-        if size != 1 and stride < extent:
-            return False
-        extent += (size - 1) * stride
-    return True
-
-
-def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
-    if any(s == 0 for s in shape):
-        return True
-    return all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
-
-
-def _tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
-    """Strides of size-1 axes set to what a contiguous tensor of this order would have."""
-    result = list(strides)
-    step: Size = 1
-    for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] == 1:
-            result[axis] = step
-        else:
-            step = normal(result[axis] * shape[axis]) if result[axis] != 0 else step
-    return tuple(result)
-
-
-__all__ = [
-    "Index",
-    "Lowering",
-    "NoRule",
-    "RuleTable",
-    "Value",
-    "as_size",
-    "broadcast_shapes",
-    "product",
-    "variable",
-]

@@ -10,8 +10,10 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import ZERO, Index, Indirect, Size, domain, product
 from dicp.loop.ir import Compute, Expr, Ref, apply, cast, const
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, broadcast_shapes, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
 
 aten = torch.ops.aten

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop.lowering.core import Lowering, RuleTable, Value
+from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.reduction import total, wide
+from dicp.loop.lowering.rules import RuleTable
 
 aten = torch.ops.aten
 LIBRARY = RuleTable()

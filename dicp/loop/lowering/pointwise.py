@@ -11,7 +11,9 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Index
 from dicp.loop.ir import Expr, apply, cast, const, opmath
-from dicp.loop.lowering.core import Lowering, RuleTable, Value, broadcast_shapes, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
+from dicp.loop.lowering.rules import RuleTable
 
 aten = torch.ops.aten
 POINTWISE = RuleTable()

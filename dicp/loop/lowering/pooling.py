@@ -27,9 +27,11 @@ from dicp.loop.index import (
     product,
 )
 from dicp.loop.ir import Expr, apply, cast, const, masked
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import place, scattered
+from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POOLING = RuleTable()

@@ -14,8 +14,10 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.ir import Expr, apply, cast, const
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare
+from dicp.loop.lowering.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 RANDOM = RuleTable()

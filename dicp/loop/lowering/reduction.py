@@ -11,8 +11,10 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Index, Size, product, quotient
 from dicp.loop.ir import Expr, apply, cast, opmath
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
+from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
 
 aten = torch.ops.aten

@@ -10,7 +10,9 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import domain
 from dicp.loop.ir import Compute, cast
-from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import as_size
+from dicp.loop.lowering.rules import RuleTable
 from dicp.loop.lowering.views import wrap
 
 aten = torch.ops.aten

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dicp.loop.lowering.core import RuleTable
 from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.rules import RuleTable
 
 aten = torch.ops.aten
 SORT = RuleTable()

@@ -14,9 +14,11 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Index, Indirect, Size, normal
 from dicp.loop.ir import Expr, apply, cast, const
-from dicp.loop.lowering.core import Lowering, RuleTable, Value, as_size
+from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import scattered
+from dicp.loop.lowering.layout import as_size
 from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.rules import RuleTable
 
 aten = torch.ops.aten
 UPSAMPLE = RuleTable()

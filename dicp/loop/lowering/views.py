@@ -22,7 +22,9 @@ from dicp.loop.index import (
     variable,
 )
 from dicp.loop.ir import Ref
-from dicp.loop.lowering.core import Lowering, NoRule, RuleTable, Value, sizes_of, strides_of
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import sizes_of, strides_of
+from dicp.loop.lowering.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 VIEWS = RuleTable()

@@ -1,0 +1,96 @@
+"""Sizes and strides of the framework's tensors as expressions, and what layouts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from dicp.loop.index import Size, normal
+
+
+def as_size(value: Any) -> Size:
+    """A Python int or the sympy expression of a SymInt."""
+    return normal(value.node.expr) if isinstance(value, torch.SymInt) else normal(value)
+
+
+def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
+    return tuple(as_size(v) for v in values)
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[Size, ...]:
+    """Strides without the framework's max(1, size) for empty axes, whose strides do not matter."""
+    return tuple(
+        s if isinstance(s, int) else normal(s.replace(_is_at_least_one, _other_than_one))
+        for s in sizes_of(tensor.stride())
+    )
+
+
+def _is_at_least_one(size: sympy.Expr) -> bool:
+    return type(size).__name__ == "Max" and len(size.args) == 2 and sympy.S.One in size.args
+
+
+def _other_than_one(size: sympy.Expr) -> sympy.Expr:
+    return next(a for a in size.args if a != 1)
+
+
+def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Size] = []
+    for axis in range(rank):
+        sizes = [s[axis - rank + len(s)] for s in shapes if axis - rank + len(s) >= 0]
+        wide = [s for s in sizes if s != 1]
+        result.append(wide[0] if wide else 1)
+    return tuple(result)
+
+
+def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether a tensor covers its memory without holes or overlap (any order of axes)."""
+    if any(s == 0 for s in shape):
+        return True
+    pairs = [(st, s) for s, st in zip(shape, strides, strict=True) if s != 1]
+    expected: Size = 1
+    while pairs:
+        found = next((p for p in pairs if p[0] == expected), None)
+        if found is None:
+            return False
+        pairs.remove(found)
+        expected = normal(expected * found[1])
+    return True
+
+
+def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether no two elements share memory, holes being allowed."""
+    if is_dense(shape, strides):
+        return True
+    numbers = [n for n in (*shape, *strides) if isinstance(n, int)]
+    if len(numbers) != 2 * len(shape):
+        # A fresh result of eager's: only an expanded axis could overlap.
+        return all(s == 1 or t != 0 for s, t in zip(shape, strides, strict=True))
+    sizes = numbers[: len(shape)]
+    extent = 1
+    for stride, size in sorted(zip(numbers[len(shape) :], sizes, strict=True)):
+        if size != 1 and stride < extent:
+            return False
+        extent += (size - 1) * stride
+    return True
+
+
+def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    if any(s == 0 for s in shape):
+        return True
+    return all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))
+
+
+def tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides of size-1 axes set to what a contiguous tensor of this order would have."""
+    result = list(strides)
+    step: Size = 1
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1:
+            result[axis] = step
+        else:
+            step = normal(result[axis] * shape[axis]) if result[axis] != 0 else step
+    return tuple(result)
