@@ -370,11 +370,12 @@ def test_convolution(
     for bias, tag in ((leaf(filters[0]), "_biased"), (None, "")):
         steps = check(tmp_path, convolution, x, w, bias, dynamic=symbolic)
         if not symbolic:
-            single = max(filters[2:]) == 1
-            assert f"dicp_{'product' if single else 'convolution'}{tag}" in steps
-            assert "dicp_convolution_filters" in steps
-            strided = "stride" in options or "groups" in options
-            assert any("convolution_backward" in step for step in steps) == strided
+            single, small = max(filters[2:]) == 1, filters[0] >= 32 and image[-1] <= 16
+            name = "patches" if small else "product" if single else "convolution"
+            assert f"dicp_{name}{tag}" in steps
+            assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
+            fewer = filters[1] < 16 and ("stride" in options or "groups" in options)
+            assert any("convolution_backward" in step for step in steps) == fewer
 
 
 def test_options_by_name(tmp_path: Path) -> None:
@@ -439,15 +440,19 @@ def test_larger_convolutions(tmp_path: Path) -> None:
         convolve = functools.partial(F.conv2d, stride=stride, padding=filters[-1] // 2)
         operands = leaf(*image), leaf(*filters), leaf(filters[0])
         steps = check(tmp_path, lambda x, w, b: convolve(x, w, b), *operands)  # noqa: B023
-        name = "product" if filters[-1] == 1 else "convolution"
+        small = image[-1] == 7
+        name = "patches" if small else "product" if filters[-1] == 1 else "convolution"
         assert f"dicp_{name}_biased" in steps
-        assert (f"dicp_{name}" in steps) == (stride == 1), "the gradient of the images"
-        assert "dicp_convolution_filters" in steps
+        turned = "patches_images" if small or stride > 1 else name
+        assert f"dicp_{turned}" in steps, "the gradient of the images"
+        assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
 
 
 def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:
-    """Many images of 4x4 pixels would use half of each tile."""
-    steps = check(tmp_path, F.conv2d, torch.randn(64, 130, 4, 4), torch.randn(256, 130, 3, 3))
+    """Many images of few pixels would use half of each tile; few filters, patches too seldom."""
+    steps = check(tmp_path, F.conv2d, torch.randn(128, 330, 4, 4), torch.randn(30, 330, 3, 3))
+    assert not any("dicp" in s for s in steps)
+    steps = check(tmp_path, F.conv2d, torch.randn(4, 256, 34, 34), torch.randn(512, 256, 3, 3))
     assert not any("dicp" in s for s in steps)
     half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
     assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
