@@ -208,8 +208,8 @@ def _is_by_patches(
         return False
     flat = _of_one_pixel(axes) or len(axes) == 1
     if few:
-        return product((out[0], *out[2:])) <= 256 or (not flat and out[-1] < 16)  # type: ignore[operator]
-    return product(out[2:]) <= 64 if flat else out[-1] <= 16  # type: ignore[operator]
+        return product((out[0], *out[2:])) <= 256 or (not flat and out[-1] < SMALL)  # type: ignore[operator]
+    return product(out[2:]) <= 64 if flat else out[-1] <= SMALL  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:
@@ -220,6 +220,8 @@ def _share(axes: Sequence[Axis]) -> float:
     return float(high * wide / (-(-places // PANEL) * PANEL))
 
 
+SMALL = 16
+"""Pixels in a row up to which images are better convolved by their patches."""
 LEAST_ROWS = 32
 """Filters that must read a patch to make up for its copy."""
 FEW_PIXELS = 20480
