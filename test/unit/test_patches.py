@@ -12,6 +12,8 @@ from test_convolution_padding import results_match
 from test_routines import check, leaf
 from torch import Tensor
 
+from dicp.config import Config
+
 CASES = {
     "rows of seven": ((3, 20, 7, 7), (70, 20, 3, 3), {"padding": 1}),
     "one image": ((1, 90, 6, 5), (44, 90, 3, 3), {"padding": 1}),
@@ -59,6 +61,15 @@ def test_odd_numbers_stay_off_the_padding(
     image, filters, options = CASES[what]
     steps = results_match(tmp_path, convolved(options), leaf(*image), leaf(*filters), where, odd)
     assert "dicp_patches" in steps
+
+
+@pytest.mark.parametrize("what", ["rows of seven", "one pixel", "a step", "many taps"])
+@pytest.mark.parametrize("lesser", ["-mno-avx512f", "-mno-avx"])
+def test_without_the_widest_vectors(tmp_path: Path, what: str, lesser: str) -> None:
+    image, filters, options = CASES[what]
+    flags = Config(cache_dir=tmp_path, cxx_flags=(lesser,))
+    steps = check(tmp_path, convolved(options), leaf(*image), leaf(*filters), config=flags)
+    assert any(step.startswith("dicp_patches") for step in steps), steps
 
 
 def test_rows_of_channels(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ PANEL, MIN_SHARE = 32, 0.75
 """Pixels of a tile, and the share of them that must be used where there are several images: between
 both bounds convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05 of its time, with a
 share of 0.67 1.25 times as much. A single image pays for all its reordering of filters."""
+SMALL = 16
+"""Pixels in a row up to which images are better convolved by their patches."""
+LEAST_ROWS = 32
+"""Filters that must read a patch to make up for its copy."""
+FEW_PIXELS = 20480
+"""Numbers of a single image up to which eager copies patches."""
 
 
 @CONVOLUTIONS.register(aten.convolution.default, kind="library")
@@ -218,14 +224,6 @@ def _share(axes: Sequence[Axis]) -> float:
     apart = wide + (taps - 1) * dilation // stride
     places = high * wide if _of_one_pixel(axes) else (high - 1) * apart + wide
     return float(high * wide / (-(-places // PANEL) * PANEL))
-
-
-SMALL = 16
-"""Pixels in a row up to which images are better convolved by their patches."""
-LEAST_ROWS = 32
-"""Filters that must read a patch to make up for its copy."""
-FEW_PIXELS = 20480
-"""Numbers of a single image up to which eager copies patches."""
 
 
 def _skips_padding(x: Value, w: Value, groups: int) -> bool:

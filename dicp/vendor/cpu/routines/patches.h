@@ -177,6 +177,13 @@ struct d_patch_tasks {
   int64_t most() const { return (panels + strips - 1) / strips; }
 };
 
+// Whether none of `count` sums is a number, nor will be.
+static bool d_lost(const float* sums, int64_t count) {
+  for (int64_t k = 0; k < count; ++k)
+    if (!d_isnan(sums[k])) return false;
+  return true;
+}
+
 // Sums over the numbers of patches: the result, or the gradient of images.
 struct d_patch_product {
   d_patches patches;
@@ -189,7 +196,7 @@ struct d_patch_product {
   bool skips;
   const d_run* runs = nullptr;
   const d_read* reads = nullptr;
-  int64_t count = 0, columns = 0;
+  int64_t count = 0;
 
   int64_t depth() const { return patches.depth(); }
   bool together() const { return tap_x == 1 && tap_y == patches.x.taps; }
@@ -218,7 +225,7 @@ struct d_patch_product {
     }
     // Squares of filters of one tap; rows past the last one that is wanted are turned too.
     int64_t turned = first;
-    if (many == 1 && row == 1 && first_row + d_lanes <= rows)
+    if (many == 1 && row == 1 && high <= d_lanes && first_row + d_lanes <= rows)
       for (; turned + d_lanes <= last; turned += d_lanes)
         d_turn_cells<float, float>(from + (turned - first) * channel, channel, to + turned - first,
                                    *step);
@@ -239,21 +246,24 @@ struct d_patch_product {
   }
   // Sums that are no numbers, again without what lies outside of the images.
   void inside(int64_t first_row, int64_t high, const d_run* list, int64_t runs, float* sums) const {
-    const int64_t taps = patches.taps(), wide = patches.x.taps, stride = patches.x.stride;
     d_clear(sums, 0, high * d_panel);
     for (int64_t r = 0; r < high; ++r)
-      for (int64_t k = 0; k < depth(); ++k) {
-        const int64_t tap = k % taps;
-        const float* image = patches.in + k / taps * patches.in_channel;
-        const float weight = weights[(first_row + r) * row + k / taps * channel +
-                                     tap / wide * tap_y + tap % wide * tap_x];
-        for (int64_t j = 0; j < runs; ++j) {
-          const d_read& read = reads[tap * count + (list - this->runs) + j];
-          float* to = sums + r * d_panel + list[j].place % d_panel;
-          for (int64_t lane = read.first; lane < read.last; ++lane)
-            to[lane] += weight * image[read.from + lane * stride];
-        }
+      for (int64_t j = 0; j < runs; ++j) {
+        const d_read* from = reads + (list - this->runs) + j;
+        float* to = sums + r * d_panel + list[j].place % d_panel;
+        for (int64_t c = 0; c < patches.channels && !d_lost(to, list[j].count); ++c)
+          add(weights + (first_row + r) * row + c * channel, patches.in + c * patches.in_channel,
+              from, to);
       }
+  }
+  // What one channel adds to a run.
+  void add(const float* weights, const float* image, const d_read* from, float* to) const {
+    const int64_t wide = patches.x.taps;
+    for (int64_t tap = 0; tap < patches.taps(); ++tap, from += count) {
+      const float weight = weights[tap / wide * tap_y + tap % wide * tap_x];
+      for (int64_t lane = from->first; lane < from->last; ++lane)
+        to[lane] += weight * image[from->from + lane * patches.x.stride];
+    }
   }
   void finish(int64_t first_row, int64_t high, int64_t panel, float* sums) const {
     const d_run *list = runs, *end = runs + count;
@@ -278,7 +288,7 @@ struct d_patch_product {
   int64_t sums(const d_patch_tasks& tasks) const {
     return (tasks.step + d_rows) * tasks.most() * d_panel;
   }
-  int64_t copies() const { return d_lanes * (part() + d_lanes); }
+  int64_t copies() const { return (d_lanes > d_rows ? d_lanes : d_rows) * (part() + d_lanes); }
   int64_t room(const d_patch_tasks& tasks) const {
     const int64_t list = tasks.most() * d_panel * sizeof(d_run) / sizeof(float);
     const int64_t table = tasks.most() * d_panel * patches.taps() * sizeof(d_read) / sizeof(float);
@@ -428,7 +438,7 @@ struct d_patch_filters {
   float inside(int64_t row, int64_t k) const {
     const d_reach &y = patches.y, &x = patches.x;
     float sum = 0;
-    for (int64_t i = 0; i < patches.images * y.out; ++i) {
+    for (int64_t i = 0; i < patches.images * y.out && !d_isnan(sum); ++i) {
       const int64_t from = y.source(i % y.out, k % patches.taps() / x.taps);
       if (from < 0 || from >= y.in) continue;
       const float* pixels = patches.in + i / y.out * patches.in_image + from * patches.in_row +
