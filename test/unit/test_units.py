@@ -65,6 +65,26 @@ def test_routines_are_told_from_the_operators(
         assert expected_groups(gm, train) == known
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_small_images_and_steps_are_told(train: bool) -> None:
+    """Those of a model whose images lie channels last are convolved otherwise."""
+
+    def told(filters: int, size: int, **options: Any) -> bool:
+        x, w = torch.randn(1, 32, size, size), torch.randn(filters, 32, 3, 3)
+        gm = graph_of(lambda x, w: F.conv2d(x, w, **options), x, w)
+        return Group("patches", "") in expected_groups(gm, train)
+
+    def depthwise(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, w, groups=32), w.expand(-1, 32, -1, -1))
+
+    assert told(32, 18)
+    assert not told(32, 19)
+    assert not told(31, 18)
+    assert told(32, 60, stride=2) == train
+    gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
+    assert Group("patches", "") not in expected_groups(gm, train)
+
+
 def test_routines_of_checkpointed_regions_are_told() -> None:
     def layer(x: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False)

@@ -13,7 +13,8 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
 
 FOLDER = Path(__file__).parent
-HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h")
+HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
+           "patches.h")  # fmt: skip
 
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
@@ -30,6 +31,12 @@ GROUPS = {
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",
     },
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
+    "patches": {
+        "dicp_patches": "d_patches_forward(args, sizes, false)",
+        "dicp_patches_biased": "d_patches_forward(args, sizes, true)",
+        "dicp_patches_images": "d_patches_images(args, sizes)",
+        "dicp_patches_filters": "d_patches_filters(args, sizes)",
+    },
     "depthwise_filters": {"dicp_depthwise_filters": "d_depthwise_filters(args, sizes)"},
     "attention": {
         "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",

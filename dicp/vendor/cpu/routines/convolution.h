@@ -115,6 +115,19 @@ struct d_planes {
   }
 };
 
+// Whether some of `count` sums are no numbers.
+static bool d_is_odd(const float* sums, int64_t count) {
+  d_vec nothing[2] = {};
+  for (int64_t k = 0; k < count; k += d_panel) {
+    nothing[0] += ((const d_vec*)(sums + k))[0] * 0.0f;
+    nothing[1] += ((const d_vec*)(sums + k))[1] * 0.0f;
+  }
+  uint64_t bits[d_panel / 2], any = 0;
+  __builtin_memcpy(bits, nothing, sizeof bits);
+  for (uint64_t b : bits) any |= b;
+  return any != 0;
+}
+
 // A part of an image: its first pixel, rows and columns.
 struct d_part {
   int64_t top, left, rows, columns;
@@ -141,17 +154,6 @@ struct d_convolver {
       if (count > 0) list[found++] = {p - first, row * all.x.out + column, count};
     }
     return found;
-  }
-  static bool is_odd(const float* sums, int64_t count) {
-    d_vec nothing[2] = {};
-    for (int64_t k = 0; k < count; k += d_panel) {
-      nothing[0] += ((const d_vec*)(sums + k))[0] * 0.0f;
-      nothing[1] += ((const d_vec*)(sums + k))[1] * 0.0f;
-    }
-    uint64_t bits[d_panel / 2], any = 0;
-    __builtin_memcpy(bits, nothing, sizeof bits);
-    for (uint64_t b : bits) any |= b;
-    return any != 0;
   }
   // The sums of up to d_rows filters, of which some are no numbers, without what is outside.
   void inside(const float* weights, int64_t step, int64_t high, const float* from,
@@ -190,7 +192,7 @@ struct d_convolver {
                         d_keep(sums + r * d_panel, sum, begin != 0);
                       });
     }
-    if (all.skips && is_odd(sums, high * d_panel))
+    if (all.skips && d_is_odd(sums, high * d_panel))
       inside(weights, step, high, from, part, place, sums);
     for (int64_t r = 0; r < high; ++r) {
       float* line = sums + r * d_panel;

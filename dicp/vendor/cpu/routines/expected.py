@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from dicp.vendor.cpu.routines.common import TYPES, Group
+from dicp.vendor.cpu.routines.convolution import LEAST_ROWS, SMALL
 
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
 PRODUCT_METHODS = ("matmul", "mm", "bmm", "addmm")
@@ -20,6 +21,7 @@ GROUPS_OF = {
     F.scaled_dot_product_attention: ("attention",),
 }
 """Operator of the user's program -> the groups of routines that compute it."""
+CONVOLUTIONS = (F.conv1d, F.conv2d)
 GRADIENTS = {"convolution": "convolution_filters", "attention": "attention_gradients"}
 """Group -> the one that its gradients need besides."""
 
@@ -27,12 +29,39 @@ GRADIENTS = {"convolution": "convolution_filters", "attention": "attention_gradi
 def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
     """The groups that Dynamo's graph will call, as far as its operators tell; each once."""
     found: dict[Group, None] = {}
+    in_rows = not any(map(_is_depthwise, _nodes(gm)))
     for node in _nodes(gm):
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor) and value.dtype in TYPES:
             for name in _with_gradients(GROUPS_OF.get(_operator(node), ()), train):
                 found[Group.of(name, value.dtype)] = None
+            if in_rows and _operator(node) in CONVOLUTIONS and _reads_patches(node, value, train):
+                found[Group.of("patches", value.dtype)] = None
     return list(found)
+
+
+def _is_depthwise(node: fx.Node) -> bool:
+    """A convolution whose filters see one channel: with it images lie channels last."""
+    if _operator(node) not in CONVOLUTIONS or _argument(node, 6, "groups") == 1:
+        return False
+    filters = _argument(node, 1, "weight")
+    value = filters.meta.get("example_value") if isinstance(filters, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.shape[1] == 1
+
+
+def _reads_patches(node: fx.Node, value: torch.Tensor, train: bool) -> bool:
+    """Whether images are small, or their gradient is one at a step."""
+    if value.dtype != torch.float32 or value.shape[1] < LEAST_ROWS:
+        return False
+    stride, width = _argument(node, 3, "stride"), value.shape[-1]
+    strided = any(s != 1 for s in (stride if isinstance(stride, (tuple, list)) else [stride]))
+    small = value.ndim == 4 and isinstance(width, int) and width <= SMALL
+    return small or (train and strided)
+
+
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    """An argument by its position or its name; 1 without it."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, 1)
 
 
 def _nodes(gm: fx.GraphModule) -> Iterable[fx.Node]:

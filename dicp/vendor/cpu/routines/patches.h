@@ -1,0 +1,516 @@
+// Convolution of float images as a product with their patches, which are copied: for small images,
+// where rows of pixels fill no vector, and for gradients of images at strides. Pixels of all images
+// are columns of one matrix; at a stride, each place of a step is a convolution of its own.
+// Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document
+// Processing" (2006).
+#pragma once
+#include "convolution.h"
+
+constexpr int64_t d_patch_depth = 512;   // numbers of a patch that are copied at a time
+constexpr int64_t d_patch_panels = 8;    // panels of columns that are
+constexpr int64_t d_most_reads = 1 << 13;
+
+// What output `o` reads at a tap.
+struct d_reach {
+  int64_t in, out, taps, stride, begin, step;
+  int64_t source(int64_t o, int64_t tap) const { return begin + o * stride + tap * step; }
+};
+
+// Up to d_lanes neighbouring pixels, from column `place` of the matrix on.
+struct d_run {
+  int64_t image, row, column, place, count;
+};
+
+// What a tap reads for them: lanes [first, last) of those that begin at `from`.
+struct d_read {
+  int64_t from;
+  int32_t first, last;
+};
+
+struct d_patches {
+  int64_t images, channels;
+  d_reach y, x;
+  const float* in;
+  int64_t in_image, in_channel, in_row;
+
+  int64_t taps() const { return y.taps * x.taps; }
+  int64_t depth() const { return channels * taps(); }
+  int64_t pixels() const { return y.out * x.out; }
+  int64_t columns() const { return images * pixels(); }
+
+  // The pixels in columns [first, end); no run crosses the end of a panel.
+  int64_t runs(int64_t first, int64_t end, d_run* list) const {
+    int64_t found = 0;
+    for (int64_t at = first, count; at < end; at += count) {
+      const int64_t pixel = at % pixels(), column = pixel % x.out, place = at - first;
+      count = d_least(d_least(x.out - column, end - at), d_lanes - place % d_lanes);
+      list[found++] = {at / pixels(), pixel / x.out, column, place, count};
+    }
+    return found;
+  }
+  void reads(const d_run* list, int64_t count, d_read* to) const {
+    for (int64_t tap = 0; tap < taps(); ++tap)
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t row = y.source(list[k].row, tap / x.taps);
+        const int64_t column = x.source(list[k].column, tap % x.taps);
+        const int64_t first = column < 0 ? (x.stride - 1 - column) / x.stride : 0;
+        const int64_t room = x.in - column;
+        const int64_t last = room > 0 ? d_least((room + x.stride - 1) / x.stride, list[k].count) : 0;
+        const bool on = row >= 0 && row < y.in && first < last;
+        *to++ = {on ? list[k].image * in_image + row * in_row + column : 0, on ? (int32_t)first : 0,
+                 on ? (int32_t)last : 0};
+      }
+  }
+  // d_lanes numbers, with zeros for those that lie outside.
+  __attribute__((always_inline)) void copy(const float* channel, const d_read& read, float* to) const {
+    const float* from = channel + read.from;
+#if defined(__AVX512F__)
+    if (x.stride == 1) {
+      d_vec lanes;
+      const uint16_t mask = (uint16_t)((1u << read.last) - (1u << read.first));
+      asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(lanes) : "m"(*(const d_vec*)from), "Yk"(mask));
+      *(d_vec*)to = lanes;
+      return;
+    }
+#endif
+    *(d_vec*)to = d_vec{};
+    for (int64_t lane = read.first; lane < read.last; ++lane) to[lane] = from[lane * x.stride];
+  }
+  // Numbers [first, last) of the patches at `count` runs from `list` on, of `all`: a line each. What
+  // is written past a line's end belongs to the next one, so they are written in order.
+  void lines(int64_t first, int64_t last, const d_run* list, int64_t count, const d_read* reads,
+             int64_t all, float* to, int64_t step) const {
+    const float* channel = in + first / taps() * in_channel;
+    for (int64_t k = first, tap = first % taps(); k < last; ++k, to += step) {
+      for (int64_t j = 0; j < count; ++j)
+        copy(channel, reads[tap * all + j], to + list[j].place - list->place);
+      if (++tap == taps()) tap = 0, channel += in_channel;
+    }
+  }
+};
+
+// The numbers of `picked` lanes side by side; false where the processor cannot.
+d_inline bool d_picked(const float* from, uint32_t picked, float* to) {
+#if defined(__AVX512F__)
+  d_vec lanes;
+  asm("vmovups %1, %0%{%2%}%{z%}\n\tvcompressps %0, %0%{%2%}%{z%}"
+      : "=&v"(lanes) : "m"(*(const d_vec*)from), "Yk"((uint16_t)picked));
+  *(d_vec*)to = lanes;
+  return true;
+#else
+  return false;
+#endif
+}
+// `count` numbers, `step` apart.
+d_inline void d_keep_apart(float* to, d_vec from, int64_t count, int64_t step) {
+#if defined(__AVX512F__)
+  if (step == 2) {
+    constexpr uint32_t even = 0x55555555;
+    const uint32_t mask = even & (uint32_t)(((uint64_t)1 << 2 * count) - 1);
+    const d_places high = {8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15, 0};
+    const d_places low = {0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0};
+    const d_words all = (d_words)from;
+    const d_words first = __builtin_shuffle(all, low), second = __builtin_shuffle(all, high);
+    asm("vmovups %1, %0%{%2%}" : "+m"(*(d_vec*)to) : "v"(first), "Yk"((uint16_t)mask));
+    asm("vmovups %1, %0%{%2%}" : "+m"(((d_vec*)to)[1]) : "v"(second), "Yk"((uint16_t)(mask >> 16)));
+    return;
+  }
+#endif
+  for (int64_t lane = 0; lane < count; ++lane) to[lane * step] = from[lane];
+}
+
+// R by d_panel sums. Long sums are made of short ones.
+template <int R>
+static void d_patch_tile(int64_t depth, const float* a, int64_t a_row, const float* b, float* sums,
+                         bool add) {
+  for (int64_t from = 0; from < depth; from += d_sweep)
+    d_tile_of<R>(d_least(depth - from, d_sweep),
+                 d_tile_operands<float>{a + from, a_row, 1, b + from * d_panel, d_panel},
+                 [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                   d_keep(sums + r * d_panel, sum, add || from);
+                 });
+}
+
+// Rows of a task in blocks; `of` gives the numbers of a block, and takes its sums at the end.
+template <class T>
+static void d_patch_blocks(const T& of, int64_t row, int64_t rows, int64_t first, int64_t last,
+                           int64_t panels, const float* right, int64_t panel, float* sums,
+                           float* room) {
+  const int64_t depth = last - first;
+  const bool whole = depth == of.depth();  // no sums are kept
+  for (int64_t i = 0, high; i < rows; i += high) {
+    const int64_t left = rows - i;
+    const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+    const int64_t most = low ? d_short : d_rows;
+    high = d_least(left, most);
+    int64_t step = 0;
+    const float* numbers = of.numbers(row + i, high, most, first, last, room, &step);
+    for (int64_t q = 0; q < panels; ++q) {
+      float* at = sums + ((whole ? 0 : i * panels) + q * most) * d_panel;
+      if (low)
+        d_patch_tile<d_short>(depth, numbers, step, right + q * panel, at, first != 0);
+      else
+        d_patch_tile<d_rows>(depth, numbers, step, right + q * panel, at, first != 0);
+      if (last == of.depth()) of.finish(row + i, high, q, at);
+    }
+  }
+}
+
+// Tasks: each group's columns in strips, and its rows in parts.
+struct d_patch_tasks {
+  int64_t groups, strips, parts, step, panels;
+
+  d_patch_tasks(int64_t groups, int64_t rows, int64_t columns, int64_t most, bool by_rows)
+      : groups(groups), panels((columns + d_panel - 1) / d_panel) {
+    const int64_t threads = groups % omp_get_max_threads() ? omp_get_max_threads() : 1;
+    strips = (panels + most - 1) / most;
+    if (!by_rows) strips = d_least(d_round_up(strips, threads), panels);
+    parts = strips % threads ? threads : 1;
+    step = d_round_up((rows + parts - 1) / parts, d_rows);
+    parts = (rows + step - 1) / step;
+  }
+  int64_t count() const { return groups * strips * parts; }
+  int64_t group(int64_t task) const { return task / parts / strips; }
+  int64_t part(int64_t task) const { return task % parts; }
+  int64_t first(int64_t task) const { return panels * (task / parts % strips) / strips; }
+  int64_t last(int64_t task) const { return panels * (task / parts % strips + 1) / strips; }
+  int64_t most() const { return (panels + strips - 1) / strips; }
+};
+
+// Whether none of `count` sums is a number, nor will be.
+static bool d_lost(const float* sums, int64_t count) {
+  for (int64_t k = 0; k < count; ++k)
+    if (!d_isnan(sums[k])) return false;
+  return true;
+}
+
+// Sums over the numbers of patches: the result, or the gradient of images.
+struct d_patch_product {
+  d_patches patches;
+  int64_t rows;
+  const float *weights, *bias;
+  int64_t row, channel, tap_y, tap_x;  // steps of the weights
+  uint32_t taps;                       // those of d_lanes numbers that are taps
+  float* out;
+  int64_t out_image, out_channel, out_row, out_column;
+  bool skips;
+  const d_run* runs = nullptr;
+  const d_read* reads = nullptr;
+  int64_t count = 0;
+
+  int64_t depth() const { return patches.depth(); }
+  bool together() const { return tap_x == 1 && tap_y == patches.x.taps; }
+  bool as_they_lie() const { return together() && channel == patches.taps(); }
+  int64_t part() const {
+    const int64_t taps = patches.taps();
+    return taps > d_patch_depth ? taps : d_patch_depth / taps * taps;
+  }
+  int64_t most() const {
+    const int64_t fit = d_most_reads / (d_panel * patches.taps());
+    return fit < 1 ? 1 : d_least(fit, d_patch_panels);
+  }
+  // Whole channels of a block's weights.
+  const float* numbers(int64_t first_row, int64_t high, int64_t most, int64_t first, int64_t last,
+                       float* to, int64_t* step) const {
+    const int64_t many = patches.taps(), wide = patches.x.taps;
+    const float* from = weights + first_row * row + first / many * channel;
+    if (as_they_lie() && high == most) {
+      *step = row;
+      return from;
+    }
+    *step = last - first + d_lanes;
+    if (as_they_lie()) {
+      d_copy(from, row, 1, high, last - first, to, *step);
+      return to;
+    }
+    // Squares of filters of one tap; rows past the last one that is wanted are turned too.
+    int64_t turned = first;
+    if (many == 1 && row == 1 && high <= d_lanes && first_row + d_lanes <= rows)
+      for (; turned + d_lanes <= last; turned += d_lanes)
+        d_turn_cells<float, float>(from + (turned - first) * channel, channel, to + turned - first,
+                                   *step);
+    for (int64_t r = 0; r < high; ++r) {
+      float* line = to + r * *step + turned - first;
+      const float* numbers = from + r * row + (turned - first) / many * channel;
+      for (int64_t k = turned; k < last; k += many, line += many, numbers += channel) {
+        if (taps && d_picked(numbers, taps, line)) continue;
+        if (together()) {
+          d_copy(numbers, 0, 1, 1, many, line, 0);
+          continue;
+        }
+        for (int64_t tap = 0; tap < many; ++tap)
+          line[tap] = numbers[tap / wide * tap_y + tap % wide * tap_x];
+      }
+    }
+    return to;
+  }
+  // Sums that are no numbers, again without what lies outside of the images.
+  void inside(int64_t first_row, int64_t high, const d_run* list, int64_t runs, float* sums) const {
+    d_clear(sums, 0, high * d_panel);
+    for (int64_t r = 0; r < high; ++r)
+      for (int64_t j = 0; j < runs; ++j) {
+        const d_read* from = reads + (list - this->runs) + j;
+        float* to = sums + r * d_panel + list[j].place % d_panel;
+        for (int64_t c = 0; c < patches.channels && !d_lost(to, list[j].count); ++c)
+          add(weights + (first_row + r) * row + c * channel, patches.in + c * patches.in_channel,
+              from, to);
+      }
+  }
+  // What one channel adds to a run.
+  void add(const float* weights, const float* image, const d_read* from, float* to) const {
+    const int64_t wide = patches.x.taps;
+    for (int64_t tap = 0; tap < patches.taps(); ++tap, from += count) {
+      const float weight = weights[tap / wide * tap_y + tap % wide * tap_x];
+      for (int64_t lane = from->first; lane < from->last; ++lane)
+        to[lane] += weight * image[from->from + lane * patches.x.stride];
+    }
+  }
+  void finish(int64_t first_row, int64_t high, int64_t panel, float* sums) const {
+    const d_run *list = runs, *end = runs + count;
+    while (list->place < panel * d_panel) ++list;
+    int64_t some = 0;
+    while (list + some < end && list[some].place < (panel + 1) * d_panel) ++some;
+    if (skips && d_is_odd(sums, high * d_panel)) inside(first_row, high, list, some, sums);
+    for (int64_t r = 0; r < high; ++r) {
+      const float add = bias ? bias[first_row + r] : 0.0f;
+      for (int64_t j = 0; j < some; ++j) {
+        const float* from = sums + r * d_panel + list[j].place % d_panel;
+        float* to = out + list[j].image * out_image + (first_row + r) * out_channel +
+                    list[j].row * out_row + list[j].column * out_column;
+        const d_vec line[2] = {*(const d_vec*)from + add, {}};
+        if (out_column == 1)
+          d_keep_part(to, line, list[j].count);
+        else
+          d_keep_apart(to, line[0], list[j].count, out_column);
+      }
+    }
+  }
+  int64_t sums(const d_patch_tasks& tasks) const {
+    return (tasks.step + d_rows) * tasks.most() * d_panel;
+  }
+  int64_t copies() const { return (d_lanes > d_rows ? d_lanes : d_rows) * (part() + d_lanes); }
+  int64_t room(const d_patch_tasks& tasks) const {
+    const int64_t list = tasks.most() * d_panel * sizeof(d_run) / sizeof(float);
+    const int64_t table = tasks.most() * d_panel * patches.taps() * sizeof(d_read) / sizeof(float);
+    return sums(tasks) + copies() + tasks.most() * part() * d_panel + d_panel + list + table;
+  }
+  void task(const d_patch_tasks& tasks, int64_t task, float* room) {
+    const int64_t first_row = tasks.part(task) * tasks.step, first = tasks.first(task);
+    const int64_t panels = tasks.last(task) - first, high = d_least(rows - first_row, tasks.step);
+    float *copy = room + sums(tasks), *right = copy + copies();
+    d_run* list = (d_run*)(right + tasks.most() * part() * d_panel + d_panel);
+    d_read* table = (d_read*)(list + tasks.most() * d_panel);
+    count = patches.runs(first * d_panel,
+                         d_least((first + panels) * d_panel, patches.columns()), list);
+    patches.reads(list, count, table);
+    runs = list, reads = table;
+    for (int64_t done = 0; done < depth(); done += part()) {
+      const int64_t end = d_least(done + part(), depth()), panel = (end - done) * d_panel;
+      for (int64_t q = 0, from = 0, to = 0; q < panels; ++q, from = to) {
+        while (to < count && list[to].place < (q + 1) * d_panel) ++to;
+        if (patches.columns() < (first + q + 1) * d_panel) d_clear(right, q * panel, (q + 1) * panel);
+        patches.lines(done, end, list + from, to - from, table + from, count, right + q * panel,
+                      d_panel);
+      }
+      d_patch_blocks(*this, first_row, high, done, end, panels, right, panel, room, copy);
+    }
+  }
+};
+
+// The product for each group; `in_group`, `weights_group` and `out_group` lie between groups.
+static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_group,
+                        int64_t weights_group, int64_t out_group) {
+  const d_patch_tasks tasks(groups, all.rows, all.patches.columns(), all.most(),
+                            !all.as_they_lie());
+#pragma omp parallel if (groups * all.rows * all.patches.columns() * all.depth() > 50000)
+  {
+    float* mine = d_floats(all.room(tasks));
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < tasks.count(); ++task) {
+      d_patch_product one = all;
+      const int64_t group = tasks.group(task);
+      one.patches.in += group * in_group;
+      one.weights += group * weights_group;
+      if (one.bias) one.bias += group * all.rows;
+      one.out += group * out_group;
+      one.task(tasks, task, mine);
+    }
+    d_done(mine);
+  }
+}
+
+d_inline d_reach d_reach_of(const d_axis& axis) {
+  return {axis.in, axis.out, axis.taps, axis.stride, -axis.padding, axis.dilation};
+}
+
+// Arguments and sizes as those of d_convolve.
+static void d_patches_forward(void** args, const int64_t* sizes, bool biased) {
+  const d_convolution all(sizes, args[0], args[2 + biased]);
+  const int64_t taps = all.y.taps * all.x.taps;
+  if (!all.images || !all.pixels() || !all.filters) return;
+  const d_patch_product product = {
+      {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
+       all.in_channel, all.in_row},
+      all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
+      all.depth(), taps, all.x.taps, 1, 0, all.out, all.out_image, all.out_filter, all.x.out, 1,
+      all.skips};
+  d_patch_run(product, all.groups, all.channels * all.in_channel, all.filters * all.depth(),
+              all.filters * all.out_filter);
+}
+
+// What the gradient of the pixels at place `r` of a step reads of the result's, along an axis: the
+// taps from `*tap` on that reach them.
+static d_reach d_phase(const d_axis& axis, int64_t r, int64_t* tap) {
+  const int64_t stride = axis.stride, size = axis.in > r ? (axis.in - r + stride - 1) / stride : 0;
+  if (stride == 1) {
+    *tap = 0;
+    return {axis.out, size, axis.taps, 1, axis.padding, -axis.dilation};
+  }
+  *tap = (r + axis.padding) % stride;  // such axes are not dilated
+  const int64_t taps = axis.taps > *tap ? (axis.taps - *tap + stride - 1) / stride : 0;
+  return {axis.out, size, taps, 1, (r + axis.padding - *tap) / stride, -1};
+}
+
+// The gradient of images. Arguments: the gradient of the result, weights, the gradient of the
+// images. Sizes as those of d_convolve; (image, channel, row) steps are those of the first, (image,
+// channel) steps those of the last.
+static void d_patches_images(void** args, const int64_t* sizes) {
+  const d_convolution all(sizes, args[0], args[2]);
+  const int64_t taps = all.y.taps * all.x.taps, phases = all.y.stride * all.x.stride;
+  for (int64_t k = 0; k < phases; ++k) {
+    const int64_t top = k / all.x.stride, left = k % all.x.stride;
+    int64_t row = 0, column = 0;
+    const d_reach y = d_phase(all.y, top, &row), x = d_phase(all.x, left, &column);
+    if (!all.images || !all.channels || !y.out || !x.out) continue;
+    float* out = all.out + top * all.x.in + left;
+    uint32_t picked = 0;
+    for (int64_t tap = 0; tap < y.taps * x.taps && taps <= d_lanes; ++tap)
+      picked |= 1u << (tap / x.taps * all.y.stride * all.x.taps + tap % x.taps * all.x.stride);
+    const d_patch_product product = {
+        {all.images, all.filters, y, x, all.in, all.in_image, all.in_channel, all.in_row},
+        all.channels, (const float*)args[1] + row * all.x.taps + column, nullptr,
+        taps, all.depth(), all.y.stride * all.x.taps, all.x.stride, picked, out, all.out_image,
+        all.out_filter, all.y.stride * all.x.in, all.x.stride, true};
+    if (product.depth()) {
+      d_patch_run(product, all.groups, all.filters * all.in_channel, all.filters * all.depth(),
+                  all.channels * all.out_filter);
+      continue;
+    }
+    for (int64_t plane = 0; plane < all.images * all.groups * all.channels; ++plane) {
+      const int64_t image = plane / (all.groups * all.channels);
+      float* to = out + image * all.out_image + plane % (all.groups * all.channels) * all.out_filter;
+      for (int64_t i = 0; i < y.out; ++i)
+        for (int64_t j = 0; j < x.out; ++j)
+          to[i * product.out_row + j * product.out_column] = 0;
+    }
+  }
+}
+
+// Sums over the pixels of all images: the gradient of filters.
+struct d_patch_filters {
+  d_patches patches;
+  int64_t rows;
+  const float* reached;  // the gradient of the result
+  int64_t image, filter;
+  float* out;
+  bool skips;
+  int64_t column = 0;  // of the result, the first of a task
+
+  int64_t depth() const { return patches.columns(); }
+  int64_t part() const { return d_least(d_patch_depth, d_round_up(depth(), d_lanes)); }
+  int64_t line() const { return part() + d_lanes; }
+  const float* numbers(int64_t row, int64_t high, int64_t most, int64_t first, int64_t last, float* to,
+                       int64_t* step) const {
+    if (patches.images == 1 && high == most) {
+      *step = filter;
+      return reached + row * filter + first;
+    }
+    *step = line();
+    for (int64_t at = first, some; at < last; at += some) {
+      const int64_t pixel = at % patches.pixels();
+      some = d_least(patches.pixels() - pixel, last - at);
+      d_copy(reached + at / patches.pixels() * image + row * filter + pixel, filter, 1, high, some,
+             to + at - first, line());
+    }
+    return to;
+  }
+  // The gradient of one weight without what lies outside of the images.
+  float inside(int64_t row, int64_t k) const {
+    const d_reach &y = patches.y, &x = patches.x;
+    float sum = 0;
+    for (int64_t i = 0; i < patches.images * y.out && !d_isnan(sum); ++i) {
+      const int64_t from = y.source(i % y.out, k % patches.taps() / x.taps);
+      if (from < 0 || from >= y.in) continue;
+      const float* pixels = patches.in + i / y.out * patches.in_image + from * patches.in_row +
+                            k / patches.taps() * patches.in_channel;
+      const float* reaching = reached + i / y.out * image + row * filter + i % y.out * x.out;
+      for (int64_t j = 0; j < x.out; ++j) {
+        const int64_t at = x.source(j, k % x.taps);
+        if (at >= 0 && at < x.in) sum += pixels[at] * reaching[j];
+      }
+    }
+    return sum;
+  }
+  void finish(int64_t row, int64_t high, int64_t panel, float* sums) const {
+    const int64_t first = column + panel * d_panel, some = d_least(patches.depth() - first, d_panel);
+    if (skips && d_is_odd(sums, high * d_panel))
+      for (int64_t r = 0; r < high; ++r)
+        for (int64_t j = 0; j < some; ++j)
+          if (d_isnan(sums[r * d_panel + j])) sums[r * d_panel + j] = inside(row + r, first + j);
+    for (int64_t r = 0; r < high; ++r)
+      d_keep_part(out + (row + r) * patches.depth() + first, (const d_vec*)(sums + r * d_panel), some);
+  }
+  int64_t sums(const d_patch_tasks& tasks) const {
+    return (tasks.step + d_rows) * tasks.most() * d_panel;
+  }
+  int64_t room(const d_patch_tasks& tasks) const {
+    const int64_t list = part() * sizeof(d_run) / sizeof(float);
+    const int64_t table = part() * patches.taps() * sizeof(d_read) / sizeof(float);
+    return sums(tasks) + d_rows * line() + (tasks.most() * part() + line()) * d_panel + list + table;
+  }
+  void task(const d_patch_tasks& tasks, int64_t task, float* room) {
+    const int64_t first_row = tasks.part(task) * tasks.step, first = tasks.first(task);
+    const int64_t panels = tasks.last(task) - first, high = d_least(rows - first_row, tasks.step);
+    float *copy = room + sums(tasks), *right = copy + d_rows * line();
+    float* lines = right + tasks.most() * part() * d_panel;
+    d_run* list = (d_run*)(lines + line() * d_panel);
+    d_read* table = (d_read*)(list + part());
+    column = first * d_panel;
+    for (int64_t done = 0; done < depth(); done += part()) {
+      const int64_t end = d_least(done + part(), depth()), panel = (end - done) * d_panel;
+      const int64_t count = patches.runs(done, end, list);
+      patches.reads(list, count, table);
+      for (int64_t q = 0; q < panels; ++q) {
+        const int64_t k = column + q * d_panel, some = d_least(patches.depth() - k, d_panel);
+        patches.lines(k, k + some, list, count, table, count, lines, line());
+        if (some < d_panel) d_clear(right, q * panel, (q + 1) * panel);
+        d_transpose(lines, line(), some, end - done, right + q * panel, d_panel);
+      }
+      d_patch_blocks(*this, first_row, high, done, end, panels, right, panel, room, copy);
+    }
+  }
+};
+
+// Arguments and sizes as those of d_convolution_filters.
+static void d_patches_filters(void** args, const int64_t* sizes) {
+  const d_convolution all(sizes, args[0], args[1]);
+  const d_patch_filters product = {
+      {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
+       all.in_channel, all.in_row},
+      all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
+  const d_patch_tasks tasks(all.groups, all.filters, all.depth(), d_patch_panels, false);
+#pragma omp parallel if (all.groups * all.filters * all.depth() * product.depth() > 50000)
+  {
+    float* mine = d_floats(product.room(tasks));
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < tasks.count(); ++task) {
+      d_patch_filters one = product;
+      const int64_t group = tasks.group(task);
+      one.patches.in += group * all.channels * all.in_channel;
+      one.reached += group * all.filters * all.out_filter;
+      one.out += group * all.filters * all.depth();
+      one.task(tasks, task, mine);
+    }
+    d_done(mine);
+  }
+}

@@ -1,0 +1,151 @@
+"""Our own convolutions, of filters with many channels or one: taken where they fit, and right."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_routines import by_dtype, check, leaf, named
+from torch import Tensor
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "options"),
+    [
+        ((2, 3, 9, 11), (5, 3, 3, 3), {"padding": 1}),
+        ((1, 4, 20, 17), (6, 2, 3, 3), {"stride": 2, "padding": (1, 0), "groups": 2}),
+        ((3, 8, 5, 5), (100, 8, 1, 1), {}),
+        ((1, 2, 30, 7), (3, 2, 5, 3), {"padding": 2, "dilation": 2}),
+        ((2, 4, 6, 34), (5, 4, 3, 3), {"padding": 1}),
+        ((1, 2, 3, 100), (4, 2, 1, 5), {"padding": (0, 2)}),
+        ((2, 70, 40, 40), (50, 70, 1, 1), {}),
+        ((1, 60, 6, 6), (520, 60, 3, 3), {"padding": 1}),
+        ((1, 3, 4, 4), (2, 3, 3, 3), {"stride": 3, "padding": 4}),
+        ((2, 16, 33), (8, 16, 10), {"stride": 5}),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_convolution(
+    tmp_path: Path, image: tuple[int, ...], filters: tuple[int, ...], options: dict[str, Any],
+    symbolic: bool,
+) -> None:  # fmt: skip
+    convolve = F.conv2d if len(image) == 4 else F.conv1d
+
+    def convolution(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return convolve(x, w, b, **options)
+
+    x, w = leaf(*image), leaf(*filters)
+    for bias, tag in ((leaf(filters[0]), "_biased"), (None, "")):
+        steps = check(tmp_path, convolution, x, w, bias, dynamic=symbolic)
+        if not symbolic:
+            single, small = max(filters[2:]) == 1, filters[0] >= 32 and image[-1] <= 16
+            name = "patches" if small else "product" if single else "convolution"
+            assert f"dicp_{name}{tag}" in steps
+            assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
+            fewer = filters[1] < 16 and ("stride" in options or "groups" in options)
+            assert any("convolution_backward" in step for step in steps) == fewer
+
+
+def test_options_by_name(tmp_path: Path) -> None:
+    def convolution(x: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.aten.convolution.default(
+            x, w, None, stride=[1, 1], padding=[1, 1], dilation=[1, 1], transposed=False,
+            output_padding=[0, 0], groups=1,
+        )  # fmt: skip
+
+    steps = check(tmp_path, convolution, torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3))
+    assert steps == ["dicp_convolution"]
+
+
+@by_dtype
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_filters_of_one_pixel_on_channels_last(
+    tmp_path: Path, dtype: torch.dtype, symbolic: bool
+) -> None:
+    x = torch.randn(2, 7, 6, 5).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    weights = [torch.nn.Parameter(leaf(*shape, dtype=dtype)) for shape in ((9, 7, 1, 1), (9,))]
+    steps = check(tmp_path, F.conv2d, x, *weights, dynamic=symbolic)
+    assert steps.count(named("dicp_product_biased", dtype)) == 1
+    assert steps.count(named("dicp_product", dtype)) == 2, "the gradients of images and filters"
+    single = torch.randn(5, 7, 1, 1).to(dtype).requires_grad_()
+    steps = check(tmp_path, F.conv2d, single, *weights, dynamic=symbolic)
+    assert steps.count(named("dicp_product", dtype)) == 2, "rows of one matrix"
+
+
+@pytest.mark.parametrize(
+    ("image", "taps", "options"),
+    [
+        ((2, 16, 9, 11), (5, 5), {"padding": 2}),
+        ((1, 24, 7, 7), (3, 3), {"padding": 1}),
+        ((3, 40, 8, 7), (7, 7), {"padding": 3}),
+        ((1, 21, 20, 17), (3, 9), {"stride": 2, "padding": (1, 0)}),
+        ((2, 33, 12, 3), (1, 4), {"padding": (0, 5), "dilation": 2}),
+        ((2, 18, 4, 4), (5, 6), {"stride": (3, 2), "padding": 4}),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_depthwise_filters(
+    tmp_path: Path, image: tuple[int, ...], taps: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    def convolution(x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(x, w, groups=image[1], **options)
+        return y.contiguous(memory_format=torch.channels_last)
+
+    x = torch.randn(image).to(memory_format=torch.channels_last).requires_grad_()
+    steps = check(tmp_path, convolution, x, leaf(image[1], 1, *taps))
+    assert steps.count("dicp_depthwise_filters") == 1, steps
+
+
+def test_larger_convolutions(tmp_path: Path) -> None:
+    """Images in parts, some of them the last; tiles that pixels of several rows share."""
+    for image, filters, stride in (
+        ((1, 64, 61, 40), (44, 64, 3, 3), 1),
+        ((3, 60, 57, 31), (30, 60, 3, 3), 2),
+        ((2, 96, 1, 1700), (32, 96, 1, 9), 1),
+        ((1, 512, 7, 7), (100, 512, 3, 3), 1),
+        ((2, 300, 16, 15), (200, 300, 1, 1), 1),
+    ):
+        convolve = functools.partial(F.conv2d, stride=stride, padding=filters[-1] // 2)
+        operands = leaf(*image), leaf(*filters), leaf(filters[0])
+        steps = check(tmp_path, lambda x, w, b: convolve(x, w, b), *operands)  # noqa: B023
+        small = image[-1] == 7
+        name = "patches" if small else "product" if filters[-1] == 1 else "convolution"
+        assert f"dicp_{name}_biased" in steps
+        turned = "patches_images" if small or stride > 1 else name
+        assert f"dicp_{turned}" in steps, "the gradient of the images"
+        assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
+
+
+def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:
+    """Many images of few pixels would use half of each tile; few filters, patches too seldom."""
+    steps = check(tmp_path, F.conv2d, torch.randn(128, 330, 4, 4), torch.randn(30, 330, 3, 3))
+    assert not any("dicp" in s for s in steps)
+    steps = check(tmp_path, F.conv2d, torch.randn(4, 256, 34, 34), torch.randn(512, 256, 3, 3))
+    assert not any("dicp" in s for s in steps)
+    half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
+    assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (5, (1, 2))], ids=str)
+def test_depthwise_gradients_in_halves(
+    tmp_path: Path, size: int, stride: Any, symbolic: bool
+) -> None:
+    """Those that the library makes slowly are made in float32; those of filters are made here."""
+    half = torch.bfloat16
+    x = leaf(2, 24, 13, 12, dtype=half).detach().to(memory_format=torch.channels_last)
+    w = torch.nn.Parameter(leaf(24, 1, size, size, dtype=half))
+
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, stride=stride, padding=size // 2, groups=24)
+
+    steps = check(tmp_path, convolve, x.requires_grad_(), w, dynamic=symbolic)
+    if not symbolic:  # else the stride is a symbol too
+        assert sum("convolution_backward" in step for step in steps) == 1
+        assert steps.count("dicp_depthwise_filters") == 1
+    check(tmp_path, convolve, x.detach().contiguous().requires_grad_(), w, dynamic=symbolic)
