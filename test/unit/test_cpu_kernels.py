@@ -68,7 +68,7 @@ def test_tanh_stays_within_one() -> None:
     x = torch.linspace(-12, 12, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
     found, exact = compiled(torch.tanh)(x), x.double().tanh()
-    assert ((found.double() - exact).abs() <= 4 * 2.0**-24 * exact.abs())[6:].all()
+    assert ((found.double() - exact).abs() <= 3 * 2.0**-23 * exact.abs())[6:].all()
     assert torch.equal(found[:6].nan_to_num(7), x.tanh()[:6].nan_to_num(7))
     assert found[6:].abs().max() == 1
 
