@@ -13,7 +13,7 @@ from dicp.loop.kernel import Store
 TILE = 64
 """Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
 length is a power of two share cache sets."""
-COPY_TILE = (32, 128)
+COPY_TILE = (64, 128)
 """Extents of a tile that is only turned, along its source and along its result: long rows of the
 result, and few rows of it at a time."""
 SQUARE = 16

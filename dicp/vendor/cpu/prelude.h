@@ -266,6 +266,9 @@ template <class T, int N> d_inline void d_turn_square(const T* from, int64_t str
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(N * sizeof(T))));
   V rows[N];
+  // The square below comes next; its lines are too far apart for the processor to foresee.
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_prefetch(from + (i + N) * stride);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
   d_exchanges<N, N / 2, V, M>(rows);
