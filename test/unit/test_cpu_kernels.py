@@ -81,6 +81,35 @@ def test_weights_keep_every_nan() -> None:
     assert found[1].isnan().all() and not found[[0, 2]].isnan().any() and found[2, 7] == 0
 
 
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("places", [3, 400])
+def test_sums_of_rows_by_destination(places: int, symbolic: bool) -> None:
+    """Every number of rows for one destination, none, one without effect, all for the same."""
+    index = torch.randint(0, places, (3, 500))
+    index[0] = 1
+    grad, table = torch.randn(3, 500, 96), torch.randn(places, 96)
+
+    def sums(grad: Tensor, table: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        found = torch.ops.aten.embedding_dense_backward(grad, index, places, 2, False)
+        return found, table.index_add(0, index[2], grad[2] * 2)
+
+    run = torch.compile(sums, backend="cpugraph", fullgraph=True, dynamic=symbolic)
+    for found, exact, eager in zip(
+        run(grad, table, index),
+        sums(grad.double(), table.double(), index),
+        sums(grad, table, index),
+        strict=True,
+    ):
+        assert worst(found, exact) <= 2 * worst(eager, exact) + 1e-6
+
+
+def test_rows_for_a_destination_that_is_not_there() -> None:
+    grad, index = torch.randn(500, 96), torch.full((500,), 400)
+    run = compiled(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 400, -1, False))
+    with pytest.raises(IndexError):
+        run(grad, index)
+
+
 def test_erf_is_exact_to_a_unit() -> None:
     x = torch.linspace(-6, 6, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
