@@ -27,6 +27,9 @@ from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Sto
 PLACE_BLOCK = 256
 """Elements of a row among which the place of its extremum is sought at once."""
 
+WEIGHT_BLOCK = 512
+"""Elements of a row whose exponentials are added up while they are in the nearest cache."""
+
 
 class Rows(Loops):
     """Rows are shared among threads; few long rows are swept by all threads together."""
@@ -55,6 +58,8 @@ class Rows(Loops):
                 self._stmts(phase.stmts, scope)
             elif waiting and self._places_of(phase, waiting[0]):
                 self._found_in_blocks(phase, waiting.pop(0), scope)
+            elif waiting and self._weights_of(phase, waiting[0]):
+                self._weighed_in_blocks(phase, waiting.pop(0), scope)
             else:
                 self._inner_loops(phase, scope, kernel.inner, serial=scan)
         if not kernel.rows:
@@ -185,6 +190,60 @@ class Rows(Loops):
         self.local_names[name] = len(self.scopes) - 1
         limits = (f"from_{name}", f"end_{name}")
         self._inner_loops(places, scope, self.kernel.inner, first_range=limits)
+
+    def _weights_of(self, phase: Phase, sums: Phase) -> bool:
+        """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
+        inner = self.kernel.inner
+        if len(inner) != 1 or len(phase.stmts) != 1 or len(sums.stmts) != 1:
+            return False
+        size, (top,), (total,) = inner[0].size, phase.stmts, sums.stmts
+        return (
+            isinstance(top, Accumulate)
+            and isinstance(total, Accumulate)
+            and (top.op, total.op) == ("max", "sum")
+            and VALUE_TYPE[top.dtype] == VALUE_TYPE[total.dtype] == "float"
+            and total.value.op == "exp"
+            and self._never_positive(total.value.args[0])
+            and (not isinstance(size, int) or size >= 2 * WEIGHT_BLOCK)
+        )
+
+    def _weighed_in_blocks(self, phase: Phase, sums: Phase, scope: Scope) -> None:
+        """Each block is read from memory once, for the maximum so far and for the weights below it:
+        memory is not left idle for the length of a row. A higher maximum scales the earlier sum.
+
+        Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+        """
+        (top,), (total,), pad = phase.stmts, sums.stmts, margin(scope.indent)
+        assert isinstance(top, Accumulate) and isinstance(total, Accumulate)
+        var, best, sum_ = self.kernel.inner[0], local(top.name), local(total.name)
+        most, before = f"most_{top.name}", f"before_{top.name}"
+        size, limits = self._size(var.size), ("block", "block_end")
+        block = self._push((), scope.indent + 1)
+        self._inner_loops(phase, block, self.kernel.inner, first_range=limits)
+        body = self._push((var,), block.indent + 1)
+        self._stmts(sums.stmts, body)
+        self._pop(body)
+        self._pop(block)
+        loop = [
+            margin(block.indent) + self._simd([total]) + self._lanes(var),
+            *self._loop(var, body, block.indent, limits),
+        ]
+        scope.lines += [
+            f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",
+            f"{pad}for (int64_t block = 0; block < {size}; block += {WEIGHT_BLOCK}) {{",
+            f"{pad}  const int64_t block_end = {_end('block', WEIGHT_BLOCK, size)};",
+            *block.lines,
+            f"{pad}  const float {before} = {most};",
+            f"{pad}  {most} = d_maximum({before}, {best});",
+            f"{pad}  {best} = {most} == -d_inff ? 0.0f : {most};",
+            f"{pad}  float {sum_} = 0;", *loop,
+            f"{pad}  total_{total.name} = "
+            f"total_{total.name} * d_exp_weight({before} - {best}) + {sum_};",
+            f"{pad}}}",
+            f"{pad}const float {best} = {most};",
+            f"{pad}const float {sum_} = {most} == -d_inff ? d_nanf : (float)total_{total.name};",
+        ]  # fmt: skip
+        self.local_names[top.name] = self.local_names[total.name] = len(self.scopes) - 1
 
     def _inner_loops(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,

@@ -110,6 +110,27 @@ def test_rows_for_a_destination_that_is_not_there() -> None:
         run(grad, index)
 
 
+@pytest.mark.parametrize("width", [1024, 1500, 5000])
+def test_sums_of_weights_in_blocks(width: int) -> None:
+    """Masked blocks, maxima that come late, infinities and NaN."""
+    x = torch.randn(8, width) * 3
+    x[1, :700] = -math.inf
+    x[2] = -math.inf
+    x[3, 900] = math.inf
+    x[4, 600] = math.nan
+    x[5] = torch.linspace(-200, 200, width)
+    x[6] = torch.linspace(200, -200, width)
+    x[7, 1:] = -math.inf
+
+    def losses(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.log_softmax(1), F.cross_entropy(x, torch.arange(8), reduction="none")
+
+    for found, exact, eager in zip(compiled(losses)(x), losses(x.double()), losses(x), strict=True):
+        finite = exact.isfinite()
+        assert torch.equal(found[~finite].nan_to_num(7), eager[~finite].nan_to_num(7))
+        assert worst(found[finite], exact[finite]) <= 2 * worst(eager[finite], exact[finite]) + 1e-6
+
+
 def test_erf_is_exact_to_a_unit() -> None:
     x = torch.linspace(-6, 6, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
