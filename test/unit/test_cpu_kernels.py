@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recorder import record
 from torch import Tensor
+
+from dicp.config import Config
 
 BF16 = torch.bfloat16
 
@@ -269,3 +272,14 @@ def test_long_sums_are_as_exact_as_eager() -> None:
         errors += worst(run(x), x.double().sum())
         of_eager += worst(fn(x), x.double().sum())
     assert errors <= 2 * of_eager
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("parts", "threads"), [(1, False), (4, True)])
+def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
+    """What is moved at each point counts, though nothing is computed there."""
+    target = record(lambda x: [p * 2 for p in x.split(256, 1)], torch.ones(64, 256 * parts))
+    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert ("omp parallel" in source) == threads
