@@ -132,3 +132,7 @@ def deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
 
 def tracks_nan(stmt: Accumulate | Running) -> bool:
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
+
+
+def block_end(start: str, block: int, size: str) -> str:
+    return f"{start} + {block} < {size} ? {start} + {block} : {size}"

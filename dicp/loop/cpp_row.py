@@ -9,16 +9,9 @@ from dataclasses import replace
 import torch
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, accumulator_type, local, margin
-from dicp.loop.cpp_loops import (
-    CHUNKS,
-    JAM,
-    PARALLEL_COST,
-    SUM_BLOCK,
-    Loops,
-    in_fours,
-    tracks_nan,
-)
+from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
+from dicp.loop.cpp_scan import Scans
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
 from dicp.loop.ir import Expr, Ref
@@ -31,7 +24,7 @@ WEIGHT_BLOCK = 512
 """Elements of a row whose exponentials are added up while they are in the nearest cache."""
 
 
-class Rows(Loops):
+class Rows(Scans):
     """Rows are shared among threads; few long rows are swept by all threads together."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -44,6 +37,8 @@ class Rows(Loops):
         if self._splittable():
             return self._split_row()
         scan = any(isinstance(s, Running) for s in self._all_stmts())
+        if scan and self._only_sums():
+            return self._summed_so_far()
         if scan and self._in_fours():
             return self._scanned_together()
         if not scan:
@@ -115,45 +110,6 @@ class Rows(Loops):
         ]  # fmt: skip
         return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
 
-    def _in_fours(self) -> bool:
-        rows = self.kernel.rows
-        return (
-            bool(rows)
-            and in_fours(rows[-1])
-            and rows[-1].size not in (0, JAM)
-            and len(self.kernel.phases) == 1
-            and len(self.kernel.inner) == 1
-            and all(isinstance(s, (Running, Store)) for s in self._all_stmts())
-        )
-
-    def _scanned_together(self) -> list[str]:
-        """Scans of several rows in one loop."""
-        kernel = self.kernel
-        (*outer, last), depth = kernel.rows, 1 + len(kernel.rows)
-        row = self._push(kernel.rows, depth + 2)
-        (phase,), pad = kernel.phases, margin(depth)
-        running = [s for s in phase.stmts if isinstance(s, Running)]
-        body = self._push(kernel.inner, depth + 2)
-        self._stmts(phase.stmts, body)
-        self._pop(body)
-        self._pop(row)
-        low = margin(depth - 1)
-        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {JAM}) {{"]
-        for k in range(JAM):
-            lines += [
-                f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
-                for s in running
-            ]
-        lines.append(f"{pad}{self._for(kernel.inner[0])} {{")
-        for k in range(JAM):
-            names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
-            lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",
-                      *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
-                      f"{pad}  }}"]  # fmt: skip
-        lines += [f"{pad}}}", f"{low}}}"]
-        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
-        return self._outer_loops(outer, lines, pragma)
-
     def _places_of(self, phase: Phase, places: Phase) -> bool:
         """Whether `places` looks for the one extremum of `phase` in a row of many blocks."""
         inner = self.kernel.inner
@@ -179,13 +135,13 @@ class Rows(Loops):
         scope.lines += [
             f"{pad}{ctype} most_{name} = {start}; int64_t from_{name} = 0;",
             f"{pad}for (int64_t block = 0; block < {size}; block += {PLACE_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {_end('block', PLACE_BLOCK, size)};",
+            f"{pad}  const int64_t block_end = {block_end('block', PLACE_BLOCK, size)};",
             *block.lines,
             f"{pad}  if (d_better_{best.op}({local(name)}, most_{name})) "
             f"{{ most_{name} = {local(name)}; from_{name} = block; }}",
             f"{pad}}}",
             f"{pad}const {ctype} {local(name)} = most_{name};",
-            f"{pad}const int64_t end_{name} = {_end(f'from_{name}', PLACE_BLOCK, size)};",
+            f"{pad}const int64_t end_{name} = {block_end(f'from_{name}', PLACE_BLOCK, size)};",
         ]
         self.local_names[name] = len(self.scopes) - 1
         limits = (f"from_{name}", f"end_{name}")
@@ -231,7 +187,7 @@ class Rows(Loops):
         scope.lines += [
             f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",
             f"{pad}for (int64_t block = 0; block < {size}; block += {WEIGHT_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {_end('block', WEIGHT_BLOCK, size)};",
+            f"{pad}  const int64_t block_end = {block_end('block', WEIGHT_BLOCK, size)};",
             *block.lines,
             f"{pad}  const float {before} = {most};",
             f"{pad}  {most} = d_maximum({before}, {best});",
@@ -323,7 +279,7 @@ class Rows(Loops):
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
         return [
             f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
-            f"{pad}const int64_t block_end = {_end('block', SUM_BLOCK, high)};",
+            f"{pad}const int64_t block_end = {block_end('block', SUM_BLOCK, high)};",
             *starts,
             *("  " + line for line in pragma),
             *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
@@ -388,10 +344,6 @@ class Rows(Loops):
         for phase in tail:
             self._stmts(phase.stmts, scope)
         return self._outer_loops(kernel.rows, scope.lines, "")
-
-
-def _end(start: str, block: int, size: str) -> str:
-    return f"{start} + {block} < {size} ? {start} + {block} : {size}"
 
 
 def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:

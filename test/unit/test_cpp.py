@@ -51,6 +51,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),
     "argmax_long": lambda: (lambda x: x.max(-1), [f32(4, 600)], {}),
+    "cumsum": lambda: (lambda x: x.relu().cumsum(-1) * 2, [f32(4, 300)], {}),
     "log_softmax_long": lambda: (lambda x: x.log_softmax(-1), [f32(4, 1100)], {}),
     "rows_by_index": lambda: (
         lambda x, i, y: x.index_add(0, i, y),
