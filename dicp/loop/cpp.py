@@ -11,8 +11,9 @@ import sympy
 
 from dicp.loop.cpp_column import Columns
 from dicp.loop.cpp_loops import Loops
-from dicp.loop.cpp_pointwise import Pointwise, Scatter
+from dicp.loop.cpp_pointwise import Pointwise
 from dicp.loop.cpp_row import Rows
+from dicp.loop.cpp_scatter import Scatter
 from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, KernelKind

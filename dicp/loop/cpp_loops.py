@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Emitter, Scope, local, margin
 from dicp.loop.index import FloorDiv, Indirect, Mod, Var, product
-from dicp.loop.kernel import Accumulate, Kernel, Running, Stmt
+from dicp.loop.kernel import Accumulate, Kernel, Running, Stmt, Store
 from dicp.loop.ops import SCALAR_OPS
 from dicp.loop.ranges import Range, split
 
@@ -107,13 +107,15 @@ class Loops(Emitter):
         return text
 
     def _cost(self) -> int:
+        """What one point costs: its arithmetic or its memory traffic, whichever is more."""
         seen: set[int] = set()
-        total = 1
+        total, moved = 1, sum(isinstance(s, Store) for s in self._all_stmts())
         for expr in self.kernel.exprs():
             for e in ir.walk(expr, seen):
                 row = SCALAR_OPS.get(e.op)
                 total += row.cost // 4 if row else 0
-        return total
+                moved += e.op == "read"
+        return max(total, moved // 2)
 
     def _summed_in_blocks(self, stmt: Accumulate | Running) -> bool:
         """Long floating sums are sums of block sums: the error grows with the blocks only."""
@@ -130,3 +132,7 @@ def deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
 
 def tracks_nan(stmt: Accumulate | Running) -> bool:
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
+
+
+def block_end(start: str, block: int, size: str) -> str:
+    return f"{start} + {block} < {size} ? {start} + {block} : {size}"

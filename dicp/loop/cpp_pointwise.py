@@ -13,7 +13,7 @@ from dicp.loop.kernel import Store
 TILE = 64
 """Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
 length is a power of two share cache sets."""
-COPY_TILE = (32, 128)
+COPY_TILE = (64, 128)
 """Extents of a tile that is only turned, along its source and along its result: long rows of the
 result, and few rows of it at a time."""
 SQUARE = 16
@@ -164,44 +164,3 @@ class Pointwise(Loops):
         for expr in self.kernel.exprs():
             visit(expr, True, seen)
         return [key for key, always in found.items() if always]
-
-
-class Scatter(Pointwise):
-    """Colliding stores: one thread, or threads that each own a range of the last axis."""
-
-    def lines(self) -> list[str]:
-        rows = self.kernel.rows
-        if not rows:
-            return super().lines()
-        last = rows[-1]
-        stores = [s for s in self._all_stmts() if isinstance(s, Store)]
-        owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
-        scope = self._push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
-        body = self._push((last,), scope.indent + 1)
-        self._stmts(self._all_stmts(), body)
-        bounds = ("low", "high") if owned else None
-        pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
-        inner = [*scope.lines, *pragma, *self._loop(last, body, scope.indent, bounds)]
-        lines: list[str] = []
-        base = 1
-        if owned:
-            size = self._size(last.size)
-            base = 2
-            lines = [
-                f"  {self._parallel(rows, 1)}",
-                "  for (int64_t chunk = 0; chunk < 4; ++chunk) {",
-                f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
-            ]
-        for depth, var in enumerate(rows[:-1]):
-            lines.append(f"{margin(base + depth)}{self._for(var)} {{")
-        lines += inner
-        lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
-        return [*lines, "  }"] if owned else lines
-
-
-def _owns(index: Index, var: Var) -> bool:
-    """Whether distinct values of `var` always store to distinct places of the last axis."""
-    hidden = any(
-        var in deep_variables(atom) for atom, _ in index.terms if not isinstance(atom, Var)
-    )
-    return index.coefficient(var) == 1 and not hidden

@@ -9,16 +9,9 @@ from dataclasses import replace
 import torch
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, accumulator_type, local, margin
-from dicp.loop.cpp_loops import (
-    CHUNKS,
-    JAM,
-    PARALLEL_COST,
-    SUM_BLOCK,
-    Loops,
-    in_fours,
-    tracks_nan,
-)
+from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
+from dicp.loop.cpp_scan import Scans
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
 from dicp.loop.ir import Expr, Ref
@@ -27,8 +20,11 @@ from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Sto
 PLACE_BLOCK = 256
 """Elements of a row among which the place of its extremum is sought at once."""
 
+WEIGHT_BLOCK = 512
+"""Elements of a row whose exponentials are added up while they are in the nearest cache."""
 
-class Rows(Loops):
+
+class Rows(Scans):
     """Rows are shared among threads; few long rows are swept by all threads together."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -41,6 +37,8 @@ class Rows(Loops):
         if self._splittable():
             return self._split_row()
         scan = any(isinstance(s, Running) for s in self._all_stmts())
+        if scan and self._only_sums():
+            return self._summed_so_far()
         if scan and self._in_fours():
             return self._scanned_together()
         if not scan:
@@ -55,6 +53,8 @@ class Rows(Loops):
                 self._stmts(phase.stmts, scope)
             elif waiting and self._places_of(phase, waiting[0]):
                 self._found_in_blocks(phase, waiting.pop(0), scope)
+            elif waiting and self._weights_of(phase, waiting[0]):
+                self._weighed_in_blocks(phase, waiting.pop(0), scope)
             else:
                 self._inner_loops(phase, scope, kernel.inner, serial=scan)
         if not kernel.rows:
@@ -110,45 +110,6 @@ class Rows(Loops):
         ]  # fmt: skip
         return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
 
-    def _in_fours(self) -> bool:
-        rows = self.kernel.rows
-        return (
-            bool(rows)
-            and in_fours(rows[-1])
-            and rows[-1].size not in (0, JAM)
-            and len(self.kernel.phases) == 1
-            and len(self.kernel.inner) == 1
-            and all(isinstance(s, (Running, Store)) for s in self._all_stmts())
-        )
-
-    def _scanned_together(self) -> list[str]:
-        """Scans of several rows in one loop."""
-        kernel = self.kernel
-        (*outer, last), depth = kernel.rows, 1 + len(kernel.rows)
-        row = self._push(kernel.rows, depth + 2)
-        (phase,), pad = kernel.phases, margin(depth)
-        running = [s for s in phase.stmts if isinstance(s, Running)]
-        body = self._push(kernel.inner, depth + 2)
-        self._stmts(phase.stmts, body)
-        self._pop(body)
-        self._pop(row)
-        low = margin(depth - 1)
-        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {JAM}) {{"]
-        for k in range(JAM):
-            lines += [
-                f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
-                for s in running
-            ]
-        lines.append(f"{pad}{self._for(kernel.inner[0])} {{")
-        for k in range(JAM):
-            names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
-            lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",
-                      *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
-                      f"{pad}  }}"]  # fmt: skip
-        lines += [f"{pad}}}", f"{low}}}"]
-        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
-        return self._outer_loops(outer, lines, pragma)
-
     def _places_of(self, phase: Phase, places: Phase) -> bool:
         """Whether `places` looks for the one extremum of `phase` in a row of many blocks."""
         inner = self.kernel.inner
@@ -174,17 +135,71 @@ class Rows(Loops):
         scope.lines += [
             f"{pad}{ctype} most_{name} = {start}; int64_t from_{name} = 0;",
             f"{pad}for (int64_t block = 0; block < {size}; block += {PLACE_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {_end('block', PLACE_BLOCK, size)};",
+            f"{pad}  const int64_t block_end = {block_end('block', PLACE_BLOCK, size)};",
             *block.lines,
             f"{pad}  if (d_better_{best.op}({local(name)}, most_{name})) "
             f"{{ most_{name} = {local(name)}; from_{name} = block; }}",
             f"{pad}}}",
             f"{pad}const {ctype} {local(name)} = most_{name};",
-            f"{pad}const int64_t end_{name} = {_end(f'from_{name}', PLACE_BLOCK, size)};",
+            f"{pad}const int64_t end_{name} = {block_end(f'from_{name}', PLACE_BLOCK, size)};",
         ]
         self.local_names[name] = len(self.scopes) - 1
         limits = (f"from_{name}", f"end_{name}")
         self._inner_loops(places, scope, self.kernel.inner, first_range=limits)
+
+    def _weights_of(self, phase: Phase, sums: Phase) -> bool:
+        """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
+        inner = self.kernel.inner
+        if len(inner) != 1 or len(phase.stmts) != 1 or len(sums.stmts) != 1:
+            return False
+        size, (top,), (total,) = inner[0].size, phase.stmts, sums.stmts
+        return (
+            isinstance(top, Accumulate)
+            and isinstance(total, Accumulate)
+            and (top.op, total.op) == ("max", "sum")
+            and VALUE_TYPE[top.dtype] == VALUE_TYPE[total.dtype] == "float"
+            and total.value.op == "exp"
+            and self._never_positive(total.value.args[0])
+            and (not isinstance(size, int) or size >= 2 * WEIGHT_BLOCK)
+        )
+
+    def _weighed_in_blocks(self, phase: Phase, sums: Phase, scope: Scope) -> None:
+        """Each block is read from memory once, for the maximum so far and for the weights below it:
+        memory is not left idle for the length of a row. A higher maximum scales the earlier sum.
+
+        Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+        """
+        (top,), (total,), pad = phase.stmts, sums.stmts, margin(scope.indent)
+        assert isinstance(top, Accumulate) and isinstance(total, Accumulate)
+        var, best, sum_ = self.kernel.inner[0], local(top.name), local(total.name)
+        most, before = f"most_{top.name}", f"before_{top.name}"
+        size, limits = self._size(var.size), ("block", "block_end")
+        block = self._push((), scope.indent + 1)
+        self._inner_loops(phase, block, self.kernel.inner, first_range=limits)
+        body = self._push((var,), block.indent + 1)
+        self._stmts(sums.stmts, body)
+        self._pop(body)
+        self._pop(block)
+        loop = [
+            margin(block.indent) + self._simd([total]) + self._lanes(var),
+            *self._loop(var, body, block.indent, limits),
+        ]
+        scope.lines += [
+            f"{pad}float {most} = -d_inff; double total_{total.name} = 0;",
+            f"{pad}for (int64_t block = 0; block < {size}; block += {WEIGHT_BLOCK}) {{",
+            f"{pad}  const int64_t block_end = {block_end('block', WEIGHT_BLOCK, size)};",
+            *block.lines,
+            f"{pad}  const float {before} = {most};",
+            f"{pad}  {most} = d_maximum({before}, {best});",
+            f"{pad}  {best} = {most} == -d_inff ? 0.0f : {most};",
+            f"{pad}  float {sum_} = 0;", *loop,
+            f"{pad}  total_{total.name} = "
+            f"total_{total.name} * d_exp_weight({before} - {best}) + {sum_};",
+            f"{pad}}}",
+            f"{pad}const float {best} = {most};",
+            f"{pad}const float {sum_} = {most} == -d_inff ? d_nanf : (float)total_{total.name};",
+        ]  # fmt: skip
+        self.local_names[top.name] = self.local_names[total.name] = len(self.scopes) - 1
 
     def _inner_loops(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
@@ -264,7 +279,7 @@ class Rows(Loops):
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
         return [
             f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
-            f"{pad}const int64_t block_end = {_end('block', SUM_BLOCK, high)};",
+            f"{pad}const int64_t block_end = {block_end('block', SUM_BLOCK, high)};",
             *starts,
             *("  " + line for line in pragma),
             *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
@@ -329,10 +344,6 @@ class Rows(Loops):
         for phase in tail:
             self._stmts(phase.stmts, scope)
         return self._outer_loops(kernel.rows, scope.lines, "")
-
-
-def _end(start: str, block: int, size: str) -> str:
-    return f"{start} + {block} < {size} ? {start} + {block} : {size}"
 
 
 def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:

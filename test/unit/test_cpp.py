@@ -50,6 +50,13 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     "column_sum": lambda: (lambda x: x.sum(0), [f32(100, 48)], {}),
     "full_reduction": lambda: (lambda x: (x * x).sum(), [f32(300, 400)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9)], {}),
+    "argmax_long": lambda: (lambda x: x.max(-1), [f32(4, 600)], {}),
+    "cumsum": lambda: (lambda x: x.relu().cumsum(-1) * 2, [f32(4, 300)], {}),
+    "log_softmax_long": lambda: (lambda x: x.log_softmax(-1), [f32(4, 1100)], {}),
+    "rows_by_index": lambda: (
+        lambda x, i, y: x.index_add(0, i, y),
+        [f32(300, 64), torch.zeros(600, dtype=torch.int64), f32(600, 64)], {},
+    ),
     "cat": lambda: (lambda x, y: torch.cat([x, y + 1], 1), [f32(3, 4), f32(3, 5)], {}),
     "transpose": lambda: (lambda x: x.transpose(1, 2).contiguous() * 2, [f32(2, 40, 70)], {}),
     "dropout": lambda: (lambda x: F.dropout(x, 0.25) + 1, [f32(8, 8)], {}),

@@ -266,6 +266,9 @@ template <class T, int N> d_inline void d_turn_square(const T* from, int64_t str
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(N * sizeof(T))));
   V rows[N];
+  // The square below comes next; its lines are too far apart for the processor to foresee.
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) __builtin_prefetch(from + (i + N) * stride);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
   d_exchanges<N, N / 2, V, M>(rows);
@@ -294,6 +297,36 @@ d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t step, int64_t
       d_turn_square<T, N>(from + l * stride + c, stride, to + c * step + l, step);
   for (int64_t l = 0; l < height; ++l)
     for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
+}
+
+// ---- running sums ------------------------------------------------------------------------------
+template <int N, int s, class V, class M, int... j> d_inline V d_moved_up(V x, d_pack<j...>) {
+  return __builtin_shuffle(V{}, x, M{(j < s ? j : N + j - s)...});
+}
+template <int N, int s, class V, class M> d_inline V d_prefix(V x) {
+  if constexpr (s < N)
+    return d_prefix<N, 2 * s, V, M>(x + d_moved_up<N, s, V, M>(x, typename d_range<N>::type()));
+  else
+    return x;
+}
+// x[i] = total + x[0] + ... + x[i], a vector at a time: from one to the next leads a single addition.
+template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
+  constexpr int N = D_VECTOR_BYTES / (int)sizeof(T);
+  typedef T V __attribute__((vector_size(D_VECTOR_BYTES)));
+  typedef typename d_signed<sizeof(T)>::type I;
+  typedef I M __attribute__((vector_size(D_VECTOR_BYTES)));
+  V before = V{} + total;
+  int64_t i = 0;
+  for (; i + N <= n; i += N) {
+    V v;
+    __builtin_memcpy(&v, x + i, sizeof(V));
+    v = d_prefix<N, 1, V, M>(v);
+    const V sum = before + v;
+    __builtin_memcpy(x + i, &sum, sizeof(V));
+    before = before + v[N - 1];
+  }
+  total = before[0];
+  for (; i < n; ++i) x[i] = total = (T)(total + x[i]);
 }
 
 // ---- indices from memory -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dicp.loop.cpp import render
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import Launch, LoopExecutable, Native, WorkspacePool
+from dicp.loop.runtime import LoopExecutable, Native, WorkspacePool
 from dicp.loop.schedule import schedule
 from dicp.target import (
     Artifact,
@@ -140,10 +140,7 @@ class CpuTarget(Target):
             for name, key in units.items() if name != "driver"
         }  # fmt: skip
         run = self._libraries[units["driver"]].dicp_run
-        run.argtypes = [
-            ctypes.POINTER(Launch), ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p),
-            ctypes.POINTER(ctypes.c_int64),
-        ]  # fmt: skip
+        run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
         run.restype = ctypes.c_int64
         program = artifact.program["program"]
         _keep_freed_memory()
