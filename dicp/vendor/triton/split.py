@@ -28,7 +28,7 @@ from dicp.loop.index import (
 from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.torch_private import floor_division
 from dicp.vendor.triton.spelling import start_number
-from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, extent
+from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, WIDEST_ALONG, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 FEW_PROGRAMS = 48
@@ -38,6 +38,10 @@ LEAST_ROW = 8192
 LEAST_COLUMN = 128
 """Rows of a column block that one program sweeps at the least."""
 LEAST_PARTS = 4
+ALONG_PARTS = 512
+"""Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
+ALONG_ROWS = 16
+"""Rows that one of these programs walks at the least."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ def split_reductions(graph: Graph, first: Mapping[Any, int]) -> None:
 
     Sizes that may change count as what they are in the `first` call.
     """
-    cuts = {n: _cut(n, first) for n in graph.nodes if isinstance(n, Compute)}
+    computes = [n for n in graph.nodes if isinstance(n, Compute)]
+    rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
+    cuts = {n: _along(n, rows) or _cut(n, first) for n in computes}
     found = {n: cut for n, cut in cuts.items() if cut is not None}
     private = _private(graph, found) if found else {}
     nodes: list[ir.Node] = []
@@ -94,6 +100,28 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
 def _read_at_many_places(node: ir.Node) -> set[Ref]:
     places = {(x.ref, x.coords) for x in node.loads()} if isinstance(node, Compute) else set()
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
+
+
+def _along(node: Compute, rows: Container[tuple[Any, Any]]) -> Cut | None:
+    """How to split a sum over rows that are themselves reduced: one kernel does both.
+
+    It walks some of the rows in each program, and reads them once.
+    """
+    sums = node.kind == "reduce" and node.op == "sum" and node.out.dtype.is_floating_point
+    if (
+        not sums
+        or len(node.shape) - 1 in node.axes
+        or not all(isinstance(s, int) for s in node.shape)
+    ):
+        return None
+    kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
+    width = math.prod(node.shape[k] for k in kept)  # type: ignore[misc]
+    if (node.shape, kept) not in rows or width > WIDEST_ALONG:
+        return None
+    swept = math.prod(node.shape[k] for k in node.axes)  # type: ignore[misc]
+    wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
+    parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
+    return Cut(-axis, parts) if parts >= FEW_PROGRAMS else None
 
 
 def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:

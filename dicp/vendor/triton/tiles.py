@@ -23,9 +23,14 @@ CROSSING = (32, 32)
 """A tile whose both sides span whole 128-byte lines of 4-byte elements."""
 MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
+WIDEST_ALONG = 4096
+"""Elements of a row whose sums over rows are kept in registers, too."""
 LOOP_BLOCK = 1024
 COLUMNS = 64
 """Columns side by side: one 128-byte line of 2-byte elements."""
+FEW_COLUMNS = 16
+"""Columns side by side where there are few: still whole sectors of 32 bytes."""
+MULTIPROCESSORS = 128
 COLUMN_STEPS = 32
 ROW_ELEMENTS = 2048
 """Elements of one tile of several short rows."""
@@ -85,8 +90,18 @@ def reduction(kernel: Kernel) -> Tile:
     return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
 
 
+def along(rows: Size, inner: Size) -> Tile:
+    """A few whole rows at a time, which one program walks: as many bytes on their way as rows of
+    which each has a program of its own."""
+    width = power_of_two(extent(inner))
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
+    return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
 def _column(columns: int, inner: Size, width: int) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
+    while x > FEW_COLUMNS and columns // x < MULTIPROCESSORS:
+        x //= 2
     persistent = isinstance(inner, int) and width <= COLUMN_STEPS
     r = width if persistent else min(COLUMN_STEPS * COLUMNS // x, width)
     return Tile({"x": x, "r": r}, persistent, 4 if x * r >= 1024 else 1)
