@@ -1,8 +1,9 @@
-"""Kernels that reduce rows and sum over those rows on the way: gradients of norms."""
+"""Sums over many rows or pixels: taken along by kernels that reduce those rows, or split."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
+from dicp.vendor.triton import target
 from dicp.vendor.triton.builder import Workers
 from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.tiling import Tiling
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -60,8 +63,8 @@ def test_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_pa
 
 
 def backward_of(shape: tuple[int, ...], dtype: torch.dtype, name: str = "layer norm") -> Plan:
-    target = record(NORMS[name], *inputs_of(shape, dtype), target=TritonRecorder())
-    *_, program = target.programs
+    recorder = record(NORMS[name], *inputs_of(shape, dtype), target=TritonRecorder())
+    *_, program = recorder.programs
     return Plan(program.plain, program.kernel_texts, 90)
 
 
@@ -104,3 +107,68 @@ def test_it_is_built_with_wide_loads_and_nothing_spilled(arch: int, workers: Wor
     assert "error" not in answer, answer["error"]
     assert "ld.global.v4.b32" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
     assert ".local" not in answer["ptx"]
+
+
+# ---- sums over everything but channels -----------------------------------------------------------
+
+
+def images(dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(64, 16, 8, 8).to(dtype, memory_format=torch.channels_last)
+
+
+def over_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))
+
+
+def test_sums_over_pixels_are_split_by_how_images_lie_in_memory() -> None:
+    (program,) = record(over_pixels, images(), target=TritonRecorder()).programs
+    first, *_ = (s for s in program.plain["steps"] if "kernel" in s)
+    sizes = {name: axis["size"] for name, axis in first["launch"]["axes"].items()}
+    assert sizes["x"] == 32 * 16 and sizes["x"] * sizes["r"] == 64 * 16 * 8 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_over_pixels(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = images(dtype)
+    compiled = torch.compile(over_pixels, backend=Backend("triton", cache_dir=tmp_path))
+    for got, theirs, real in zip(compiled(x), over_pixels(x), over_pixels(x.double()), strict=True):
+        assert_matches(got, theirs, real)
+
+
+# ---- what the compiler makes of it ---------------------------------------------------------------
+
+
+def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[str]:
+    """The code for sm_90 of every kernel."""
+    (program,) = record(fn, *inputs, target=TritonRecorder()).programs
+    jobs = Plan(program.plain, program.kernel_texts, 90).jobs()
+    answers = [workers.compile(job.request(job.blocks())) for job in jobs]
+    assert all("error" not in a for a in answers)
+    return [a["ptx"] for a in answers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
+    dtype: torch.dtype, workers: Workers
+) -> None:
+    def work(x: Tensor, y: Tensor, long: Tensor) -> Any:
+        return F.silu(x) * y, torch.softmax(y, -1), torch.softmax(long, -1), x.sum(0)
+
+    x, y, long = (torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384))
+    found = ptx_of(work, x, y, long, workers=workers)
+    assert len(found) >= 3
+    for ptx in found:
+        loads = re.findall(r"ld\.global[\w.:]*", ptx)
+        assert loads and all(".v4.b32" in load for load in loads), loads
+        assert ".local" not in ptx
+
+
+def test_products_use_the_matrix_units_and_load_ahead(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))
+    a, b = (torch.randn(512, 512).to(torch.bfloat16) for _ in range(2))
+    (ptx,) = ptx_of(lambda a, b: torch.relu(a @ b), a, b, workers=workers)
+    assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "st.global.v4" in ptx

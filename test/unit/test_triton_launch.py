@@ -93,9 +93,9 @@ def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
     short = tiles.reduction(kernel("row", (4096,), (768,)))
     assert short.persistent and short.blocks["r"] == 1024
     long = tiles.reduction(kernel("row", (64,), (50257,)))
-    assert not long.persistent and long.blocks == {"x": 1, "r": 1024}
+    assert not long.persistent and long.blocks == {"x": 1, "r": 2048}
     column = tiles.reduction(kernel("column", (768,), (4096,)))
-    assert not column.persistent and column.blocks == {"x": 64, "r": 32}
+    assert not column.persistent and column.blocks == {"x": 16, "r": 256}
 
 
 def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:

@@ -23,16 +23,17 @@ from dicp.loop.index import (
     Var,
     contiguous_strides,
     domain,
+    flatten,
     variable,
 )
 from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.torch_private import floor_division
 from dicp.vendor.triton.spelling import start_number
-from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, WIDEST_ALONG, extent
+from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, MULTIPROCESSORS, WIDEST_ALONG, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
-FEW_PROGRAMS = 48
-"""Programs that leave most multiprocessors idle."""
+FEW_PROGRAMS = MULTIPROCESSORS
+"""Fewer programs leave multiprocessors idle."""
 LEAST_ROW = 8192
 """Elements of a row that one program sweeps at the least."""
 LEAST_COLUMN = 128
@@ -40,6 +41,7 @@ LEAST_COLUMN = 128
 LEAST_PARTS = 4
 ALONG_PARTS = 512
 """Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
+ALONG_LEAST = 48
 ALONG_ROWS = 16
 """Rows that one of these programs walks at the least."""
 
@@ -121,7 +123,7 @@ def _along(node: Compute, rows: Container[tuple[Any, Any]]) -> Cut | None:
     swept = math.prod(node.shape[k] for k in node.axes)  # type: ignore[misc]
     wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
     parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    return Cut(-axis, parts) if parts >= FEW_PROGRAMS else None
+    return Cut(-axis, parts) if parts >= ALONG_LEAST else None
 
 
 def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
@@ -131,7 +133,7 @@ def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     shape = [_now(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
     swept = math.prod(shape[k] for k in node.axes)
-    column = (len(shape) - 1) not in node.axes
+    column = _is_column(node)
     programs = -(-results // COLUMNS) if column else results
     if not 0 < programs < FEW_PROGRAMS:
         return None
@@ -142,6 +144,17 @@ def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     size, axis = max((shape[k], -k) for k in node.axes)
     parts = min(wanted, size)
     return Cut(-axis, parts) if parts >= LEAST_PARTS else None
+
+
+def _is_column(node: Compute) -> bool:
+    """Whether what lies side by side in memory are results and not what is reduced."""
+    votes = 0
+    for item in node.loads():
+        index = flatten(item.coords, item.ref.strides)
+        for var in index.variables():
+            if index.coefficient(var) == 1:
+                votes += -1 if var.position in node.axes else 1
+    return votes > 0 if votes else len(node.shape) - 1 not in node.axes
 
 
 def _now(size: Size, first: Mapping[Any, int]) -> int:

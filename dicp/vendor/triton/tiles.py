@@ -25,13 +25,16 @@ MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
 WIDEST_ALONG = 4096
 """Elements of a row whose sums over rows are kept in registers, too."""
-LOOP_BLOCK = 1024
+LOOP_BLOCK = 2048
+"""Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
 COLUMNS = 64
 """Columns side by side: one 128-byte line of 2-byte elements."""
 FEW_COLUMNS = 16
 """Columns side by side where there are few: still whole sectors of 32 bytes."""
 MULTIPROCESSORS = 128
 COLUMN_STEPS = 32
+COLUMN_ELEMENTS = 4096
+"""Elements of a tile of columns: what a program must have on its way at a time."""
 ROW_ELEMENTS = 2048
 """Elements of one tile of several short rows."""
 
@@ -83,7 +86,7 @@ def reduction(kernel: Kernel) -> Tile:
     if not persistent:
         block = min(LOOP_BLOCK, width)
         x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
-        return Tile({"x": x, "r": block}, False, 8 if block >= 1024 else 4)
+        return Tile({"x": x, "r": block}, False, 8 if block >= LOOP_BLOCK else 4)
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
     while x > 1 and rows // x < ENOUGH_PROGRAMS:
         x //= 2
@@ -100,11 +103,11 @@ def along(rows: Size, inner: Size) -> Tile:
 
 def _column(columns: int, inner: Size, width: int) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
-    while x > FEW_COLUMNS and columns // x < MULTIPROCESSORS:
+    while x > FEW_COLUMNS and columns // x < ENOUGH_PROGRAMS:
         x //= 2
     persistent = isinstance(inner, int) and width <= COLUMN_STEPS
-    r = width if persistent else min(COLUMN_STEPS * COLUMNS // x, width)
-    return Tile({"x": x, "r": r}, persistent, 4 if x * r >= 1024 else 1)
+    r = width if persistent else min(COLUMN_ELEMENTS // x, width)
+    return Tile({"x": x, "r": r}, persistent, max(1, min(8, x * r // 512)))
 
 
 def _most_in_registers(kernel: Kernel) -> int:
