@@ -73,7 +73,7 @@ def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
     """Results that must reach memory: read by another group, by a call, or returned."""
     home = {n.out: g for g in groups for n in g.computes()}
     stored = {n.out for n in graph.nodes if isinstance(n, Compute) and n.realize}
-    stored |= {r.root for r in ir._refs(graph.outputs)}
+    stored |= {r.root for r in ir.refs_in(graph.outputs)}
     for group in groups:
         for node in group.nodes:
             for ref in node.reads():

@@ -78,7 +78,7 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
 
     Nobody reads one of them at two places, or what it is made of would be computed for each.
     """
-    known = {r.root for r in ir._refs(graph.outputs)}
+    known = {r.root for r in ir.refs_in(graph.outputs)}
     written: set[Ref] = set()
     for node in graph.nodes:
         if isinstance(node, Compute) and node.out.base is not None:
