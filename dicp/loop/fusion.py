@@ -28,9 +28,9 @@ class Across:
 
     widest: int = MAX_ACROSS
     """Elements of a row at most: accumulators that must be kept."""
-    parts: bool = False
-    """Whether it is sums over some of the rows' loops, for every point of the others, in the place
-    of sums over all of them."""
+    parts: int = 0
+    """0: sums over all rows. Else sums over some of the rows' loops, where the others have at least
+    so many points."""
 
 
 @dataclass(eq=False)
@@ -341,6 +341,9 @@ def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
     assert first.axes is not None and second.axes is not None
     own = frozenset(first.row_axes)
     if not (second.axes < own if allowed.parts else second.axes == own):
+        return None
+    kept = product(first.dims[k] for k in own - second.axes)
+    if allowed.parts and not (isinstance(kept, int) and kept >= allowed.parts):
         return None
     if first.across and first.swept != second.axes:
         return None

@@ -90,6 +90,16 @@ def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
     assert not walkers(backward_of((1024, 8192), torch.float32))
 
 
+def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
+    def work(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.softmax(x, -1), x.sum(1)
+
+    for batch, joined in ((2, 0), (64, 1)):
+        x = torch.randn(batch, 100, 32)
+        (program,) = record(work, x, target=TritonRecorder()).programs
+        assert len(walkers(Plan(program.plain, program.kernel_texts, 90))) == joined
+
+
 @pytest.fixture
 def workers() -> Iterator[Workers]:
     found = Workers()

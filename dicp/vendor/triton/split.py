@@ -42,6 +42,7 @@ LEAST_PARTS = 4
 ALONG_PARTS = 512
 """Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
 ALONG_LEAST = 48
+"""With fewer of these the rows are better reduced by a program each, and summed up afterwards."""
 ALONG_ROWS = 16
 """Rows that one of these programs walks at the least."""
 

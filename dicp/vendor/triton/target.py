@@ -52,13 +52,13 @@ from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
 from dicp.vendor.triton.render import TritonKernel, render
 from dicp.vendor.triton.scalars import scalars_to_device
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.split import split_reductions
+from dicp.vendor.triton.split import ALONG_LEAST, split_reductions
 from dicp.vendor.triton.tiles import WIDEST_ALONG
 from dicp.vendor.triton.tiling import Tiling
 
 FOLDER = Path(__file__).parent
 DTYPES = frozenset(ELEMENT)
-ALONG = Across(widest=WIDEST_ALONG, parts=True)
+ALONG = Across(widest=WIDEST_ALONG, parts=ALONG_LEAST)
 """Sums over rows in parts: each program keeps those over the rows that it walks."""
 
 
