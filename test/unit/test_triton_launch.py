@@ -467,6 +467,9 @@ def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> No
     program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
     names = [s.get("call", "kernel") for s in program.plain["steps"]]
     assert names.count("aten::_to_copy.") == 2  # of the count, and of what the host adds to it
+    copies = [s for s in program.plain["steps"] if s.get("call") == "aten::_to_copy."]
+    waits = sorted(not s["kwargs"]["non_blocking"] for s in copies)
+    assert waits == [False, True]  # only for the number that the caller may change
     eager = {n.op for n in program.nodes if n.decision == "eager"}
     assert eager == {"aten._to_copy.default", "aten.add.Tensor"}  # what the host itself adds
     assert {n.op for n in program.nodes if n.decision == "compiled"} >= {
