@@ -163,12 +163,13 @@ def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[st
 def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
     dtype: torch.dtype, workers: Workers
 ) -> None:
-    def work(x: Tensor, y: Tensor, long: Tensor) -> Any:
-        return F.silu(x) * y, torch.softmax(y, -1), torch.softmax(long, -1), x.sum(0)
+    def work(x: Tensor, y: Tensor, long: Tensor, turned: Tensor) -> Any:
+        rows = torch.softmax(y, -1), torch.softmax(long, -1)
+        return F.silu(x) * y, *rows, x.sum(0), turned.t().contiguous()
 
-    x, y, long = (torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384))
-    found = ptx_of(work, x, y, long, workers=workers)
-    assert len(found) >= 3
+    inputs = [torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384, 2048)]
+    found = ptx_of(work, *inputs, workers=workers)
+    assert len(found) >= 4
     for ptx in found:
         loads = re.findall(r"ld\.global[\w.:]*", ptx)
         assert loads and all(".v4.b32" in load for load in loads), loads

@@ -98,6 +98,12 @@ def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
     assert not column.persistent and column.blocks == {"x": 16, "r": 256}
 
 
+def test_what_is_turned_around_spans_whole_lines_both_ways() -> None:
+    assert tiles.crossing(4096, 4096, 4).blocks == {"y": 32, "x": 32}
+    assert tiles.crossing(4096, 4096, 2).blocks == {"y": 64, "x": 64}
+    assert tiles.crossing(8, 4096, 8).blocks == {"y": 8, "x": 32}
+
+
 def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:
     launch = {"grid": ["x"], "axes": {"x": {"size": 4096, "block": 128, "masked": False}}}
     blocks, programs = simulated_blocks(launch, {})

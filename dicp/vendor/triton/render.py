@@ -69,7 +69,7 @@ def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
     """Two axes, so that reads along one and writes along the other both span whole lines."""
     last = kernel.rows[-1]
     outer = (*(v for v in kernel.rows[:-1] if v is not cross), cross)
-    tile = tiles.crossing(cross.size, last.size)
+    tile = tiles.crossing(cross.size, last.size, min(r.dtype.itemsize for r in _touched(kernel)))
     axes = [Axis("y", outer, tile.blocks["y"], 0), Axis("x", (last,), tile.blocks["x"], 1)]
     return _finish(_Pointwise(kernel, axes, False), tile)
 
@@ -101,6 +101,13 @@ def _finish(writer: _Writer, tile: Tile) -> TritonKernel:
         name, body, tuple(writer.args), tuple(writer.sizes), writer.kernel, tuple(writer.sites),
         {"launch": launch},
     )  # fmt: skip
+
+
+def _touched(kernel: Kernel) -> list[Ref]:
+    """What the kernel reads and writes."""
+    seen: set[int] = set()
+    reads = [e.attr.ref for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"]
+    return reads + [s.ref for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
 
 
 def _crossing_loop(kernel: Kernel) -> Var | None:

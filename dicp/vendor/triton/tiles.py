@@ -19,8 +19,10 @@ GUESS = 4096
 POINTWISE_BLOCK = 1024
 ENOUGH_PROGRAMS = 512
 """Programs that keep every multiprocessor busy."""
-CROSSING = (32, 32)
-"""A tile whose both sides span whole 128-byte lines of 4-byte elements."""
+LINE = 128
+"""Bytes of a line of the cache, which both sides of a tile span that is turned around."""
+CROSSING = (32, 64)
+"""The shortest and the longest of such sides."""
 MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
 WIDEST_ALONG = 4096
@@ -69,11 +71,12 @@ def pointwise(kernel: Kernel) -> Tile:
     return Tile({"x": block}, False, max(1, min(4, block // 256)))
 
 
-def crossing(outer: Size, last: Size) -> Tile:
-    """Two axes, each contiguous for some tensor."""
-    y = min(CROSSING[0], power_of_two(extent(outer)))
-    x = min(CROSSING[1], power_of_two(extent(last)))
-    return Tile({"y": y, "x": x}, False, 4 if x * y >= 1024 else 1)
+def crossing(outer: Size, last: Size, width: int) -> Tile:
+    """Two axes, each contiguous for some tensor of elements of at least `width` bytes."""
+    side = min(max(LINE // width, CROSSING[0]), CROSSING[1])
+    y = min(side, power_of_two(extent(outer)))
+    x = min(side, power_of_two(extent(last)))
+    return Tile({"y": y, "x": x}, False, min(8, 4 * (x * y // 1024)) or 1)
 
 
 def reduction(kernel: Kernel) -> Tile:
