@@ -132,7 +132,7 @@ def try_features(state: Run) -> None:
 
 def time_kernels(state: Run) -> None:
     arguments = _arguments(state, 0.15)
-    for item, result, trouble in state.items("benchmarks.gpu_steps:kernel", KERNELS, arguments, 60):
+    for item, result, trouble in state.items("benchmarks.gpu_steps:kernel", KERNELS, arguments, 90):
         row = Row(item, {"section": "kernels", "unit": "µs"})
         if trouble:
             row.failures = dict.fromkeys(state.contestants, trouble)

@@ -22,6 +22,17 @@ MIN_ACROSS = 32
 """Rows from which on a sum over them is taken along."""
 
 
+@dataclass(frozen=True)
+class Across:
+    """Which sums over rows the kernels that reduce those rows can take along."""
+
+    widest: int = MAX_ACROSS
+    """Elements of a row at most: accumulators that must be kept."""
+    parts: int = 0
+    """0: sums over all rows. Else sums over some of the rows' loops, where the others have at least
+    so many points."""
+
+
 @dataclass(eq=False)
 class Group:
     """Nodes that become one kernel (or one call)."""
@@ -32,7 +43,9 @@ class Group:
     coords: dict[Compute, tuple[Index, ...]] = field(default_factory=dict)
     rows_only: set[Compute] = field(default_factory=set)
     across: frozenset[Compute] = frozenset()
-    """Sums over the axes that are not reduced: an accumulator for every point of a row."""
+    """Sums over axes that are not reduced: an accumulator for every point of a row."""
+    swept: frozenset[int] = frozenset()
+    """The axes that the sums across are over."""
     depends: set[Group] = field(default_factory=set)
     order: int = 0
 
@@ -60,10 +73,10 @@ def single(node: Node, order: int) -> Group:
     return Group([node], dims, axes or None, {node: coords}, order=order)
 
 
-def fuse(graph: Graph, enabled: bool = True, across: bool = False) -> list[Group]:
+def fuse(graph: Graph, enabled: bool = True, across: Across | None = None) -> list[Group]:
     """Groups in an order that respects every dependency.
 
-    `across` tells whether kernels that reduce rows can also sum over all rows.
+    `across` tells which sums over rows kernels that reduce rows can take along, if any.
     """
     groups: dict[Node, Group] = {}
     for order, node in enumerate(graph.nodes):
@@ -74,8 +87,8 @@ def fuse(graph: Graph, enabled: bool = True, across: bool = False) -> list[Group
     if enabled:
         fuser = _Fuser(graph, groups, producers)
         fuser.run()
-        if across:
-            fuser.sums_across()
+        if across is not None:
+            fuser.sums_across(across)
     unique = list(dict.fromkeys(groups[n] for n in graph.nodes))
     return _sorted(unique)
 
@@ -151,7 +164,7 @@ class _Fuser:
                     readers.setdefault(ref, []).append(node)
         return readers
 
-    def sums_across(self) -> None:
+    def sums_across(self, allowed: Across) -> None:
         """Sums over rows join the kernel that computes or reads those rows."""
         readers = self._readers()
         for node in self.graph.nodes:
@@ -161,7 +174,9 @@ class _Fuser:
             near += [n for r in node.reads() for n in readers[r]]
             for other in dict.fromkeys(self.groups[n] for n in near):
                 mine = self.groups[node]
-                if other is not mine and self._admit(other, mine, join_across(other, mine)):
+                if other is mine:
+                    continue
+                if self._admit(other, mine, join_across(other, mine, allowed)):
                     break
 
     def _horizontally(self) -> None:
@@ -294,10 +309,11 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
             k for k, p in enumerate(pieces) if p[side] in (group.axes or ())
         )
         mapping = _recombine(group.dims, entries)
+        swept = frozenset(k for k, p in enumerate(pieces) if p[side] in group.swept)
         moved.append(
             Group(
                 group.nodes, dims, axes, _moved(group, mapping), group.rows_only,
-                across=group.across,
+                across=group.across, swept=swept,
             )
         )  # fmt: skip
     return moved[0], moved[1]
@@ -314,7 +330,7 @@ def _only_sums(group: Group) -> bool:
     )
 
 
-def join_across(rows: Group, sums: Group) -> Group | None:
+def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
     """`rows`, which reduces its rows, with the sums over those rows."""
     if rows.is_call or rows.axes is None or any(n.kind == "scan" for n in rows.computes()):
         return None
@@ -323,17 +339,23 @@ def join_across(rows: Group, sums: Group) -> Group | None:
         return None
     first, second = refined
     assert first.axes is not None and second.axes is not None
-    if second.axes != frozenset(first.row_axes):
+    own = frozenset(first.row_axes)
+    if not (second.axes < own if allowed.parts else second.axes == own):
+        return None
+    kept = product(first.dims[k] for k in own - second.axes)
+    if allowed.parts and not (isinstance(kept, int) and kept >= allowed.parts):
+        return None
+    if first.across and first.swept != second.axes:
         return None
     width = product(first.dims[k] for k in first.axes)
     count = product(first.dims[k] for k in first.row_axes)
-    if not isinstance(width, int) or width > MAX_ACROSS:
+    if not isinstance(width, int) or width > allowed.widest:
         return None
     if isinstance(count, int) and count < MIN_ACROSS:
         return None
     group = _union(first, second, first.dims, first.axes)
     reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
-    group.across = first.across | reduces
+    group.across, group.swept = first.across | reduces, second.axes
     complete = {n.out for n in group.across}  # once the last row has passed
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
         return None

@@ -142,7 +142,7 @@ def _squeezed(shape: tuple[Size, ...]) -> list[Size]:
 def remove_dead(graph: Graph) -> None:
     """Drop computes nobody reads."""
     alive: set[int] = set()
-    needed: set[Ref] = {r.root for r in ir._refs(graph.outputs)}
+    needed: set[Ref] = {r.root for r in ir.refs_in(graph.outputs)}
     kept = []
     for node in reversed(graph.nodes):
         if isinstance(node, Compute):

@@ -333,18 +333,19 @@ class Call:
     origins: tuple[Origin, ...] = ()
 
     def reads(self) -> list[Ref]:
-        return list(_refs((self.args, self.kwargs)))
+        return list(refs_in((self.args, self.kwargs)))
 
 
-def _refs(value: Any) -> Iterator[Ref]:
+def refs_in(value: Any) -> Iterator[Ref]:
+    """The buffers in arguments or outputs, however deeply nested."""
     if isinstance(value, Ref):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _refs(item)
+            yield from refs_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _refs(item)
+            yield from refs_in(item)
 
 
 Node = Compute | Call

@@ -18,7 +18,8 @@ from dicp.origin import Origin
 class Store:
     """`ref[index] = value`, or combined into it by `op` ("sum", "max", ...).
 
-    In a row kernel `op` is "sum" and means the sum over all rows, from zero.
+    In a row kernel `op` is "sum" and means the sum, from zero, over the rows' loops that the index
+    does not vary along.
     """
 
     ref: Ref

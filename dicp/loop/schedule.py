@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dicp.loop import ir
-from dicp.loop.fusion import Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.fusion import Across, Group, fuse, is_column, mapping_of, place_of, stages
 from dicp.loop.index import (
     ZERO,
     FloorDiv,
@@ -53,8 +53,8 @@ class Schedule:
     steps: list[Step]
 
 
-def schedule(graph: Graph, fuse_kernels: bool = True, across: bool = False) -> Schedule:
-    """`across`: whether kernels that reduce rows can also sum over all rows."""
+def schedule(graph: Graph, fuse_kernels: bool = True, across: Across | None = None) -> Schedule:
+    """`across`: which sums over rows kernels that reduce rows can take along, if any."""
     inline(graph)
     groups = fuse(graph, fuse_kernels, across)
     read_from_memory = _stored_refs(graph, groups)
@@ -73,7 +73,7 @@ def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
     """Results that must reach memory: read by another group, by a call, or returned."""
     home = {n.out: g for g in groups for n in g.computes()}
     stored = {n.out for n in graph.nodes if isinstance(n, Compute) and n.realize}
-    stored |= {r.root for r in ir._refs(graph.outputs)}
+    stored |= {r.root for r in ir.refs_in(graph.outputs)}
     for group in groups:
         for node in group.nodes:
             for ref in node.reads():

@@ -107,6 +107,22 @@ def test_a_mask_goes_along_in_the_type_of_the_heads(monkeypatch: pytest.MonkeyPa
     assert call.args[3].meta["val"].dtype == torch.bfloat16
 
 
+def hides_later_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    keep = torch.ones(64, 64, dtype=torch.bool, device=q.device).tril()
+    mask = torch.where(keep, 0.0, float("-inf")).to(q.dtype)
+    return with_mask(q, k, v, mask)
+
+
+def test_a_causal_mask_made_on_the_gpu_is_seen_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = traced(hides_later_keys, *HEADS, dtype=torch.bfloat16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", flash)
+    targets = fused(gm)
+    assert FLASH in targets and aten.bmm.default not in targets
+    (call,) = gm.graph.find_nodes(op="call_function", target=FLASH)
+    assert call.args[4] is True
+    assert aten.where.self not in targets  # neither the mask nor what it would hide
+
+
 def test_without_a_fused_operator_the_graph_stays() -> None:
     gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
     assert fused(gm).count(aten.bmm.default) == 2  # nobody is here to say that flash would do

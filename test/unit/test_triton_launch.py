@@ -93,9 +93,15 @@ def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
     short = tiles.reduction(kernel("row", (4096,), (768,)))
     assert short.persistent and short.blocks["r"] == 1024
     long = tiles.reduction(kernel("row", (64,), (50257,)))
-    assert not long.persistent and long.blocks == {"x": 1, "r": 1024}
+    assert not long.persistent and long.blocks == {"x": 1, "r": 2048}
     column = tiles.reduction(kernel("column", (768,), (4096,)))
-    assert not column.persistent and column.blocks == {"x": 64, "r": 32}
+    assert not column.persistent and column.blocks == {"x": 16, "r": 256}
+
+
+def test_what_is_turned_around_spans_whole_lines_both_ways() -> None:
+    assert tiles.crossing(4096, 4096, 4).blocks == {"y": 32, "x": 32}
+    assert tiles.crossing(4096, 4096, 2).blocks == {"y": 64, "x": 64}
+    assert tiles.crossing(8, 4096, 8).blocks == {"y": 8, "x": 32}
 
 
 def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:
@@ -467,6 +473,9 @@ def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> No
     program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
     names = [s.get("call", "kernel") for s in program.plain["steps"]]
     assert names.count("aten::_to_copy.") == 2  # of the count, and of what the host adds to it
+    copies = [s for s in program.plain["steps"] if s.get("call") == "aten::_to_copy."]
+    waits = sorted(not s["kwargs"]["non_blocking"] for s in copies)
+    assert waits == [False, True]  # only for the number that the caller may change
     eager = {n.op for n in program.nodes if n.decision == "eager"}
     assert eager == {"aten._to_copy.default", "aten.add.Tensor"}  # what the host itself adds
     assert {n.op for n in program.nodes if n.decision == "compiled"} >= {

@@ -89,20 +89,26 @@ def _classify(value: torch.Tensor) -> str:
 
 
 def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
-    """The value of a node that depends on no input, or None."""
+    """The value of a node that depends on no input, computed on the host, or None."""
     if node in known:
         return known[node]
     known[node] = None
     value = value_of(node)
     if node.op != "call_function" or not is_pure(node.target):
         return None
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 and value.device.type != "cpu":
+    if not isinstance(value, torch.Tensor):
         return None
     if not all(isinstance(size, int) for size in value.shape) or value.numel() > _CONSTANT_LIMIT:
         return None
     inputs = {source: _constant(source, known) for source in node.all_input_nodes}
     if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
         return None
-    args = fx.node.map_arg(node.args, inputs.__getitem__)
-    known[node] = node.target(*args, **fx.node.map_arg(node.kwargs, inputs.__getitem__))
+
+    def on_host(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        return inputs[leaf] if isinstance(leaf, fx.Node) else leaf
+
+    args, kwargs = (fx.node.map_aggregate(x, on_host) for x in (node.args, dict(node.kwargs)))
+    known[node] = node.target(*args, **kwargs)
     return known[node]

@@ -12,6 +12,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.cpp import render
+from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder
@@ -102,7 +103,7 @@ class CpuTarget(Target):
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
-        plan = schedule(graph, context.config.fuse, across=True)
+        plan = schedule(graph, context.config.fuse, across=Across())
         rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
 

@@ -433,6 +433,11 @@ def sum(x):
 
 
 @triton.jit
+def sum_across(x):
+    return tl.sum(x, 0, keep_dims=True)
+
+
+@triton.jit
 def prod(x):
     return tl.reduce(x, 1, _multiply, keep_dims=True)
 

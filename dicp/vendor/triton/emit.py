@@ -69,7 +69,8 @@ class Emitter:
         self.kernel = kernel
         self.axes = {a.name: a for a in axes}
         self.looped = looped
-        """Whether the axis "r" is walked in a loop inside the kernel."""
+        """Whether the axis `walked` is walked in a loop inside the kernel."""
+        self.walked = "r"
         self.axis_of = {v: a.name for a in axes for v in a.loops}
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
@@ -122,7 +123,7 @@ class Emitter:
         return name
 
     def depth_of(self, axes: frozenset[str]) -> int:
-        return len(self.scopes) - 1 if self.looped and "r" in axes else 0
+        return len(self.scopes) - 1 if self.looped and self.walked in axes else 0
 
     def known(self, key: object) -> str | None:
         for scope in self.scopes:
@@ -252,7 +253,7 @@ class Emitter:
         axes = have | self.shape_of.get(guard, EVERYWHERE)
         mask = self.mask(axes, guard)
         place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
-        hint = self.hint(item.ref) if self.looped and "r" in axes else ""
+        hint = self.hint(item.ref) if self.looped and self.walked in axes else ""
         text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
         if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
             text += ".to(tl.float32)"

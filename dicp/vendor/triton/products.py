@@ -101,7 +101,7 @@ def place_products(
 ) -> list[Step | Chosen]:
     """The steps, with every product that is chosen in the place of its call or of what follows."""
     placed: list[Step | Chosen | None] = list(steps)
-    returned = {r.root for r in ir._refs(outputs)}
+    returned = {r.root for r in ir.refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
         call = steps[at]
         if not isinstance(call, Call) or call.op not in FORMS:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import Index, Size, Var
+from dicp.loop.index import Index, Size, Var, product
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Store
 from dicp.plain import encode_size
 from dicp.vendor.triton import tiles
-from dicp.vendor.triton.emit import Axis, Emitter, Scope
+from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter, Scope
 from dicp.vendor.triton.spelling import COMBINE, ELEMENT, VALUE_TYPE, start_value
 from dicp.vendor.triton.tiles import Tile
 
@@ -38,6 +38,9 @@ class TritonKernel:
 
 
 def render(kernel: Kernel) -> TritonKernel:
+    along = [s for p in kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
+    if kernel.kind == "row" and along:
+        return _walked(kernel, along)
     if kernel.kind in ("row", "column"):
         tile = tiles.reduction(kernel)
         inner = Axis("r", kernel.inner, tile.blocks["r"], 1)
@@ -52,27 +55,42 @@ def render(kernel: Kernel) -> TritonKernel:
     return _finish(_Pointwise(kernel, [Axis("x", kernel.rows, tile.blocks["x"], 0)], False), tile)
 
 
+def _walked(kernel: Kernel, along: Sequence[Store]) -> TritonKernel:
+    """One program for every point of the loops that the sums across keep; it walks the others."""
+    kept = set().union(*(s.index.variables() for s in along))
+    parts = tuple(v for v in kernel.rows if v in kept)
+    rows = tuple(v for v in kernel.rows if v not in kept)
+    tile = tiles.along(product(v.size for v in rows), product(v.size for v in kernel.inner))
+    axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.inner, tile.blocks["r"], 1)]
+    return _finish(_Walked(kernel, axes, parts), tile)
+
+
 def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
     """Two axes, so that reads along one and writes along the other both span whole lines."""
     last = kernel.rows[-1]
     outer = (*(v for v in kernel.rows[:-1] if v is not cross), cross)
-    tile = tiles.crossing(cross.size, last.size)
+    tile = tiles.crossing(cross.size, last.size, min(r.dtype.itemsize for r in _touched(kernel)))
     axes = [Axis("y", outer, tile.blocks["y"], 0), Axis("x", (last,), tile.blocks["x"], 1)]
     return _finish(_Pointwise(kernel, axes, False), tile)
 
 
 def _finish(writer: _Writer, tile: Tile) -> TritonKernel:
     writer.write()
-    grid = [a for a in writer.by_dim() if a.name != "r"]
+    found = {
+        a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
+        for a in writer.by_dim()
+    }
+    grid = [a for a in found if a != "r"]
+    if isinstance(writer, _Walked):
+        size = encode_size(product(v.size for v in writer.parts))
+        found = {"p": {"size": size, "block": 1, "masked": False, "fixed": True}, **found}
+        grid = ["p"]
     names = [*writer.args.values(), *writer.sizes.values()]
-    names += ["INDEX: tl.constexpr", *(f"{a.block_name}: tl.constexpr" for a in writer.by_dim())]
+    names += ["INDEX: tl.constexpr", *(f"{name.upper()}BLOCK: tl.constexpr" for name in found)]
     body = "\n".join([f"({', '.join(names)}):", *writer.scopes[0].lines])
     launch = {
-        "grid": [a.name for a in grid],
-        "axes": {
-            a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
-            for a in writer.by_dim()
-        },
+        "grid": grid,
+        "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
         "checks": any(kind == "check_index" for kind, _ in writer.sites),
@@ -83,6 +101,13 @@ def _finish(writer: _Writer, tile: Tile) -> TritonKernel:
         name, body, tuple(writer.args), tuple(writer.sizes), writer.kernel, tuple(writer.sites),
         {"launch": launch},
     )  # fmt: skip
+
+
+def _touched(kernel: Kernel) -> list[Ref]:
+    """What the kernel reads and writes."""
+    seen: set[int] = set()
+    reads = [e.attr.ref for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"]
+    return reads + [s.ref for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
 
 
 def _crossing_loop(kernel: Kernel) -> Var | None:
@@ -128,7 +153,7 @@ class _Writer(Emitter):
 
     def _axis_index(self, axis: Axis, start: str) -> None:
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
-        if axis.name == "r":
+        if axis.name in ("r", self.walked):
             places = f"({start} + {places}).to(INDEX)" if start else f"{places}.to(INDEX)"
         else:
             places = f"{start} + {places}"
@@ -364,6 +389,62 @@ class _Reduction(_Writer):
             self._define(stmt.name, f"d.first_of({kept}, {best}, p_{stmt.name})", ROWS)
         else:
             self._define(stmt.name, _narrow(f"d.{stmt.op}({kept})", stmt), ROWS)
+
+
+class _Walked(_Reduction):
+    """Rows reduced one after the other in one program, which also sums over them."""
+
+    def __init__(self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...]) -> None:
+        super().__init__(kernel, axes, looped=True)
+        self.parts = parts
+        self.walked = "x"
+        self._sums: dict[str, Store] = {}
+
+    def variable(self, var: Var) -> str:
+        if var in self.parts:
+            return self.digit("pid", self.parts, var, EVERYWHERE)
+        return super().variable(var)
+
+    def hint(self, ref: Ref) -> str:
+        return ""
+
+    def write(self) -> None:
+        self._stored, self._later = set(), set()
+        self.line("pid = tl.program_id(0).to(INDEX)")
+        self._axis_index(self.axes["r"], "")
+        along = [s for p in self.kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
+        for k, stmt in enumerate(along):
+            self._sums[f"t_{k}"] = stmt
+            zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
+            self.line(f"t_{k} = {zero}")
+        axis = self.axes["x"]
+        self.scopes.append(Scope(2))
+        self._axis_index(axis, "start")
+        for phase in self.kernel.phases:
+            self._wait_for_stores(phase)
+            if phase.level == "row":
+                self._row(phase)
+            else:
+                self._block(phase)
+            self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store) and not s.op}
+        body = self.scopes.pop()
+        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
+        self.scopes[0].lines += body.lines
+        for name, stmt in self._sums.items():
+            index, mask = self.index(stmt.index), self.mask("r")
+            tail = f", {mask}" if mask else ""
+            place = f"{self.arg(stmt.ref)} + ({index})"
+            self.line(f"tl.store({place}, d.sum_across({name}){tail})")
+
+    def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
+        for name, stmt in self._sums.items():
+            if id(stmt) in values:
+                have = self.axes_in(stmt.value)
+                tile = self.spread(values[id(stmt)], have, frozenset("xr"))
+                mask = self.mask("xr")
+                self.line(f"{name} += {f'tl.where({mask}, {tile}, 0.0)' if mask else tile}")
+        rest = tuple(s for s in phase.stmts if not (isinstance(s, Store) and s.op))
+        super().stores(Phase(phase.level, rest), values, level)
 
 
 def _compared(stmt: Accumulate | Running) -> torch.dtype:

@@ -40,7 +40,10 @@ def _is_host_scalar(value: Any) -> bool:
 def _copied(graph: fx.Graph, source: fx.Node, reader: fx.Node, device: torch.device) -> fx.Node:
     """A copy of `source` on the device, in front of its first reader and with that one's line."""
     with graph.inserting_before(reader):
-        copy = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"device": device})
+        # What the graph itself made cannot change under a copy that nobody waits for; the
+        # caller's number could.
+        options = {"device": device, "non_blocking": source.op != "placeholder"}
+        copy = graph.call_function(torch.ops.aten._to_copy.default, (source,), options)
     value = source.meta["val"]
     copy.meta = {k: v for k, v in reader.meta.items() if k != "val"}
     with value.fake_mode:

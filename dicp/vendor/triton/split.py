@@ -23,21 +23,28 @@ from dicp.loop.index import (
     Var,
     contiguous_strides,
     domain,
+    flatten,
     variable,
 )
 from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.torch_private import floor_division
 from dicp.vendor.triton.spelling import start_number
-from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, extent
+from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, MULTIPROCESSORS, WIDEST_ALONG, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
-FEW_PROGRAMS = 48
-"""Programs that leave most multiprocessors idle."""
+FEW_PROGRAMS = MULTIPROCESSORS
+"""Fewer programs leave multiprocessors idle."""
 LEAST_ROW = 8192
 """Elements of a row that one program sweeps at the least."""
 LEAST_COLUMN = 128
 """Rows of a column block that one program sweeps at the least."""
 LEAST_PARTS = 4
+ALONG_PARTS = 512
+"""Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
+ALONG_LEAST = 48
+"""With fewer of these the rows are better reduced by a program each, and summed up afterwards."""
+ALONG_ROWS = 16
+"""Rows that one of these programs walks at the least."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,9 @@ def split_reductions(graph: Graph, first: Mapping[Any, int]) -> None:
 
     Sizes that may change count as what they are in the `first` call.
     """
-    cuts = {n: _cut(n, first) for n in graph.nodes if isinstance(n, Compute)}
+    computes = [n for n in graph.nodes if isinstance(n, Compute)]
+    rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
+    cuts = {n: _along(n, rows) or _cut(n, first) for n in computes}
     found = {n: cut for n, cut in cuts.items() if cut is not None}
     private = _private(graph, found) if found else {}
     nodes: list[ir.Node] = []
@@ -70,7 +79,7 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
 
     Nobody reads one of them at two places, or what it is made of would be computed for each.
     """
-    known = {r.root for r in ir._refs(graph.outputs)}
+    known = {r.root for r in ir.refs_in(graph.outputs)}
     written: set[Ref] = set()
     for node in graph.nodes:
         if isinstance(node, Compute) and node.out.base is not None:
@@ -96,6 +105,28 @@ def _read_at_many_places(node: ir.Node) -> set[Ref]:
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
 
 
+def _along(node: Compute, rows: Container[tuple[Any, Any]]) -> Cut | None:
+    """How to split a sum over rows that are themselves reduced: one kernel does both.
+
+    It walks some of the rows in each program, and reads them once.
+    """
+    sums = node.kind == "reduce" and node.op == "sum" and node.out.dtype.is_floating_point
+    if (
+        not sums
+        or len(node.shape) - 1 in node.axes
+        or not all(isinstance(s, int) for s in node.shape)
+    ):
+        return None
+    kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
+    width = math.prod(node.shape[k] for k in kept)  # type: ignore[misc]
+    if (node.shape, kept) not in rows or width > WIDEST_ALONG:
+        return None
+    swept = math.prod(node.shape[k] for k in node.axes)  # type: ignore[misc]
+    wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
+    parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
+    return Cut(-axis, parts) if parts >= ALONG_LEAST else None
+
+
 def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     """How to split a reduction, if it is worth it."""
     if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
@@ -103,7 +134,7 @@ def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     shape = [_now(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
     swept = math.prod(shape[k] for k in node.axes)
-    column = (len(shape) - 1) not in node.axes
+    column = _is_column(node)
     programs = -(-results // COLUMNS) if column else results
     if not 0 < programs < FEW_PROGRAMS:
         return None
@@ -114,6 +145,17 @@ def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     size, axis = max((shape[k], -k) for k in node.axes)
     parts = min(wanted, size)
     return Cut(-axis, parts) if parts >= LEAST_PARTS else None
+
+
+def _is_column(node: Compute) -> bool:
+    """Whether what lies side by side in memory are results and not what is reduced."""
+    votes = 0
+    for item in node.loads():
+        index = flatten(item.coords, item.ref.strides)
+        for var in index.variables():
+            if index.coefficient(var) == 1:
+                votes += -1 if var.position in node.axes else 1
+    return votes > 0 if votes else len(node.shape) - 1 not in node.axes
 
 
 def _now(size: Size, first: Mapping[Any, int]) -> int:

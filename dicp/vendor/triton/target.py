@@ -15,6 +15,7 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
+from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.kernel import Kernel
 from dicp.loop.program import LoopProgram, ProgramBuilder
@@ -51,11 +52,14 @@ from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
 from dicp.vendor.triton.render import TritonKernel, render
 from dicp.vendor.triton.scalars import scalars_to_device
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.split import split_reductions
+from dicp.vendor.triton.split import ALONG_LEAST, split_reductions
+from dicp.vendor.triton.tiles import WIDEST_ALONG
 from dicp.vendor.triton.tiling import Tiling
 
 FOLDER = Path(__file__).parent
 DTYPES = frozenset(ELEMENT)
+ALONG = Across(widest=WIDEST_ALONG, parts=ALONG_LEAST)
+"""Sums over rows in parts: each program keeps those over the rows that it walks."""
 
 
 class TritonTarget(Target):
@@ -113,7 +117,7 @@ class TritonTarget(Target):
         graph = lowering.run()
         inputs = gm.graph.find_nodes(op="placeholder")
         split_reductions(graph, first_sizes(n.meta.get("val") for n in inputs))
-        plan = schedule(graph, context.config.fuse)
+        plan = schedule(graph, context.config.fuse, ALONG)
         placed = place_products(plan.steps, graph.outputs, self._chooser(device, context.config))
         rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
         steps = [s.product.kernel if isinstance(s, Chosen) else s for s in placed]

@@ -19,14 +19,24 @@ GUESS = 4096
 POINTWISE_BLOCK = 1024
 ENOUGH_PROGRAMS = 512
 """Programs that keep every multiprocessor busy."""
-CROSSING = (32, 32)
-"""A tile whose both sides span whole 128-byte lines of 4-byte elements."""
+LINE = 128
+"""Bytes of a line of the cache, which both sides of a tile span that is turned around."""
+CROSSING = (32, 64)
+"""The shortest and the longest of such sides."""
 MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
-LOOP_BLOCK = 1024
+WIDEST_ALONG = 4096
+"""Elements of a row whose sums over rows are kept in registers, too."""
+LOOP_BLOCK = 2048
+"""Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
 COLUMNS = 64
 """Columns side by side: one 128-byte line of 2-byte elements."""
+FEW_COLUMNS = 16
+"""Columns side by side where there are few: still whole sectors of 32 bytes."""
+MULTIPROCESSORS = 128
 COLUMN_STEPS = 32
+COLUMN_ELEMENTS = 4096
+"""Elements of a tile of columns: what a program must have on its way at a time."""
 ROW_ELEMENTS = 2048
 """Elements of one tile of several short rows."""
 
@@ -61,11 +71,12 @@ def pointwise(kernel: Kernel) -> Tile:
     return Tile({"x": block}, False, max(1, min(4, block // 256)))
 
 
-def crossing(outer: Size, last: Size) -> Tile:
-    """Two axes, each contiguous for some tensor."""
-    y = min(CROSSING[0], power_of_two(extent(outer)))
-    x = min(CROSSING[1], power_of_two(extent(last)))
-    return Tile({"y": y, "x": x}, False, 4 if x * y >= 1024 else 1)
+def crossing(outer: Size, last: Size, width: int) -> Tile:
+    """Two axes, each contiguous for some tensor of elements of at least `width` bytes."""
+    side = min(max(LINE // width, CROSSING[0]), CROSSING[1])
+    y = min(side, power_of_two(extent(outer)))
+    x = min(side, power_of_two(extent(last)))
+    return Tile({"y": y, "x": x}, False, min(8, 4 * (x * y // 1024)) or 1)
 
 
 def reduction(kernel: Kernel) -> Tile:
@@ -78,18 +89,28 @@ def reduction(kernel: Kernel) -> Tile:
     if not persistent:
         block = min(LOOP_BLOCK, width)
         x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
-        return Tile({"x": x, "r": block}, False, 8 if block >= 1024 else 4)
+        return Tile({"x": x, "r": block}, False, 8 if block >= LOOP_BLOCK else 4)
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
     while x > 1 and rows // x < ENOUGH_PROGRAMS:
         x //= 2
     return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
 
 
+def along(rows: Size, inner: Size) -> Tile:
+    """A few whole rows at a time, which one program walks: as many bytes on their way as rows of
+    which each has a program of its own."""
+    width = power_of_two(extent(inner))
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
+    return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
 def _column(columns: int, inner: Size, width: int) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
+    while x > FEW_COLUMNS and columns // x < ENOUGH_PROGRAMS:
+        x //= 2
     persistent = isinstance(inner, int) and width <= COLUMN_STEPS
-    r = width if persistent else min(COLUMN_STEPS * COLUMNS // x, width)
-    return Tile({"x": x, "r": r}, persistent, 4 if x * r >= 1024 else 1)
+    r = width if persistent else min(COLUMN_ELEMENTS // x, width)
+    return Tile({"x": x, "r": r}, persistent, max(1, min(8, x * r // 512)))
 
 
 def _most_in_registers(kernel: Kernel) -> int:

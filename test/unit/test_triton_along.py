@@ -1,0 +1,185 @@
+"""Sums over many rows or pixels: taken along by kernels that reduce those rows, or split."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorder import TritonRecorder, record
+from support.compare import assert_matches
+from torch import Tensor
+
+from dicp.dynamo_bridge.backend import Backend
+from dicp.vendor.triton import target
+from dicp.vendor.triton.builder import Workers
+from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.tiling import Tiling
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    wide = x.float() if x.dtype != torch.float64 else x
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    return (wide * scale).to(x.dtype) * weight + bias
+
+
+NORMS = {"layer norm": layer_norm, "rms norm": rms_norm}
+SHAPES = [(1024, 96), (8, 128, 64), (2048, 16)]
+
+
+def inputs_of(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    found = [torch.randn(shape), torch.rand(shape[-1]) + 0.5, torch.rand(shape[-1])]
+    return [t.to(dtype).requires_grad_() for t in found]
+
+
+def gradients(fn: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    fn(*leaves).square().sum().backward()
+    return [t.grad for t in leaves if t.grad is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    inputs, fn = inputs_of(shape, dtype), NORMS[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=Backend("triton", cache_dir=tmp_path), dynamic=False)
+    mine, eager = gradients(compiled, inputs), gradients(fn, inputs)
+    truth = gradients(fn, [t.double() for t in inputs])
+    assert len(mine) == 3
+    for got, theirs, real in zip(mine, eager, truth, strict=True):
+        assert_matches(got, theirs, real)
+
+
+def backward_of(shape: tuple[int, ...], dtype: torch.dtype, name: str = "layer norm") -> Plan:
+    recorder = record(NORMS[name], *inputs_of(shape, dtype), target=TritonRecorder())
+    *_, program = recorder.programs
+    return Plan(program.plain, program.kernel_texts, 90)
+
+
+def walkers(plan: Plan) -> list[Any]:
+    return [s for s in plan.program["steps"]
+            if "kernel" in s and "sum_across" in plan.texts[s["kernel"]]]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_are_read_once(name: str) -> None:
+    """No tensor of the input's size lies between the kernels; the sums are in one of them."""
+    plan = backward_of((8, 128, 64), torch.bfloat16, name)
+    (step,) = walkers(plan)
+    buffers = plan.buffers
+    between = [b for b in buffers if b["role"] == "temp" and math.prod(b["shape"]) == 8 * 128 * 64]
+    assert len(between) <= 1  # the gradient itself
+    assert plan.texts[step["kernel"]].count("sum_across") == 2
+    assert step["launch"]["grid"] == ["p"] and step["launch"]["axes"]["p"]["size"] == 64
+
+
+def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
+    assert not walkers(backward_of((256, 64), torch.float32))
+    assert not walkers(backward_of((1024, 8192), torch.float32))
+
+
+def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
+    def work(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.softmax(x, -1), x.sum(1)
+
+    for batch, joined in ((2, 0), (64, 1)):
+        x = torch.randn(batch, 100, 32)
+        (program,) = record(work, x, target=TritonRecorder()).programs
+        assert len(walkers(Plan(program.plain, program.kernel_texts, 90))) == joined
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    found = Workers()
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_it_is_built_with_wide_loads_and_nothing_spilled(arch: int, workers: Workers) -> None:
+    plan = backward_of((2048, 1024), torch.bfloat16)
+    plan.arch = arch
+    (step,) = walkers(plan)
+    job = plan.job(step, plan.variant(step, {}))
+    answer = workers.compile(job.request(job.blocks()))
+    assert "error" not in answer, answer["error"]
+    assert "ld.global.v4.b32" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
+    assert ".local" not in answer["ptx"]
+
+
+# ---- sums over everything but channels -----------------------------------------------------------
+
+
+def images(dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(64, 16, 8, 8).to(dtype, memory_format=torch.channels_last)
+
+
+def over_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))
+
+
+def test_sums_over_pixels_are_split_by_how_images_lie_in_memory() -> None:
+    (program,) = record(over_pixels, images(), target=TritonRecorder()).programs
+    first, *_ = (s for s in program.plain["steps"] if "kernel" in s)
+    sizes = {name: axis["size"] for name, axis in first["launch"]["axes"].items()}
+    assert sizes["x"] == 32 * 16 and sizes["x"] * sizes["r"] == 64 * 16 * 8 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_over_pixels(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = images(dtype)
+    compiled = torch.compile(over_pixels, backend=Backend("triton", cache_dir=tmp_path))
+    for got, theirs, real in zip(compiled(x), over_pixels(x), over_pixels(x.double()), strict=True):
+        assert_matches(got, theirs, real)
+
+
+# ---- what the compiler makes of it ---------------------------------------------------------------
+
+
+def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[str]:
+    """The code for sm_90 of every kernel."""
+    (program,) = record(fn, *inputs, target=TritonRecorder()).programs
+    jobs = Plan(program.plain, program.kernel_texts, 90).jobs()
+    answers = [workers.compile(job.request(job.blocks())) for job in jobs]
+    assert all("error" not in a for a in answers)
+    return [a["ptx"] for a in answers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
+    dtype: torch.dtype, workers: Workers
+) -> None:
+    def work(x: Tensor, y: Tensor, long: Tensor, turned: Tensor) -> Any:
+        rows = torch.softmax(y, -1), torch.softmax(long, -1)
+        return F.silu(x) * y, *rows, x.sum(0), turned.t().contiguous()
+
+    inputs = [torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384, 2048)]
+    found = ptx_of(work, *inputs, workers=workers)
+    assert len(found) >= 4
+    for ptx in found:
+        loads = re.findall(r"ld\.global[\w.:]*", ptx)
+        assert loads and all(".v4.b32" in load for load in loads), loads
+        assert ".local" not in ptx
+
+
+def test_products_use_the_matrix_units_and_load_ahead(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))
+    a, b = (torch.randn(512, 512).to(torch.bfloat16) for _ in range(2))
+    (ptx,) = ptx_of(lambda a, b: torch.relu(a @ b), a, b, workers=workers)
+    assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "st.global.v4" in ptx
