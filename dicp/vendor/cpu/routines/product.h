@@ -27,11 +27,7 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
   switch (kind) {
     case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
     case d_gelu: return d_apply(c, n, [](float x) { return d_gelu_of(x); });
-    case d_gelu_tanh:
-      // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
-      return d_apply(c, n, [](float x) {
-        return x * d_logistic(1.59576912f * (x + 0.044715f * x * x * x));
-      });
+    case d_gelu_tanh: return d_apply(c, n, [](float x) { return x * d_normal_cdf_tanh(x); });
     case d_silu: return d_apply(c, n, [](float x) { return x * d_logistic(x); });
     case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
     case d_sigmoid_: return d_apply(c, n, [](float x) { return d_logistic(x); });
@@ -65,9 +61,10 @@ template <class T> struct d_products {
   // Up to R rows and d_panel columns of C from `column` on: the last sums of tiles are added to
   // those in `before`, if there are any, and go into the result with bias and activation.
   template <int R>
-  __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from, const float* before,
-              int64_t before_step, int64_t row, int64_t high, int64_t column, int64_t wide,
-              T* out) const {
+  __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from,
+                                             const float* before, int64_t before_step, int64_t row,
+                                             int64_t high, int64_t column, int64_t wide,
+                                             T* out) const {
     d_vec add[2] = {};
     if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
     if (activation == d_none && high == R && wide == d_panel && !by_row) {
