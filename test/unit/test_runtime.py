@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -151,9 +153,14 @@ print(counts[-1] - counts[1])
 """
 
 
-def test_freed_memory_is_kept_for_the_next_step() -> None:
-    """24 MiB in pieces of one, four times: 24,576 pages where they are handed back in between."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], text=True, check=True, capture_output=True
-    )
-    assert int(done.stdout) < 2000
+def test_freed_memory_is_kept_for_the_next_step(tmp_path: Path) -> None:
+    """24 MiB in pieces of one, four times: 24,576 pages where they are handed back in between.
+
+    The first process compiles, the second one loads what is cached.
+    """
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS], text=True, check=True, capture_output=True,
+            env={**os.environ, "DICP_CACHE_DIR": str(tmp_path)},
+        )  # fmt: skip
+        assert int(done.stdout) < 2000

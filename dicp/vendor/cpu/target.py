@@ -29,7 +29,7 @@ from dicp.target import (
     Source,
     Target,
 )
-from dicp.torch_private import OpOverload
+from dicp.torch_private import OpOverload, disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain, has_libmvec
@@ -210,7 +210,8 @@ def _keep_freed_memory() -> None:
     libraries, and one whose thresholds the user has set, take no notice. A training step of Swin
     had 4000 page faults without, and takes 0.84 of the time.
     """
-    torch.empty(LARGEST_MAPPED, dtype=torch.uint8)
+    with disable_current_modes():  # loading happens while the framework traces
+        torch.empty(LARGEST_MAPPED, dtype=torch.uint8)
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
