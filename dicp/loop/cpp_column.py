@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 
 from dicp.loop.cpp_emit import Scope, local, margin
-from dicp.loop.cpp_loops import CHUNKS, JAM, PARALLEL_COST, Loops, in_fours
+from dicp.loop.cpp_loops import CHUNKS, JAM, PARALLEL_COST, Loops, block_end, in_fours
 from dicp.loop.cpp_text import VALUE_TYPE, start_value
 from dicp.loop.index import Size, Var, product
 from dicp.loop.kernel import Accumulate, Phase, Running
@@ -51,9 +51,7 @@ class Columns(Loops):
         tail = [p for p in kernel.phases if p.level == "row"]
         lines: list[str] = []
         step = f"{COLUMN_TILE}" if not split else width
-        scope.lines.append(
-            f"{pad}const int64_t tile_end = tile + {step} < {width} ? tile + {step} : {width};"
-        )
+        scope.lines.append(f"{pad}const int64_t tile_end = {block_end('tile', step, width)};")
         if split:
             lines += self._split_column(scope, inner, accumulators, column)
         else:
@@ -163,8 +161,7 @@ class Columns(Loops):
             lines.append(f"{pad}{ctype}* total_{stmt.name} = acc_{stmt.name};")
         lines += [
             f"{pad}for (int64_t block = {low}; block < {high}; block += {ROW_BLOCK}) {{",
-            f"{pad}const int64_t block_end = "
-            f"block + {ROW_BLOCK} < {high} ? block + {ROW_BLOCK} : {high};",
+            f"{pad}const int64_t block_end = {block_end('block', ROW_BLOCK, high)};",
         ]
         for stmt in long:
             ctype = VALUE_TYPE[stmt.dtype]

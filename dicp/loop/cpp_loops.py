@@ -134,5 +134,6 @@ def tracks_nan(stmt: Accumulate | Running) -> bool:
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
 
 
-def block_end(start: str, block: int, size: str) -> str:
+def block_end(start: str, block: int | str, size: str) -> str:
+    """Where a block ends that begins at `start` and may be the last one."""
     return f"{start} + {block} < {size} ? {start} + {block} : {size}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Scope, is_copy, margin
-from dicp.loop.cpp_loops import Loops, deep_variables
+from dicp.loop.cpp_loops import Loops, block_end, deep_variables
 from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.index import Index, Var
 from dicp.loop.ir import Expr, Ref
@@ -78,8 +78,7 @@ class Pointwise(Loops):
             lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
                          f"{name} += {extent}) {{")  # fmt: skip
             ends.append(
-                f"{margin(depth + 2)}const int64_t end{k} = "
-                f"{name} + {extent} < {size} ? {name} + {extent} : {size};"
+                f"{margin(depth + 2)}const int64_t end{k} = {block_end(name, extent, size)};"
             )
         lines += [*ends, *inside]
         lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ def _walked(kernel: Kernel, along: Sequence[Store]) -> TritonKernel:
     rows = tuple(v for v in kernel.rows if v not in kept)
     tile = tiles.along(product(v.size for v in rows), product(v.size for v in kernel.inner))
     axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.inner, tile.blocks["r"], 1)]
-    return _finish(_Walked(kernel, axes, parts), tile)
+    return _finish(_Walked(kernel, axes, parts, along), tile)
 
 
 def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
@@ -76,20 +77,12 @@ def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
 
 def _finish(writer: _Writer, tile: Tile) -> TritonKernel:
     writer.write()
-    found = {
-        a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
-        for a in writer.by_dim()
-    }
-    grid = [a for a in found if a != "r"]
-    if isinstance(writer, _Walked):
-        size = encode_size(product(v.size for v in writer.parts))
-        found = {"p": {"size": size, "block": 1, "masked": False, "fixed": True}, **found}
-        grid = ["p"]
+    found = writer.launch_axes()
     names = [*writer.args.values(), *writer.sizes.values()]
     names += ["INDEX: tl.constexpr", *(f"{name.upper()}BLOCK: tl.constexpr" for name in found)]
     body = "\n".join([f"({', '.join(names)}):", *writer.scopes[0].lines])
     launch = {
-        "grid": grid,
+        "grid": [name for name in found if name not in ("r", writer.walked)],
         "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
@@ -136,6 +129,24 @@ class _Writer(Emitter):
 
     def phase(self, phase: Phase) -> None:
         raise NotImplementedError
+
+    def launch_axes(self) -> dict[str, dict[str, Any]]:
+        """What a launch must know of each axis."""
+        return {
+            a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
+            for a in self.by_dim()
+        }
+
+    @contextmanager
+    def _walking(self) -> Iterator[None]:
+        """What is written meanwhile is done for every block of the axis that is walked."""
+        axis = self.axes[self.walked]
+        self.scopes.append(Scope(2))
+        self._axis_index(axis, "start")
+        yield
+        body = self.scopes.pop()
+        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
+        self.scopes[0].lines += body.lines
 
     def _tile_indices(self) -> None:
         grid = [a for a in self.by_dim() if a.name != "r"]
@@ -288,18 +299,13 @@ class _Reduction(_Writer):
     # ---- block after block --------------------------------------------------------------------
 
     def _loop(self, phase: Phase) -> None:
-        axis = self.axes["r"]
         for stmt in phase.stmts:
             if isinstance(stmt, Accumulate):
                 self._start(stmt)
             elif isinstance(stmt, Running):
                 self.line(f"c_{stmt.name} = {_filled(self.shape('x'), stmt)}")
-        self.scopes.append(Scope(2))
-        self._axis_index(axis, "start")
-        self._loop_body(phase)
-        body = self.scopes.pop()
-        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
-        self.scopes[0].lines += body.lines
+        with self._walking():
+            self._loop_body(phase)
         for stmt in phase.stmts:
             if isinstance(stmt, Accumulate):
                 self._close(stmt)
@@ -325,19 +331,15 @@ class _Reduction(_Writer):
 
     def _online_loop(self, top: Accumulate, total: Accumulate) -> None:
         """Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018)."""
-        axis, best, kept = self.axes["r"], f"s_{top.name}", f"s_{total.name}"
+        best, kept = f"s_{top.name}", f"s_{total.name}"
         self._start(top)
         self._start(total)
-        self.scopes.append(Scope(2))
-        self._axis_index(axis, "start")
-        value = self._inside(top, self._tile(top, self.value(top.value)))
-        value = self.named(value, value, frozenset("xr"))
-        self.line(f"best = d.maximum({best}, {value})")
-        self.line(f"{kept} = d.rescaled({kept}, {best}, best) + d.shifted_exp({value}, best)")
-        self.line(f"{best} = best")
-        body = self.scopes.pop()
-        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
-        self.scopes[0].lines += body.lines
+        with self._walking():
+            value = self._inside(top, self._tile(top, self.value(top.value)))
+            value = self.named(value, value, frozenset("xr"))
+            self.line(f"best = d.maximum({best}, {value})")
+            self.line(f"{kept} = d.rescaled({kept}, {best}, best) + d.shifted_exp({value}, best)")
+            self.line(f"{best} = best")
         self._close(top)
         text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
         self._define(total.name, text, ROWS)
@@ -394,11 +396,20 @@ class _Reduction(_Writer):
 class _Walked(_Reduction):
     """Rows reduced one after the other in one program, which also sums over them."""
 
-    def __init__(self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...]) -> None:
+    def __init__(
+        self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store]
+    ) -> None:
         super().__init__(kernel, axes, looped=True)
         self.parts = parts
         self.walked = "x"
-        self._sums: dict[str, Store] = {}
+        self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
+
+    def launch_axes(self) -> dict[str, dict[str, Any]]:
+        size = encode_size(product(v.size for v in self.parts))
+        return {
+            "p": {"size": size, "block": 1, "masked": False, "fixed": True},
+            **super().launch_axes(),
+        }
 
     def variable(self, var: Var) -> str:
         if var in self.parts:
@@ -412,24 +423,18 @@ class _Walked(_Reduction):
         self._stored, self._later = set(), set()
         self.line("pid = tl.program_id(0).to(INDEX)")
         self._axis_index(self.axes["r"], "")
-        along = [s for p in self.kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
-        for k, stmt in enumerate(along):
-            self._sums[f"t_{k}"] = stmt
+        for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
-            self.line(f"t_{k} = {zero}")
-        axis = self.axes["x"]
-        self.scopes.append(Scope(2))
-        self._axis_index(axis, "start")
-        for phase in self.kernel.phases:
-            self._wait_for_stores(phase)
-            if phase.level == "row":
-                self._row(phase)
-            else:
-                self._block(phase)
-            self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store) and not s.op}
-        body = self.scopes.pop()
-        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
-        self.scopes[0].lines += body.lines
+            self.line(f"{name} = {zero}")
+        with self._walking():
+            for phase in self.kernel.phases:
+                self._wait_for_stores(phase)
+                if phase.level == "row":
+                    self._row(phase)
+                else:
+                    self._block(phase)
+                written = (s for s in phase.stmts if isinstance(s, Store) and not s.op)
+                self._stored |= {s.ref.root for s in written}
         for name, stmt in self._sums.items():
             index, mask = self.index(stmt.index), self.mask("r")
             tail = f", {mask}" if mask else ""

@@ -212,7 +212,7 @@ struct d_convolver {
     const int64_t depth = all.depth(), span = planes.span(part.rows, part.columns);
     for (int64_t f = first, high; f < last; f += high) {
       const int64_t left = last - f;
-      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const bool low = d_takes_short(left);
       const int64_t most = low ? d_short : d_rows, filter = group * all.filters + f;
       high = d_least(left, most);
       const float* weights = all.weights + filter * depth;
@@ -286,7 +286,8 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
       for (int64_t k = 0; k < all.channels; ++k)
         planes.fill(from + k * all.in_channel, top, high, left, mine + k * planes.of_channel());
       run.filter(group, part * step, d_least(all.filters, (part + 1) * step),
-                 {top, left, high, broad}, mine, all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
+                 {top, left, high, broad}, mine,
+                 all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
     }
     d_done(mine);
   }
@@ -359,7 +360,7 @@ struct d_filter_gradient {
     const int64_t high = part.rows, broad = part.columns;
     for (int64_t f = 0, some; f < count; f += some) {
       const int64_t left = count - f;
-      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const bool low = d_takes_short(left);
       const float* from = reached + f * all.out_filter;
       int64_t step = all.out_filter, next = all.x.out;
       some = d_least(left, low ? d_short : d_rows);

@@ -334,18 +334,6 @@ def _backward(
     return found[0], found[1]
 
 
-def _images_gradient_by_patches(
-    lw: Lowering, grad: Value, w: Value, images: Ref, axes: Sequence[Axis], groups: int
-) -> Value:
-    reached, weights = _in_rows(lw, grad), lw.realize(w, contiguous_strides(w.shape))
-    row = reached.strides[-2] if len(reached.shape) == 4 else 0
-    one = (1, 1, 1, 1, 0, 1)
-    both = [one, *axes] if len(axes) == 1 else axes
-    sizes = [grad.shape[0], w.shape[1], w.shape[0] // groups, groups, *both[0], *both[1],
-             *reached.strides[:2], row, *images.strides[:2], 1]  # fmt: skip
-    return call(lw, "dicp_patches_images", (reached, weights), (images,), sizes)[0]
-
-
 def _images_gradient(
     lw: Lowering, grad: Value, w: Value, images: Ref, axes: Sequence[Axis], groups: int
 ) -> Value | None:
@@ -360,7 +348,9 @@ def _images_gradient(
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
         if dilated or w.shape[1] < LEAST_ROWS // 2:  # type: ignore[operator]
             return None
-        return _images_gradient_by_patches(lw, grad, w, images, axes, groups)
+        reached, sizes = _problem(lw, grad, w, axes, groups, images, skips=True)
+        weights = lw.realize(w, contiguous_strides(w.shape))
+        return call(lw, "dicp_patches_images", (reached, weights), (images,), sizes)[0]
     turned = [
         (out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
         for size, out, taps, _, padding, dilation in axes

@@ -26,6 +26,10 @@ typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
+// Whether the next tile of `left` rows is a smaller one: the last rows would fill no larger one.
+d_inline bool d_takes_short(int64_t left) {
+  return left <= d_short || (left > d_rows && left <= 2 * d_short);
+}
 // Room for `count` floats or cells; vectors at multiples of their size cross no line of the cache.
 // A thread keeps one piece from call to call: room that comes and goes between tensors that stay
 // leaves holes in the heap.

@@ -140,7 +140,7 @@ static void d_patch_blocks(const T& of, int64_t row, int64_t rows, int64_t first
   const bool whole = depth == of.depth();  // no sums are kept
   for (int64_t i = 0, high; i < rows; i += high) {
     const int64_t left = rows - i;
-    const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+    const bool low = d_takes_short(left);
     const int64_t most = low ? d_short : d_rows;
     high = d_least(left, most);
     int64_t step = 0;
@@ -175,6 +175,8 @@ struct d_patch_tasks {
   int64_t first(int64_t task) const { return panels * (task / parts % strips) / strips; }
   int64_t last(int64_t task) const { return panels * (task / parts % strips + 1) / strips; }
   int64_t most() const { return (panels + strips - 1) / strips; }
+  // Sums that a task keeps.
+  int64_t sums() const { return (step + d_rows) * most() * d_panel; }
 };
 
 // Whether none of `count` sums is a number, nor will be.
@@ -285,19 +287,16 @@ struct d_patch_product {
       }
     }
   }
-  int64_t sums(const d_patch_tasks& tasks) const {
-    return (tasks.step + d_rows) * tasks.most() * d_panel;
-  }
   int64_t copies() const { return (d_lanes > d_rows ? d_lanes : d_rows) * (part() + d_lanes); }
   int64_t room(const d_patch_tasks& tasks) const {
     const int64_t list = tasks.most() * d_panel * sizeof(d_run) / sizeof(float);
     const int64_t table = tasks.most() * d_panel * patches.taps() * sizeof(d_read) / sizeof(float);
-    return sums(tasks) + copies() + tasks.most() * part() * d_panel + d_panel + list + table;
+    return tasks.sums() + copies() + tasks.most() * part() * d_panel + d_panel + list + table;
   }
   void task(const d_patch_tasks& tasks, int64_t task, float* room) {
     const int64_t first_row = tasks.part(task) * tasks.step, first = tasks.first(task);
     const int64_t panels = tasks.last(task) - first, high = d_least(rows - first_row, tasks.step);
-    float *copy = room + sums(tasks), *right = copy + copies();
+    float *copy = room + tasks.sums(), *right = copy + copies();
     d_run* list = (d_run*)(right + tasks.most() * part() * d_panel + d_panel);
     d_read* table = (d_read*)(list + tasks.most() * d_panel);
     count = patches.runs(first * d_panel,
@@ -342,6 +341,10 @@ static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_g
 d_inline d_reach d_reach_of(const d_axis& axis) {
   return {axis.in, axis.out, axis.taps, axis.stride, -axis.padding, axis.dilation};
 }
+d_inline d_patches d_patches_of(const d_convolution& all) {
+  return {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
+          all.in_channel, all.in_row};
+}
 
 // Arguments and sizes as those of d_convolve.
 static void d_patches_forward(void** args, const int64_t* sizes, bool biased) {
@@ -349,9 +352,7 @@ static void d_patches_forward(void** args, const int64_t* sizes, bool biased) {
   const int64_t taps = all.y.taps * all.x.taps;
   if (!all.images || !all.pixels() || !all.filters) return;
   const d_patch_product product = {
-      {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
-       all.in_channel, all.in_row},
-      all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
+      d_patches_of(all), all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
       all.depth(), taps, all.x.taps, 1, 0, all.out, all.out_image, all.out_filter, all.x.out, 1,
       all.skips};
   d_patch_run(product, all.groups, all.channels * all.in_channel, all.filters * all.depth(),
@@ -460,18 +461,15 @@ struct d_patch_filters {
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + (row + r) * patches.depth() + first, (const d_vec*)(sums + r * d_panel), some);
   }
-  int64_t sums(const d_patch_tasks& tasks) const {
-    return (tasks.step + d_rows) * tasks.most() * d_panel;
-  }
   int64_t room(const d_patch_tasks& tasks) const {
     const int64_t list = part() * sizeof(d_run) / sizeof(float);
     const int64_t table = part() * patches.taps() * sizeof(d_read) / sizeof(float);
-    return sums(tasks) + d_rows * line() + (tasks.most() * part() + line()) * d_panel + list + table;
+    return tasks.sums() + d_rows * line() + (tasks.most() * part() + line()) * d_panel + list + table;
   }
   void task(const d_patch_tasks& tasks, int64_t task, float* room) {
     const int64_t first_row = tasks.part(task) * tasks.step, first = tasks.first(task);
     const int64_t panels = tasks.last(task) - first, high = d_least(rows - first_row, tasks.step);
-    float *copy = room + sums(tasks), *right = copy + d_rows * line();
+    float *copy = room + tasks.sums(), *right = copy + d_rows * line();
     float* lines = right + tasks.most() * part() * d_panel;
     d_run* list = (d_run*)(lines + line() * d_panel);
     d_read* table = (d_read*)(list + part());
@@ -495,9 +493,7 @@ struct d_patch_filters {
 static void d_patches_filters(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[1]);
   const d_patch_filters product = {
-      {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
-       all.in_channel, all.in_row},
-      all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
+      d_patches_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
   const d_patch_tasks tasks(all.groups, all.filters, all.depth(), d_patch_panels, false);
 #pragma omp parallel if (all.groups * all.filters * all.depth() * product.depth() > 50000)
   {

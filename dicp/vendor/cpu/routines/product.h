@@ -150,7 +150,7 @@ template <class T> struct d_products {
       const bool next = i == end;
       if (next) end = reads_a() ? count : d_least(count, end + d_block_rows);
       const int64_t left = end - i;
-      const bool low = left <= d_short || (left > d_rows && left <= 2 * d_short);
+      const bool low = d_takes_short(left);
       const int64_t most = low ? d_short : d_rows;
       high = d_least(left, most);
       if (reads_a() && high == most) {
