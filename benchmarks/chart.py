@@ -18,13 +18,13 @@ WIDTH_PER_BAR, HEIGHT = 0.16, 3.2
 
 
 def draw(report: Report, path: Path) -> None:
-    """Ratios to each base and shares of the floor; the dashed lines are the geometric means."""
+    """Ratios to each base and shares of the floors; the dashed lines are the geometric means."""
     measures: list[tuple[str, Any]] = [
         (f"times better than {base}", lambda row, b, base=base: row.ratio(b, base))
         for base in report.bases
     ]
-    if report.floor_name:
-        measures.append((f"share of {report.floor_name}", lambda row, b: row.share(b)))
+    for floor in report.floors:
+        measures.append((f"share of {floor}", lambda row, b, floor=floor: row.share(b, floor)))
     panels = [(group, rows, m) for group, rows in report.groups.items() for m in measures]
     if not panels:
         return

@@ -98,7 +98,7 @@ class Run:
 
 def run(options: Options, report: Report, progress: Progress) -> None:
     """The sections in order; a section that fails leaves the others their turn."""
-    report.unit, report.floor_name, report.group_by = "", "copy", "section"
+    report.unit, report.floors, report.group_by = "", ("copy",), "section"
     report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
     state = Run(options, report, progress, options.out)
     for name in options.names or SECTIONS:
@@ -138,10 +138,10 @@ def time_kernels(state: Run) -> None:
             row.failures = dict.fromkeys(state.contestants, trouble)
         else:
             samples = result["samples"]
-            row.floor = samples.pop("copy")["median"] * 1e6
+            row.floors["copy"] = copy = samples.pop("copy")["median"] * 1e6
             row.take_samples(samples, scale=1e6)
             row.wrong, row.failures = result["wrong"], result["failures"]
-            row.detail = {"bytes": result["bytes"], "TB/s": result["bytes"] / row.floor / 1e6}
+            row.detail = {"bytes": result["bytes"], "TB/s": result["bytes"] / copy / 1e6}
         state.add(row)
 
 

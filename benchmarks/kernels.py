@@ -288,7 +288,7 @@ def results(fn: Callable[..., Any], inputs: list[Tensor]) -> dict[str, Tensor]:
 
 def run(options: Options, report: Report, progress: Progress) -> None:
     """Every kernel and dtype at every size."""
-    report.unit, report.floor_name, report.group_by = "µs", "copy", "size"
+    report.unit, report.floors, report.group_by = "µs", ("copy",), "size"
     report.note = (__doc__ or "").partition("\n\n")[2]
     cases = [(k, d) for d in options.dtypes for k in find(options.names)]
     for kernel, dtype in progress.over(cases, lambda case: case[0].name):
@@ -309,10 +309,10 @@ def run(options: Options, report: Report, progress: Progress) -> None:
             continue
         for size, result in found.items():
             row, samples = rows[size], result["samples"]
-            row.floor = samples.pop(COPY)["median"] * 1e6
+            row.floors["copy"] = copy = samples.pop(COPY)["median"] * 1e6
             row.take_samples(samples, scale=1e6)
             row.wrong, row.failures = result["wrong"], result["failures"]
             row.detail = {
                 "bytes": result["bytes"],
-                "copy bytes per second": result["bytes"] / row.floor * 1e6,
+                "copy bytes per second": result["bytes"] / copy * 1e6,
             }

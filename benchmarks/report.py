@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -31,8 +32,8 @@ class Row:
     facts: dict[str, str]
     values: dict[str, float] = field(default_factory=dict)
     spreads: dict[str, float] = field(default_factory=dict)
-    floor: float | None = None
-    """The value that nothing can beat, where it is known."""
+    floors: dict[str, float] = field(default_factory=dict)
+    """Values to be held against, by the report's names for them."""
     wrong: dict[str, str] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     detail: Any = None
@@ -49,10 +50,10 @@ class Row:
             return None
         return self.values[base] / self.values[backend]
 
-    def share(self, backend: str) -> float | None:
-        """The floor as a share of the value: 1 is as good as it gets."""
-        value = self.values.get(backend)
-        return self.floor / value if self.floor and value else None
+    def share(self, backend: str, floor: str) -> float | None:
+        """A floor as a share of the value."""
+        value, least = self.values.get(backend), self.floors.get(floor)
+        return least / value if least and value else None
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Report:
     options: Options
     unit: str
     machine: dict[str, str]
-    floor_name: str = ""
+    floors: tuple[str, ...] = ()
     group_by: str = "mode"
     note: str = ""
     rows: list[Row] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Report:
         return groups
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Geometric means by group: of the ratios to each base, and of the share of the floor."""
+        """Geometric means by group: of the ratios to each base, and of the shares of the floors."""
         return {name: self._means(rows) for name, rows in self.groups.items()}
 
     def _means(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -99,9 +100,8 @@ class Report:
             for backend in self.backends
             if backend != base
         }
-        if self.floor_name:
-            for backend in self.backends:
-                wanted[f"{backend} of {self.floor_name}"] = [row.share(backend) for row in rows]
+        for backend, floor in product(self.backends, self.floors):
+            wanted[f"{backend} of {floor}"] = [row.share(backend, floor) for row in rows]
         means = {name: geometric_mean(values) for name, values in wanted.items()}
         return {name: value for name, value in means.items() if value is not None}
 
@@ -124,9 +124,9 @@ class Report:
         pairs = [(b, base) for base in self.bases for b in self.backends if b != base]
         for backend, base in pairs:
             table.add_column(f"{backend}\n× {base}", justify="right")
-        if self.floor_name:
-            for backend in self.backends:
-                table.add_column(f"{backend}\n% {self.floor_name}", justify="right")
+        shares = [(b, floor) for floor in self.floors for b in self.backends]
+        for backend, floor in shares:
+            table.add_column(f"{backend}\n% {floor}", justify="right")
         table.add_column("remarks")
         for name, rows in self.groups.items():
             for row in rows:
@@ -136,7 +136,7 @@ class Report:
                     *(row.facts.get(key, "") for key in shown),
                     *cells,
                     *(_ratio(row.ratio(*pair)) for pair in pairs),
-                    *(_percent(row.share(b)) for b in self.backends if self.floor_name),
+                    *(_percent(row.share(*share)) for share in shares),
                     _remarks(row),
                 )
             means = self._means(rows)
@@ -146,11 +146,7 @@ class Report:
                 *("" for _ in shown),
                 *("" for _ in self.backends),
                 *(_ratio(means.get(f"{b} against {base}")) for b, base in pairs),
-                *(
-                    _percent(means.get(f"{b} of {self.floor_name}"))
-                    for b in self.backends
-                    if self.floor_name
-                ),
+                *(_percent(means.get(f"{b} of {floor}")) for b, floor in shares),
                 "geometric",
             )
             table.add_section()

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
 from benchmarks.backends import Contestant
+from benchmarks.library_calls import LibraryCalls
 from benchmarks.model import Batch, Model, without_dropout
 
 SEED = 20
@@ -112,6 +113,12 @@ class Workload:
         with torch.no_grad():
             for name, buffer in self.net.named_buffers():
                 buffer.copy_(buffers[name])
+
+    def library_seconds(self) -> float:
+        """How long a step's library calls take one by one, each by the fastest library."""
+        with LibraryCalls() as calls:
+            self.step(Contestant("eager", "eager"))()
+        return sum(calls.seconds(self.labels.device.type).values())
 
     def costs(self) -> dict[str, float]:
         """Library FLOPs, and the bytes a step moves at least: parameters, batch and results."""
