@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dicp.loop.runtime import MAX_BOUND_PLANS, WorkspacePool
+from dicp.loop.machine import WorkspacePool
+from dicp.loop.runtime import MAX_BOUND_PLANS
 
 
 def chain(x: Tensor, w: Tensor) -> Tensor:

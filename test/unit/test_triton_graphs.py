@@ -15,7 +15,8 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.errors import FallbackWarning
-from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.loop.machine import WorkspacePool
+from dicp.loop.runtime import LoopExecutable
 from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed, record_on_device
 from dicp.vendor.triton.simulator import Simulator
 

@@ -20,7 +20,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
 from dicp.loop import ir
 from dicp.loop.kernel import Kernel
-from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.loop.machine import WorkspacePool
+from dicp.loop.runtime import LoopExecutable
 from dicp.vendor.triton import aot, choice, target
 from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
 from dicp.vendor.triton.choice import Contest, Row

@@ -15,8 +15,9 @@ from dicp.loop.cpp import render
 from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
+from dicp.loop.machine import Native, WorkspacePool
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import LoopExecutable, Native, WorkspacePool
+from dicp.loop.runtime import LoopExecutable
 from dicp.loop.schedule import schedule
 from dicp.target import (
     Artifact,

@@ -155,8 +155,8 @@ class Contest:
     ) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
         """`steps` alone, their sources being its inputs."""
         builder = ProgramBuilder(Schedule(Graph(), list(steps)))
+        read = {builder.number(r.root) for r in sources}  # inputs come before all else
         program = builder.build(rendered, [], str(self.device))
-        read = {builder.number(r.root) for r in sources}
         made = {builder.number(r.root) for r in results}
         for slot in sorted(read):
             program.plain["buffers"][slot]["role"] = "input"

@@ -18,8 +18,9 @@ from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainErro
 from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.kernel import Kernel
+from dicp.loop.machine import WorkspacePool
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import LoopExecutable, WorkspacePool
+from dicp.loop.runtime import LoopExecutable
 from dicp.loop.schedule import Schedule, schedule
 from dicp.target import (
     Artifact,
