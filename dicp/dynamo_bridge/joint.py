@@ -1,13 +1,15 @@
-"""Common subexpressions of the joint graph, merged before it is split into forward and backward."""
+"""What the joint graph computes twice, made one before it is split into forward and backward."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from dicp import torch_private
+from dicp.dynamo_bridge.infer import difference
 from dicp.dynamo_bridge.provenance import absorb
 
 _UNINITIALIZED = frozenset(
@@ -30,11 +32,7 @@ def merge_equal_nodes(graph: fx.Graph) -> bool:
     that share memory with an output (eager returns separate ones). Reads on different sides of a
     write are different values.
     """
-    kept_storages = {
-        storage
-        for node in graph.output_node().all_input_nodes
-        if (storage := _storage(node)) is not None
-    }
+    kept_storages = _storages(graph.output_node().all_input_nodes)
     first: dict[Any, fx.Node] = {}
     writes = 0
     merged = False
@@ -56,6 +54,25 @@ def merge_equal_nodes(graph: fx.Graph) -> bool:
             graph.erase_node(node)
             merged = True
     return merged
+
+
+def drop_copies(graph: fx.Graph) -> bool:
+    """Puts a tensor in place of its copies of the same layout. Returns whether there were any.
+
+    Otherwise both might be saved for the backward. The graph is functional, so that nothing writes
+    to what it computed; what shares memory with an input or an output is left alone.
+    """
+    seen = _storages([*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes])
+    dropped = False
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        (source,) = node.args
+        values = source.meta.get("val"), node.meta.get("val")
+        if difference(*values) is None and seen.isdisjoint(_storages([source, node])):
+            absorb(source, node)
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            dropped = True
+    return dropped
 
 
 def _computation(node: fx.Node) -> tuple[Any, ...]:
@@ -88,6 +105,10 @@ def _mergeable(node: fx.Node) -> bool:
     value = node.meta.get("val")
     symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
     return not (symbolic and torch_private.free_unbacked_symbols(value))
+
+
+def _storages(nodes: Iterable[fx.Node]) -> set[Any]:
+    return {storage for node in nodes if (storage := _storage(node)) is not None}
 
 
 def _storage(node: fx.Node) -> Any:

@@ -18,7 +18,7 @@ from torch import fx, nn
 from dicp import torch_private
 from dicp.cache import Cache
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
-from dicp.dynamo_bridge.joint import merge_equal_nodes
+from dicp.dynamo_bridge.joint import drop_copies, merge_equal_nodes
 from dicp.errors import CacheWarning
 
 # ---- a compiler whose artifact is the graph as JSON ----------------------------------------------
@@ -615,6 +615,33 @@ def test_equal_nodes_are_merged(function: Callable[..., Any], merged: bool) -> N
     gm.recompile()
     if "rand" not in gm.code and "empty" not in gm.code:
         torch.testing.assert_close(gm(torch.ones(3)), function(torch.ones(3)))
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    copy = x.clone()
+    x.mul_(2)
+    return copy + x
+
+
+@pytest.mark.parametrize(
+    ("function", "dropped"),
+    [
+        (lambda x: x.sin().clone().exp() * 2, True),
+        (lambda x: x.sin().t().clone().t().exp() * 2, True),
+        (lambda x: x.sin().t().clone(memory_format=torch.contiguous_format) * 2, False),
+        (lambda x: x.clone() * 2, False),
+        (_written, False),
+        (lambda x: x.sin().clone(), False),
+        (lambda x: x.sin().clone().t(), False),
+        (lambda x: (s := x.sin(), s.clone() * 2), False),
+    ],
+)
+def test_copies_are_dropped(function: Callable[..., Any], dropped: bool) -> None:
+    gm = _graph(function, torch.ones(3, 2))
+    assert drop_copies(gm.graph) == dropped
+    gm.graph.lint()
+    gm.recompile()
+    torch.testing.assert_close(gm(torch.ones(3, 2)), function(torch.ones(3, 2)))
 
 
 # ---- the release window --------------------------------------------------------------------------
