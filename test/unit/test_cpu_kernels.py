@@ -283,3 +283,51 @@ def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
     target = record(lambda x: [p * 2 for p in x.split(256, 1)], torch.ones(64, 256 * parts))
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]
     assert ("omp parallel" in source) == threads
+
+
+# ---- results beyond the caches -------------------------------------------------------------------
+
+FAR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "flat": (lambda x: x.relu() + 1, (64, 64), "d_stream"),
+    "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_stream"),
+    "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_stream"),
+    "two types": (lambda x: (x > 0, x * 2), (64, 64), "d_stream"),
+    "rounded": (lambda x: (x * 2).bfloat16(), (64, 64), "d_stream"),
+    "turned": (lambda x: x.mT.contiguous(), (3, 80, 144), "d_turn_far"),
+    "turned, a rest": (lambda x: x.mT.contiguous(), (64, 73), "d_turn_far"),
+    "turned, doubles": (lambda x: x.mT.contiguous(), (64, 70), "d_turn_far"),
+    "no whole lines": (lambda x: x.relu() + 1, (63, 63), ""),
+    "rows of half lines": (lambda x: torch.cat([x, x + 1], -1), (200, 24), ""),
+    "turned, no whole lines": (lambda x: x.mT.contiguous(), (70, 73), ""),
+    "in place": (lambda x: x.mul_(2).add_(1), (64, 64), ""),
+    "few": (lambda x: x.relu() + 1, (32, 16), ""),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
+    fn, shape, call = FAR[name]
+    dtype = torch.float64 if "doubles" in name else torch.float32
+    inputs = [torch.randn(shape, dtype=dtype) for _ in range(fn.__code__.co_argcount)]
+    target = record(fn, *[x.clone() for x in inputs])
+    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert (call in source) if call else "d_stream" not in source
+    torch.compiler.reset()
+    found = compiled(fn)(*[x.clone() for x in inputs])
+    torch.testing.assert_close(found, fn(*inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_results_beyond_the_caches_may_lie_anywhere(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
+    out, x = torch.zeros(64 * 64 + 1)[1:].view(64, 64), torch.randn(64, 64)
+
+    def fn(out: Tensor, x: Tensor) -> None:
+        out.copy_(x.t() if turned else x * 2)
+
+    torch.compiler.reset()
+    compiled(fn)(out, x)
+    assert torch.equal(out, x.t() if turned else x * 2)

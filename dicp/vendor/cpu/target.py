@@ -32,7 +32,7 @@ from dicp.target import (
 from dicp.torch_private import OpOverload, disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
-from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain, has_libmvec
+from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
 from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
@@ -104,7 +104,8 @@ class CpuTarget(Target):
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
         plan = schedule(graph, context.config.fuse, across=Across())
-        rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
+        far = cache_bytes()
+        rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
