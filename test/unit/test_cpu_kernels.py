@@ -106,6 +106,28 @@ def test_sums_of_rows_by_destination(places: int, symbolic: bool) -> None:
         assert worst(found, exact) <= 2 * worst(eager, exact) + 1e-6
 
 
+@pytest.mark.parametrize(
+    ("base", "fresh"),
+    [
+        (lambda x: torch.zeros(400, 96), True),
+        (lambda x: torch.ones(400, 96), False),
+        (lambda x: x[0].expand(400, 96), False),
+    ],
+)
+def test_sums_by_destination_write_zeros_themselves(
+    base: Callable[[Tensor], Tensor], fresh: bool
+) -> None:
+    x, index = torch.randn(500, 96), torch.randint(0, 300, (500,))
+
+    def sums(x: Tensor, index: Tensor) -> Tensor:
+        return base(x).index_add(0, index, x)
+
+    target = record(sums, x, index)
+    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert ("begun" in source) == fresh
+    torch.testing.assert_close(compiled(sums)(x, index), sums(x, index))
+
+
 def test_rows_for_a_destination_that_is_not_there() -> None:
     grad, index = torch.randn(500, 96), torch.full((500,), 400)
     run = compiled(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 400, -1, False))

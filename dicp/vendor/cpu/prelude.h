@@ -379,6 +379,15 @@ template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
 }
 
 // ---- indices from memory -----------------------------------------------------------------------
+// The place before which there are `share` places and rows, first[place] being the rows before a place.
+d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
+  int64_t low = 0, high = places;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (first[middle] + middle < share) low = middle + 1; else high = middle;
+  }
+  return low;
+}
 d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
   if (i >= 0 && i < n) return i;
   if (active) d_report(status, 1, site);

@@ -12,6 +12,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.cpp import render
+from dicp.loop.cpp_scatter import without_zeros
 from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
@@ -104,6 +105,7 @@ class CpuTarget(Target):
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
         plan = schedule(graph, context.config.fuse, across=Across())
+        plan.steps = without_zeros(plan.steps)
         far = cache_bytes()
         rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
