@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +38,9 @@ class CppKernel:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(kernel: Kernel) -> CppKernel:
-    writer = WRITERS[kernel.kind](kernel)
+def render(kernel: Kernel, far_bytes: float = math.inf) -> CppKernel:
+    """The kernel's text; results of `far_bytes` and more are written past the caches."""
+    writer = WRITERS[kernel.kind](kernel, far_bytes)
     lines = writer.lines()
     head = []
     for k, (ref, name) in enumerate(writer.args.items()):

@@ -57,6 +57,8 @@ class Emitter:
         self.local_names: dict[str, int] = {}
         self.staged: dict[tuple[Ref, Index], str] = {}
         """Where elements are found that were copied into a tile before the loop."""
+        self.lined: dict[tuple[Ref, Index], str] = {}
+        """Where elements are put that are written a cache line at a time."""
         self.flagged: set[str] = set()
         """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
         self._uses: dict[int, frozenset[Var]] = {}
@@ -84,7 +86,7 @@ class Emitter:
         for stmt in stmts:
             if isinstance(stmt, Store) and is_copy(stmt):
                 source = self._place(stmt.value.attr)
-                stores.append(f"{pad}{self._arg(stmt.ref)}[{self._index(stmt.index)}] = {source};")
+                stores.append(f"{pad}{self._target(stmt)} = {source};")
                 continue
             value = self.value(stmt.value)
             if isinstance(stmt, Store):
@@ -109,8 +111,12 @@ class Emitter:
         coords = [variable(v) for v in self.kernel.inner]
         return self._index(flatten(coords, contiguous_strides(sizes)))
 
-    def _store(self, stmt: Store, value: str) -> str:
+    def _target(self, stmt: Store) -> str:
         place = f"{self._arg(stmt.ref)}[{self._index(stmt.index)}]"
+        return self.lined.get((stmt.ref, stmt.index), place)
+
+    def _store(self, stmt: Store, value: str) -> str:
+        place = self._target(stmt)
         if stmt.op:
             old = widened(place, stmt.ref.dtype)
             value = REDUCTIONS[stmt.op].combine.format(old, value)

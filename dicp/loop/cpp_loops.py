@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Emitter, Scope, local, margin
+from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.index import FloorDiv, Indirect, Mod, Var, product
 from dicp.loop.kernel import Accumulate, Kernel, Running, Stmt, Store
 from dicp.loop.ops import SCALAR_OPS
@@ -19,6 +21,8 @@ JAM = 4
 scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
 """Elements of a row summed before the sum is added to the total, which is a double."""
+LINE_BYTES = 64
+"""A cache line: what is written past the caches at once, and then not read before."""
 
 
 def in_fours(var: Var) -> bool:
@@ -29,8 +33,11 @@ def in_fours(var: Var) -> bool:
 class Loops(Emitter):
     """What every kind of kernel needs; a subclass per kind writes the nest."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
         super().__init__(kernel)
+        self.far_bytes = far_bytes
+        """The size of a result from which on none of it is in a cache when it is read."""
+        self.writes_far = False
         self._kept: list[list[Range]] = []
         """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
 
@@ -49,13 +56,23 @@ class Loops(Emitter):
         return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
 
     def _in_ranges(
-        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str]
-    ) -> list[str]:
-        """The loop over `var`, in parts where conditions on it would be tested at every point."""
+        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
+        shared: str | None = None,
+    ) -> list[str]:  # fmt: skip
+        """The loop over `var`, in parts where conditions on it would be tested at every point.
+
+        `shared` is the pragma by which threads share whole lines where this loop is the outermost,
+        `pragma` that of the loop itself.
+        """
         parts = split(stmts, var)
         self._kept.append(parts)
         lines: list[str] = []
         for part in parts:
+            far = self._far_stores(part, var) if pragma else []
+            if far:
+                by_lines = self._by_lines(part, var, indent, far)
+                lines += by_lines if shared is None else self._shared(shared, by_lines)
+                continue
             body = self._push((var,), indent + 1)
             self._stmts(part.stmts, body)
             bounds = (self._size(part.low), self._size(part.high))
@@ -64,7 +81,18 @@ class Loops(Emitter):
         return lines
 
     def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
-        return [*([f"  {pragma}"] if pragma else []), *self._nest(loops, inner, 1)]
+        return self._shared(pragma, self._nest(loops, inner, 1))
+
+    def _shared(self, pragma: str, loop: list[str]) -> list[str]:
+        """`loop` under the pragma; each thread waits in the end for what it wrote past the caches,
+        which barriers need not do."""
+        head = [f"  {pragma}"] if pragma else []
+        if not self.writes_far:
+            return [*head, *loop]
+        if pragma:
+            each = pragma.replace("parallel for", "for") + " nowait"
+            head = ["  #pragma omp parallel", "  {", f"  {each}"]
+        return [*head, *loop, "  d_stream_end();", *(["  }"] if pragma else [])]
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,
@@ -77,6 +105,59 @@ class Loops(Emitter):
             lines.append(f"{margin(indent + depth)}{self._for(var, bounds)} {{")
         closing = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
         return [*lines, *inner, *closing]
+
+    # ---- results beyond the caches --------------------------------------------------------------
+
+    def _far_stores(self, part: Range, var: Var) -> list[Store]:
+        """The stores of a loop that fill whole cache lines past the caches.
+
+        Where phases alternate, memory is kept busy by what the caches still have to write.
+        """
+        if self.kernel.kind != "pointwise":
+            return []
+        far = [s for s in part.stmts if isinstance(s, Store) and self._is_far(s, var)]
+        whole = self._line(far)
+        even = all(isinstance(x, int) and x % whole == 0 for x in (part.low, part.high))
+        return far if even else []
+
+    def _line(self, far: Sequence[Store]) -> int:
+        return LINE_BYTES // min((s.ref.dtype.itemsize for s in far), default=LINE_BYTES)
+
+    def _is_far(self, stmt: Store, var: Var) -> bool:
+        index = stmt.index
+        size = product([*(v.size for v in index.variables()), stmt.ref.dtype.itemsize])
+        if stmt.op or not isinstance(size, int) or size < self.far_bytes:
+            return False
+        reads = {e.attr.ref.root for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
+        if stmt.ref.root in reads or index.coefficient(var) != 1:
+            return False
+        others = [(a, c) for a, c in index.terms if a != var]
+        steps = [index.const, *(c for _, c in others)]
+        hidden = any(var in deep_variables(a) for a, _ in others)
+        whole = self._line([stmt])
+        return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
+
+    def _by_lines(self, part: Range, var: Var, indent: int, far: Sequence[Store]) -> list[str]:
+        """The loop over `var` a cache line at a time, made in registers and written at once."""
+        self.writes_far, pad, count = True, margin(indent + 1), self._line(far)
+        for k, s in enumerate(far):
+            self.lined[s.ref, s.index] = f"far{k}[lane]"
+        body = self._push((var,), indent + 2)
+        self._stmts(part.stmts, body)
+        self._pop(body)
+        self.lined.clear()
+        low, high = self._size(part.low), self._size(part.high)
+        return [
+            f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
+            *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} far{k}[{count}];" for k, s in enumerate(far)),
+            f"{pad}#pragma omp simd",
+            f"{pad}for (int64_t lane = 0; lane < {count}; ++lane) {{",
+            f"{margin(indent + 2)}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
+            f"{pad}const int64_t {var.key} = line;",
+            *(f"{pad}d_stream({self._arg(s.ref)} + ({self._index(s.index)}), far{k});"
+              for k, s in enumerate(far)),
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
 
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}

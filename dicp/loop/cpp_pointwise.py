@@ -16,6 +16,9 @@ length is a power of two share cache sets."""
 COPY_TILE = (64, 128)
 """Extents of a tile that is only turned, along its source and along its result: long rows of the
 result, and few rows of it at a time."""
+FAR_WIDTH = 64
+"""Extent along its source of a tile whose result is written past the caches, one line of each row:
+more rows at a time share too few pages."""
 SQUARE = 16
 """Elements both ways that are turned in registers."""
 
@@ -32,7 +35,8 @@ class Pointwise(Loops):
         outer, last = rows[:-1], rows[-1]
         if not outer:
             pragma = f"  {self._parallel(rows, 0, simd=True)}"
-            return self._in_ranges(self._all_stmts(), last, 1, [pragma])
+            shared = self._parallel(rows, 0)
+            return self._in_ranges(self._all_stmts(), last, 1, [pragma], shared)
         crossing = self._crossing_loop()
         if crossing is not None:
             return self._tiled(crossing)
@@ -71,6 +75,11 @@ class Pointwise(Loops):
         base = self._push(outer, depth + 2)
         inside = self._turned_copy(crossing, last, base)
         extents = COPY_TILE if inside else (TILE, TILE)
+        if self.writes_far:
+            extents = (
+                FAR_WIDTH,
+                self._line([s for s in self._all_stmts() if isinstance(s, Store)]),
+            )
         inside = inside or self._tile_loops(crossing, last, base)
         lines, ends = [], []
         for k, (var, extent) in enumerate(zip((crossing, last), extents, strict=True)):
@@ -108,9 +117,12 @@ class Pointwise(Loops):
         if not read or not written:
             return []
         (start, stride), (place, step) = read, written
+        # Squares of shorter elements do not fill lines.
+        self.writes_far = store.ref.dtype.itemsize in (4, 8) and self._is_far(store, last)
+        turn = "d_turn_far" if self.writes_far else "d_turn"
         return [
             *base.lines,
-            f"{margin(base.indent)}d_turn({self._arg(source.ref)} + ({start}), {stride}, "
+            f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
             f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
         ]
 

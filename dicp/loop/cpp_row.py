@@ -27,8 +27,8 @@ WEIGHT_BLOCK = 512
 class Rows(Scans):
     """Rows are shared among threads; few long rows are swept by all threads together."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
+    def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
+        super().__init__(kernel, far_bytes)
         self.extrema: dict[str, str] = {}
         """The extremum whose place an accumulator looks for."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from dicp.loop import ir
@@ -9,15 +13,18 @@ from dicp.loop.cpp_emit import margin
 from dicp.loop.cpp_loops import PARALLEL_COST, deep_variables
 from dicp.loop.cpp_pointwise import Pointwise
 from dicp.loop.cpp_text import VALUE_TYPE
-from dicp.loop.index import Index, Indirect, Var
-from dicp.loop.kernel import Store
+from dicp.loop.index import Index, Indirect, Var, product
+from dicp.loop.ir import Call, Expr, Ref
+from dicp.loop.kernel import Kernel, Store
 
 MIN_WIDTH = 64
 """Elements of a row from which on rows are worth an order of their own."""
 MIN_SHARE = 8
 """Destinations for each row beyond which counting them takes longer than the collisions."""
-BATCH = 64
-"""Destinations that a thread takes at once: frequent ones often lie side by side."""
+MIN_PLACES = 128
+"""Destinations from which on threads find enough of them, however frequent some are."""
+PARTS = 16
+"""Shares of the destinations, with about as many rows each."""
 TOGETHER = (4, 2, 1)
 """Rows added at once: their destination is read and written once for all of them."""
 
@@ -74,7 +81,7 @@ class Scatter(Pointwise):
         ((found, step),) = others
         if not isinstance(found, Indirect) or not isinstance(step, int) or step < last.size:
             return None
-        if last.size < MIN_WIDTH or (isinstance(found.size, int) and found.size < 2 * BATCH):
+        if last.size < MIN_WIDTH or (isinstance(found.size, int) and found.size < MIN_PLACES):
             return None
         if isinstance(row.size, int):
             if row.size * last.size < PARALLEL_COST:
@@ -101,21 +108,28 @@ class Scatter(Pointwise):
             f"  for (int64_t place = 1; place <= {places}; ++place)",
             "    first[place] += first[place - 1];",
             f"  for (int64_t row = {rows}; row-- > 0;) listed[--first[places[row]]] = row;",
-            f"  #pragma omp parallel for schedule(dynamic, {BATCH})",
-            f"  for (int64_t place = 0; place < {places}; ++place) {{",
+            "  #pragma omp parallel for schedule(static)",
+            f"  for (int64_t part = 0; part < {PARTS}; ++part) {{",
+            f"  const int64_t all = {rows} + {places};",
+            f"  const int64_t low = d_share(first, {places}, part * all / {PARTS});",
+            f"  const int64_t high = d_share(first, {places}, (part + 1) * all / {PARTS});",
+            "  for (int64_t place = low; place < high; ++place) {",
             "    int64_t next = first[place];",
             "    const int64_t end = first[place + 1];",
         ]  # fmt: skip
+        if self.kernel.fresh:
+            lines.append("    bool begun = false;")
         for count in TOGETHER:
             lines += self._added_together(store, place, count)
-        return [*lines, "  }", *(f"  d_free({x});" for x in ("first", "listed", "places"))]
+        if self.kernel.fresh:
+            target = self._at_place(store, place)
+            lines.append(f"    if (!begun) {self._for(last)} {target} = 0;")
+        return [*lines, "  }", "  }", *(f"  d_free({x});" for x in ("first", "listed", "places"))]
 
     def _added_together(self, store: Store, place: Indirect, count: int) -> list[str]:
         row, last = self.kernel.rows
-        terms = tuple((a, c) for a, c in store.index.terms if a != place)
-        step = dict(store.index.terms)[place]
-        index = f"{self._size(step)} * place + {self._index(Index(store.index.const, terms))}"
-        target, ctype = f"{self._arg(store.ref)}[{index}]", VALUE_TYPE[store.ref.dtype]
+        target, ctype = self._at_place(store, place), VALUE_TYPE[store.ref.dtype]
+        old = f"begun ? {target} : 0" if self.kernel.fresh else target
         outer = self._push((row,), 5)
         body = self._push((last,), 5)
         value = self.value(store.value)
@@ -124,14 +138,80 @@ class Scatter(Pointwise):
         lines = [
             f"    {'while' if count == TOGETHER[0] else 'if'} (next + {count} <= end) {{",
             "      #pragma omp simd", f"      {self._for(last)} {{",
-            f"        {ctype} sum = {target};",
+            f"        {ctype} sum = {old};",
         ]  # fmt: skip
         for k in range(count):
             lines += [
                 "        {", f"{margin(5)}const int64_t {row.key} = listed[next + {k}];",
                 *outer.lines, *body.lines, f"{margin(5)}sum = sum + {value};", "        }",
             ]  # fmt: skip
-        return [*lines, f"        {target} = sum;", "      }", f"      next += {count};", "    }"]
+        begun = ["      begun = true;"] if self.kernel.fresh else []
+        lines += [f"        {target} = sum;", "      }", f"      next += {count};", *begun, "    }"]
+        return lines
+
+    def _at_place(self, store: Store, place: Indirect) -> str:
+        terms = tuple((a, c) for a, c in store.index.terms if a != place)
+        step = dict(store.index.terms)[place]
+        index = f"{self._size(step)} * place + {self._index(Index(store.index.const, terms))}"
+        return f"{self._arg(store.ref)}[{index}]"
+
+    def writes_all(self) -> Ref | None:
+        """The buffer of which this kernel adds to every element, by destination."""
+        found = self._destination() if self.kernel.rows else None
+        if found is None:
+            return None
+        (store, place), last = found, self.kernel.rows[-1]
+        whole = product([place.size, last.size]) == product(store.ref.root.shape)
+        step = dict(store.index.terms)[place]
+        return store.ref.root if whole and step == last.size and store.index.const == 0 else None
+
+
+def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
+    """The steps without stores of zeros into what a sum by destination then writes as a whole."""
+    kept = list(steps)
+    for at, step in enumerate(steps):
+        buffer = None
+        if isinstance(step, Kernel) and step.kind == "scatter":
+            buffer = Scatter(step).writes_all()
+        earlier = [k for k in range(at) if buffer is not None and buffer in _buffers(kept[k])]
+        if len(earlier) != 1 or not isinstance(step, Kernel):
+            continue
+        (place,) = earlier
+        rest = _without_zeros_of(kept[place], buffer)
+        if rest is not None:
+            kept[place], kept[at] = rest, replace(step, fresh=True)
+    return [s for s in kept if not isinstance(s, Kernel) or any(p.stmts for p in s.phases)]
+
+
+def _buffers(step: Kernel | Call) -> set[Ref]:
+    if not isinstance(step, Kernel):
+        return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
+    stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
+    exprs = [*step.exprs(), *(e for s in stores for e in ir._indirect_exprs(s.index))]
+    reads = {e.attr.ref.root for x in exprs for e in ir.walk(x) if e.op == "read"}
+    return reads | {s.ref.root for s in stores}
+
+
+def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
+    """A kernel without the one store by which it zeroes all of `buffer`, where it does that."""
+    if not isinstance(step, Kernel) or step.kind != "pointwise":
+        return None
+    stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
+    zeros = [s for s in stores if s.ref.root is buffer and not s.op and _is_zero(s.value)]
+    reads = {e.attr.ref.root for x in step.exprs() for e in ir.walk(x) if e.op == "read"}
+    if len(zeros) != 1 or buffer in reads or sum(s.ref.root is buffer for s in stores) != 1:
+        return None
+    written = product(v.size for v in zeros[0].index.variables())
+    if written != product(zeros[0].ref.root.shape):
+        return None
+    phases = tuple(
+        replace(p, stmts=tuple(s for s in p.stmts if s is not zeros[0])) for p in step.phases
+    )
+    return replace(step, phases=phases)
+
+
+def _is_zero(value: Expr) -> bool:
+    return value.op == "const" and value.attr == 0 and math.copysign(1, value.attr) > 0
 
 
 def _owns(index: Index, var: Var) -> bool:

@@ -96,6 +96,8 @@ class Kernel:
     inner: tuple[Var, ...]
     phases: tuple[Phase, ...]
     origins: tuple[Origin, ...]
+    fresh: bool = False
+    """Whether a scatter's buffer holds nothing yet and counts as zeros: it writes every element."""
 
     def exprs(self) -> Iterator[Expr]:
         for phase in self.phases:

@@ -106,6 +106,28 @@ def test_sums_of_rows_by_destination(places: int, symbolic: bool) -> None:
         assert worst(found, exact) <= 2 * worst(eager, exact) + 1e-6
 
 
+@pytest.mark.parametrize(
+    ("base", "fresh"),
+    [
+        (lambda x: torch.zeros(400, 96), True),
+        (lambda x: torch.ones(400, 96), False),
+        (lambda x: x[0].expand(400, 96), False),
+    ],
+)
+def test_sums_by_destination_write_zeros_themselves(
+    base: Callable[[Tensor], Tensor], fresh: bool
+) -> None:
+    x, index = torch.randn(500, 96), torch.randint(0, 300, (500,))
+
+    def sums(x: Tensor, index: Tensor) -> Tensor:
+        return base(x).index_add(0, index, x)
+
+    target = record(sums, x, index)
+    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert ("begun" in source) == fresh
+    torch.testing.assert_close(compiled(sums)(x, index), sums(x, index))
+
+
 def test_rows_for_a_destination_that_is_not_there() -> None:
     grad, index = torch.randn(500, 96), torch.full((500,), 400)
     run = compiled(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 400, -1, False))
@@ -283,3 +305,51 @@ def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
     target = record(lambda x: [p * 2 for p in x.split(256, 1)], torch.ones(64, 256 * parts))
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]
     assert ("omp parallel" in source) == threads
+
+
+# ---- results beyond the caches -------------------------------------------------------------------
+
+FAR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+    "flat": (lambda x: x.relu() + 1, (64, 64), "d_stream"),
+    "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_stream"),
+    "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_stream"),
+    "two types": (lambda x: (x > 0, x * 2), (64, 64), "d_stream"),
+    "rounded": (lambda x: (x * 2).bfloat16(), (64, 64), "d_stream"),
+    "turned": (lambda x: x.mT.contiguous(), (3, 80, 144), "d_turn_far"),
+    "turned, a rest": (lambda x: x.mT.contiguous(), (64, 73), "d_turn_far"),
+    "turned, doubles": (lambda x: x.mT.contiguous(), (64, 70), "d_turn_far"),
+    "no whole lines": (lambda x: x.relu() + 1, (63, 63), ""),
+    "rows of half lines": (lambda x: torch.cat([x, x + 1], -1), (200, 24), ""),
+    "turned, no whole lines": (lambda x: x.mT.contiguous(), (70, 73), ""),
+    "in place": (lambda x: x.mul_(2).add_(1), (64, 64), ""),
+    "few": (lambda x: x.relu() + 1, (32, 16), ""),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
+    fn, shape, call = FAR[name]
+    dtype = torch.float64 if "doubles" in name else torch.float32
+    inputs = [torch.randn(shape, dtype=dtype) for _ in range(fn.__code__.co_argcount)]
+    target = record(fn, *[x.clone() for x in inputs])
+    source = target.render(target.programs[0], Config()).files["kernels.cpp"]
+    assert (call in source) if call else "d_stream" not in source
+    torch.compiler.reset()
+    found = compiled(fn)(*[x.clone() for x in inputs])
+    torch.testing.assert_close(found, fn(*inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_results_beyond_the_caches_may_lie_anywhere(
+    turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
+    out, x = torch.zeros(64 * 64 + 1)[1:].view(64, 64), torch.randn(64, 64)
+
+    def fn(out: Tensor, x: Tensor) -> None:
+        out.copy_(x.t() if turned else x * 2)
+
+    torch.compiler.reset()
+    compiled(fn)(out, x)
+    assert torch.equal(out, x.t() if turned else x * 2)

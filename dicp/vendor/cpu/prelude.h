@@ -48,12 +48,13 @@ d_inline double d_tanh(double x) { return tanh(x); }
 d_inline double d_erf(double x) { return erf(x); }
 d_math2(atan2, d_vector) d_math2(hypot, d_vector) d_math2(pow, d_vector)
 d_math2(nextafter, d_scalar)
-extern "C" void* malloc(unsigned long);
+extern "C" void* aligned_alloc(unsigned long, unsigned long);
 extern "C" void free(void*);
 extern "C" double fmod(double, double);
 extern "C" float fmodf(float, float);
 
-d_inline void* d_alloc(uint64_t bytes) { return malloc(bytes ? bytes : 1); }
+// Whole cache lines: vectors that cross from one to the next take twice as long.
+d_inline void* d_alloc(uint64_t bytes) { return aligned_alloc(64, (bytes + 64) / 64 * 64); }
 d_inline void d_free(void* p) { free(p); }
 // Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
 d_inline int64_t d_parts(int64_t rows) {
@@ -226,7 +227,6 @@ template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   }
 d_float_division(float, fmodf) d_float_division(double, fmod)
 
-// ---- tiles turned in registers -----------------------------------------------------------------
 #if defined(__AVX512F__)
 #define D_VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -234,6 +234,40 @@ d_float_division(float, fmodf) d_float_division(double, fmod)
 #else
 #define D_VECTOR_BYTES 16
 #endif
+
+// ---- results that no cache keeps until they are read ---------------------------------------------
+typedef float d_far __attribute__((vector_size(D_VECTOR_BYTES)));
+#if defined(__clang__)
+#define d_store_far(to, v) __builtin_nontemporal_store(v, (d_far*)(to))
+#elif defined(__AVX512F__)
+#define d_store_far(to, v) __builtin_ia32_movntps512(to, v)
+#elif defined(__AVX__)
+#define d_store_far(to, v) __builtin_ia32_movntps256(to, v)
+#elif defined(__SSE__)
+#define d_store_far(to, v) __builtin_ia32_movntps(to, v)
+#else
+#define d_store_far(to, v) __builtin_memcpy(to, &(v), sizeof(d_far))
+#endif
+// Whole lines written past the caches, which then need not read them first.
+template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
+  constexpr int bytes = N * (int)sizeof(T);
+  if ((uint64_t)to % D_VECTOR_BYTES) { __builtin_memcpy(to, from, bytes); return; }
+  for (int k = 0; k < bytes; k += D_VECTOR_BYTES) {
+    d_far v;
+    __builtin_memcpy(&v, (const char*)from + k, sizeof(v));
+    d_store_far((float*)((char*)to + k), v);
+  }
+}
+// Other threads see what was written so only after this.
+d_inline void d_stream_end() {
+#if defined(__SSE__)
+  __builtin_ia32_sfence();
+#else
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+// ---- tiles turned in registers -----------------------------------------------------------------
 template <int...> struct d_pack {};
 #if defined(__clang__)
 template <class, int... j> struct d_packed { typedef d_pack<j...> type; };
@@ -261,7 +295,8 @@ template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
     d_exchanges<N, s / 2, V, M>(rows);
   }
 }
-template <class T, int N> d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) {
+template <bool far, class T, int N>
+d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) {
   typedef T V __attribute__((vector_size(N * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(N * sizeof(T))));
@@ -273,7 +308,10 @@ template <class T, int N> d_inline void d_turn_square(const T* from, int64_t str
   for (int i = 0; i < N; ++i) __builtin_memcpy(&rows[i], from + i * stride, sizeof(V));
   d_exchanges<N, N / 2, V, M>(rows);
 #pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
+  for (int i = 0; i < N; ++i) {
+    if constexpr (far) d_store_far((float*)(to + i * step), (d_far)rows[i]);
+    else __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
+  }
 }
 // to[c * K + l] = from[l * stride + c] for c < width, l < K: colours of an image, side by side.
 template <int K, class T>
@@ -285,18 +323,29 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
   }
 }
 // to[c * step + l] = from[l * stride + c] for c < width, l < height: whole squares in registers.
-template <class T>
-d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+template <bool far, class T>
+d_inline void d_turn_by_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
+                                int64_t height) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
-  if (height == 2 && step == 2) return d_interleave<2>(from, stride, to, width);
-  if (height == 3 && step == 3) return d_interleave<3>(from, stride, to, width);
-  if (height == 4 && step == 4) return d_interleave<4>(from, stride, to, width);
   const int64_t columns = width / N * N, rows = height / N * N;
   for (int64_t c = 0; c < columns; c += N)
     for (int64_t l = 0; l < rows; l += N)
-      d_turn_square<T, N>(from + l * stride + c, stride, to + c * step + l, step);
+      d_turn_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
   for (int64_t l = 0; l < height; ++l)
     for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
+}
+template <class T>
+d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+  if (height == 2 && step == 2) return d_interleave<2>(from, stride, to, width);
+  if (height == 3 && step == 3) return d_interleave<3>(from, stride, to, width);
+  if (height == 4 && step == 4) return d_interleave<4>(from, stride, to, width);
+  d_turn_by_squares<false>(from, stride, to, step, width, height);
+}
+// The same past the caches, where a step is whole cache lines.
+template <class T>
+d_inline void d_turn_far(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+  if ((uint64_t)to % D_VECTOR_BYTES) return d_turn_by_squares<false>(from, stride, to, step, width, height);
+  d_turn_by_squares<true>(from, stride, to, step, width, height);
 }
 
 // ---- running sums ------------------------------------------------------------------------------
@@ -330,6 +379,15 @@ template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
 }
 
 // ---- indices from memory -----------------------------------------------------------------------
+// The place before which there are `share` places and rows, first[place] being the rows before a place.
+d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
+  int64_t low = 0, high = places;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (first[middle] + middle < share) low = middle + 1; else high = middle;
+  }
+  return low;
+}
 d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
   if (i >= 0 && i < n) return i;
   if (active) d_report(status, 1, site);

@@ -12,6 +12,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.cpp import render
+from dicp.loop.cpp_scatter import without_zeros
 from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
@@ -33,7 +34,7 @@ from dicp.target import (
 from dicp.torch_private import OpOverload, disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
-from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain, has_libmvec
+from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
 from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
@@ -105,7 +106,9 @@ class CpuTarget(Target):
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
         plan = schedule(graph, context.config.fuse, across=Across())
-        rendered = {k: render(s) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
+        plan.steps = without_zeros(plan.steps)
+        far = cache_bytes()
+        rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
         return ProgramBuilder(plan).build(rendered, lowering.reports)
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shlex
 import shutil
@@ -86,6 +87,16 @@ def cpu_model() -> str:
         if name.strip() in wanted:
             rows.setdefault(name.strip(), value.strip())
     return "|".join(rows.values())
+
+
+@lru_cache(maxsize=1)
+def cache_bytes() -> float:
+    """The size of the last cache that threads share; infinite where the system does not tell it."""
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    try:
+        return max(int(p.read_text().strip().removesuffix("K")) << 10 for p in sizes)
+    except (OSError, ValueError):
+        return math.inf
 
 
 def has_libmvec() -> bool:
