@@ -1,4 +1,4 @@
-"""Our own convolutions, of filters with many channels or one: taken where they fit, and right."""
+"""Our own convolutions of filters with many channels: taken where they fit, and right."""
 
 from __future__ import annotations
 
@@ -77,30 +77,6 @@ def test_filters_of_one_pixel_on_channels_last(
     assert steps.count(named("dicp_product", dtype)) == 2, "rows of one matrix"
 
 
-@pytest.mark.parametrize(
-    ("image", "taps", "options"),
-    [
-        ((2, 16, 9, 11), (5, 5), {"padding": 2}),
-        ((1, 24, 7, 7), (3, 3), {"padding": 1}),
-        ((3, 40, 8, 7), (7, 7), {"padding": 3}),
-        ((1, 21, 20, 17), (3, 9), {"stride": 2, "padding": (1, 0)}),
-        ((2, 33, 12, 3), (1, 4), {"padding": (0, 5), "dilation": 2}),
-        ((2, 18, 4, 4), (5, 6), {"stride": (3, 2), "padding": 4}),
-    ],
-    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else "",
-)
-def test_depthwise_filters(
-    tmp_path: Path, image: tuple[int, ...], taps: tuple[int, ...], options: dict[str, Any]
-) -> None:
-    def convolution(x: Tensor, w: Tensor) -> Tensor:
-        y = F.conv2d(x, w, groups=image[1], **options)
-        return y.contiguous(memory_format=torch.channels_last)
-
-    x = torch.randn(image).to(memory_format=torch.channels_last).requires_grad_()
-    steps = check(tmp_path, convolution, x, leaf(image[1], 1, *taps))
-    assert steps.count("dicp_depthwise_filters") == 1, steps
-
-
 def test_larger_convolutions(tmp_path: Path) -> None:
     """Images in parts, some of them the last; tiles that pixels of several rows share."""
     for image, filters, stride in (
@@ -129,23 +105,3 @@ def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> No
     assert not any("dicp" in s for s in steps)
     half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
     assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
-
-
-@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (5, 1), (5, 2), (5, (1, 2))], ids=str)
-def test_depthwise_gradients_in_halves(
-    tmp_path: Path, size: int, stride: Any, symbolic: bool
-) -> None:
-    """Those that the library makes slowly are made in float32; those of filters are made here."""
-    half = torch.bfloat16
-    x = leaf(2, 24, 13, 12, dtype=half).detach().to(memory_format=torch.channels_last)
-    w = torch.nn.Parameter(leaf(24, 1, size, size, dtype=half))
-
-    def convolve(x: Tensor, w: Tensor) -> Tensor:
-        return F.conv2d(x, w, stride=stride, padding=size // 2, groups=24)
-
-    steps = check(tmp_path, convolve, x.requires_grad_(), w, dynamic=symbolic)
-    if not symbolic:  # else the stride is a symbol too
-        assert sum("convolution_backward" in step for step in steps) == 1
-        assert steps.count("dicp_depthwise_filters") == 1
-    check(tmp_path, convolve, x.detach().contiguous().requires_grad_(), w, dynamic=symbolic)

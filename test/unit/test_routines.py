@@ -91,7 +91,8 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @by_dtype
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(2, 3, 5), (48, 32, 64), (100, 1101, 33), (13, 1, 300)]
+    ("rows", "depth", "columns"),
+    [(2, 3, 5), (48, 32, 64), (100, 1101, 33), (13, 1, 300), (30, 3100, 17)],
 )
 def test_products(
     tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool, dtype: torch.dtype

@@ -19,6 +19,8 @@ HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "dept
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
 """Element type -> how names of routines end, and its name in C++."""
+DEPTHWISE_TAPS = (3, 5, 7)
+"""Columns of filters that see one channel for which there are kernels."""
 GROUPS = {
     "product": {
         "dicp_product": "d_product<{}>(args, sizes, false)",
@@ -37,7 +39,21 @@ GROUPS = {
         "dicp_patches_images": "d_patches_images(args, sizes)",
         "dicp_patches_filters": "d_patches_filters(args, sizes)",
     },
-    "depthwise_filters": {"dicp_depthwise_filters": "d_depthwise_filters(args, sizes)"},
+    **{
+        f"depthwise_{n}": {
+            f"dicp_depthwise_{n}": f"d_depthwise_forward<{{}}, {n}>(args, sizes, false)",
+            f"dicp_depthwise_{n}_biased": f"d_depthwise_forward<{{}}, {n}>(args, sizes, true)",
+        }
+        for n in DEPTHWISE_TAPS
+    },
+    **{
+        f"depthwise_gradients_{n}": {
+            f"dicp_depthwise_images_{n}": f"d_depthwise_backward<{{}}, {n}>(args, sizes)",
+            f"dicp_depthwise_filters_{n}": f"d_depthwise_filters_of<{{}}, {n}>(args, sizes)",
+        }
+        for n in DEPTHWISE_TAPS
+    },
+    "depthwise_filters": {"dicp_depthwise_filters": "d_depthwise_filters_of<{}, 0>(args, sizes)"},
     "attention": {
         "dicp_attention": "d_attention_forward<{}>(args, sizes, false)",
         "dicp_attention_masked": "d_attention_forward<{}>(args, sizes, true)",

@@ -12,7 +12,7 @@ from dicp.loop.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
-from dicp.vendor.cpu.routines import depthwise
+from dicp.vendor.cpu.routines import depthwise, pieces
 from dicp.vendor.cpu.routines.common import call, in_float32, is_taken, rows_of
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
@@ -53,8 +53,12 @@ def convolution(
             if how.by_pixel(x, axes) and _pixels_in_rows(lw.realize(x)):
                 return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
             return _convolved(lw, x, w, bias, out, axes, how.groups, skips)
-        if how.by_pixel(x, axes) and is_channels_last(out):
-            return _by_pixel(lw, x, w, bias, out)
+        if how.in_pieces(x, axes) and is_channels_last(out):
+            return pieces.convolved(lw, x, w, bias, out, axes)
+    elif how.fits_depthwise(x, w) and is_taken(x, w, bias):
+        found = depthwise.convolved(lw, x, w, bias, out, how.axes(x, w, out.shape))
+        if found is not None:
+            return found
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
 
@@ -73,13 +77,16 @@ def convolution_backward(
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
-        if how.by_pixel(x, axes) and is_channels_last(images or lw.realize(x)):
-            results[:2] = _by_pixel_backward(lw, grad, x, w, images, filters)
+        if how.in_pieces(x, axes) and is_channels_last(images or lw.realize(x)):
+            results[:2] = pieces.gradients(lw, grad, x, w, images, filters, axes)
         elif x.ndim == 3 or _pixels_in_rows(lw.realize(grad), lw.realize(x)):
             results[:2] = _backward(lw, grad, x, w, images, filters, axes, how.groups)
-    elif mask[1] and not how.transposed and x.ndim == 4 and depthwise.fits(w, how.groups):
+    elif how.fits_depthwise(x, w) and is_taken(grad, x, w):
         axes = how.axes(x, w, grad.shape)
-        results[1] = depthwise.filters_gradient(lw, grad, x, lw.result(metas[1]), axes)
+        if mask[0]:
+            results[0] = depthwise.images_gradient(lw, grad, w, lw.result(metas[0]), axes)
+        if mask[1]:
+            results[1] = depthwise.filters_gradient(lw, grad, x, lw.result(metas[1]), axes)
     missing = [on and result is None for on, result in zip(mask, results, strict=True)]
     if mask[2]:
         results[2], missing[2] = bias_gradient(lw, grad), False
@@ -126,6 +133,9 @@ class Options:
         """Images of one or two dimensions, and filters that see more than one channel."""
         return not self.transposed and x.ndim in (3, 4) and not self.is_depthwise(w)
 
+    def fits_depthwise(self, x: Value, w: Value) -> bool:
+        return not self.transposed and x.ndim == 4 and depthwise.fits(w, self.groups)
+
     def is_depthwise(self, w: Value) -> bool:
         return w.shape[1] == 1 and self.groups != 1
 
@@ -149,6 +159,9 @@ class Options:
         """Several images, each no more than its channels: a row of one matrix."""
         single = all(axis[:2] == (1, 1) for axis in axes)
         return single and x.shape[0] != 1 and self.by_pixel(x, axes)
+
+    def in_pieces(self, x: Value, axes: Sequence[Axis]) -> bool:
+        return x.ndim == 4 and self.groups == 1 and pieces.fit(axes)
 
     def by_pixel(self, x: Value, axes: Sequence[Axis]) -> bool:
         return x.ndim == 4 and self.groups == 1 and _of_one_pixel(axes)
@@ -288,16 +301,6 @@ def _pixels_in_rows(*images: Ref) -> bool:
     return all(i.strides[2:] == contiguous_strides(i.shape[2:]) for i in images)
 
 
-def _by_pixel(lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref) -> Value:
-    """Filters of one pixel, channels last: a product of the pixels with the filters."""
-    n, c, h, k = x.shape
-    pixels = lw.reshape(lw.permute(x, [0, 2, 3, 1]), (n * h * k, c))
-    filters = lw.permute(lw.reshape(w, (w.shape[0], c)), [1, 0])
-    refs = [lw.realize(pixels), lw.realize(filters)]
-    counts = (1, n * h * k, w.shape[0], c)
-    return multiplied(lw, refs, out, counts, (0, out.shape[1]), bias)
-
-
 def _by_pixel_in_rows(
     lw: Lowering, x: Value, filters: Value, bias: Value | None, out: Ref
 ) -> Value:
@@ -372,27 +375,3 @@ def _turned(lw: Lowering, w: Value) -> Value:
         return [idx[1], idx[0], *(i * -1 + normal(size - 1) for i, size in taps)]
 
     return lw.view(w, (w.shape[1], w.shape[0], *w.shape[2:]), place)
-
-
-def _by_pixel_backward(
-    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None
-) -> tuple[Value | None, Value | None]:
-    """Filters of one pixel, channels last: products over channels and over pixels."""
-    n, c, h, k = x.shape
-    o = w.shape[0]
-    found: list[Value | None] = [None, None]
-    pixels = normal(n * h * k)
-    reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (pixels, o))
-    if images is not None:
-        refs = [lw.realize(reached), lw.realize(lw.reshape(w, (o, c)))]
-        found[0] = multiplied(lw, refs, images, (1, pixels, c, o), (0, c))
-    if filters is not None and _is_dense_matrix(filters):
-        seen = lw.reshape(lw.permute(x, [0, 2, 3, 1]), (pixels, c))
-        refs = [lw.realize(lw.permute(reached, [1, 0])), lw.realize(seen)]
-        found[1] = multiplied(lw, refs, filters, (1, o, c, pixels), (0, c))
-    return found[0], found[1]
-
-
-def _is_dense_matrix(filters: Ref) -> bool:
-    """Filters of one pixel whose channels lie one after another."""
-    return filters.strides[:2] == (filters.shape[1], 1)

@@ -1,72 +1,277 @@
-// The gradient of filters that see one channel each, channels last: vectors of channels, and sums
-// held in registers for one row of taps at a time.
+// Convolution of images by filters that see one channel each, channels last, and its gradients:
+// vectors of channels, and sums of neighbouring pixels held in registers. Numbers are float or
+// bfloat16 in memory; filters' gradients and all sums are float.
 #pragma once
 #include "convolution.h"
+
+constexpr int64_t d_few_pixels = 128;  // pixels whose products are summed before others are added
+
+d_inline d_vec d_lanes_of(const float* from) { return *(const d_vec*)from; }
+d_inline void d_keep_lanes(float* to, d_vec from) { *(d_vec*)to = from; }
+d_inline d_vec d_lanes_of(const d_bf16* from) {
+  d_bf16 some __attribute__((vector_size(2 * d_lanes)));
+  __builtin_memcpy(&some, from, sizeof some);
+  return (d_vec)(__builtin_convertvector(some, d_words) << 16);
+}
+d_inline void d_keep_lanes(d_bf16* to, d_vec from) {
+#if defined(__AVX512BF16__)
+  d_bf16 some __attribute__((vector_size(2 * d_lanes)));
+  asm("vcvtneps2bf16 %1, %0" : "=v"(some) : "v"(from));
+  __builtin_memcpy(to, &some, sizeof some);
+#else
+  for (int j = 0; j < d_lanes; ++j) to[j] = d_to_bf16(from[j]);
+#endif
+}
 
 struct d_depthwise {
   int64_t images, channels;
   d_axis high, wide;
-  const float *x, *grad;
-  float* to;
 
-  // Row `tap` of the filters of d_lanes channels, TAPS of its columns from `first` on. Long sums are
-  // made of those of each image's rows.
-  template <int TAPS> void row(int64_t channel, int64_t skip, int64_t tap, int64_t first) const {
-    const int64_t apart = wide.dilation * channels;
-    const int64_t from = wide.first(first), end = wide.last(first + TAPS - 1);
-    d_vec total[TAPS] = {};
-    for (int64_t image = 0; image < images; ++image)
-      for (int64_t o = high.first(tap); o < high.last(tap); ++o) {
-        const float* seen = x + (image * high.in + high.source(o, tap)) * wide.in * channels + channel;
-        const float* reached = grad + (image * high.out + o) * wide.out * channels + channel;
-        d_vec sum[TAPS] = {};
-        for (int64_t p = from; p < end; ++p) {
-          const d_vec g = *(const d_vec*)(reached + p * channels);
-          const float* pixel = seen + wide.source(p, first) * channels;
+  explicit d_depthwise(const int64_t* sizes)
+      : images(sizes[0]), channels(sizes[1]), high(d_axis_of(sizes + 2)),
+        wide(d_axis_of(sizes + 8)) {}
+  int64_t taps() const { return high.taps * wide.taps; }
+  int64_t blocks() const { return (channels + d_lanes - 1) / d_lanes; }
+  // The last block overlaps the one before.
+  int64_t channel(int64_t block) const { return d_least(block * d_lanes, channels - d_lanes); }
+  bool is_large() const { return images * channels * high.out * wide.out * taps() > 50000; }
+};
+
+// ---- the result, and turned, the gradient of images -----------------------------------------
+// A row of TAPS taps reaches pixel i - t at tap t from pixel i, in units of the step; turned, it
+// reaches pixel i + t.
+template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
+  const d_depthwise& all;
+  const T* from;
+  const float *weights, *bias;
+  T* to;
+
+  static constexpr int before = TURNED ? (TAPS - 1) / STEP : 0;
+  int64_t in(const d_axis& axis) const { return TURNED ? axis.out : axis.in; }
+  int64_t out(const d_axis& axis) const { return TURNED ? axis.in : axis.out; }
+  // What row of images a row of the result reads at a tap; -1 if none.
+  int64_t source(int64_t row, int64_t tap) const {
+    const d_axis& y = all.high;
+    const int64_t at = TURNED ? row + y.padding - tap * y.dilation : y.source(row, tap);
+    if (at < 0 || (TURNED && at % y.stride)) return -1;
+    const int64_t found = TURNED ? at / y.stride : at;
+    return found < in(y) ? found : -1;
+  }
+  // What one row of taps adds to N neighbouring pixels. Those read begin at `seen`; [first, last) of
+  // them are inside of the image.
+  template <int N>
+  __attribute__((always_inline)) void add(const T* seen, int64_t first, int64_t last,
+                                          const float* filters, d_vec* sum) const {
+    constexpr int reads = TURNED ? before + (N - 1) / STEP + 1 : (N - 1) * STEP + TAPS;
+    const int64_t step = all.channels;
+    d_vec weight[TAPS];
 #pragma GCC unroll 8
-          for (int t = 0; t < TAPS; ++t) sum[t] += g * *(const d_vec*)(pixel + t * apart);
-        }
-        for (int t = 0; t < TAPS; ++t) {
-          const int64_t last = wide.last(first + t), right = end > from ? end : from;
-          sum[t] += edge(seen, reached, first + t, wide.first(first + t), d_least(from, last));
-          sum[t] += edge(seen, reached, first + t, right, last);
-          total[t] += sum[t];
-        }
+    for (int t = 0; t < TAPS; ++t) weight[t] = ((const d_vec*)filters)[t];
+#pragma GCC unroll 32
+    for (int i = 0; i < reads; ++i) {
+      if (i < first || i >= last) continue;
+      const d_vec pixel = d_lanes_of(seen + i * step);
+#pragma GCC unroll 8
+      for (int t = 0; t < TAPS; ++t) {
+        const int at = TURNED ? (i - before) * STEP + t : i - t, x = TURNED ? at : at / STEP;
+        if (at >= 0 && x < N && (TURNED || at % STEP == 0)) sum[x] += pixel * weight[t];
       }
-    for (int64_t lane = skip; lane < d_lanes; ++lane)
-      for (int t = 0; t < TAPS; ++t)
-        to[((channel + lane) * high.taps + tap) * wide.taps + first + t] = total[t][lane];
+    }
   }
-  // The same sum of one tap, at pixels where others read outside of the image.
-  d_vec edge(const float* seen, const float* reached, int64_t tap, int64_t from, int64_t end) const {
-    d_vec sum = {};
-    for (int64_t p = from; p < end; ++p)
-      sum += *(const d_vec*)(reached + p * channels) *
-             *(const d_vec*)(seen + wide.source(p, tap) * channels);
-    return sum;
+  // A row of the result, N pixels at a time.
+  template <int N> void row(int64_t image, int64_t row, int64_t block) const {
+    const int64_t n = all.channels, channel = all.channel(block), width = out(all.wide);
+    const int64_t seen = in(all.wide), padding = all.wide.padding;
+    const T* pixels = from + image * in(all.high) * seen * n + channel;
+    T* line = to + (image * out(all.high) + row) * width * n + channel;
+    for (int64_t x = TURNED ? -(padding % STEP) : 0; x < width; x += N) {
+      const int64_t first = TURNED ? (x + padding) / STEP - before : x * STEP - padding;
+      d_vec sum[N];
+#pragma GCC unroll 8
+      for (int k = 0; k < N; ++k) sum[k] = bias ? ((const d_vec*)bias)[block] : d_vec{};
+      for (int64_t tap = 0; tap < all.high.taps; ++tap) {
+        const int64_t at = source(row, tap);
+        if (at >= 0)
+          add<N>(pixels + (at * seen + first) * n, -first, seen - first,
+                 weights + (block * all.high.taps + tap) * TAPS * d_lanes, sum);
+      }
+#pragma GCC unroll 8
+      for (int k = 0; k < N; ++k)
+        if (x + k >= 0 && x + k < width) d_keep_lanes(line + (x + k) * n, sum[k]);
+    }
   }
-  void taps(int64_t block, int64_t tap) const {
-    // The last block overlaps the one before: its first lanes are computed and not written.
-    const int64_t channel = d_least(block * d_lanes, channels - d_lanes);
-    const int64_t skip = block * d_lanes - channel;
-    int64_t first = 0;
-    for (; first + 7 <= wide.taps; first += 7) row<7>(channel, skip, tap, first);
-    for (; first + 5 <= wide.taps; first += 5) row<5>(channel, skip, tap, first);
-    for (; first + 3 <= wide.taps; first += 3) row<3>(channel, skip, tap, first);
-    for (; first < wide.taps; ++first) row<1>(channel, skip, tap, first);
+  void run() const {
+    const int64_t rows = all.images * out(all.high);
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < rows; ++task)
+      for (int64_t block = 0; block < all.blocks(); ++block)
+        if (out(all.wide) > 4)
+          row<8>(task / out(all.high), task % out(all.high), block);
+        else
+          row<4>(task / out(all.high), task % out(all.high), block);
   }
 };
 
-// Arguments: images, the gradient of the result, the gradient of the filters. Sizes: images,
-// channels, at least d_lanes of them, and both axes.
-static void d_depthwise_filters(void** args, const int64_t* sizes) {
-  const d_depthwise all = {
-      sizes[0], sizes[1],
-      {sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7]},
-      {sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], sizes[13]},
-      (const float*)args[0], (const float*)args[1], (float*)args[2]};
-  const int64_t blocks = (all.channels + d_lanes - 1) / d_lanes, rows = all.high.taps;
-#pragma omp parallel for schedule(dynamic) \
-    if (all.images * all.channels * all.high.out * all.wide.out * rows * all.wide.taps > 50000)
-  for (int64_t task = 0; task < blocks * rows; ++task) all.taps(task / rows, task % rows);
+template <class T, int TAPS, int STEP, bool TURNED>
+static void d_depthwise_made(const d_depthwise& all, const T* from, const T* weights, const T* bias,
+                             T* to) {
+  const int64_t taps = all.taps(), vectors = all.blocks() * d_lanes;
+  float* copies = d_floats((taps + 1) * vectors);  // every tap of a block a vector
+  float* biases = copies + taps * vectors;
+  const d_depthwise_images<T, TAPS, STEP, TURNED> made = {
+      all, from, copies, bias ? biases : nullptr, to};
+#pragma omp parallel if (all.is_large())
+  {
+#pragma omp for schedule(static)
+    for (int64_t block = 0; block < all.blocks(); ++block) {
+      const int64_t channel = all.channel(block);
+      float* copy = copies + block * taps * d_lanes;
+      if constexpr (sizeof(T) == sizeof(float))
+        d_transpose(weights + channel * taps, taps, d_lanes, taps, copy, d_lanes);
+      else
+        d_copy(weights + channel * taps, 1, taps, taps, d_lanes, copy, d_lanes);
+      if (bias) d_copy(bias + channel, 0, 1, 1, d_lanes, biases + block * d_lanes, 0);
+    }
+    made.run();
+  }
+  d_done(copies);
+}
+template <class T, int TAPS, bool TURNED>
+static void d_depthwise_stepped(const int64_t* sizes, const void* from, const void* weights,
+                                const void* bias, void* to) {
+  const d_depthwise all(sizes);
+  const auto run = all.wide.stride == 1 ? d_depthwise_made<T, TAPS, 1, TURNED>
+                                        : d_depthwise_made<T, TAPS, 2, TURNED>;
+  run(all, (const T*)from, (const T*)weights, (const T*)bias, (T*)to);
+}
+
+// Arguments: images, filters of TAPS columns, the bias if there is one, the result. Sizes: images,
+// channels, at least d_lanes of them, and both axes; the second has no dilation and a stride of 1
+// or 2.
+template <class T, int TAPS>
+static void d_depthwise_forward(void** args, const int64_t* sizes, bool biased) {
+  d_depthwise_stepped<T, TAPS, false>(sizes, args[0], args[1], biased ? args[2] : nullptr,
+                                      args[2 + biased]);
+}
+// Arguments: the gradient of the result, filters, the gradient of the images. Sizes as above.
+template <class T, int TAPS> static void d_depthwise_backward(void** args, const int64_t* sizes) {
+  d_depthwise_stepped<T, TAPS, true>(sizes, args[0], args[1], nullptr, args[2]);
+}
+
+// ---- the gradient of filters ----------------------------------------------------------------
+// Each thread sums what some rows of the result add. A step of 0: taps one at a time, at any step.
+template <class T, int TAPS, int STEP> struct d_depthwise_filters {
+  const d_depthwise& all;
+  const T *from, *reached;
+
+  // What N pixels of the result, from `reaching` on, add at a row of taps.
+  template <int N>
+  __attribute__((always_inline)) void add(const T* seen, const T* reaching, int64_t first,
+                                          int64_t last, float* sums) const {
+    const int64_t step = all.channels;
+    d_vec sum[TAPS], grad[N];
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) sum[t] = ((const d_vec*)sums)[t];
+#pragma GCC unroll 8
+    for (int x = 0; x < N; ++x) grad[x] = d_lanes_of(reaching + x * step);
+#pragma GCC unroll 32
+    for (int i = 0; i < (N - 1) * STEP + TAPS; ++i) {
+      if (i < first || i >= last) continue;
+      const d_vec pixel = d_lanes_of(seen + i * step);
+#pragma GCC unroll 8
+      for (int t = 0; t < TAPS; ++t)
+        if (i >= t && (i - t) % STEP == 0 && (i - t) / STEP < N)
+          sum[t] += pixel * grad[(i - t) / STEP];
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < TAPS; ++t) ((d_vec*)sums)[t] = sum[t];
+  }
+  // The pixels of a row from `x` on, N at a time.
+  template <int N>
+  int64_t pieces(const T* image, const T* reaching, int64_t row, int64_t x, float* sums) const {
+    const d_axis &high = all.high, &wide = all.wide;
+    for (; x + N <= wide.out; x += N)
+      for (int64_t tap = 0; tap < high.taps; ++tap) {
+        if (!high.inside(row, tap)) continue;
+        const int64_t first = wide.source(x, 0);
+        add<N>(image + (high.source(row, tap) * wide.in + first) * all.channels,
+               reaching + x * all.channels, -first, wide.in - first, sums + tap * TAPS * d_lanes);
+      }
+    return x;
+  }
+  void each_tap(const T* image, const T* reaching, int64_t row, float* sums) const {
+    const d_axis &high = all.high, &wide = all.wide;
+    for (int64_t tap = 0; tap < all.taps(); ++tap) {
+      const int64_t y = tap / wide.taps, x = tap % wide.taps;
+      const T* seen = image + high.source(row, y) * wide.in * all.channels;
+      d_vec sum = {};
+      for (int64_t p = wide.first(x); high.inside(row, y) && p < wide.last(x); ++p)
+        sum += d_lanes_of(reaching + p * all.channels) *
+               d_lanes_of(seen + wide.source(p, x) * all.channels);
+      ((d_vec*)sums)[tap] += sum;
+    }
+  }
+  // Rows [begin, end) of all images. Long sums are made of short ones.
+  void rows(int64_t begin, int64_t end, float* total, float* sums) const {
+    const int64_t high = all.high.out, wide = all.wide.out, n = all.channels;
+    const int64_t most = d_few_pixels / wide > 1 ? d_few_pixels / wide : 1;
+    for (int64_t next; begin < end; begin = next) {
+      const int64_t image = begin / high;
+      next = d_least(d_least(begin + most, end), (image + 1) * high);
+      for (int64_t block = 0; block < all.blocks(); ++block) {
+        const T* seen = from + image * all.high.in * all.wide.in * n + all.channel(block);
+        d_clear(sums, 0, all.taps() * d_lanes);
+        for (int64_t row = begin; row < next; ++row) {
+          const T* reaching = reached + row * wide * n + all.channel(block);
+          if constexpr (STEP == 0) {
+            each_tap(seen, reaching, row % high, sums);
+          } else {
+            int64_t x = pieces<8>(seen, reaching, row % high, 0, sums);
+            x = pieces<4>(seen, reaching, row % high, x, sums);
+            pieces<1>(seen, reaching, row % high, x, sums);
+          }
+        }
+        for (int64_t tap = 0; tap < all.taps(); ++tap)
+          ((d_vec*)total)[block * all.taps() + tap] += ((const d_vec*)sums)[tap];
+      }
+    }
+  }
+  void run(float* to) const {
+    const int64_t taps = all.taps(), every = all.blocks() * taps, room = (every + taps) * d_lanes;
+    const int64_t threads = omp_get_max_threads(), rows = all.images * all.high.out;
+    float* totals = d_floats(threads * room);
+#pragma omp parallel if (all.is_large())
+    {
+#pragma omp for schedule(static)
+      for (int64_t k = 0; k < threads; ++k) {
+        float* mine = totals + k * room;
+        d_clear(mine, 0, every * d_lanes);
+        this->rows(rows * k / threads, rows * (k + 1) / threads, mine, mine + every * d_lanes);
+      }
+#pragma omp for schedule(static)
+      for (int64_t block = 0; block < all.blocks(); ++block) {
+        float* sums = totals + block * taps * d_lanes;
+        for (int64_t k = 1; k < threads; ++k)
+          for (int64_t tap = 0; tap < taps; ++tap)
+            ((d_vec*)sums)[tap] += ((const d_vec*)(sums + k * room))[tap];
+        const int64_t channel = all.channel(block), skip = block * d_lanes - channel;
+        d_transpose(sums + skip, d_lanes, taps, d_lanes - skip, to + (channel + skip) * taps, taps);
+      }
+    }
+    d_done(totals);
+  }
+};
+
+// Arguments: images, the gradient of the result, that of filters of TAPS columns, or of any number.
+// Sizes as above; for any number the second axis may be any.
+template <class T, int TAPS> static void d_depthwise_filters_of(void** args, const int64_t* sizes) {
+  const d_depthwise all(sizes);
+  const T *from = (const T*)args[0], *reached = (const T*)args[1];
+  float* to = (float*)args[2];
+  if constexpr (TAPS == 0)
+    d_depthwise_filters<T, 1, 0>{all, from, reached}.run(to);
+  else if (all.wide.stride == 1)
+    d_depthwise_filters<T, TAPS, 1>{all, from, reached}.run(to);
+  else
+    d_depthwise_filters<T, TAPS, 2>{all, from, reached}.run(to);
 }

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from dicp.vendor.cpu.routines.common import TYPES, Group
+from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, TYPES, Group
 from dicp.vendor.cpu.routines.convolution import LEAST_ROWS, SMALL
 
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
@@ -35,6 +35,8 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
         if isinstance(value, torch.Tensor) and value.dtype in TYPES:
             for name in _with_gradients(GROUPS_OF.get(_operator(node), ()), train):
                 found[Group.of(name, value.dtype)] = None
+            for name in _depthwise_groups(node, train):
+                found[Group.of(name, value.dtype)] = None
             if in_rows and _operator(node) in CONVOLUTIONS and _reads_patches(node, value, train):
                 found[Group.of("patches", value.dtype)] = None
     return list(found)
@@ -42,11 +44,24 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
 
 def _is_depthwise(node: fx.Node) -> bool:
     """A convolution whose filters see one channel: with it images lie channels last."""
-    if _operator(node) not in CONVOLUTIONS or _argument(node, 6, "groups") == 1:
-        return False
+    filters = _filters(node)
+    return filters is not None and filters.shape[1] == 1 != _argument(node, 6, "groups")
+
+
+def _filters(node: fx.Node) -> torch.Tensor | None:
+    if _operator(node) not in CONVOLUTIONS:
+        return None
     filters = _argument(node, 1, "weight")
     value = filters.meta.get("example_value") if isinstance(filters, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.shape[1] == 1
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _depthwise_groups(node: fx.Node, train: bool) -> list[str]:
+    filters = _filters(node)
+    if filters is None or not _is_depthwise(node) or filters.shape[-1] not in DEPTHWISE_TAPS:
+        return []
+    names = ["depthwise", *(["depthwise_gradients"] if train else [])]
+    return [f"{name}_{filters.shape[-1]}" for name in names]
 
 
 def _reads_patches(node: fx.Node, value: torch.Tensor, train: bool) -> bool:

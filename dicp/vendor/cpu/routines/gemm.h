@@ -82,17 +82,18 @@ template <class T> d_inline int64_t d_cells_of(int64_t count) {
   return (count + d_held<d_cell<T>> - 1) / d_held<d_cell<T>>;
 }
 
-d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec right) {
+// One vector of B, or two.
+template <int V = 2> d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec right) {
   sum[0] += a * left;
-  sum[1] += a * right;
+  if (V == 2) sum[1] += a * right;
 }
 // `left` numbers, `step` apart, as one cell.
 d_inline void d_make(float* to, const float* from, int64_t step, int64_t left) { *to = *from; }
 #if defined(__AVX512BF16__)
-d_inline void d_join(d_vec* sum, d_pair a, d_vec left, d_vec right) {
+template <int V = 2> d_inline void d_join(d_vec* sum, d_pair a, d_vec left, d_vec right) {
   const d_words all = d_words{} + a.bits;
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum[0]) : "v"(all), "v"(left));
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum[1]) : "v"(all), "v"(right));
+  if (V == 2) asm("vdpbf16ps %2, %1, %0" : "+v"(sum[1]) : "v"(all), "v"(right));
 }
 d_inline void d_make(d_pair* to, const d_bf16* from, int64_t step, int64_t left) {
   to->bits = from[0] | (left > 1 ? (uint32_t)from[step] << 16 : 0);
@@ -158,8 +159,8 @@ template <class C> struct d_tile_operands {
     return {a + k * a_step, a_row, a_step, b + k * b_step, b_step};
   }
 };
-// keep(i, row i of A * B) for i < R.
-template <int R, class C, class K>
+// keep(i, row i of A * B) for i < R; of V vectors.
+template <int R, int V = 2, class C, class K>
 d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& keep) {
   d_vec sum[R][2];
   // Three rows share a pointer: all of them fit into registers.
@@ -170,9 +171,11 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 4
   for (int i = 0; i < (R + 2) / 3; ++i) from[i] = of.a + 3 * i * row;
   for (int64_t k = 0; k < depth; ++k, b += b_step) {
-    const d_vec left = ((const d_vec*)b)[0], right = ((const d_vec*)b)[1];
+    // The next panel of B, where it lies: rows are too far apart for the processor to foresee it.
+    for (int v = 0; v < V; ++v) __builtin_prefetch(b + d_panel + v * d_lanes);
+    const d_vec left = ((const d_vec*)b)[0], right = V == 2 ? ((const d_vec*)b)[1] : d_vec{};
 #pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) d_join(sum[i], from[i / 3][i % 3 * row], left, right);
+    for (int i = 0; i < R; ++i) d_join<V>(sum[i], from[i / 3][i % 3 * row], left, right);
 #pragma GCC unroll 4
     for (int i = 0; i < (R + 2) / 3; ++i) from[i] += step;
   }

@@ -10,6 +10,7 @@
 constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
+constexpr int64_t d_most_parted = 1 << 15;  // numbers of C that threads may sum each for itself
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 template <class T> struct d_matrix {
@@ -60,24 +61,27 @@ template <class T> struct d_products {
 
   // Up to R rows and d_panel columns of C from `column` on: the last sums of tiles are added to
   // those in `before`, if there are any, and go into the result with bias and activation.
-  template <int R>
+  template <int R, int V>
   __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from,
                                              const float* before, int64_t before_step, int64_t row,
                                              int64_t high, int64_t column, int64_t wide,
                                              T* out) const {
     d_vec add[2] = {};
     if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
-    if (activation == d_none && high == R && wide == d_panel && !by_row) {
-      d_tile_of<R>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+    if (activation == d_none && high == R && !by_row) {
+      d_tile_of<R, V>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
         const d_vec* more = (const d_vec*)(before + r * before_step);
         d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
         if (before) all[0] += more[0], all[1] += more[1];
-        d_keep(out + r * c_row, all, false);
+        if (wide == d_panel)
+          d_keep(out + r * c_row, all, false);
+        else
+          d_keep_part(out + r * c_row, all, wide);
       });
       return;
     }
     float tile[R * d_panel];
-    d_tile_of<R>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+    d_tile_of<R, V>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
       ((d_vec*)tile)[2 * r] = sum[0] + add[0];
       ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
     });
@@ -97,21 +101,39 @@ template <class T> struct d_products {
   void row_of_tiles(int64_t row, int64_t high, int64_t column, int64_t n, int64_t done,
                     int64_t part, d_tile_operands<cell> from, int64_t panel, float* before,
                     T* out) const {
-    const int64_t width = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
+    const int64_t width = d_round_up(n, d_panel);
+    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel)
+      if (n - j > d_lanes)
+        panel_of<R, 2>(row, high, column + j, d_least(n - j, d_panel), done, part, from, before,
+                       width, out + j);
+      else
+        panel_of<R, 1>(row, high, column + j, n - j, done, part, from, before, width, out + j);
+  }
+  // The same for one panel, of V vectors.
+  template <int R, int V>
+  __attribute__((always_inline)) void panel_of(int64_t row, int64_t high, int64_t column,
+                                               int64_t wide, int64_t done, int64_t part,
+                                               const d_tile_operands<cell>& from, float* before,
+                                               int64_t width, T* out) const {
+    const int64_t times = (part + d_sweep - 1) / d_sweep;
     const bool last = done + part == cells();
-    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
-      int64_t begin = 0;
-      for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
-        end = part * time / times;
-        d_tile_of<R>(end - begin, from.after(begin),
-                     [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-                       d_keep(before + r * width, sum, done + begin != 0);
-                     });
-      }
-      if (last)
-        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
-                  high, column + j, d_least(n - j, d_panel), out + j);
+    int64_t begin = 0;
+    for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
+      end = part * time / times;
+      d_tile_of<R, V>(end - begin, from.after(begin),
+                      [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                        d_keep(before + r * width, sum, done + begin != 0);
+                      });
     }
+    if (last)
+      finish<R, V>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
+                   high, column, wide, out);
+  }
+  // The rows of A that the next tiles read: short ones end before the processor foresees them.
+  void prefetch(const T* line, int64_t left) const {
+    constexpr int64_t step = d_line / sizeof(T);
+    for (int64_t r = 0; r < d_least(left, d_rows); ++r)
+      for (int64_t k = 0; k < depth; k += step) __builtin_prefetch(line + r * a.row + k);
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
   int64_t copies() const { return d_block_rows * d_left_step; }
@@ -160,6 +182,7 @@ template <class T> struct d_products {
           d_lines(line, a.row, a.column, reads_a() ? high : left, numbers, copy, d_left_step);
         from.a = copy, from.a_row = d_left_step, from.a_step = 1;
       }
+      if (reads_a() && a.column == 1 && !parted()) prefetch(line + high * a.row, left - high);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
       if (low)
         row_of_tiles<d_short>(row + i, high, column, n, done, part, from, panel, sums,
@@ -169,9 +192,46 @@ template <class T> struct d_products {
                              out + i * c_row);
     }
   }
+  // Whether each thread sums a part of the depth: a small result, of which all would read much.
+  bool by_depth(int64_t threads) const {
+    return batches == 1 && activation == d_none && !bias && rows <= d_high && threads > 1 &&
+           rows * columns <= d_most_parted && 2 * depth >= 3 * threads * d_depth;
+  }
+  void run_by_depth(int64_t threads) const {
+    const int64_t size = rows * columns, wide = most() * d_panel;
+    T* sums = (T*)d_floats(threads * size);
+#pragma omp parallel
+    {
+      float* mine = d_floats(room(rows));
+#pragma omp for schedule(static)
+      for (int64_t part = 0; part < threads; ++part) {
+        d_products one = *this;
+        const int64_t first = depth * part / threads;
+        one.depth = depth * (part + 1) / threads - first;
+        one.a.data += first * a.column, one.b.data += first * b.row;
+        one.c = sums + part * size, one.c_row = columns;
+        for (int64_t column = 0; column < columns; column += wide)
+          one.task(0, 0, rows, column, d_least(wide, columns - column), mine);
+      }
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < rows; ++row) {
+        const T* from = sums + row * columns;
+#pragma omp simd
+        for (int64_t j = 0; j < columns; ++j) {
+          T sum = from[j];
+          for (int64_t part = 1; part < threads; ++part) sum += from[part * size + j];
+          c[row * c_row + j] = sum;
+        }
+      }
+      d_done(mine);
+    }
+    d_done((float*)sums);
+  }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
   void run() const {
     const int64_t threads = omp_get_max_threads();
+    if constexpr (sizeof(T) == sizeof(float))
+      if (by_depth(threads)) return run_by_depth(threads);
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
     int64_t parts = (rows + d_high - 1) / d_high;

@@ -1,0 +1,86 @@
+"""Convolutions that read each number of an image once, channels last: products with its pieces.
+
+Filters of one pixel, and steps as long as the filters: of a hierarchy of images, or into patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dicp.loop.index import Size, product
+from dicp.loop.ir import Ref
+from dicp.loop.lowering import Lowering, Value
+from dicp.vendor.cpu.routines.depthwise import is_channels_last
+from dicp.vendor.cpu.routines.product import multiplied
+
+Axis = tuple[Any, ...]
+
+
+def fit(axes: Sequence[Axis]) -> bool:
+    """Whether images are cut into pieces as large as filters, with nothing left over."""
+    return all(_is_cut(axis) for axis in axes)
+
+
+def _is_cut(axis: Axis) -> bool:
+    size, out, taps, stride, padding, dilation = axis
+    if (taps, stride, padding) == (1, 1, 0):
+        return True
+    known = all(isinstance(n, int) for n in axis)
+    return known and taps == stride and padding == 0 and dilation == 1 and size == out * taps
+
+
+def convolved(
+    lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
+) -> Value:
+    filters = lw.permute(_filters(lw, w), [1, 0])
+    refs = [lw.realize(_pieces(lw, x, axes)), lw.realize(filters)]
+    counts = (1, _count(x, axes), w.shape[0], filters.shape[0])
+    return multiplied(lw, refs, out, counts, (0, out.shape[1]), bias)
+
+
+def gradients(
+    lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
+    axes: Sequence[Axis],
+) -> tuple[Value | None, Value | None]:  # fmt: skip
+    """Those of images and of filters, where their memory is given: sums over filters and pieces."""
+    o, size, count = w.shape[0], product(w.shape[1:]), _count(x, axes)
+    found: list[Value | None] = [None, None]
+    reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (count, o))
+    if images is not None:
+        whole = all(axis[2] == 1 for axis in axes)
+        into = images if whole else lw.temp((count, size), w.dtype)
+        refs = [lw.realize(reached), lw.realize(_filters(lw, w))]
+        made = multiplied(lw, refs, into, (1, count, size, o), (0, size))
+        found[0] = made if whole else _joined(lw, made, x.shape, axes)
+    if filters is not None and is_channels_last(filters):
+        refs = [lw.realize(lw.permute(reached, [1, 0])), lw.realize(_pieces(lw, x, axes))]
+        found[1] = multiplied(lw, refs, filters, (1, o, size, count), (0, size))
+    return found[0], found[1]
+
+
+def _count(x: Value, axes: Sequence[Axis]) -> Size:
+    return product((x.shape[0], *(axis[1] for axis in axes)))
+
+
+def _pieces(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
+    """A row for each piece: its pixels one after another, channels last."""
+    n, c = x.shape[:2]
+    (_, high, rows, *_), (_, wide, columns, *_) = axes
+    split = lw.reshape(x, (n, c, high, rows, wide, columns))
+    return lw.reshape(
+        lw.permute(split, [0, 2, 4, 3, 5, 1]), (_count(x, axes), product((rows, columns, c)))
+    )
+
+
+def _joined(lw: Lowering, made: Value, shape: Sequence[Size], axes: Sequence[Axis]) -> Value:
+    """The images of which the rows of `made` are pieces."""
+    n, c = shape[:2]
+    (_, high, rows, *_), (_, wide, columns, *_) = axes
+    split = lw.reshape(made, (n, high, wide, rows, columns, c))
+    return lw.reshape(lw.permute(split, [0, 5, 1, 3, 2, 4]), shape)
+
+
+def _filters(lw: Lowering, w: Value) -> Value:
+    """A row for each filter, its channels last."""
+    return lw.reshape(lw.permute(w, [0, 2, 3, 1]), (w.shape[0], product(w.shape[1:])))
