@@ -5,7 +5,8 @@
 Every section has its share of ten minutes and every item a limit; an item that fails, hangs or
 crashes is named in the table and the next one is begun. What is known is written to FOLDER after
 every item; the goals and whether they were reached come last. `--sections kernels,models` runs
-some of them, each with its own share of the time.
+some of them, each with its own share of the time; `--sections products` is one that is run only
+when it is named: see `gpu_products`.
 share of the copy: bytes that must be moved at the rate of a copy measured in turn, over the time.
 """
 
@@ -102,7 +103,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
     state = Run(options, report, progress, options.out)
     for name in options.names or SECTIONS:
-        seconds, section = SECTIONS[name]
+        seconds, section = ({**SECTIONS, **NAMED})[name]
         state.deadline = time.monotonic() + seconds
         try:
             section(state)
@@ -186,6 +187,29 @@ def _first_result(state: Run, item: str, backend: str, caches: Mapping[str, str]
             row.values[backend] = result
 
 
+def time_products(state: Run) -> None:
+    """The library against generated kernels; the winners are rows of a table in the folder."""
+    from benchmarks import gpu_products  # it loads the compiler
+
+    names, rows = gpu_products.items(state.full), []
+    arguments = {"device": state.device}
+    for item, result, trouble in state.items(
+        "benchmarks.gpu_products:measure", names, arguments, 120
+    ):
+        row = Row(item, {"section": "products", "unit": "µs"})
+        if trouble:
+            row.failures = dict.fromkeys(state.under_test, trouble)
+        else:
+            found = result["row"]
+            rows.append(found)
+            gpu_products.keep(state.folder, rows)
+            row.values[EAGER] = found["library"] * 1e6
+            if found["kernel"] is not None:
+                row.values.update(dict.fromkeys(state.under_test, found["kernel"] * 1e6))
+            row.detail = {"chosen": result["chosen"]}
+        state.add(row)
+
+
 def run_tests(state: Run) -> None:
     """The operator and model tests as far as the time goes; the log stays in the folder."""
     seconds = state.deadline - time.monotonic()
@@ -245,3 +269,5 @@ SECTIONS: dict[str, tuple[float, Callable[[Run], None]]] = {
     "tests": (110, run_tests),
 }
 """Seconds for each section, and what it does."""
+NAMED: dict[str, tuple[float, Callable[[Run], None]]] = {"products": (540, time_products)}
+"""Sections that are run only when they are asked for by name."""

@@ -237,6 +237,19 @@ def test_blocks_shrink_until_shared_memory_suffices(cache: Cache) -> None:
         Builder(cache, fat, 1).build([whole_row])
 
 
+def test_a_compiler_that_runs_out_of_shared_memory_itself_is_asked_for_less(cache: Cache) -> None:
+    class Short(Fat):
+        def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            answer = super().compile(request)
+            if answer["shared"] <= 1 << 17:
+                return answer
+            return {"error": "out of resource: shared memory, Required: 524288"}
+
+    with pytest.warns(FallbackWarning, match=r"blocks of {'x': 64} in the place of {'x': 256}"):
+        (binary,) = Builder(cache, Short(), 1).build([job()])
+    assert binary.blocks == {"x": 64}
+
+
 def test_a_kernel_that_wants_memory_of_its_own_is_refused(cache: Cache) -> None:
     class Wanting(Workers):
         def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:

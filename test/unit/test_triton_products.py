@@ -22,9 +22,9 @@ from dicp.loop import ir
 from dicp.loop.kernel import Kernel
 from dicp.loop.machine import WorkspacePool
 from dicp.loop.runtime import LoopExecutable
-from dicp.vendor.triton import aot, choice, target
+from dicp.vendor.triton import aot, choice, measured, target
 from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
-from dicp.vendor.triton.choice import Contest, Row
+from dicp.vendor.triton.choice import Contest
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.products import Chosen, Product, halves
 from dicp.vendor.triton.simulator import Simulator
@@ -317,6 +317,16 @@ def test_a_kernel_must_win_by_a_margin(contest: Callable[..., Contest], product:
     assert contest(Stopwatch(1.0, 0.99)).choose(product) is None
 
 
+def test_a_product_too_small_for_any_tiling_is_the_librarys(
+    contest: Callable[..., Contest],
+) -> None:
+    small = product_of(torch.mm, make(32, 16), make(16, 8))
+    assert not candidates(32, 8, 16, torch.float32)
+    assert contest(Stopwatch(1.0)).choose(small) is None
+    row = contest(Stopwatch(1.0)).row(small)
+    assert row is not None and (row.tiling, row.library, row.kernel) == (None, 1.0, None)
+
+
 def test_products_of_any_size_are_not_measured(contest: Callable[..., Contest]) -> None:
     found: list[Product] = []
 
@@ -325,22 +335,54 @@ def test_products_of_any_size_are_not_measured(contest: Callable[..., Contest]) 
         return contest(Stopwatch(1.0, 0.1)).choose(product)
 
     class Any_(TritonRecorder):
-        def _chooser(self, name: str, config: Config) -> Any:
+        def chooser(self, name: str, config: Config) -> Any:
             return choose
 
     assert "mm" in str(calls(record(torch.mm, make(8, 9), make(9, 7), dynamic=True, target=Any_())))
     assert found
 
 
-def test_a_row_of_the_table_takes_what_it_says(
-    monkeypatch: pytest.MonkeyPatch, product: Product
+def test_a_measurement_becomes_a_row_of_the_table(
+    contest: Callable[..., Contest], product: Product, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    row = contest(Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)).row(product)
+    assert row is not None and row.tiling is not None
+    assert (row.library, row.kernel, row.problem.layout) == (10.0, 5.0, "nn")
+    other = product_of(torch.mm, make(40, 32), make(48, 32).t())
+    lost = contest(Stopwatch(1.0, 2.0)).row(other)
+    assert lost is not None and (lost.tiling, lost.kernel, lost.problem.layout) == (None, 2.0, "nt")
+    file = tmp_path / "products.json"
+    measured.write(file, measured.table_of([row, lost]))
+    monkeypatch.setattr(choice, "TABLE", measured.read(file))
+    assert list(choice.TABLE.values()) == [row, lost]
+    assert choice.by_table(product, "a chip") == row.tiling
+    assert choice.by_table(product, "another chip") is None
+    assert choice.by_table(other, "a chip") is None
+    wide = product_of(torch.mm, make(65, 32), make(32, 48))
+    assert choice.by_table(wide, "a chip") is None
+    monkeypatch.setattr(measured, "triton_version", lambda: "0.0")
+    assert choice.by_table(product, "a chip") is None
+
+
+def test_rows_that_ship_were_measured_on_chips() -> None:
+    for row in choice.TABLE.values():
+        assert row.problem.chip.startswith("NVIDIA") and row.library > 0
+        assert row.tiling is None or (row.kernel or math.inf) < choice.MARGIN * row.library
+
+
+def test_the_table_chooses_on_the_chip_that_it_names(
+    product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everything = (1, 10**6)
-    row = Row(90, torch.float32, (32, 64), everything, everything, SMALL)
-    monkeypatch.setattr(choice, "TABLE", (row,))
-    assert choice.by_table(product, 90) is SMALL and choice.by_table(product, 80) is None
-    wide = product_of(torch.mm, make(65, 32), make(32, 8))
-    assert choice.by_table(wide, 90) is None
+    problem = measured.Problem.of(product, "a chip")
+    assert problem is not None
+    row = measured.Row(problem, SMALL, 2.0, 1.0)
+    monkeypatch.setattr(choice, "TABLE", measured.table_of([row]))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a chip")
+    choose = target.TritonTarget().chooser("cuda:0", Config())
+    assert choose(product) == SMALL
+    assert target.TritonTarget().chooser("cpu", Config())(product) is None
 
 
 def test_tilings_fit_the_product() -> None:

@@ -1,8 +1,9 @@
 """Attention written out: softmax(q k^T * scale + mask) v, as one fused attention call.
 
 Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
-an additive mask or `where` with a fill of -inf (or the smallest finite number), conversions around
-the softmax, the softmax as one operator or spelled out, keys and values repeated for grouped heads.
+one or two additive masks or `where` with a fill of -inf (or the smallest finite number),
+conversions around the softmax, the softmax as one operator or spelled out, keys and values repeated
+for grouped heads.
 In training the backward part reads the probabilities: see `attention_training.py`.
 
 The fused operator gives zero for a row with every key masked by -inf, where the written-out form
@@ -135,15 +136,16 @@ def _softmax(x: Term) -> Term:
 
 
 def written_out(
-    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, keep: Term, drop: Term,
-    fill: Number, scores: Term,
+    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
+    drop: Term, fill: Number, scores: Term,
 ) -> Term:  # fmt: skip
-    # softmax(where(keep, q kt * scale + mask, fill)) v
+    # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v
     product = _around(MatMul(q, kt))
     mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
     scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
     masked = As("scores", one_of(
         op(aten.add.Tensor, scaled, mask),
+        op(aten.add.Tensor, op(aten.add.Tensor, scaled, mask), more),
         op(aten.where.self, keep, scaled, fill),
         op(aten.where.self, drop, fill, scaled),
         op(aten.masked_fill.Scalar, scaled, drop, fill),
@@ -175,23 +177,30 @@ def is_attention(match: Match, context: PassContext) -> bool:
 
 def _mask_fits(match: Match) -> bool:
     bound = match.bound
-    mask = next((bound[name] for name in ("mask", "keep", "drop") if name in bound), None)
-    if mask is None:
-        return True
-    value = value_of(mask)
-    scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
-    q, root = value_of(bound["q"]), sizes_of(match.nodes[0])
-    if not isinstance(value, torch.Tensor) or None in (scores, sizes, root):
+    masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
+    if not all(_broadcasts(mask, match) for mask in masks):
         return False
-    assert scores is not None and sizes is not None and root is not None
+    dtype = value_of(bound["q"]).dtype
+    if "mask" in bound:  # a sum of two may exceed float16 where the scores do not
+        return "more" not in bound or dtype != torch.float16
+    if not masks:
+        return True
+    fill = bound["fill"]
+    return bool(fill == float("-inf") or (fill <= HUGE and dtype != torch.float16))
+
+
+def _broadcasts(mask: fx.Node, match: Match) -> bool:
+    """Whether `mask` is of a type that its place wants and of sizes that widen to the scores'."""
+    bound, value = match.bound, value_of(mask)
+    scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
+    root = sizes_of(match.nodes[0])
+    if not isinstance(value, torch.Tensor) or scores is None or sizes is None or root is None:
+        return False
     if len(sizes) > len(scores) or (len(sizes) > 2 and scores[:-2] != root[:-2]):
         return False
     fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
-    if "mask" in bound:
-        return fits and value.dtype.is_floating_point
-    fill = bound["fill"]
-    swallows = fill == float("-inf") or (fill <= HUGE and q.dtype != torch.float16)
-    return fits and value.dtype == torch.bool and swallows
+    added = "mask" in bound
+    return fits and (value.dtype.is_floating_point if added else value.dtype == torch.bool)
 
 
 def _is_scalar(scale: Any) -> bool:
@@ -204,14 +213,14 @@ def _is_scalar(scale: Any) -> bool:
 
 def fused(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
-    keep: Any, drop: Any, fill: float | None, scores: fx.Node,
+    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node,
 ) -> fx.Node | None:  # fmt: skip
     found = operands(rw, q, kt, v, grouped=True)
     if found is None:
         return None
     q, factor = _scaled(rw, found[0], scale, inverse)
     q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
-    added = mask_of(rw, (q, k, v), mask, keep, drop, fill)
+    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill)
     out = _call(rw, q, k, v, added.bias, added.causal, factor)
     if out is not None and added.may_hide_all and added.bias is not None:
         out = nan_where_masked(rw, out, added.bias)
@@ -246,14 +255,21 @@ class Added:
 
 
 def mask_of(
-    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, keep: Any, drop: Any,
-    fill: float | None,
+    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
+    drop: Any, fill: float | None,
 ) -> Added:  # fmt: skip
     q, k, _ = found
-    bias = _as_bias(rw, mask, keep, drop, fill, q)
+    bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+
+
+def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
+    """What is added to the scores in all; nothing is added to one of them by zeros."""
+    if more is None or uniform_value(more) == 0:
+        return mask
+    return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
 
 
 def _call(
@@ -272,12 +288,13 @@ def _call(
 
 
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
-    """The mask in the type in which the device's fused operators take it."""
+    """The mask in the type and with the rows in which the device's fused operators take it."""
     value = value_of(q)
-    free = bias is None or value.device.type in FUSED_BY_DEVICE
-    if free or value_of(bias).dtype == value.dtype:
+    if bias is None or value.device.type in FUSED_BY_DEVICE:
         return bias
-    return rw(prims.convert_element_type.default, bias, value.dtype)
+    if value_of(bias).dtype != value.dtype:
+        bias = rw(prims.convert_element_type.default, bias, value.dtype)
+    return unit_stride(rw, bias)
 
 
 def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:

@@ -7,8 +7,12 @@
 The forward part is found by the pattern that inference uses; the backward part is what automatic
 differentiation makes of it, recognized by the very nodes it shares with the forward part. Both are
 replaced together or not at all: not where anybody else reads scores or probabilities (a returned
-attention map, dropout, a mask or scale with a gradient of its own). The probabilities are then
-neither stored nor saved.
+attention map, dropout, a scale with a gradient of its own). The probabilities are then neither
+stored nor saved.
+
+dS is the gradient of an added mask, too (a learned bias of positions): others may read it where the
+framework's operator gives it: whole and in the type of the queries. (A wider one, summed over a
+batch, would lose by it, and stays written out.)
 
 Where the program asks for a part to be computed again in backward, the fused operator is not: its
 result and the rows' sums are small, and the framework would guard its random state, which it does
@@ -59,11 +63,13 @@ class _Pair:
     dk: fx.Node | None
     """Of the keys as the product takes them, transposed."""
     dv: fx.Node | None
+    dmask: tuple[fx.Node, ...]
+    """The gradient of the scores, in the forms in which others read it."""
     inner: frozenset[fx.Node]
     """What nobody but the attention may read."""
 
     def gradients(self) -> list[fx.Node]:
-        return [node for node in (self.dq, self.dk, self.dv) if node is not None]
+        return [n for n in (self.dq, self.dk, self.dv, *self.dmask) if n is not None]
 
 
 def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
@@ -167,10 +173,12 @@ def _pair(
     turned = {n.args[0] for n in dv}
     inner = forward | shown | turned | chain | {last, *_way(last.args[0], d_probabilities)}
     inner |= {product} - {out}
-    pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), frozenset(inner))
     own = {out, product, *inner, *dq, *dk, *dv}
+    read = {node for node in inner if any(user not in own for user in node.users)}
+    dmask = tuple(read & _shown(last))
     counted = max(len(x) for x in (dq, dk, dv)) <= 1
-    closed = counted and all(user in own for node in inner for user in node.users)
+    closed = counted and len(read) == len(dmask) and ("mask" in match.bound or not dmask)
+    pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
     return pair if closed and pair.gradients() else None
 
 
@@ -263,7 +271,8 @@ def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Nod
 
 def _replace(pair: _Pair, context: PassContext) -> bool:
     order = {node: k for k, node in enumerate(pair.out.graph.nodes)}
-    results = [_seen(node, pair.out) for node in pair.gradients()]
+    products = [node for node in (pair.dq, pair.dk, pair.dv) if node is not None]
+    results = [*(_seen(node, pair.out) for node in products), *pair.dmask]
     first = min(pair.gradients(), key=order.__getitem__)
     if order[first] < order[pair.out]:
         return False
@@ -296,13 +305,16 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
         return None
     q, k, v = (attention.unit_stride(forward, x) for x in found)
-    added = (bound.get(name) for name in ("mask", "keep", "drop", "fill"))
+    added = (bound.get(name) for name in ("mask", "more", "keep", "drop", "fill"))
     mask = attention.mask_of(forward, (q, k, v), *added)
     if bound.get("fill") is not None and not mask.keeps_a_key:
         return None
     bias = attention.as_taken(forward, mask.bias, q)
     factor = 1.0 if scale is None else scale
-    call = training_attention(forward, q, k, v, bias, mask.causal, factor)
+    wanted = bool(pair.dmask)
+    if wanted and bias is None:
+        return None  # the mask is a constant
+    call = training_attention(forward, q, k, v, bias, mask.causal, factor, wanted)
     grad = _gradient(pair, backward)
     if call is None or grad is None:
         return None
@@ -310,7 +322,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if mask.may_hide_all and mask.bias is not None:
         out = attention.nan_where_masked(forward, out, mask.bias)
         grad = attention.nan_where_masked(backward, grad, mask.bias)
-    back_op, args, kwargs = gradient_arguments(forward, call, grad)
+    back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
     results = backward(back_op, *args, **kwargs)
     for node in (call, *call.users):
         saved_for_backward(node)
@@ -318,6 +330,9 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
     ]  # fmt: skip
+    if wanted:
+        dmask = _shaped(backward, backward(operator.getitem, results, 3), pair.out, turned=False)
+        gradients += [dmask] * len(pair.dmask)
     return [attention.as_root(forward, out), *gradients]
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dicp.dynamo_bridge.fuse.engine import Rewriter
 from dicp.dynamo_bridge.infer import expression, value_of
@@ -23,6 +25,7 @@ from dicp.torch_private import TorchDispatchMode, pytree
 FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
          "_scaled_dot_product_cudnn_attention",
          "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
+GIVES_GRADIENT_OF_MASK = "_scaled_dot_product_efficient_attention"
 WIDEST_TRAINED_HEAD = 192
 """Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
 
@@ -81,11 +84,12 @@ def _run(values: list[Any], causal: bool, scale: float) -> tuple[list[_Ran], Any
 
 def training_attention(
     rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool,
-    scale: float,
+    scale: float, mask_gradient: bool = False,
 ) -> fx.Node | None:  # fmt: skip
     """The call of the fused operator itself, in training; its first result is the attention's.
 
-    None where there is none for the tensors, or it would take q, k and v in another form.
+    None where there is none for the tensors, or it would take q, k and v in another form; or, where
+    the gradient of the mask is wanted, none that gives it.
     """
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
@@ -93,9 +97,11 @@ def training_attention(
     on_host = values[0].device.type == "cpu"
     if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
         return None
-    with torch.no_grad():
+    choice = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    with torch.no_grad(), choice if mask_gradient else nullcontext():
         ran, _ = _run(values, causal, scale)
-    at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in FUSED), None)
+    wanted = (GIVES_GRADIENT_OF_MASK,) if mask_gradient else FUSED
+    at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in wanted), None)
     inputs = {id(value) for value in values[:3]}
     if at is None or any(id(x) in inputs for s in (*ran[:at], *ran[at + 1 :]) for x in s.args):
         return None
@@ -124,13 +130,13 @@ _NAMES = {
 
 
 def gradient_arguments(
-    rw: Rewriter, call: fx.Node, grad: fx.Node
+    rw: Rewriter, call: fx.Node, grad: fx.Node, of_mask: bool = False
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The operator that gives the gradients of a fused attention, and what it is called with."""
     op: Any = call.target
     name = op.overloadpacket.__name__
     back = getattr(torch.ops.aten, f"{name}_backward").default
-    known: dict[str, Any] = {"grad_out": grad, "grad_input_mask": [True, True, True, False]}
+    known: dict[str, Any] = {"grad_out": grad, "grad_input_mask": [True, True, True, of_mask]}
     for position, argument in enumerate(op._schema.arguments):
         given = call.args[position] if position < len(call.args) else argument.default_value
         known[_NAMES.get(argument.name, argument.name)] = call.kwargs.get(argument.name, given)

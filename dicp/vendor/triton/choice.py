@@ -27,6 +27,7 @@ from dicp.vendor.triton.builder import Binary, Builder, Job, triton_version
 from dicp.vendor.triton.cudagraphs import record_on_device
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.products import Chosen, Product, can_be_cut, halves
 from dicp.vendor.triton.render import render
 from dicp.vendor.triton.tiling import Tiling, candidates
@@ -40,31 +41,14 @@ ROUNDS = 5
 # ---- the table -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """Products for which a tiling was measured to be faster than the library: from, to."""
-
-    arch: int
-    dtype: torch.dtype
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    depth: tuple[int, int]
-    tiling: Tiling
-
-    def takes(self, product: Product, arch: int) -> bool:
-        _, rows, columns, depth = product.shape
-        ranges = zip((rows, columns, depth), (self.rows, self.columns, self.depth), strict=True)
-        return (arch, product.a.dtype) == (self.arch, self.dtype) and all(
-            isinstance(size, int) and low <= size <= high for size, (low, high) in ranges
-        )
+TABLE: Table = read(FILE)
 
 
-TABLE: tuple[Row, ...] = ()
-"""Empty: no product has been measured yet for which a kernel is faster on every chip of a kind."""
-
-
-def by_table(product: Product, arch: int) -> Tiling | None:
-    return next((row.tiling for row in TABLE if row.takes(product, arch)), None)
+def by_table(product: Product, chip: str) -> Tiling | None:
+    """The tiling that a measurement on such a chip found to beat the library."""
+    problem = Problem.of(product, chip) if TABLE else None
+    row = None if problem is None else TABLE.get(problem)
+    return None if row is None else row.tiling
 
 
 # ---- the contest ---------------------------------------------------------------------------------
@@ -91,6 +75,8 @@ class Contest:
         """The tiling that wins; None where the library does, or sizes are not fixed."""
         sizes = [s for r in (product.a, product.b) for s in (*r.shape, *r.strides)]
         if not all(isinstance(s, int) for s in (*sizes, *product.out.shape)):
+            return None
+        if not _contestants(product):
             return None
         key = self._key(product)
         if key not in self.known:
@@ -134,9 +120,18 @@ class Contest:
                 seconds[str(tiling)] = self._time(*contestant)
             except (LaunchError, ToolchainError, torch.OutOfMemoryError):
                 continue
-        best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")))
+        best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")), default=None)
         wins = seconds.get(str(best), float("inf")) < MARGIN * seconds["library"]
         return (best if wins else None), seconds
+
+    def row(self, product: Product) -> Row | None:
+        """The measurement as a row of the table; None where sizes are not fixed."""
+        problem = Problem.of(product, self.chip)
+        if problem is None:
+            return None
+        tiling, seconds = self.measure(product)
+        library = seconds.pop("library")
+        return Row(problem, tiling, library, min(seconds.values(), default=None))
 
     def _kernels(
         self, product: Product, tiling: Tiling

@@ -119,7 +119,7 @@ class TritonTarget(Target):
         inputs = gm.graph.find_nodes(op="placeholder")
         split_reductions(graph, first_sizes(n.meta.get("val") for n in inputs))
         plan = schedule(graph, context.config.fuse, ALONG)
-        placed = place_products(plan.steps, graph.outputs, self._chooser(device, context.config))
+        placed = place_products(plan.steps, graph.outputs, self.chooser(device, context.config))
         rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
         steps = [s.product.kernel if isinstance(s, Chosen) else s for s in placed]
         builder = ProgramBuilder(Schedule(graph, steps))
@@ -127,25 +127,28 @@ class TritonTarget(Target):
         program.plain["static"] = sorted(context.static_inputs)
         return program
 
-    def _chooser(self, name: str, config: Config) -> Chooser:
+    def chooser(self, name: str, config: Config) -> Chooser:
         """Who computes a product: what the table says, else what a contest does where asked for."""
         device = torch.device(name)
-        measured = device.type == "cuda" and config.mode.startswith("max-autotune")
-        arch = architecture(device) if device.type == "cuda" and (measured or TABLE) else 0
-        contest = None
-        if measured:
-            cache = Cache.open(config)
-            contest = Contest(
-                device, arch, torch.cuda.get_device_name(device), cache,
-                self._builder(cache, config), partial(self._loaded, cache, config),
-                device_seconds, tf32_allowed(),
-            )  # fmt: skip
+        on_chip = device.type == "cuda" and torch.cuda.is_available()
+        chip = torch.cuda.get_device_name(device) if on_chip else ""
+        asked = on_chip and config.mode.startswith("max-autotune")
+        contest = self.contest(device, config) if asked else None
 
         def choose(product: Product) -> Tiling | None:
-            tiling = by_table(product, arch)
+            tiling = by_table(product, chip)
             return contest.choose(product) if contest is not None and tiling is None else tiling
 
         return choose
+
+    def contest(self, device: torch.device, config: Config) -> Contest:
+        """What measures products on a GPU."""
+        cache = Cache.open(config)
+        return Contest(
+            device, architecture(device), torch.cuda.get_device_name(device), cache,
+            self._builder(cache, config), partial(self._loaded, cache, config), device_seconds,
+            tf32_allowed(),
+        )  # fmt: skip
 
     def _loaded(
         self, cache: Cache, config: Config, program: Mapping[str, Any], texts: Mapping[str, str]
@@ -209,10 +212,11 @@ class TritonTarget(Target):
 
     def fingerprint(self, config: Config) -> str:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        tuned = config.mode.startswith("max-autotune") and torch.cuda.is_available()
-        chip = torch.cuda.get_device_name() if tuned else ""
+        tuned = TABLE or config.mode.startswith("max-autotune")
+        chip = torch.cuda.get_device_name() if tuned and torch.cuda.is_available() else ""
+        measured = [str(row) for row in TABLE.values()]
         return key_of(
-            triton_version(), device_functions(), str(deterministic), tf32_allowed(), chip
+            triton_version(), device_functions(), str(deterministic), tf32_allowed(), chip, measured
         )
 
     def doctor(self, config: Config) -> list[Check]:

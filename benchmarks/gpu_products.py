@@ -1,0 +1,129 @@
+"""Matrix products on a GPU: the library against every tiling of the generated kernel.
+
+    python -m benchmarks gpu --sections products --device cuda --out FOLDER
+
+A command of its own, since the contests take minutes. FOLDER/products.json is the table of
+`dicp/vendor/triton` with the rows measured here in their places; put there, it is what the compiler
+chooses by. On a CPU the interpreter runs small ones, to try the command: their times mean nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.loop.machine import WorkspacePool
+from dicp.loop.runtime import LoopExecutable
+from dicp.target import LowerContext
+from dicp.vendor.triton import TritonTarget, choice, measured
+from dicp.vendor.triton.builder import Builder, Workers
+from dicp.vendor.triton.gemm import tf32_allowed
+from dicp.vendor.triton.products import Product
+
+SQUARES = (512, 1024, 2048, 4096, 8192)
+TYPES = ("bfloat16", "float16", "float32")
+LAYERS = (
+    (8192, 2048, 2048), (8192, 6144, 2048), (8192, 2048, 6144), (8192, 16384, 2048),
+    (16384, 1024, 1024), (16384, 4096, 1024), (16384, 1024, 4096), (12608, 1024, 1024),
+    (12608, 4096, 1024), (1, 4096, 4096), (16, 4096, 4096), (128, 4096, 4096),
+)  # fmt: skip
+"""Rows, columns and depth of the linear layers of the models that are timed, and of decoding."""
+
+
+def items(full: bool) -> list[str]:
+    """Each "type layout ROWSxCOLUMNSxDEPTH"; of a layer also the products of its gradients."""
+    if not full:
+        return ["float32 nn 32x16x16", "bfloat16 nt 16x32x16"]
+    found = [f"{t} nt {n}x{n}x{n}" for n in SQUARES for t in TYPES]
+    for rows, columns, depth in LAYERS:
+        found.append(f"bfloat16 nt {rows}x{columns}x{depth}")
+        if rows > 128:
+            found.append(f"bfloat16 nn {rows}x{depth}x{columns}")
+            found.append(f"bfloat16 tn {columns}x{depth}x{rows}")
+    return list(dict.fromkeys(found))
+
+
+def measure(item: str, device: str) -> dict[str, Any]:
+    """A contest for one product: the table's row, and the seconds of both sides."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    product = product_of(item, device)
+    row = contest(device).row(product)
+    assert row is not None  # its sizes are numbers
+    name = "library" if row.tiling is None else str(row.tiling)
+    return {"row": measured.plain(row), "chosen": name}
+
+
+def product_of(item: str, device: str) -> Product:
+    dtype, layout, sizes = item.split()
+    rows, columns, depth = map(int, sizes.split("x"))
+    a = _matrix(rows, depth, layout[0], dtype, device)
+    b = _matrix(depth, columns, layout[1], dtype, device)
+    graph = fx.Graph()
+    values = {"a": a, "b": b}
+    inputs = [graph.placeholder(name) for name in values]
+    for node, value in zip(inputs, values.values(), strict=True):
+        node.meta["val"] = value
+    result = graph.call_function(torch.ops.aten.mm.default, tuple(inputs))
+    result.meta["val"] = a.new_empty(rows, columns)
+    graph.output((result,))
+    target = _Listing()
+    target.lower(fx.GraphModule({}, graph), LowerContext(Config(), "inference"))
+    (product,) = target.products
+    return product
+
+
+def _matrix(rows: int, columns: int, layout: str, dtype: str, device: str) -> Tensor:
+    sizes, kind = (rows, columns), getattr(torch, dtype)
+    if layout == "t":
+        return torch.empty(sizes[::-1], dtype=kind, device=device).t()
+    return torch.empty(sizes, dtype=kind, device=device)
+
+
+class _Listing(TritonTarget):
+    """Lets the library compute every product, and remembers it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[Product] = []
+
+    def chooser(self, name: str, config: Config) -> Callable[[Product], None]:
+        return self.products.append
+
+
+@cache
+def contest(name: str) -> choice.Contest:
+    """One a process: its compiler's processes are used for all products."""
+    device, config = torch.device(name), Config()
+    if device.type == "cuda":
+        return TritonTarget().contest(device, config)
+    from dicp.vendor.triton.simulator import Simulator  # it loads a Triton of its own
+
+    store = Cache.open(config)
+
+    def load(plain: Any, texts: Any) -> LoopExecutable:
+        return LoopExecutable(plain, Simulator(texts), WorkspacePool())
+
+    builder = Builder(store, Workers(), config.jobs)
+    return choice.Contest(
+        device, 90, "interpreter", store, builder, load, _seconds, tf32_allowed()
+    )  # fmt: skip
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def keep(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """The table with these rows in the places of those that they measured anew."""
+    table = {**choice.TABLE, **measured.table_of(map(measured.row_of, rows))}
+    measured.write(folder / "products.json", table)

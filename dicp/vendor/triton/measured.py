@@ -1,0 +1,100 @@
+"""Products measured on a GPU: the library's time, and that of the fastest generated kernel.
+
+The rows stand in `products.json`. Only a measurement writes them (`python -m benchmarks gpu
+--sections products`): a row speaks for the very chip, Triton, type, layout and sizes it was taken
+with, and for no others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.loop.ir import Ref
+from dicp.vendor.triton.builder import triton_version
+from dicp.vendor.triton.gemm import tf32_allowed
+from dicp.vendor.triton.products import Product
+from dicp.vendor.triton.tiling import Tiling
+
+FILE = Path(__file__).parent / "products.json"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a product is, as far as its time depends on it."""
+
+    chip: str
+    triton: str
+    dtype: str
+    tf32: bool
+    """Whether float32 factors are rounded."""
+    layout: str
+    """For either factor: "n" rows are contiguous, "t" columns are, "s" neither."""
+    shape: tuple[int, int, int, int]
+    """Batch, rows, columns, depth."""
+
+    @classmethod
+    def of(cls, product: Product, chip: str) -> Problem | None:
+        """None where sizes are not fixed."""
+        shape = tuple(size for size in product.shape if isinstance(size, int))
+        if len(shape) != 4:
+            return None
+        dtype = product.a.dtype
+        tf32 = dtype == torch.float32 and tf32_allowed()
+        layout = _layout(product.a) + _layout(product.b)
+        name = str(dtype).removeprefix("torch.")
+        return cls(chip, triton_version(), name, tf32, layout, shape)
+
+
+def _layout(factor: Ref) -> str:
+    if factor.strides[-1] == 1:
+        return "n"
+    return "t" if factor.strides[-2] == 1 else "s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem's measurement."""
+
+    problem: Problem
+    tiling: Tiling | None
+    """What the product is computed by; None: the library."""
+    library: float
+    """Seconds, as is `kernel`: the fastest one's, chosen or not; None where none could be run."""
+    kernel: float | None
+
+
+Table = Mapping[Problem, Row]
+
+
+def table_of(rows: Iterable[Row]) -> Table:
+    """By problem; the last row of a problem counts."""
+    return {row.problem: row for row in rows}
+
+
+def read(file: Path) -> Table:
+    return table_of(map(row_of, json.loads(file.read_text())["rows"]))
+
+
+def write(file: Path, table: Table) -> None:
+    """One row a line, in an order of its own."""
+    rows = sorted(table.values(), key=lambda row: astuple(row.problem))
+    lines = ",\n".join(f"  {json.dumps(plain(row))}" for row in rows)
+    file.write_text(f'{{"rows": [\n{lines}\n]}}\n' if rows else '{"rows": []}\n')
+
+
+def plain(row: Row) -> dict[str, Any]:
+    tiling = None if row.tiling is None else astuple(row.tiling)
+    return {**asdict(row.problem), "tiling": tiling, "library": row.library, "kernel": row.kernel}
+
+
+def row_of(fields: dict[str, Any]) -> Row:
+    problem = {name: fields[name] for name in Problem.__dataclass_fields__}
+    problem["shape"] = tuple(problem["shape"])
+    tiling = None if fields["tiling"] is None else Tiling(*fields["tiling"])
+    return Row(Problem(**problem), tiling, fields["library"], fields["kernel"])

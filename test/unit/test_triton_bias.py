@@ -1,0 +1,216 @@
+"""A learned bias of positions (T5's), added to the scores: its gradient is the fused operator's.
+
+A GPU's memory-efficient attention is the one operator of the framework that gives it. Without a GPU
+its place is taken by kernels for the host that keep its contract: which bias it takes, where its
+results lie, that the gradient of the bias is one value per score, its rows padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.compare import Rule, check_tensor
+from torch import Tensor
+
+from dicp.dynamo_bridge.backend import Backend
+from dicp.dynamo_bridge.fuse import attention
+
+aten = torch.ops.aten
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+NAMES = [str(EFFICIENT), str(aten._scaled_dot_product_efficient_attention_backward.default)]
+
+
+# ---- the operator, on the host -------------------------------------------------------------------
+
+
+def scores(q: Tensor, k: Tensor, bias: Tensor, scale: float | None) -> Tensor:
+    assert bias.dtype == q.dtype and bias.shape == (*q.shape[:3], k.shape[2])
+    assert bias.stride(-1) == 1 and all(s % 8 == 0 for s in bias.stride()[:-1])
+    assert scale is not None
+    return q.float() @ k.float().transpose(-2, -1) * scale + bias.float()
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """As the operator's results lie: (batch, rows, heads, size) in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    assert not is_causal and not dropout_p and compute_log_sumexp
+    s = scores(q, k, bias, scale)
+    sums = s.logsumexp(-1)
+    shares = (s - sums[..., None]).exp().nan_to_num(0.0)  # no keys: a row of zeros
+    rows = -(-q.shape[2] // 32) * 32
+    seed = torch.zeros((), dtype=torch.long)
+    out = laid_out((shares @ v.float()).to(q.dtype))
+    return out, F.pad(sums, (0, rows - q.shape[2])), seed, seed.clone()
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor, sums: Tensor,
+    seed: Tensor, offset: Tensor, dropout_p: float, wanted: list[bool], is_causal: bool = False,
+    *, scale: float | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    shares = (scores(q, k, bias, scale) - sums[..., : q.shape[2], None]).exp()
+    wide = grad.float()
+    delta = (wide * out.float()).sum(-1, keepdim=True)
+    ds = shares * (wide @ v.float().transpose(-2, -1) - delta)
+    dq, dk = ds @ k.float() * scale, ds.transpose(-2, -1) @ q.float() * scale
+    dv = shares.transpose(-2, -1) @ wide
+    padded = F.pad(ds.to(q.dtype), (0, -ds.shape[-1] % 16), value=float("nan"))
+    dbias = padded[..., : ds.shape[-1]] if wanted[3] else None
+    return *(laid_out(x.to(q.dtype)) for x in (dq, dk, dv)), dbias
+
+
+def as_a_gpu_chooses(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """What the framework does with a mask before it calls the operator."""
+    mask = options["attn_mask"]
+    if mask.stride(-1) != 1:
+        return aten._scaled_dot_product_attention_math(q, k, v, mask, scale=options["scale"])[0]
+    columns = mask.shape[-1]
+    if columns % 8:
+        mask = F.pad(mask, (0, -columns % 8))[..., :columns]
+    mask = mask.expand(*q.shape[:3], k.shape[2])
+    return EFFICIENT(q, k, v, mask, False, scale=options["scale"])[0]
+
+
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", as_a_gpu_chooses)
+    monkeypatch.delitem(attention.FUSED_BY_DEVICE, "cpu")
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
+        library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
+        yield
+
+
+# ---- what is written out -------------------------------------------------------------------------
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float = 1.0) -> Tensor:
+    s = q @ k.transpose(-2, -1)
+    s = s * factor + bias if factor != 1.0 else s + bias
+    return weights(s) @ v
+
+
+def weights(s: Tensor) -> Tensor:
+    """In 32 bits at least, as models write it."""
+    wide = s if s.dtype == torch.float64 else s.float()
+    return F.softmax(wide, dim=-1).type_as(s)
+
+
+def scaled(*inputs: Tensor) -> Tensor:
+    return attend(*inputs, factor=0.25)
+
+
+def twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Two layers that share their bias."""
+    return attend(attend(q, k, v, bias).sin(), k, v, bias)
+
+
+def looked_up(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """One number for every head and distance, as T5 has them."""
+    rows, columns = torch.arange(q.shape[2]), torch.arange(k.shape[2])
+    distance = (columns[None, :] - rows[:, None]).clamp(-3, 3) + 3
+    return attend(q, k, v, F.embedding(distance, table).permute(2, 0, 1).unsqueeze(0))
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """The mask of padding is added after the bias, which lies with the heads last."""
+    rows, columns = torch.arange(q.shape[2]), torch.arange(k.shape[2])
+    none, low = (torch.full((), x, dtype=q.dtype) for x in (0.0, torch.finfo(q.dtype).min))
+    padding = torch.where(columns < torch.tensor([[5], [k.shape[2]]]), none, low)
+    bias = F.embedding((columns[None, :] - rows[:, None]).clamp(-3, 3) + 3, table)
+    s = q @ k.transpose(-2, -1) + bias.permute(2, 0, 1).unsqueeze(0) + padding[:, None, None, :]
+    return weights(s) @ v
+
+
+def in_three_dimensions(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    s = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)) + bias
+    return torch.bmm(torch.softmax(s, -1), v.flatten(0, 1))
+
+
+def inputs(bias: tuple[int, ...], dtype: torch.dtype, columns: int = 13) -> list[Tensor]:
+    """Scores of a size at which 32 bits of a row's sum tell its shares as well as eager does."""
+    torch.manual_seed(3)
+    shapes = [(2, 4, 9, 16), (2, 4, columns, 16), (2, 4, columns, 16), bias]
+    return [(torch.randn(s) / 2).to(dtype).requires_grad_() for s in shapes]
+
+
+def with_gradients(fn: Callable[..., Tensor], args: list[Tensor]) -> list[Tensor]:
+    out = fn(*args)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return [out, *torch.autograd.grad((out * weights).sum(), [x for x in args if x.requires_grad])]
+
+
+def check(fn: Callable[..., Tensor], args: list[Tensor], dynamic: bool = False) -> list[str]:
+    """The attentions that were called; results and gradients are right."""
+    backend = Backend("triton", cache=False)
+    torch._dynamo.reset()
+    got = with_gradients(torch.compile(fn, backend=backend, dynamic=dynamic), args)
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in args]
+    truth = with_gradients(fn, exact)
+    for mine, eager, real in zip(got, with_gradients(fn, args), truth, strict=True):
+        assert check_tensor(mine, eager, real, Rule(floor=4.0, strides=False)) == []
+    return [n.op for r in backend.reports for n in r.nodes if "attention" in n.op]
+
+
+@pytest.mark.parametrize(
+    ("fn", "bias"),
+    [(attend, (1, 4, 9, 13)), (scaled, (9, 13)), (attend, (2, 1, 1, 13)), (scaled, (2, 4, 9, 13)),
+     (looked_up, (7, 4)), (hidden, (7, 4)), (twice, (1, 4, 9, 13))],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_bias_is_the_operators(
+    fn: Any, bias: Any, dtype: torch.dtype, on_host: None
+) -> None:
+    found = check(fn, inputs(bias, dtype))
+    assert sorted(found) == sorted(NAMES * (2 if fn is twice else 1))
+
+
+@pytest.mark.parametrize(("columns", "names"), [(8, NAMES), (13, [])])
+def test_sizes_that_change(columns: int, names: list[str], on_host: None) -> None:
+    """Rows that would be padded by a number known at run time alone stay written out."""
+    assert check(scaled, inputs((4, 9, columns), torch.float32, columns), dynamic=True) == names
+
+
+def test_heads_and_batch_in_one_dimension(on_host: None) -> None:
+    assert check(in_three_dimensions, inputs((8, 9, 13), torch.float32)) == NAMES
+
+
+def test_rows_without_keys_and_keys_without_weight(on_host: None) -> None:
+    args = inputs((4, 9, 13), torch.float32)
+    with torch.no_grad():
+        args[3][:, 1] = float("-inf")
+        args[3][2, :, 5] = float("-inf")
+    assert check(attend, args) == NAMES
+
+
+def test_where_only_the_bias_learns(on_host: None) -> None:
+    *heads, bias = inputs((4, 9, 13), torch.float32)
+    assert check(attend, [*(x.detach() for x in heads), bias]) == NAMES
+
+
+def test_a_wider_bias_keeps_the_gradient_that_it_has(on_host: None) -> None:
+    """The operator would round every score's gradient before they are summed over the batch."""
+    q, k, v, bias = inputs((1, 4, 9, 13), torch.bfloat16)
+    wide = bias.detach().float().requires_grad_()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) + bias, -1).to(q.dtype) @ v
+
+    assert check(fn, [q, k, v, wide]) == []
+
+
+def test_an_operator_without_that_gradient_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own flash attention takes a bias, and gives nothing for it."""
+    assert check(attend, inputs((1, 4, 9, 13), torch.float32)) == []
+    *heads, bias = inputs((1, 4, 9, 13), torch.float32)
+    assert len(check(attend, [*heads, bias.detach()])) == 2
