@@ -61,7 +61,8 @@ def test_routines_are_told_from_the_operators(
 ) -> None:
     gm = graph_of(function, *(torch.randn(s, dtype=dtype) for s in shapes))
     for train, names in (False, inference), (True, inference + more_in_training):
-        known = [] if dtype == torch.float64 else [Group.of(n, dtype) for n in names]
+        library = dtype == torch.float64 or (function is F.conv2d and dtype == torch.bfloat16)
+        known = [] if library else [Group.of(n, dtype) for n in names]
         assert expected_groups(gm, train) == known
 
 
@@ -79,10 +80,31 @@ def test_small_images_and_steps_are_told(train: bool) -> None:
 
     assert told(32, 18)
     assert not told(32, 19)
-    assert not told(31, 18)
+    assert told(31, 18) == train, "the gradient of filters alone"
+    assert not told(15, 18)
     assert told(32, 60, stride=2) == train
     gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
-    assert Group("patches", "") not in expected_groups(gm, train)
+    names = ["depthwise_3", "depthwise_gradients_3"] if train else ["depthwise_3"]
+    assert expected_groups(gm, train) == [Group(name, "") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "names"),
+    [
+        (((2, 8, 12, 12), (6, 8, 3, 3)), {"padding": "same"}, ["convolution"]),
+        (((2, 8, 12), (6, 8, 3)), {"stride": 2, "padding": "valid"}, ["convolution"]),
+        (((4, 64, 8, 8), (40, 64, 3, 3)), {"padding": (1, 1)}, ["patches"]),
+        (((1, 8, 24, 24), (6, 8, 1, 1)), {}, ["product"]),
+        (((4, 256, 34, 34), (512, 256, 3, 3)), {}, []),
+    ],
+)
+def test_convolutions_are_told_as_they_are_lowered(
+    shapes: tuple[tuple[int, ...], ...], options: dict[str, Any], names: list[str]
+) -> None:
+    x, w = (torch.randn(shape) for shape in shapes)
+    convolve = F.conv2d if x.ndim == 4 else F.conv1d
+    gm = graph_of(lambda x, w: convolve(x, w, **options), x, w)
+    assert expected_groups(gm, train=False) == [Group(name, "") for name in names]
 
 
 def test_routines_of_checkpointed_regions_are_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -94,6 +95,15 @@ class Group:
         """Entry point -> its body."""
         element = dict(TYPES.values())[self.ending]
         return {n + self.ending: _body(b, element) for n, b in GROUPS[self.name].items()}
+
+
+class Shaped(Protocol):
+    """A tensor of whatever graph."""
+
+    @property
+    def shape(self) -> Sequence[Size]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 def group_of(name: str) -> Group | None:

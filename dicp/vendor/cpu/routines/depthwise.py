@@ -14,7 +14,7 @@ import torch
 from dicp.loop.index import Size, contiguous_strides, product
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, call, is_taken, rows_of
+from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Shaped, call, is_taken, rows_of
 
 MIN_CHANNELS = 16
 """Channels that fill the widest vector."""
@@ -25,7 +25,7 @@ taps. Elsewhere the kernels need 0.3 to 0.85 of the library's, and 1.06 for 14 M
 Axis = Sequence[Size]
 
 
-def fits(w: Value, groups: int) -> bool:
+def fits(w: Shaped, groups: int) -> bool:
     channels, inner, *taps = w.shape
     known = isinstance(channels, int) and all(isinstance(t, int) for t in taps)
     return known and channels == groups and inner == 1 and groups >= MIN_CHANNELS
@@ -38,15 +38,16 @@ def columns_of(axes: Sequence[Axis]) -> int | None:
     return taps if known and isinstance(taps, int) else None
 
 
+def is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    """Whether the result is better made here, of filters that fit."""
+    return columns_of(axes) is not None and not _is_large(w.dtype, out, axes)
+
+
 def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
-) -> Value | None:
-    """The result in `out`; None where the library is to make it."""
-    taps = columns_of(axes)
-    if taps is None or not is_channels_last(out) or _is_large(out, axes):
-        return None
+) -> Value:
     image = _channels_last(lw, x)
-    name, refs = f"dicp_depthwise_{taps}", [image, _filters(lw, w)]
+    name, refs = f"dicp_depthwise_{columns_of(axes)}", [image, _filters(lw, w)]
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     return call(lw, name, refs, (out,), _sizes(image, axes))[0]
@@ -62,7 +63,7 @@ def images_gradient(
     taps = columns_of(axes)
     if taps is None or not is_channels_last(images):
         return None
-    if _is_large(images, axes) and all(axis[3] == 1 for axis in axes):
+    if _is_large(w.dtype, images.shape, axes) and all(axis[3] == 1 for axis in axes):
         return None
     refs = (_channels_last(lw, grad), _filters(lw, w))
     return call(lw, f"dicp_depthwise_images_{taps}", refs, (images,), _sizes(images, axes))[0]
@@ -90,10 +91,10 @@ def filters_gradient(
     return lw.cast(found, filters.dtype)
 
 
-def _is_large(images: Ref, axes: Sequence[Axis]) -> bool:
-    if images.dtype == torch.float32 or axes[1][2] != DEPTHWISE_TAPS[0]:
+def _is_large(dtype: torch.dtype, images: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    if dtype == torch.float32 or axes[1][2] != DEPTHWISE_TAPS[0]:
         return False
-    size = product(images.shape)
+    size = product(images)
     return isinstance(size, int) and size > LARGE
 
 

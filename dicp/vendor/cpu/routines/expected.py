@@ -10,73 +10,97 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, TYPES, Group
-from dicp.vendor.cpu.routines.convolution import LEAST_ROWS, SMALL
+from dicp.vendor.cpu.routines import choice
+from dicp.vendor.cpu.routines.common import TYPES, Group
+from dicp.vendor.cpu.routines.depthwise import columns_of
 
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
 PRODUCT_METHODS = ("matmul", "mm", "bmm", "addmm")
 GROUPS_OF = {
     **dict.fromkeys((*PRODUCTS, *PRODUCT_METHODS), ("product",)),
-    **dict.fromkeys((F.conv1d, F.conv2d), ("convolution",)),
     F.scaled_dot_product_attention: ("attention",),
 }
 """Operator of the user's program -> the groups of routines that compute it."""
 CONVOLUTIONS = (F.conv1d, F.conv2d)
-GRADIENTS = {"convolution": "convolution_filters", "attention": "attention_gradients"}
+GRADIENTS = {"attention": "attention_gradients"}
 """Group -> the one that its gradients need besides."""
 
 
 def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
     """The groups that Dynamo's graph will call, as far as its operators tell; each once."""
     found: dict[Group, None] = {}
-    in_rows = not any(map(_is_depthwise, _nodes(gm)))
+    depthwise = any(map(_is_depthwise, _nodes(gm)))
     for node in _nodes(gm):
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and value.dtype in TYPES:
-            for name in _with_gradients(GROUPS_OF.get(_operator(node), ()), train):
-                found[Group.of(name, value.dtype)] = None
-            for name in _depthwise_groups(node, train):
-                found[Group.of(name, value.dtype)] = None
-            if in_rows and _operator(node) in CONVOLUTIONS and _reads_patches(node, value, train):
-                found[Group.of("patches", value.dtype)] = None
+        value = _tensor(node)
+        if value is None or value.dtype not in TYPES:
+            continue
+        names: Iterable[str] = _with_gradients(GROUPS_OF.get(_operator(node), ()), train)
+        if _operator(node) in CONVOLUTIONS:
+            # Images lie channels last in a graph with filters that see one channel.
+            last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
+            names = _groups_of_convolution(node, value, last, train)
+        found.update((Group.of(name, value.dtype), None) for name in names)
     return list(found)
 
 
-def _is_depthwise(node: fx.Node) -> bool:
-    """A convolution whose filters see one channel: with it images lie channels last."""
-    filters = _filters(node)
-    return filters is not None and filters.shape[1] == 1 != _argument(node, 6, "groups")
-
-
-def _filters(node: fx.Node) -> torch.Tensor | None:
-    if _operator(node) not in CONVOLUTIONS:
-        return None
-    filters = _argument(node, 1, "weight")
-    value = filters.meta.get("example_value") if isinstance(filters, fx.Node) else None
+def _tensor(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _depthwise_groups(node: fx.Node, train: bool) -> list[str]:
-    filters = _filters(node)
-    if filters is None or not _is_depthwise(node) or filters.shape[-1] not in DEPTHWISE_TAPS:
-        return []
-    names = ["depthwise", *(["depthwise_gradients"] if train else [])]
-    return [f"{name}_{filters.shape[-1]}" for name in names]
-
-
-def _reads_patches(node: fx.Node, value: torch.Tensor, train: bool) -> bool:
-    """Whether images are small, or their gradient is one at a step."""
-    if value.dtype != torch.float32 or value.shape[1] < LEAST_ROWS:
+def _is_depthwise(node: fx.Node) -> bool:
+    if _operator(node) not in CONVOLUTIONS:
         return False
-    stride, width = _argument(node, 3, "stride"), value.shape[-1]
-    strided = any(s != 1 for s in (stride if isinstance(stride, (tuple, list)) else [stride]))
-    small = value.ndim == 4 and isinstance(width, int) and width <= SMALL
-    return small or (train and strided)
+    filters = _tensor(_argument(node, 1, "weight", None))
+    return filters is not None and filters.shape[1] == 1 != _argument(node, 6, "groups", 1)
 
 
-def _argument(node: fx.Node, position: int, name: str) -> Any:
-    """An argument by its position or its name; 1 without it."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, 1)
+def _groups_of_convolution(
+    node: fx.Node, out: torch.Tensor, last: bool, train: bool
+) -> Iterable[str]:
+    """The groups that make the result and, in training, both gradients."""
+    x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
+    if x is None or w is None or x.ndim != out.ndim:
+        return
+    how = _options(node, x, w)
+    sizes = (*x.shape, *w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
+    if not all(isinstance(size, int) for size in sizes):
+        return  # nothing is known yet: asking a symbol for its value would fix it
+    kinds = [choice.result(how, x, w, out.shape, not last, last)]
+    if train and not last:
+        kinds.append(choice.images_gradient(how, x, w, out.shape))
+        filters = choice.filters_gradient(how, x, w, out.shape)
+        kinds.append("convolution_filters" if filters == "convolution" else filters)
+    for kind in filter(None, kinds):
+        if kind == "depthwise":
+            taps = columns_of(how.axes(x, w, out.shape))
+            yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
+        else:
+            yield "product" if kind == "pieces" else kind
+
+
+def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:
+    """What the convolution gives besides its tensors; padding may be a word."""
+    count = x.ndim - 2
+    stride, padding, dilation = (
+        list(value) if isinstance(value, (tuple, list)) else [value] * count
+        for value in (
+            _argument(node, 3, "stride", 1),
+            _argument(node, 4, "padding", 0),
+            _argument(node, 5, "dilation", 1),
+        )
+    )
+    if padding[0] == "same":
+        padding = [d * (taps - 1) // 2 for d, taps in zip(dilation, w.shape[2:], strict=True)]
+    elif padding[0] == "valid":
+        padding = [0] * count
+    groups = _argument(node, 6, "groups", 1)
+    return choice.Options(stride, padding, dilation, False, [0] * count, groups)
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    """An argument by its position or its name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def _nodes(gm: fx.GraphModule) -> Iterable[fx.Node]:
