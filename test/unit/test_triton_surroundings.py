@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from recorder import TritonRecorder, record
 from support.compare import Rule, assert_matches
 from test_triton_launch import Named, StandIn, first_kernel, job, plan_of
 from torch import Tensor, nn
@@ -159,6 +161,30 @@ def test_a_warm_start_neither_starts_nor_imports_the_compiler(
         timeout=300, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.split() == ["copy"], done.stderr[-2000:]
+
+
+# ---- the framework's library ---------------------------------------------------------------------
+
+
+def test_convolutions_get_and_give_channels_last() -> None:
+    """What cuDNN reads and writes as it is; the caller sees eager's layout."""
+
+    def images(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        x = F.relu(F.conv2d(x, w, padding=1))
+        return F.conv2d(x, u, padding=1)
+
+    inputs = [torch.randn(s) for s in ((2, 16, 8, 8), (32, 16, 3, 3), (24, 32, 3, 3))]
+    (program,) = record(images, *inputs, target=TritonRecorder()).programs
+    buffers = program.plain["buffers"]
+    calls = [s for s in program.plain["steps"] if s.get("call") == "aten::convolution."]
+    touched = [[*(a["ref"] for a in s["args"][:2]), *s["outs"]] for s in calls]
+    assert len(touched) == 2
+    for slot in sum(touched, []):
+        _, channels, _, columns = buffers[slot]["shape"]
+        assert buffers[slot]["strides"][1:] == [1, columns * channels, channels]
+    assert [s.get("call", "kernel") for s in program.plain["steps"]].count("kernel") == 5
+    (result,) = (buffers[o["ref"]] for o in program.plain["outputs"])
+    assert result["strides"] == [24 * 64, 64, 8, 1]
 
 
 # ---- the framework's wrappers --------------------------------------------------------------------
