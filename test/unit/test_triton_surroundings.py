@@ -1,0 +1,270 @@
+"""What stands around the kernels: streams, devices, compile processes, the framework's wrappers."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from recorder import TritonRecorder, record
+from support.compare import Rule, assert_matches
+from test_triton_launch import Named, StandIn, first_kernel, job, plan_of
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from dicp import torch_private
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.vendor.triton import builder
+from dicp.vendor.triton.builder import Builder, Workers
+from dicp.vendor.triton.driver import Driver
+from dicp.vendor.triton.launch import Device, StreamPool
+
+# ---- streams and devices -------------------------------------------------------------------------
+
+
+def test_a_stream_takes_again_what_it_gave_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = {"stream": 1}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: current["stream"])
+    pool = StreamPool(torch.device("cpu"))
+    block = pool.take(100)
+    pool.give(block)
+    current["stream"] = 2
+    other = pool.take(100)
+    assert other is not block
+    pool.give(other)
+    current["stream"] = 1
+    assert pool.take(100) is block
+    assert all(pool.take(100) is not known for known in (block, other))
+
+
+def test_kernels_are_launched_on_their_device_and_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = [0]
+    where: list[int] = []
+
+    class Entering:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            current.append(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", Entering)
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 70 + device)
+    gpu = StandIn()
+    launch = gpu.cuLaunchKernel.run
+    gpu.cuLaunchKernel.run = lambda *args: (where.append(current[-1]), launch(*args))[1]
+    plan = plan_of(torch.relu, torch.ones(64, 64))
+    table = (ctypes.c_void_p * len(plan.buffers))(*[4096] * len(plan.buffers))
+    segment = Device(plan, Named(), Driver(gpu), 1).segment([first_kernel(plan)], {}, table, None)
+    assert segment.run() == 0
+    assert [seen[4] for seen in gpu.launches] == [71]
+    assert where == [1] and current == [0]
+
+
+# ---- compile processes ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    found = Workers()
+    yield found
+    found.close()
+
+
+def test_no_more_processes_than_are_allowed(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    at_once = threading.Lock()
+
+    class Counted:
+        messages: list[str] = []
+
+        def __init__(self) -> None:
+            with at_once:
+                started.append(self)
+
+        def ask(self, request: Any) -> dict[str, Any]:
+            threading.Event().wait(0.02)
+            return {"binary": "", "entry": "copy", "shared": 0, "warps": 4}
+
+        def kill(self) -> None:
+            started.remove(self)
+
+    monkeypatch.setattr(builder, "_Process", Counted)
+    jobs = [job(axes={"x": {"size": "s0", "block": 2**k, "masked": True}}) for k in range(5, 11)]
+    Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 2).build(jobs)
+    assert len(started) == 2
+
+
+def test_a_worker_ends_with_its_input(workers: Workers) -> None:
+    workers.warm_up(1)
+    process = workers._idle.get().process
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+WARM = """
+import sys
+from pathlib import Path
+import dicp.torch_private  # the framework itself loads parts of triton
+
+def loaded():
+    return {name for name in sys.modules if name.split(".")[0] == "triton"}
+
+before = loaded()
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.vendor.triton import TritonTarget, builder
+from dicp.vendor.triton.builder import Job, Variant
+
+def refuse(*args):
+    raise AssertionError("a compile process")
+
+builder._Process = refuse
+cache = Cache.open(Config(cache_dir=Path(sys.argv[1])))
+target = TritonTarget()
+assert target.fingerprint(Config())
+print(target._builder(cache, Config()).build([eval(sys.argv[2])])[0].entry)
+assert loaded() == before, sorted(loaded() - before)[:3]
+"""
+
+
+def test_a_warm_start_neither_starts_nor_imports_the_compiler(
+    tmp_path: Path, workers: Workers
+) -> None:
+    Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 1).build([job()])
+    done = subprocess.run(
+        [sys.executable, "-c", WARM, str(tmp_path), repr(job())], capture_output=True, text=True,
+        timeout=300, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.split() == ["copy"], done.stderr[-2000:]
+
+
+# ---- the framework's library ---------------------------------------------------------------------
+
+
+def test_convolutions_get_and_give_channels_last() -> None:
+    """What cuDNN reads and writes as it is; the caller sees eager's layout."""
+
+    def images(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        x = F.relu(F.conv2d(x, w, padding=1))
+        return F.conv2d(x, u, padding=1)
+
+    inputs = [torch.randn(s) for s in ((2, 16, 8, 8), (32, 16, 3, 3), (24, 32, 3, 3))]
+    (program,) = record(images, *inputs, target=TritonRecorder()).programs
+    buffers = program.plain["buffers"]
+    calls = [s for s in program.plain["steps"] if s.get("call") == "aten::convolution."]
+    touched = [[*(a["ref"] for a in s["args"][:2]), *s["outs"]] for s in calls]
+    assert len(touched) == 2
+    for slot in sum(touched, []):
+        _, channels, _, columns = buffers[slot]["shape"]
+        assert buffers[slot]["strides"][1:] == [1, columns * channels, channels]
+    assert [s.get("call", "kernel") for s in program.plain["steps"]].count("kernel") == 5
+    (result,) = (buffers[o["ref"]] for o in program.plain["outputs"])
+    assert result["strides"] == [24 * 64, 64, 8, 1]
+
+
+# ---- the framework's wrappers --------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(x))
+
+
+class Checkpointed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+
+class Mixed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=x.dtype != torch.float64):
+            return super().forward(x).to(x.dtype)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def steps(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """Result and gradients of the second of two steps, with an update between them."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for last in (False, True):
+        optimizer.zero_grad()
+        out = run(x)
+        out.square().sum().backward()
+        if not last:
+            optimizer.step()
+    found = [out, *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [t.full_tensor() if hasattr(t, "full_tensor") else t for t in found]
+
+
+def check(
+    model: nn.Module, folder: Path, wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 16)
+    backend = Backend("triton", cache_dir=folder / "cache")
+    torch._dynamo.reset()
+    plain, precise = copy.deepcopy(model), copy.deepcopy(model).double()
+    eager = steps(plain, plain, x)
+    truth = steps(precise, precise, x.double())
+    mine = wrap(copy.deepcopy(model))
+    got = steps(mine, torch.compile(mine, backend=backend), x)
+    assert len(got) == 7 and len(backend.reports) >= 2
+    for a, b, c in zip(got, eager, truth, strict=True):
+        assert_matches(a, b, c, rule=Rule(floor=8.0, strides=False))
+
+
+@pytest.mark.parametrize("kind", [Block, Checkpointed, Mixed])
+def test_training(kind: type[nn.Module], tmp_path: Path) -> None:
+    check(kind(), tmp_path)
+
+
+@pytest.mark.usefixtures("group")
+def test_data_parallel_training(tmp_path: Path) -> None:
+    check(Block(), tmp_path, DistributedDataParallel)
+
+
+@pytest.mark.usefixtures("group")
+def test_sharded_training(tmp_path: Path) -> None:
+    def shard(model: nn.Module) -> nn.Module:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model.inner, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    check(Block(), tmp_path, shard)
