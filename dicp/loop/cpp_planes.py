@@ -108,7 +108,8 @@ class Planes(Scans):
                 element, mean = away.args
                 if mean.op == "acc" and ir.show(element) in sums:
                     found.append((stmt, sums[ir.show(element)]))
-            sums |= {ir.show(s.value): s for s in here}
+            squares = [square for square, _ in found]
+            sums |= {ir.show(s.value): s for s in here if s not in squares}
         return found
 
     def _sweep(self, phase: Phase, squares: list[tuple[Accumulate, Accumulate]]) -> list[str]:
