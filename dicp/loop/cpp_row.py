@@ -11,7 +11,7 @@ import torch
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Scope, local, margin
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
-from dicp.loop.cpp_scan import Scans
+from dicp.loop.cpp_planes import Planes
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
 from dicp.loop.ir import Expr, Ref
@@ -24,7 +24,7 @@ WEIGHT_BLOCK = 512
 """Elements of a row whose exponentials are added up while they are in the nearest cache."""
 
 
-class Rows(Scans):
+class Rows(Planes):
     """Rows are shared among threads; few long rows are swept by all threads together."""
 
     def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
@@ -36,6 +36,8 @@ class Rows(Scans):
         kernel = self.kernel
         if self._splittable():
             return self._split_row()
+        if self._in_planes():
+            return self._plane_lines()
         scan = any(isinstance(s, Running) for s in self._all_stmts())
         if scan and self._only_sums():
             return self._summed_so_far()

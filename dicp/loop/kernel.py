@@ -106,7 +106,7 @@ class Kernel:
 
     def text(self) -> str:
         """The kernel as readable text, for dumps and golden tests."""
-        lines = [f"kernel {self.kind}"]
+        lines = [f"kernel {self.kind}{', from zeros' if self.fresh else ''}"]
         lines += [f"  from {origin}" for origin in self.origins]
         for label, loops in (("rows", self.rows), ("inner", self.inner)):
             if loops:

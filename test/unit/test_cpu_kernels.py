@@ -353,3 +353,60 @@ def test_results_beyond_the_caches_may_lie_anywhere(
     torch.compiler.reset()
     compiled(fn)(out, x)
     assert torch.equal(out, x.t() if turned else x * 2)
+
+
+# ---- rows in planes ------------------------------------------------------------------------------
+
+
+def normalized(x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return F.batch_norm(x, mean, variance, weight, weight, training=True).relu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_rows_in_planes(dtype: torch.dtype, shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels of images: the values, the running statistics and, of what has its mean near zero,
+    the gradients."""
+    monkeypatch.setattr("dicp.loop.cpp_planes.MIN_PLANES", 1)
+    x = (torch.randn(5, 3, 7, 9) + shift).to(dtype)
+    weight, grad = torch.rand(3) + 0.5, torch.randn(5, 3, 7, 9).to(dtype)
+
+    def run(fn: Callable[..., Tensor], wide: torch.dtype, inner: torch.dtype) -> list[Tensor]:
+        at, scale = x.to(inner).requires_grad_(), weight.to(wide).requires_grad_()
+        state = [torch.zeros(3, dtype=wide), torch.ones(3, dtype=wide)]
+        result = fn(at, scale, *state)
+        grads = torch.autograd.grad(result, [at, scale], grad.to(inner))
+        return [result.detach(), *state, *([] if shift else grads)]
+
+    torch.compiler.reset()
+    exact = run(normalized, torch.float64, torch.float64)
+    eager = run(normalized, torch.float32, dtype)
+    for found, wanted, other in zip(
+        run(compiled(normalized), torch.float32, dtype), exact, eager, strict=True
+    ):
+        floor = 4 * torch.finfo(dtype).eps * wanted.abs().max().item()
+        assert worst(found, wanted) <= 2 * worst(other, wanted) + floor
+
+
+def test_rows_in_planes_are_swept_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sweep for both moments and one for the result, and none where no cache keeps them."""
+    inputs = [torch.randn(5, 3, 7, 9), torch.ones(3), torch.zeros(3), torch.ones(3)]
+
+    def source() -> str:
+        target = record(normalized, *inputs)
+        return target.render(target.programs[0], Config()).files["kernels.cpp"]
+
+    monkeypatch.setattr("dicp.loop.cpp_planes.MIN_PLANES", 1)
+    assert source().count("collapse(2)") == 2
+    monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 1000)
+    assert "collapse(2)" not in source()
+
+
+def test_rows_in_planes_pass_what_is_no_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dicp.loop.cpp_planes.MIN_PLANES", 1)
+    x = torch.randn(5, 4, 7, 9)
+    x[1, 1, 3, 3], x[2, 2, 2, 2], x[:, 3] = math.nan, math.inf, 2.0
+    torch.compiler.reset()
+    found = compiled(normalized)(x, torch.ones(4), torch.zeros(4), torch.ones(4))
+    exact = normalized(x, torch.ones(4), torch.zeros(4), torch.ones(4))
+    torch.testing.assert_close(found, exact, equal_nan=True)
