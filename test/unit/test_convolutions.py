@@ -77,6 +77,43 @@ def test_filters_of_one_pixel_on_channels_last(
     assert steps.count(named("dicp_product", dtype)) == 2, "rows of one matrix"
 
 
+@by_dtype
+@pytest.mark.parametrize("taps", [(2, 2), (2, 4), (1, 3)], ids=str)
+def test_steps_as_long_as_filters(
+    tmp_path: Path, taps: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Products with pieces of the images, forward and backward, where no pixel is left over."""
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = F.conv2d(x, w, b, stride=taps)
+        return y.contiguous(memory_format=torch.channels_last)
+
+    def operand(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+
+    w, b = torch.nn.Parameter(operand(35, 6, *taps)), leaf(35, dtype=dtype)
+    steps = check(tmp_path, convolve, operand(3, 6, 4, 12), w, b)
+    assert steps.count(named("dicp_product_biased", dtype)) == 1
+    assert steps.count(named("dicp_product", dtype)) == 2
+    steps = check(tmp_path, convolve, operand(3, 6, 4, 13), w, b)
+    assert not any("dicp_product" in step for step in steps), steps
+
+
+@pytest.mark.parametrize(
+    ("taps", "options"), [(4, {"stride": 4}), (3, {"padding": 1}), (5, {"stride": 3})], ids=str
+)
+def test_filters_of_few_channels(tmp_path: Path, taps: int, options: dict[str, Any]) -> None:
+    """Their gradient is made from patches, that of the images is not wanted."""
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.conv2d(x, w, b, **options)
+
+    x, w = torch.randn(2, 3, 24, 20), leaf(21, 3, taps, taps)
+    steps = check(tmp_path, convolve, x, w, leaf(21))
+    assert "dicp_patches_filters" in steps
+    assert not any("convolution_backward" in step for step in steps), steps
+
+
 def test_larger_convolutions(tmp_path: Path) -> None:
     """Images in parts, some of them the last; tiles that pixels of several rows share."""
     for image, filters, stride in (

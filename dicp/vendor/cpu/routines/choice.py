@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from dicp.loop.index import Size, product
 from dicp.vendor.cpu.routines import depthwise, pieces
-from dicp.vendor.cpu.routines.common import Shaped
+from dicp.vendor.cpu.routines.common import Axis, Shaped
 
 LIGHT = 3 << 23
 """Multiplications up to which oneDNN's call, and its reordering of images and filters, cost more
 than any kernel saves."""
 MAX_CONVOLUTION = 1 << 32
 """Multiplications from which on that reordering is nothing beside its faster kernel."""
-PANEL, MIN_SHARE = 32, 0.8
+PANEL, MIN_SHARE = 32, 0.75
 """Pixels of a tile, and the share of them that must be used where there are several images: between
-both bounds convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05 of its time; with a
-share of 0.75, 1.15 of it. A single image pays for all its reordering of filters."""
-SMALL, SMALL_OF_SEVERAL = 16, 8
-"""Pixels in a row up to which a single image, or each of several, is convolved by its patches: in
-0.8 to 0.95 of the time of the library or of the other kernel; with 10 to 16 of them in each of four
-images in 1.03 to 1.25 of it."""
+both bounds convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05 of its time, with a
+share of 0.67 1.25 times as much. A single image pays for all its reordering of filters."""
+SMALL = 16
+"""Pixels in a row up to which images are better convolved by their patches."""
 LEAST_ROWS = 32
 """Filters that must read a patch to make up for its copy."""
 
@@ -43,10 +40,6 @@ class Turned:
     @classmethod
     def of(cls, w: Shaped) -> Turned:
         return cls((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
-
-
-Axis = tuple[Any, ...]
-"""Input size, output size, taps, stride, padding, dilation: a `d_axis`."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,8 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
 def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
     """What makes the gradient of filters from images in rows of pixels; None: the library."""
     axes = how.axes(x, w, out)
-    if _is_by_patches(w, w.shape[0] // how.groups, out, axes, few=True):
+    rows = w.shape[0] // how.groups
+    if _is_by_patches(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
         return "patches"
     return "convolution" if _is_better_gradient(w, out, axes) else None
 
@@ -206,9 +200,20 @@ def _is_by_patches(
     flat = of_one_pixel(axes) or len(axes) == 1
     if few:
         return product((out[0], *out[2:])) <= 256 or (not flat and out[-1] < SMALL)  # type: ignore[operator]
-    if flat:
-        return product(out[2:]) <= 64  # type: ignore[operator]
-    return out[-1] <= (SMALL if out[0] == 1 else SMALL_OF_SEVERAL)  # type: ignore[operator]
+    return product(out[2:]) <= 64 if flat else out[-1] <= SMALL  # type: ignore[operator]
+
+
+def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
+    """Whether the gradient of filters of few channels, which fill no panel, is made from patches.
+
+    Measured with 3 and 4: 0.75 of the library's time where patches do not overlap, 0.4 for 1024
+    pixels, 1.5 and more for more pixels.
+    """
+    sizes = (rows, *w.shape[1:], *out)
+    if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
+        return False
+    enough = rows >= LEAST_ROWS // 2 and w.shape[1] <= PANEL // 8  # type: ignore[operator]
+    return enough and (pieces.fit(axes) or product((out[0], *out[2:])) <= 1024)  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:

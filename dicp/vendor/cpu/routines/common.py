@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -95,6 +95,10 @@ class Group:
         """Entry point -> its body."""
         element = dict(TYPES.values())[self.ending]
         return {n + self.ending: _body(b, element) for n, b in GROUPS[self.name].items()}
+
+
+Axis = tuple[Any, ...]
+"""Of a convolution: input size, output size, taps, stride, padding, dilation; a `d_axis`."""
 
 
 class Shaped(Protocol):

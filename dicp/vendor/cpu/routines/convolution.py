@@ -12,8 +12,8 @@ from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import choice, depthwise, pieces
-from dicp.vendor.cpu.routines.choice import Axis, Options, of_one_pixel
-from dicp.vendor.cpu.routines.common import call, in_float32, is_taken, rows_of
+from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
+from dicp.vendor.cpu.routines.common import Axis, call, in_float32, is_taken, rows_of
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 

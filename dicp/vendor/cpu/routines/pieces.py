@@ -6,15 +6,13 @@ Filters of one pixel, and steps as long as the filters: of a hierarchy of images
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dicp.loop.index import Size, product
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, Value
+from dicp.vendor.cpu.routines.common import Axis
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
-
-Axis = tuple[Any, ...]
 
 
 def fit(axes: Sequence[Axis]) -> bool:
