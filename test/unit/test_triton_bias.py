@@ -17,7 +17,7 @@ from support.compare import Rule, check_tensor
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.dynamo_bridge.fuse import attention
+from dicp.dynamo_bridge.fuse import attention, sdpa
 
 aten = torch.ops.aten
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
@@ -191,6 +191,13 @@ def test_rows_without_keys_and_keys_without_weight(on_host: None) -> None:
         args[3][:, 1] = float("-inf")
         args[3][2, :, 5] = float("-inf")
     assert check(attend, args) == NAMES
+
+
+def test_a_batch_that_the_operator_cuts_stays_written_out(
+    on_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "LARGEST_GRID", 2)
+    assert check(attend, inputs((4, 9, 13), torch.float32)) == []
 
 
 def test_where_only_the_bias_learns(on_host: None) -> None:
