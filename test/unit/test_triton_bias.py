@@ -221,3 +221,8 @@ def test_an_operator_without_that_gradient_is_not_called(monkeypatch: pytest.Mon
     assert check(attend, inputs((1, 4, 9, 13), torch.float32)) == []
     *heads, bias = inputs((1, 4, 9, 13), torch.float32)
     assert len(check(attend, [*heads, bias.detach()])) == 2
+
+
+def test_the_host_adds_one_mask_after_the_other() -> None:
+    *heads, table = inputs((7, 4), torch.float32)
+    assert check(hidden, [*heads, table.detach()]) == []
