@@ -17,7 +17,7 @@ from support.compare import Rule, check_tensor
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.dynamo_bridge.fuse import attention
+from dicp.dynamo_bridge.fuse import attention, sdpa
 
 aten = torch.ops.aten
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
@@ -193,6 +193,13 @@ def test_rows_without_keys_and_keys_without_weight(on_host: None) -> None:
     assert check(attend, args) == NAMES
 
 
+def test_a_batch_that_the_operator_cuts_stays_written_out(
+    on_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "LARGEST_GRID", 2)
+    assert check(attend, inputs((4, 9, 13), torch.float32)) == []
+
+
 def test_where_only_the_bias_learns(on_host: None) -> None:
     *heads, bias = inputs((4, 9, 13), torch.float32)
     assert check(attend, [*(x.detach() for x in heads), bias]) == NAMES
@@ -214,3 +221,8 @@ def test_an_operator_without_that_gradient_is_not_called(monkeypatch: pytest.Mon
     assert check(attend, inputs((1, 4, 9, 13), torch.float32)) == []
     *heads, bias = inputs((1, 4, 9, 13), torch.float32)
     assert len(check(attend, [*heads, bias.detach()])) == 2
+
+
+def test_the_host_adds_one_mask_after_the_other() -> None:
+    *heads, table = inputs((7, 4), torch.float32)
+    assert check(hidden, [*heads, table.detach()]) == []

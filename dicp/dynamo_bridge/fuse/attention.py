@@ -180,9 +180,13 @@ def _mask_fits(match: Match) -> bool:
     masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
     if not all(_broadcasts(mask, match) for mask in masks):
         return False
-    dtype = value_of(bound["q"]).dtype
-    if "mask" in bound:  # a sum of two may exceed float16 where the scores do not
-        return "more" not in bound or dtype != torch.float16
+    dtype, device = value_of(bound["q"]).dtype, value_of(bound["q"]).device.type
+    if "more" in bound:
+        # On the host adding them up costs more than fusing saves; in float16 their sum may be
+        # infinite where no score is.
+        return device not in FUSED_BY_DEVICE and dtype != torch.float16
+    if "mask" in bound:
+        return True
     if not masks:
         return True
     fill = bound["fill"]

@@ -26,6 +26,7 @@ FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_a
          "_scaled_dot_product_cudnn_attention",
          "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
 GIVES_GRADIENT_OF_MASK = "_scaled_dot_product_efficient_attention"
+LARGEST_GRID = 2**16
 WIDEST_TRAINED_HEAD = 192
 """Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
 
@@ -97,6 +98,8 @@ def training_attention(
     on_host = values[0].device.type == "cpu"
     if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
         return None
+    if mask_gradient and not _in_one_piece(values[0], values[1]):
+        return None
     choice = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     with torch.no_grad(), choice if mask_gradient else nullcontext():
         ran, _ = _run(values, causal, scale)
@@ -111,6 +114,16 @@ def training_attention(
     call = known[id(ran[at].result[0])].args[0]
     assert isinstance(call, fx.Node)
     return call
+
+
+def _in_one_piece(q: Any, k: Any) -> bool:
+    """Whether the operator makes the mask's gradient at once and its kernel can count in it.
+
+    Batches larger than a grid's side are cut, and the parts of that gradient added up instead of
+    put side by side (PyTorch, attention_backward.cu).
+    """
+    batch, heads, rows, _ = q.shape
+    return bool(batch < LARGEST_GRID) and bool(heads * rows * (k.shape[2] + 16) < 2**31)
 
 
 def _with_sums(step: _Ran) -> _Ran:
