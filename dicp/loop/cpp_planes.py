@@ -17,6 +17,7 @@ from dicp.loop.cpp_text import VALUE_TYPE
 from dicp.loop.index import Index, Var, product
 from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Accumulate, Define, Phase, Stmt, Store
+from dicp.loop.moments import squared_distances
 
 MIN_PLANES = 1 << 19
 """Elements below which the nearest caches keep all rows."""
@@ -76,7 +77,7 @@ class Planes(Scans):
 
     def _plane_lines(self) -> list[str]:
         self.known = {}
-        squares = self._squares()
+        squares = squared_distances(self.kernel)
         taken = {square.name for square, _ in squares}
         lines: list[str] = []
         for phase in self.kernel.phases:
@@ -93,24 +94,6 @@ class Planes(Scans):
         names += [f"row_{name}" for name in self.known if f"all_{name}" not in names]
         names += [f"row_{name}" for name in taken]
         return [*lines, *(f"  d_free({name});" for name in names)]
-
-    def _squares(self) -> list[tuple[Accumulate, Accumulate]]:
-        """Sums of squared distances from a value of the row, each with the sum of the same elements
-        that an earlier sweep takes: that sweep takes the squares, too."""
-        found: list[tuple[Accumulate, Accumulate]] = []
-        sums: dict[str, Accumulate] = {}
-        for phase in self.kernel.phases:
-            here = [s for s in phase.stmts if isinstance(s, Accumulate)]
-            for stmt in here:
-                away = stmt.value.args[0] if stmt.value.op == "mul" else stmt.value
-                if away.op != "sub" or ir.show(stmt.value.args[1]) != ir.show(away):
-                    continue
-                element, mean = away.args
-                if mean.op == "acc" and ir.show(element) in sums:
-                    found.append((stmt, sums[ir.show(element)]))
-            squares = [square for square, _ in found]
-            sums |= {ir.show(s.value): s for s in here if s not in squares}
-        return found
 
     def _sweep(self, phase: Phase, squares: list[tuple[Accumulate, Accumulate]]) -> list[str]:
         """All planes in the order of memory; what is summed gets one number for each plane."""

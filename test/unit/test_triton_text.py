@@ -38,6 +38,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
     "layer_norm": lambda: (
         lambda x, w, b: F.layer_norm(x, (32,), w, b), [f32(4, 32), f32(32), f32(32)], {}
     ),
+    "long_layer_norm": lambda: (lambda x: F.layer_norm(x, (20000,)), [f32(150, 20000)], {}),
     "column_sum": lambda: (lambda x: x.sum(0), [f32(1000, 48)], {}),
     "argmax": lambda: (lambda x: x.argmax(-1), [f32(4, 9000)], {}),
     "cumsum": lambda: (lambda x: x.cumsum(-1), [f32(4, 9000)], {}),

@@ -1,0 +1,341 @@
+"""Programs of reductions: a row in one block, block after block, or rows one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dicp.loop import ir
+from dicp.loop.index import Var, product
+from dicp.loop.ir import Ref
+from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Store
+from dicp.loop.moments import squared_distances
+from dicp.plain import encode_size
+from dicp.vendor.triton.emit import EVERYWHERE, Axis
+from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
+from dicp.vendor.triton.writer import Writer
+
+ROWS = frozenset({"x"})
+
+
+class Reduction(Writer):
+    """Rows along "x", the reduced loops along "r": in one block, or block after block."""
+
+    def write(self) -> None:
+        self._stored: set[Ref] = set()
+        self._later: set[Ref] = set()
+        self._squares = squared_distances(self.kernel) if self.looped else []
+        self._tile_indices()
+        if not self.looped:
+            self._axis_index(self.axes["r"], "")
+        phases = iter(enumerate(self.kernel.phases))
+        for position, phase in phases:
+            self._wait_for_stores(phase)
+            online = self._online(position) if self.looped else None
+            if online is not None:
+                self._later = set().union(*map(self._reads, self.kernel.phases[position + 2 :]))
+                self._online_loop(*online)
+                next(phases)
+                continue
+            self._later = set().union(*map(self._reads, self.kernel.phases[position + 1 :]))
+            if phase.level == "row":
+                self._row(phase)
+            elif self.looped:
+                self._loop(phase)
+            else:
+                self._block(phase)
+            self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
+
+    def _wait_for_stores(self, phase: Phase) -> None:
+        """Elements stored by one thread may be read by another of the same program."""
+        if self._reads(phase) & self._stored:
+            self.line("tl.debug_barrier()")
+            self._stored.clear()
+
+    def _reads(self, phase: Phase) -> set[Ref]:
+        """Whose memory the phase reads, that of saved values which are computed again included."""
+        seen: set[int] = set()
+        used = [e for s in phase.stmts for e in ir.walk(s.value, seen)]
+        for name in {e.attr for e in used if e.op == "saved"}:
+            used += ir.walk(self.saves[name].value, seen)
+        return {e.attr.ref.root for e in used if e.op == "read"}
+
+    def hint(self, ref: Ref) -> str:
+        """A row that is swept again should stay in the cache; what is read once should not."""
+        if len([p for p in self.kernel.phases if p.level == "inner"]) < 2:
+            return ""
+        again = ref.root in self._later
+        return f", eviction_policy='evict_{'last' if again else 'first'}'"
+
+    def _row(self, phase: Phase) -> None:
+        values: dict[int, str] = {}
+        for stmt in phase.stmts:
+            values[id(stmt)] = self.value(stmt.value)
+            if isinstance(stmt, Define):
+                self._define(stmt.name, values[id(stmt)], self.axes_in(stmt.value))
+        self.stores(phase, values, ROWS)
+
+    def _define(self, name: str, text: str, axes: frozenset[str]) -> None:
+        self.line(f"v_{name} = {text}", self.depth_of(axes))
+        self.shape_of[f"v_{name}"] = axes
+
+    # ---- one block ----------------------------------------------------------------------------
+
+    def _block(self, phase: Phase) -> None:
+        values: dict[int, str] = {}
+        for stmt in phase.stmts:
+            if isinstance(stmt, Save):
+                continue
+            values[id(stmt)] = self.value(stmt.value)
+            if isinstance(stmt, Accumulate):
+                self._reduce_block(stmt, values[id(stmt)])
+            elif isinstance(stmt, Running):
+                text = self._inside(stmt, self._tile(stmt, values[id(stmt)]))
+                self._define(stmt.name, _narrow(f"d.running_{stmt.op}({text})", stmt),
+                             frozenset("xr"))  # fmt: skip
+        self.stores(phase, values, frozenset("xr"))
+
+    def _tile(self, stmt: Accumulate | Running, value: str) -> str:
+        if _compared(stmt) != stmt.dtype:
+            value = f"{value}.to(tl.int32)"
+        return self.spread(value, self.axes_in(stmt.value), frozenset("xr"))
+
+    def _inside(self, stmt: Accumulate | Running, tile: str) -> str:
+        """`tile` with what a reduction starts from where it reaches past the end."""
+        mask = self.mask("r")
+        if not mask:
+            return tile
+        start = start_value(stmt.op, _compared(stmt))
+        return f"tl.where({mask}, {tile}, tl.full([], {start}, {VALUE_TYPE[_compared(stmt)]}))"
+
+    def _reduce_block(self, stmt: Accumulate, value: str) -> None:
+        tile = self._inside(stmt, self._tile(stmt, value))
+        if stmt.op.startswith("arg"):
+            self._define(stmt.name, f"d.{stmt.op}({tile}, {self._position(stmt)})", ROWS)
+        else:
+            self._define(stmt.name, _narrow(f"d.{stmt.op}({tile})", stmt), ROWS)
+
+    def _position(self, stmt: Accumulate) -> str:
+        assert stmt.position is not None
+        text = f"({self.index(stmt.position)}).to(tl.int64)"
+        return self.spread(text, self.axes_of_index(stmt.position), frozenset("xr"))
+
+    # ---- block after block --------------------------------------------------------------------
+
+    def _loop(self, phase: Phase) -> None:
+        early = [square for square, _ in self._squares]
+        for stmt in phase.stmts:
+            if stmt in early:
+                self._close_square(stmt)
+        stmts = tuple(s for s in phase.stmts if s not in early)
+        if not stmts:
+            return
+        squares = {id(total): square for square, total in self._squares if total in stmts}
+        for stmt in stmts:
+            if isinstance(stmt, Accumulate):
+                self._start(stmt)
+            elif isinstance(stmt, Running):
+                self.line(f"c_{stmt.name} = {_filled(self.shape('x'), stmt)}")
+        for square in squares.values():
+            self._start_square(square)
+        with self._walking():
+            values = self._loop_body(replace(phase, stmts=stmts))
+            for total, square in squares.items():
+                self._take_square(square, values[total])
+        for stmt in stmts:
+            if isinstance(stmt, Accumulate):
+                self._close(stmt)
+
+    # Welford, "Note on a method for calculating corrected sums of squares and products" (1962), in
+    # every lane; then lanes of unequal counts are joined (Chan, Golub and LeVeque, 1983).
+
+    def _start_square(self, square: Accumulate) -> None:
+        kind = VALUE_TYPE[square.dtype]
+        for name in (f"mean_{square.name}", f"s_{square.name}"):
+            self.line(f"{name} = tl.full({self.shape('xr')}, 0.0, {kind})")
+        self.line(f"count_{square.name} = tl.full([], 0.0, {kind})")
+
+    def _take_square(self, square: Accumulate, value: str) -> None:
+        """One more element in every lane: their mean, and squared distances from it."""
+        kept, mean, count = (f"{part}_{square.name}" for part in ("s", "mean", "count"))
+        mask = self.mask("r")
+        tile = self._tile(square, value)
+        self.line(f"{count} += 1.0")
+        self.line(f"away = {tile} - {mean}")
+        self.line(f"moved = {mean} + away * (1.0 / {count})")
+        more = f"{kept} + away * ({tile} - moved)"
+        self.line(f"{kept} = {f'tl.where({mask}, {more}, {kept})' if mask else more}")
+        self.line(f"{mean} = {f'tl.where({mask}, moved, {mean})' if mask else 'moved'}")
+
+    def _close_square(self, square: Accumulate) -> None:
+        """The distances of every lane's elements from the mean of the whole row."""
+        axis, kind = self.axes["r"], VALUE_TYPE[square.dtype]
+        whole = self.value(square.value.args[0].args[1])
+        places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
+        size, block = self.size(axis.size), axis.block_name
+        self.line(f"counts = (({size} + {block} - 1 - {places}) // {block}).to({kind})")
+        self.line(f"away = mean_{square.name} - {whole}")
+        text = f"d.sum(s_{square.name} + counts * away * away)"
+        self._define(square.name, _narrow(text, square), ROWS)
+
+    def _online(self, position: int) -> tuple[Accumulate, Accumulate] | None:
+        """max(x) and, in the next sweep, sum(exp(x - max)): both can be had from one."""
+        pair = self.kernel.phases[position : position + 2]
+        if len(pair) < 2 or any(p.level != "inner" for p in pair):
+            return None
+        tops, sums = ([s for s in p.stmts if not isinstance(s, Save)] for p in pair)
+        if len(tops) != 1 or len(sums) != 1:
+            return None
+        top, total = tops[0], sums[0]
+        if not (isinstance(top, Accumulate) and isinstance(total, Accumulate)):
+            return None
+        if (top.op, total.op) != ("max", "sum") or total.value.op != "exp":
+            return None
+        (moved,) = total.value.args
+        if moved.op != "sub" or moved.args[1].op != "acc" or moved.args[1].attr != top.name:
+            return None
+        same = ir.show(moved.args[0]) == ir.show(top.value) and top.dtype == total.dtype
+        return (top, total) if same else None
+
+    def _online_loop(self, top: Accumulate, total: Accumulate) -> None:
+        """Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018)."""
+        best, kept = f"s_{top.name}", f"s_{total.name}"
+        self._start(top)
+        self._start(total)
+        with self._walking():
+            value = self._inside(top, self._tile(top, self.value(top.value)))
+            value = self.named(value, value, frozenset("xr"))
+            self.line(f"best = d.maximum({best}, {value})")
+            self.line(f"{kept} = d.rescaled({kept}, {best}, best) + d.shifted_exp({value}, best)")
+            self.line(f"{best} = best")
+        self._close(top)
+        text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
+        self._define(total.name, text, ROWS)
+
+    def _start(self, stmt: Accumulate) -> None:
+        self.line(f"s_{stmt.name} = {_filled(self.shape('xr'), stmt)}")
+        if stmt.op.startswith("arg"):
+            self.line(f"p_{stmt.name} = tl.full({self.shape('xr')}, 0, tl.int64)")
+
+    def _loop_body(self, phase: Phase) -> dict[int, str]:
+        values: dict[int, str] = {}
+        for stmt in phase.stmts:
+            if isinstance(stmt, Save):
+                continue
+            values[id(stmt)] = self.value(stmt.value)
+            if isinstance(stmt, Accumulate):
+                self._accumulate(stmt, values[id(stmt)])
+            elif isinstance(stmt, Running):
+                self._advance(stmt, values[id(stmt)])
+        self.stores(phase, values, frozenset("xr"))
+        return values
+
+    def _accumulate(self, stmt: Accumulate, value: str) -> None:
+        kept, mask = f"s_{stmt.name}", self.mask("r")
+        tile = self._tile(stmt, value)
+        if stmt.op.startswith("arg"):
+            better = f"d.better_{stmt.op[3:]}({tile}, {kept})"
+            better = self.named(better, f"{better} & {mask}" if mask else better, frozenset("xr"))
+            place = f"p_{stmt.name}"
+            self.line(f"{place} = tl.where({better}, {self._position(stmt)}, {place})")
+            self.line(f"{kept} = tl.where({better}, {tile}, {kept})")
+            return
+        new = COMBINE[stmt.op].format(kept, tile)
+        self.line(f"{kept} = tl.where({mask}, {new}, {kept})" if mask else f"{kept} = {new}")
+
+    def _advance(self, stmt: Running, value: str) -> None:
+        """The running value of this block, and what the next block carries on from."""
+        carry = f"c_{stmt.name}"
+        tile = self._inside(stmt, self._tile(stmt, value))
+        tile = self.named(tile, tile, frozenset("xr"))
+        text = COMBINE[stmt.op].format(carry, f"d.running_{stmt.op}({tile})")
+        self._define(stmt.name, _narrow(f"({text})", stmt), frozenset("xr"))
+        whole = COMBINE[stmt.op].format(carry, f"d.{stmt.op}({tile})")
+        self.line(f"{carry} = {_narrow(f'({whole})', stmt)}")
+
+    def _close(self, stmt: Accumulate) -> None:
+        kept = f"s_{stmt.name}"
+        if stmt.op.startswith("arg"):
+            best = f"d.{stmt.op[3:]}({kept})"
+            self._define(stmt.name, f"d.first_of({kept}, {best}, p_{stmt.name})", ROWS)
+        else:
+            self._define(stmt.name, _narrow(f"d.{stmt.op}({kept})", stmt), ROWS)
+
+
+class Walked(Reduction):
+    """Rows reduced one after the other in one program, which also sums over them."""
+
+    def __init__(
+        self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store]
+    ) -> None:
+        super().__init__(kernel, axes, looped=True)
+        self.parts = parts
+        self.walked = "x"
+        self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
+
+    def launch_axes(self) -> dict[str, dict[str, Any]]:
+        size = encode_size(product(v.size for v in self.parts))
+        return {
+            "p": {"size": size, "block": 1, "masked": False, "fixed": True},
+            **super().launch_axes(),
+        }
+
+    def variable(self, var: Var) -> str:
+        if var in self.parts:
+            return self.digit("pid", self.parts, var, EVERYWHERE)
+        return super().variable(var)
+
+    def hint(self, ref: Ref) -> str:
+        return ""
+
+    def write(self) -> None:
+        self._stored, self._later = set(), set()
+        self.line("pid = tl.program_id(0).to(INDEX)")
+        self._axis_index(self.axes["r"], "")
+        for name, stmt in self._sums.items():
+            zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
+            self.line(f"{name} = {zero}")
+        with self._walking():
+            for phase in self.kernel.phases:
+                self._wait_for_stores(phase)
+                if phase.level == "row":
+                    self._row(phase)
+                else:
+                    self._block(phase)
+                written = (s for s in phase.stmts if isinstance(s, Store) and not s.op)
+                self._stored |= {s.ref.root for s in written}
+        for name, stmt in self._sums.items():
+            index, mask = self.index(stmt.index), self.mask("r")
+            tail = f", {mask}" if mask else ""
+            place = f"{self.arg(stmt.ref)} + ({index})"
+            self.line(f"tl.store({place}, d.sum_across({name}){tail})")
+
+    def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
+        for name, stmt in self._sums.items():
+            if id(stmt) in values:
+                have = self.axes_in(stmt.value)
+                tile = self.spread(values[id(stmt)], have, frozenset("xr"))
+                mask = self.mask("xr")
+                self.line(f"{name} += {f'tl.where({mask}, {tile}, 0.0)' if mask else tile}")
+        rest = tuple(s for s in phase.stmts if not (isinstance(s, Store) and s.op))
+        super().stores(Phase(phase.level, rest), values, level)
+
+
+def _compared(stmt: Accumulate | Running) -> torch.dtype:
+    """The type a reduction works in: truth values have no order in the language."""
+    truth = stmt.dtype == torch.bool and stmt.op not in ("any", "all")
+    return torch.int32 if truth else stmt.dtype
+
+
+def _filled(shape: str, stmt: Accumulate | Running) -> str:
+    dtype = _compared(stmt)
+    return f"tl.full({shape}, {start_value(stmt.op, dtype)}, {VALUE_TYPE[dtype]})"
+
+
+def _narrow(text: str, stmt: Accumulate | Running) -> str:
+    """The language adds small integers up in 32 bits."""
+    small = (torch.int8, torch.int16, torch.uint8)
+    return f"{text}.to({VALUE_TYPE[stmt.dtype]})" if stmt.dtype in small else text

@@ -1,0 +1,79 @@
+"""A kernel's program: the indices of its tile, the loop over blocks, and the stores of a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dicp.loop.kernel import Phase, Store
+from dicp.plain import encode_size
+from dicp.vendor.triton.emit import Axis, Emitter, Scope
+
+
+class Writer(Emitter):
+    """A kernel's program: indices of its tile, then its phases."""
+
+    def write(self) -> None:
+        self._tile_indices()
+        for phase in self.kernel.phases:
+            self.phase(phase)
+
+    def phase(self, phase: Phase) -> None:
+        raise NotImplementedError
+
+    def launch_axes(self) -> dict[str, dict[str, Any]]:
+        """What a launch must know of each axis."""
+        return {
+            a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
+            for a in self.by_dim()
+        }
+
+    @contextmanager
+    def _walking(self) -> Iterator[None]:
+        """What is written meanwhile is done for every block of the axis that is walked."""
+        axis = self.axes[self.walked]
+        self.scopes.append(Scope(2))
+        self._axis_index(axis, "start")
+        yield
+        body = self.scopes.pop()
+        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
+        self.scopes[0].lines += body.lines
+
+    def _tile_indices(self) -> None:
+        grid = [a for a in self.by_dim() if a.name != "r"]
+        if not grid:
+            return
+        self.line("pid = tl.program_id(0).to(INDEX)")
+        if len(grid) == 1:
+            self._axis_index(grid[0], f"pid * {grid[0].block_name}")
+        else:
+            outer, inner = grid
+            blocks = f"({self.size(inner.size)} + {inner.block_name} - 1) // {inner.block_name}"
+            self.line(f"across = {blocks}")
+            self._axis_index(outer, f"(pid // across) * {outer.block_name}")
+            self._axis_index(inner, f"(pid % across) * {inner.block_name}")
+
+    def _axis_index(self, axis: Axis, start: str) -> None:
+        places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
+        if axis.name in ("r", self.walked):
+            places = f"({start} + {places}).to(INDEX)" if start else f"{places}.to(INDEX)"
+        else:
+            places = f"{start} + {places}"
+        self.line(f"{axis.index} = {places}")
+        self.shape_of[axis.index] = self.shape_of[axis.mask] = frozenset((axis.name,))
+        if axis.masked:
+            self.line(f"{axis.mask} = {axis.index} < {self.size(axis.size)}")
+
+    def _lifted(self, axis: Axis) -> str:
+        if len(self.axes) == 1:
+            return ""
+        return "[:, None]" if axis.dim == 0 else "[None, :]"
+
+    def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
+        """The stores of a phase, after everything it computes."""
+        written = [s for s in phase.stmts if isinstance(s, Store)]
+        for stmt in written:
+            self.store(stmt, values[id(stmt)], level)
+        for stmt in written:
+            self.forget(stmt.ref.root)
