@@ -11,7 +11,7 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import Var, product
 from dicp.loop.ir import Ref
-from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Store
+from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.moments import squared_distances
 from dicp.plain import encode_size
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
@@ -28,6 +28,7 @@ class Reduction(Writer):
         self._stored: set[Ref] = set()
         self._later: set[Ref] = set()
         self._squares = squared_distances(self.kernel) if self.looped else []
+        self._early = {square.name for square, _ in self._squares}
         self._tile_indices()
         if not self.looped:
             self._axis_index(self.axes["r"], "")
@@ -49,6 +50,11 @@ class Reduction(Writer):
                 self._block(phase)
             self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
 
+    def _swept(self, phase: Phase) -> tuple[Stmt, ...]:
+        """What the phase's own sweep computes."""
+        own = (s for s in phase.stmts if not isinstance(s, Save))
+        return tuple(s for s in own if not (isinstance(s, Accumulate) and s.name in self._early))
+
     def _wait_for_stores(self, phase: Phase) -> None:
         """Elements stored by one thread may be read by another of the same program."""
         if self._reads(phase) & self._stored:
@@ -58,14 +64,14 @@ class Reduction(Writer):
     def _reads(self, phase: Phase) -> set[Ref]:
         """Whose memory the phase reads, that of saved values which are computed again included."""
         seen: set[int] = set()
-        used = [e for s in phase.stmts for e in ir.walk(s.value, seen)]
+        used = [e for s in self._swept(phase) for e in ir.walk(s.value, seen)]
         for name in {e.attr for e in used if e.op == "saved"}:
             used += ir.walk(self.saves[name].value, seen)
         return {e.attr.ref.root for e in used if e.op == "read"}
 
     def hint(self, ref: Ref) -> str:
         """A row that is swept again should stay in the cache; what is read once should not."""
-        if len([p for p in self.kernel.phases if p.level == "inner"]) < 2:
+        if len([p for p in self.kernel.phases if p.level == "inner" and self._swept(p)]) < 2:
             return ""
         again = ref.root in self._later
         return f", eviction_policy='evict_{'last' if again else 'first'}'"
@@ -126,14 +132,14 @@ class Reduction(Writer):
     # ---- block after block --------------------------------------------------------------------
 
     def _loop(self, phase: Phase) -> None:
-        early = [square for square, _ in self._squares]
+        stmts = self._swept(phase)
         for stmt in phase.stmts:
-            if stmt in early:
+            if isinstance(stmt, Accumulate) and stmt.name in self._early:
                 self._close_square(stmt)
-        stmts = tuple(s for s in phase.stmts if s not in early)
         if not stmts:
             return
-        squares = {id(total): square for square, total in self._squares if total in stmts}
+        own = {id(stmt) for stmt in stmts}
+        squares = {id(total): square for square, total in self._squares if id(total) in own}
         for stmt in stmts:
             if isinstance(stmt, Accumulate):
                 self._start(stmt)
@@ -292,7 +298,7 @@ class Walked(Reduction):
         return ""
 
     def write(self) -> None:
-        self._stored, self._later = set(), set()
+        self._stored, self._later, self._early = set(), set(), set()
         self.line("pid = tl.program_id(0).to(INDEX)")
         self._axis_index(self.axes["r"], "")
         for name, stmt in self._sums.items():
