@@ -34,7 +34,7 @@ def _worst_against(base: str) -> Measure:
 
 
 def _mean_share(rows: Sequence[Row], backend: str) -> float | None:
-    return geometric_mean([row.share(backend) for row in rows])
+    return geometric_mean([row.share(backend, "copy") for row in rows])
 
 
 GOALS = (

@@ -32,7 +32,7 @@ class LoopExecutable:
                 for name, c in program["constants"].items()
             }
         device = torch.device(program.get("device", "cpu"))
-        self._loaded = Loaded(program, machine, pool, device, constants, objects)
+        self.loaded = Loaded(program, machine, pool, device, constants, objects)
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])
         self._plans: OrderedDict[tuple[int, ...], list[Bound]] = OrderedDict()
@@ -61,4 +61,4 @@ class LoopExecutable:
 
     def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> Bound:
         """A plan of its own for each run under way: threads may share an executable."""
-        return Bound(self._loaded, dict(zip(self._names, key, strict=True)), inputs)
+        return Bound(self.loaded, dict(zip(self._names, key, strict=True)), inputs)

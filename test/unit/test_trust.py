@@ -29,6 +29,7 @@ from dicp.errors import (
     UnknownOptionError,
     UnsupportedOperatorError,
 )
+from dicp.loop.bound import Bound
 from dicp.target import find_target
 from dicp.vendor.cpu.toolchain import find_toolchain
 
@@ -305,4 +306,4 @@ def test_compiled_graph_refuses_other_inputs(other: Tensor) -> None:
     target.load = lambda *a: made.append(load(*a)) or made[-1]  # type: ignore[method-assign]
     run(Backend("cpu", cache=False))
     with pytest.raises(InputMismatchError, match="input 0 of the compiled graph is"):
-        made[0].__class__(made[0].program, made[0].machine, made[0].pool)([other])
+        Bound(made[0].loaded, {}, [other])

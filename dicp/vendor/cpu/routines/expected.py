@@ -62,6 +62,8 @@ def _groups_of_convolution(
     x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
     if x is None or w is None or x.ndim != out.ndim:
         return
+    if x.ndim == w.ndim - 1:  # an image without a batch
+        x, out = x[None], out[None]
     how = _options(node, x, w)
     sizes = (*x.shape, *w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in sizes):

@@ -1,0 +1,99 @@
+"""Work that threads share: the other tests run on one thread each, these on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.compare import assert_matches
+from torch import Tensor
+
+
+@pytest.fixture(autouse=True, params=[2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Even and uneven shares."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def leaf(*shape: int, last: bool = False) -> Tensor:
+    made = torch.randn(shape)
+    if last:
+        made = made.contiguous(memory_format=torch.channels_last)
+    return made.requires_grad_()
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randint(0, shape[0], shape[1:])
+
+
+Work = tuple[Callable[..., Tensor], list[Tensor]]
+
+WORK: dict[str, Callable[[], Work]] = {
+    "elements": lambda: (lambda x: torch.tanh(x) * 3, [leaf(1021, 513)]),
+    "transpose": lambda: (lambda x: x.t().contiguous() * 2, [leaf(1021, 513)]),
+    "sum of rows": lambda: (lambda x: x.sum(1), [leaf(513, 1021)]),
+    "sum of columns": lambda: (lambda x: x.sum(0), [leaf(4099, 129)]),
+    "sum of all": lambda: (lambda x: x.square().mean(), [leaf(700, 1021)]),
+    "few long rows": lambda: (lambda x: x.logsumexp(1), [leaf(1, 300_001)]),
+    "running sum": lambda: (lambda x: x.cumsum(1), [leaf(5, 70_001)]),
+    "softmax": lambda: (lambda x: x.softmax(-1), [leaf(513, 1021)]),
+    "layer norm": lambda: (
+        lambda x, w, b: F.layer_norm(x, (384,), w, b), [leaf(1031, 384), leaf(384), leaf(384)]
+    ),
+    "batch norm": lambda: (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        [leaf(16, 37, 32, 33), leaf(37), leaf(37)],
+    ),
+    "batch norm, channels last": lambda: (
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        [leaf(16, 37, 32, 33, last=True), leaf(37), leaf(37)],
+    ),
+    "rows by index": lambda: (lambda i, w: F.embedding(i, w), [rows(301, 4099), leaf(301, 65)]),
+    "product": lambda: (lambda a, b: a @ b, [leaf(513, 257), leaf(257, 385)]),
+    "deep product": lambda: (lambda a, b: a @ b, [leaf(16, 16384), leaf(16384, 16)]),
+    "batch of products": lambda: (lambda a, b: a @ b, [leaf(7, 65, 129), leaf(7, 129, 65)]),
+    "attention": lambda: (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+        [leaf(1, 3, 257, 64), leaf(1, 3, 193, 64), leaf(1, 3, 193, 64)],
+    ),
+    "convolution": lambda: (
+        lambda x, w: F.conv2d(x, w, padding=1), [leaf(3, 33, 29, 31), leaf(65, 33, 3, 3)]
+    ),
+    "small images": lambda: (
+        lambda x, w: F.conv2d(x, w, padding=1, stride=2), [leaf(3, 64, 9, 9), leaf(65, 64, 3, 3)]
+    ),
+    "channel by channel": lambda: (
+        lambda x, w: F.conv2d(x, w, padding=2, groups=33),
+        [leaf(3, 33, 57, 31, last=True), leaf(33, 1, 5, 5)],
+    ),
+    "pieces": lambda: (
+        lambda x, w: F.conv2d(x, w, stride=2),
+        [leaf(3, 32, 58, 34, last=True), leaf(65, 32, 2, 2)],
+    ),
+}  # fmt: skip
+
+
+def results(fn: Callable[..., Tensor], inputs: list[Any]) -> list[Tensor]:
+    leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    out = fn(*leaves)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape, dtype=torch.float32).to(out.dtype))
+    return [out, *(x.grad for x in leaves if x.grad is not None)]
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_shares_make_up_the_whole(name: str) -> None:
+    fn, inputs = WORK[name]()
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    compiled = torch.compile(fn, backend="cpugraph", dynamic=False)
+    seen = (results(compiled, inputs), results(fn, inputs), results(fn, wide))
+    for got, eager, real in zip(*seen, strict=True):
+        assert_matches(got, eager, real)
