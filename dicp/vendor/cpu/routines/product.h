@@ -61,7 +61,7 @@ template <class T> struct d_products {
 
   // Up to R rows and d_panel columns of C from `column` on: the last sums of tiles are added to
   // those in `before`, if there are any, and go into the result with bias and activation.
-  template <int R, int V>
+  template <int R>
   __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from,
                                              const float* before, int64_t before_step, int64_t row,
                                              int64_t high, int64_t column, int64_t wide,
@@ -69,7 +69,7 @@ template <class T> struct d_products {
     d_vec add[2] = {};
     if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
     if (activation == d_none && high == R && !by_row) {
-      d_tile_of<R, V>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+      d_tile_of<R>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
         const d_vec* more = (const d_vec*)(before + r * before_step);
         d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
         if (before) all[0] += more[0], all[1] += more[1];
@@ -81,10 +81,14 @@ template <class T> struct d_products {
       return;
     }
     float tile[R * d_panel];
-    d_tile_of<R, V>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+    d_tile_of<R>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
       ((d_vec*)tile)[2 * r] = sum[0] + add[0];
       ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
     });
+    complete(tile, before, before_step, row, high, wide, out);
+  }
+  void complete(float* tile, const float* before, int64_t before_step, int64_t row, int64_t high,
+                int64_t wide, T* out) const {
     for (int64_t r = 0; before && r < high; ++r)
       d_keep(tile + r * d_panel, (const d_vec*)(before + r * before_step), true);
     for (int64_t r = 0; by_row && r < high; ++r) {
@@ -101,33 +105,48 @@ template <class T> struct d_products {
   void row_of_tiles(int64_t row, int64_t high, int64_t column, int64_t n, int64_t done,
                     int64_t part, d_tile_operands<cell> from, int64_t panel, float* before,
                     T* out) const {
-    const int64_t width = d_round_up(n, d_panel);
-    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel)
-      if (n - j > d_lanes)
-        panel_of<R, 2>(row, high, column + j, d_least(n - j, d_panel), done, part, from, before,
-                       width, out + j);
-      else
-        panel_of<R, 1>(row, high, column + j, n - j, done, part, from, before, width, out + j);
-  }
-  // The same for one panel, of V vectors.
-  template <int R, int V>
-  __attribute__((always_inline)) void panel_of(int64_t row, int64_t high, int64_t column,
-                                               int64_t wide, int64_t done, int64_t part,
-                                               const d_tile_operands<cell>& from, float* before,
-                                               int64_t width, T* out) const {
-    const int64_t times = (part + d_sweep - 1) / d_sweep;
+    const int64_t width = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
     const bool last = done + part == cells();
-    int64_t begin = 0;
-    for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
-      end = part * time / times;
-      d_tile_of<R, V>(end - begin, from.after(begin),
-                      [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-                        d_keep(before + r * width, sum, done + begin != 0);
-                      });
+    for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
+      if (R == d_rows && n - j <= d_lanes) {
+        narrow(row, high, column + j, n - j, done, part, from, before, width, out + j);
+        break;
+      }
+      int64_t begin = 0;
+      for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
+        end = part * time / times;
+        d_tile_of<R>(end - begin, from.after(begin),
+                     [=](int r, const d_vec* sum) __attribute__((always_inline)) {
+                       d_keep(before + r * width, sum, done + begin != 0);
+                     });
+      }
+      if (last)
+        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
+                  high, column + j, d_least(n - j, d_panel), out + j);
     }
-    if (last)
-      finish<R, V>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
-                   high, column, wide, out);
+  }
+  // The same for the last columns, if they fit one vector.
+  void narrow(int64_t row, int64_t high, int64_t column, int64_t wide, int64_t done, int64_t part,
+              const d_tile_operands<cell>& from, float* before, int64_t width, T* out) const {
+    const int64_t times = part > d_sweep ? (part + d_sweep - 1) / d_sweep : 1;
+    const bool last = done + part == cells();
+    d_vec add[2] = {};
+    if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
+    float tile[d_rows * d_panel] = {};
+    for (int64_t time = 1, begin = 0, end; time <= times; ++time, begin = end) {
+      end = part * time / times;
+      d_tile_of<d_rows, 1>(end - begin, from.after(begin),
+                           [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+                             ((d_vec*)tile)[2 * r] = sum[0];
+                           });
+      if (!last || time < times) {
+        for (int r = 0; r < d_rows; ++r)
+          d_keep(before + r * width, (const d_vec*)tile + 2 * r, done + begin != 0);
+        continue;
+      }
+      for (int r = 0; r < d_rows; ++r) ((d_vec*)tile)[2 * r] += add[0];
+      complete(tile, done + begin ? before : nullptr, width, row, high, wide, out);
+    }
   }
   // The rows of A that the next tiles read: short ones end before the processor foresees them.
   void prefetch(const T* line, int64_t left) const {
