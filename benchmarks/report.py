@@ -154,7 +154,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "command": asdict(self.options),
+            "command": {k: v for k, v in asdict(self.options).items() if k != "out"},
             "unit": self.unit,
             "note": self.note,
             "machine": self.machine,
@@ -174,7 +174,7 @@ class Report:
         data = self.write_data(folder)
         text, chart = data.with_suffix(".txt"), data.with_suffix(".png")
         with text.open("w") as file:
-            console = Console(file=file, width=200)
+            console = Console(file=file, width=240)
             console.print(self.table())
             console.print(", ".join(f"{key}: {value}" for key, value in self.machine.items()))
         draw(self, chart)
