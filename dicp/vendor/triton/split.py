@@ -62,24 +62,14 @@ def split_reductions(graph: Graph, first: Mapping[Any, int]) -> None:
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
-    along = {n: _along(n, rows) for n in computes}
-    cuts = {n: along[n] or _cut(n, first) for n in computes}
+    cuts = {n: _along(n, rows) or _cut(n, first) for n in computes}
     found = {n: cut for n, cut in cuts.items() if cut is not None}
     private = _private(graph, found) if found else {}
-    sums: dict[Any, Compute] = {}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if node in found:
             assert isinstance(node, Compute)
-            cut, body = found[node], node.body
-            key = None if along[node] else (node.shape, node.axes, cut, node.out.dtype, node.op)
-            total = _sum_beside(node, cut, sums, key)
-            if total is not None:
-                nodes += _split_squares(node, cut, total)
-            else:
-                half = _split(node, cut, private)
-                sums.setdefault((ir.show(body), key), half)
-                nodes.append(half)
+            nodes.append(_split(node, found[node], private))
         nodes.append(node)
     graph.nodes[:] = nodes
 
@@ -194,97 +184,33 @@ def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
     size = node.shape[axis]
     chunk = _chunk(size, parts)
     shape: tuple[Size, ...] = (*node.shape[:axis], parts, chunk, *node.shape[axis + 1 :])
-    mapping = _places(node, cut)
+    mapping: dict[Var, Index] = {}
+    for k, s in enumerate(node.shape):
+        at = k if k < axis else k + 1
+        mapping[Var(k, s)] = variable(Var(at, s))
+    place = variable(Var(axis, parts)) * chunk + variable(Var(axis + 1, chunk))
+    mapping[Var(axis, size)] = place
     body = node.body
     uneven = not isinstance(size, int) or size % parts != 0
     if uneven:  # loops over other points than its sources': those do not join it later
         body = _taken_in(body, private)
     body = Rewriter(mapping)(body)
     if uneven:
-        body = _inside(mapping[Var(axis, size)], size, body, node.op)
+        body = _inside(place, size, body, node.op)
     axes = tuple(k if k < axis else k + 1 for k in node.axes)
     kept = tuple(1 if k in axes else s for k, s in enumerate(shape))
-    partial = _temp(f"{node.out.name}_parts", kept, node.out.dtype)
+    partial = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
     first = Compute(
         partial, shape, body, "reduce", axes, node.op, after=node.after, origins=node.origins
     )
     partial.producer = first
-    node.body = ir.load(partial, _combine(node, cut))
-    return first
-
-
-def _sum_beside(node: Compute, cut: Cut, sums: Mapping[Any, Compute], key: Any) -> Compute | None:
-    """The parts of the sum of those elements whose squared distances from a mean `node` sums up.
-
-    All parts have as many elements.
-    """
-    size, body = node.shape[cut.axis], node.body
-    even = all(isinstance(s, int) for s in node.shape) and size % cut.parts == 0
-    if key is None or not even or body.op not in ("mul", "square") or body.args[0].op != "sub":
-        return None
-    away = body.args[0]
-    element, mean = away.args
-    if body.dtype != node.out.dtype or ir.show(body.args[-1]) != ir.show(away):
-        return None
-    places = {v.position for e in ir.walk(mean) for i in ir.indices_of(e) for v in i.variables()}
-    return None if places & {*node.axes} else sums.get((ir.show(element), key))
-
-
-def _split_squares(node: Compute, cut: Cut, total: Compute) -> list[Compute]:
-    """The first halves of a sum of squared distances, taken from each part's own mean p.
-
-    sum (x - m)^2 = sum over parts of (sum (x - p)^2 + C (p - m)^2): one sweep of a part gives both
-    its sum and its squares (Chan, Golub and LeVeque, 1983).
-    """
-    element, mean = node.body.args[0].args
-    dtype, parts = node.out.dtype, total.out.shape
-    inside = [s for k, s in enumerate(total.shape) if k in total.axes]
-    count = ir.const(float(math.prod(inside)), dtype)  # type: ignore[arg-type]
-    means = _temp(f"{node.out.name}_means", parts, dtype)
-    own = ir.apply("div", dtype, ir.load(total.out, domain(parts)), count)
-    means.producer = Compute(means, parts, own, origins=node.origins)
-
-    def squared(value: Expr, middle: Expr) -> Expr:
-        away = ir.apply("sub", dtype, value, middle)
-        return ir.apply("mul", dtype, away, away)
-
-    moved = Rewriter(_places(node, cut))(element)
-    squares = _temp(f"{node.out.name}_parts", parts, dtype)
-    body = squared(moved, ir.load(means, domain(parts)))
-    squares.producer = Compute(
-        squares, total.shape, body, "reduce", total.axes, node.op, after=node.after,
-        origins=node.origins,
-    )  # fmt: skip
-    at = _combine(node, cut)
-    apart = ir.apply("mul", dtype, count, squared(ir.load(means, at), mean))
-    node.body = ir.apply("add", dtype, ir.load(squares, at), apart)
-    return [means.producer, squares.producer]
-
-
-def _temp(name: str, shape: tuple[Size, ...], dtype: torch.dtype) -> Ref:
-    return Ref(name, shape, dtype, contiguous_strides(shape), "temp")
-
-
-def _places(node: Compute, cut: Cut) -> dict[Var, Index]:
-    """The node's loops in terms of those with the cut axis in two: the part, the place in it."""
-    axis, size = cut.axis, node.shape[cut.axis]
-    mapping = {
-        Var(k, s): variable(Var(k if k < axis else k + 1, s)) for k, s in enumerate(node.shape)
-    }
-    chunk = _chunk(size, cut.parts)
-    part, place = variable(Var(axis, cut.parts)), variable(Var(axis + 1, chunk))
-    return {**mapping, Var(axis, size): part * chunk + place}
-
-
-def _combine(node: Compute, cut: Cut) -> list[Index]:
-    """Leaves `node` to reduce the parts; where a part's value lies in the first half's result."""
-    axis = cut.axis
     node.shape = tuple(
-        (cut.parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
+        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
     )
     idx = domain(node.shape)
+    node.body = ir.load(partial, [*idx[: axis + 1], ZERO, *idx[axis + 1 :]])
     node.axes = (axis,)
-    return [*idx[: axis + 1], ZERO, *idx[axis + 1 :]]
+    return first
 
 
 def _taken_in(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
