@@ -258,12 +258,12 @@ class Bound:
 
     def _is_direct(self, plain: Any) -> bool:
         """Whether an argument is a tensor that the environment holds as it is."""
-        return is_ref(plain) and (
-            self.buffers[plain["ref"]].base is None
-            or plain["ref"] in self.placement.from_call
-            or plain["ref"] in self.placement.allocated_views
-            or plain["ref"] in self._views
-        )
+        return is_ref(plain) and self._is_held(plain["ref"])
+
+    def _is_held(self, slot: int) -> bool:
+        place = self.placement
+        held = slot in place.from_call or slot in place.allocated_views or slot in self._views
+        return self.buffers[slot].base is None or held
 
     def _receive(self, env: Environment, slot: int, value: Any) -> None:
         buffer = self.buffers[slot]
@@ -292,13 +292,11 @@ class Bound:
         return lambda env: kind(i(env) for i in inside)
 
     def _tensor_getter(self, slot: int) -> Getter:
-        buffer = self.buffers[slot]
-        place = self.placement
-        if buffer.base is None or slot in place.from_call or slot in place.allocated_views:
-            return itemgetter(slot)
+        buffer, place = self.buffers[slot], self.placement
         in_workspace = place.root(slot) in self._workspace.offsets
-        if in_workspace and not place.through_call(slot):
+        if buffer.base is not None and in_workspace and not place.through_call(slot):
             self._views.add(slot)  # made when the workspace is
+        if buffer.base is None or self._is_held(slot):
             return itemgetter(slot)
         base = self._tensor_getter(buffer.base)
         shape, strides, offset = buffer.shape, buffer.strides, buffer.offset

@@ -128,7 +128,7 @@ class Loops(Emitter):
         size = product([*(v.size for v in index.variables()), stmt.ref.dtype.itemsize])
         if stmt.op or not isinstance(size, int) or size < self.far_bytes:
             return False
-        reads = {e.attr.ref.root for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
+        reads = {item.ref.root for item in self.kernel.reads()}
         if stmt.ref.root in reads or index.coefficient(var) != 1:
             return False
         others = [(a, c) for a, c in index.terms if a != var]
@@ -171,8 +171,8 @@ class Loops(Emitter):
         size = var.size
         if not isinstance(size, int) or size >= 128 or size % 32 < 16:
             return ""
-        refs = {e.attr.ref for x in self.kernel.exprs() for e in ir.walk(x) if e.op == "read"}
-        return " simdlen(16)" if any(r.dtype in ir.LOW_PRECISION for r in refs) else ""
+        low = any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
+        return " simdlen(16)" if low else ""
 
     def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
         cost = self._cost()

@@ -61,11 +61,7 @@ class Planes(Scans):
         return isinstance(stmt, Define) or (isinstance(stmt, Store) and not stmt.op)
 
     def _plane_reads(self) -> set[tuple[Ref, Index]]:
-        seen: set[int] = set()
-        reads = {
-            (e.attr.ref, e.attr.coords[0])
-            for expr in self.kernel.exprs() for e in ir.walk(expr, seen) if e.op == "read"
-        }  # fmt: skip
+        reads = {(item.ref, item.coords[0]) for item in self.kernel.reads()}
         return {(ref, i) for ref, i in reads if self.kernel.inner[1] in i.variables()}
 
     def _lies_in_planes(self, index: Index) -> bool:

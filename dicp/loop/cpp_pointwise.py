@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dicp.loop import ir
 from dicp.loop.cpp_emit import Scope, is_copy, margin
 from dicp.loop.cpp_loops import Loops, block_end, deep_variables
 from dicp.loop.cpp_text import STORAGE_TYPE
@@ -56,11 +55,7 @@ class Pointwise(Loops):
         return None
 
     def _memory_indices(self) -> list[Index]:
-        seen: set[int] = set()
-        loads = [
-            e.attr.coords[0]
-            for expr in self.kernel.exprs() for e in ir.walk(expr, seen) if e.op == "read"
-        ]  # fmt: skip
+        loads = [item.coords[0] for item in self.kernel.reads()]
         return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
 
     def _tiled(self, crossing: Var) -> list[str]:

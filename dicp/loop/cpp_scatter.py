@@ -187,9 +187,9 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
     if not isinstance(step, Kernel):
         return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
-    exprs = [*step.exprs(), *(e for s in stores for e in ir._indirect_exprs(s.index))]
-    reads = {e.attr.ref.root for x in exprs for e in ir.walk(x) if e.op == "read"}
-    return reads | {s.ref.root for s in stores}
+    places = [e for s in stores for e in ir._indirect_exprs(s.index)]
+    found = {e.attr.ref.root for x in places for e in ir.walk(x) if e.op == "read"}
+    return found | {item.ref.root for item in step.reads()} | {s.ref.root for s in stores}
 
 
 def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
@@ -198,7 +198,7 @@ def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
         return None
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
     zeros = [s for s in stores if s.ref.root is buffer and not s.op and _is_zero(s.value)]
-    reads = {e.attr.ref.root for x in step.exprs() for e in ir.walk(x) if e.op == "read"}
+    reads = {item.ref.root for item in step.reads()}
     if len(zeros) != 1 or buffer in reads or sum(s.ref.root is buffer for s in stores) != 1:
         return None
     written = product(v.size for v in zeros[0].index.variables())

@@ -10,7 +10,7 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.index import Index, Var
-from dicp.loop.ir import Expr, Ref
+from dicp.loop.ir import Expr, Load, Ref
 from dicp.origin import Origin
 
 
@@ -103,6 +103,11 @@ class Kernel:
         for phase in self.phases:
             for stmt in phase.stmts:
                 yield stmt.value
+
+    def reads(self) -> list[Load]:
+        """What its statements read; of an expression that several share, once."""
+        seen: set[int] = set()
+        return [e.attr for x in self.exprs() for e in ir.walk(x, seen) if e.op == "read"]
 
     def text(self) -> str:
         """The kernel as readable text, for dumps and golden tests."""

@@ -16,7 +16,6 @@ import torch
 
 from dicp.cache import Cache, key_of
 from dicp.errors import CompilerError, LaunchError, ToolchainError
-from dicp.loop import ir
 from dicp.loop.ir import Call, Graph, Ref
 from dicp.loop.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
@@ -202,8 +201,7 @@ def _sources(steps: Sequence[Any]) -> list[Ref]:
 
 
 def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
-    seen: set[int] = set()
-    reads = [e.attr.ref for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"]
+    reads = [item.ref for item in kernel.reads()]
     writes = [s.ref for p in kernel.phases for s in p.stmts if hasattr(s, "ref")]
     return reads, writes
 

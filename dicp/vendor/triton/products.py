@@ -266,7 +266,7 @@ def _read(step: Step) -> set[Ref]:
     if isinstance(step, Call):
         return {r.root for r in step.reads()}
     seen: set[int] = set()
-    found = {e.attr.ref.root for v in step.exprs() for e in ir.walk(v, seen) if e.op == "read"}
+    found = {item.ref.root for item in step.reads()}
     for store in _stores(step):
         for inner in ir._indirect_exprs(store.index):
             found |= {e.attr.ref.root for e in ir.walk(inner, seen) if e.op == "read"}

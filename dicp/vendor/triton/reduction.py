@@ -159,10 +159,9 @@ class Reduction(Writer):
     # every lane; then lanes of unequal counts are joined (Chan, Golub and LeVeque, 1983).
 
     def _start_square(self, square: Accumulate) -> None:
-        kind = VALUE_TYPE[square.dtype]
-        for name in (f"mean_{square.name}", f"s_{square.name}"):
-            self.line(f"{name} = tl.full({self.shape('xr')}, 0.0, {kind})")
-        self.line(f"count_{square.name} = tl.full([], 0.0, {kind})")
+        self.line(f"mean_{square.name} = {_filled(self.shape('xr'), square)}")
+        self._start(square)
+        self.line(f"count_{square.name} = {_filled('[]', square)}")
 
     def _take_square(self, square: Accumulate, value: str) -> None:
         """One more element in every lane: their mean, and squared distances from it."""

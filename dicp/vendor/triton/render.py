@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicp.loop import ir
 from dicp.loop.index import Index, Size, Var, product
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Phase, Store
@@ -94,18 +93,14 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
 
 def _touched(kernel: Kernel) -> list[Ref]:
     """What the kernel reads and writes."""
-    seen: set[int] = set()
-    reads = [e.attr.ref for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"]
+    reads = [item.ref for item in kernel.reads()]
     return reads + [s.ref for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
 
 
 def _crossing_loop(kernel: Kernel) -> Var | None:
     """The outer loop along which some tensor is contiguous while the last loop strides it."""
     last = kernel.rows[-1]
-    seen: set[int] = set()
-    indices: list[Index] = [
-        e.attr.coords[0] for v in kernel.exprs() for e in ir.walk(v, seen) if e.op == "read"
-    ]
+    indices: list[Index] = [item.coords[0] for item in kernel.reads()]
     indices += [s.index for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     for index in indices:
         for var in kernel.rows[:-1]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from dicp.loop import ir
 from dicp.loop.index import Size, Var, product
 from dicp.loop.kernel import Kernel, Running, Store
 
@@ -115,10 +114,7 @@ def _column(columns: int, inner: Size, width: int) -> Tile:
 
 def _most_in_registers(kernel: Kernel) -> int:
     """How long a row may be to stay in registers, by what is held of it at once."""
-    seen: set[int] = set()
-    reads = {
-        e.attr.ref.root for value in kernel.exprs() for e in ir.walk(value, seen) if e.op == "read"
-    }
+    reads = {item.ref.root for item in kernel.reads()}
     wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
                if isinstance(s, Running))  # fmt: skip
     stores = sum(isinstance(s, Store) for p in kernel.phases for s in p.stmts)
