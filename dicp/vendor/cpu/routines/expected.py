@@ -72,7 +72,7 @@ def _groups_of_convolution(
     if train and not last:
         kinds.append(choice.images_gradient(how, x, w, out.shape))
         filters = choice.filters_gradient(how, x, w, out.shape)
-        kinds.append("convolution_filters" if filters == "convolution" else filters)
+        kinds.append(filters and f"{filters}_filters")
     for kind in filter(None, kinds):
         if kind == "depthwise":
             taps = columns_of(how.axes(x, w, out.shape))

@@ -182,6 +182,30 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) keep(i, sum[i]);
 }
+// Where the sums of a tile go: with a number for each column, if there are any, and with sums from
+// before, if there are any, in the first `wide` columns.
+template <class T> struct d_tile_end {
+  const float *add, *before;
+  int64_t before_step;
+  T* out;
+  int64_t out_step, wide;
+};
+// One function for all ends: a compiler takes long for a tile.
+template <int R, int V, class C, class T>
+__attribute__((noinline)) static void d_tile_to(int64_t depth, const d_tile_operands<C>& of,
+                                                const d_tile_end<T>& end) {
+  d_tile_of<R, V>(depth, of, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
+    d_vec all[2] = {sum[0], sum[1]};
+    if (end.add) all[0] += ((const d_vec*)end.add)[0], all[1] += ((const d_vec*)end.add)[1];
+    const d_vec* more = (const d_vec*)(end.before + r * end.before_step);
+    if (end.before) all[0] += more[0], all[1] += more[1];
+    T* to = end.out + r * end.out_step;
+    if (end.wide == d_panel)
+      d_keep(to, all, false);
+    else
+      d_keep_part(to, all, end.wide);
+  });
+}
 // The same where rows of B lie anywhere, at the offsets given; rows of A are `row` apart.
 template <int R, class K>
 d_inline void d_tile_apart(int64_t depth, const float* a, int64_t row, const float* b,

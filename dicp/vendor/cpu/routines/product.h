@@ -59,38 +59,8 @@ template <class T> struct d_products {
   // Panels of a strip of columns: more where each strip copies A.
   int64_t most() const { return reads_a() ? 4 : 8; }
 
-  // Up to R rows and d_panel columns of C from `column` on: the last sums of tiles are added to
-  // those in `before`, if there are any, and go into the result with bias and activation.
-  template <int R>
-  __attribute__((always_inline)) void finish(int64_t depth, const d_tile_operands<cell>& from,
-                                             const float* before, int64_t before_step, int64_t row,
-                                             int64_t high, int64_t column, int64_t wide,
-                                             T* out) const {
-    d_vec add[2] = {};
-    if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
-    if (activation == d_none && high == R && !by_row) {
-      d_tile_of<R>(depth, from, [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-        const d_vec* more = (const d_vec*)(before + r * before_step);
-        d_vec all[2] = {sum[0] + add[0], sum[1] + add[1]};
-        if (before) all[0] += more[0], all[1] += more[1];
-        if (wide == d_panel)
-          d_keep(out + r * c_row, all, false);
-        else
-          d_keep_part(out + r * c_row, all, wide);
-      });
-      return;
-    }
-    float tile[R * d_panel];
-    d_tile_of<R>(depth, from, [&](int r, const d_vec* sum) __attribute__((always_inline)) {
-      ((d_vec*)tile)[2 * r] = sum[0] + add[0];
-      ((d_vec*)tile)[2 * r + 1] = sum[1] + add[1];
-    });
-    complete(tile, before, before_step, row, high, wide, out);
-  }
-  void complete(float* tile, const float* before, int64_t before_step, int64_t row, int64_t high,
-                int64_t wide, T* out) const {
-    for (int64_t r = 0; before && r < high; ++r)
-      d_keep(tile + r * d_panel, (const d_vec*)(before + r * before_step), true);
+  // What tiles cannot do themselves, for up to `high` of their rows: `tile` holds their sums.
+  void complete(float* tile, int64_t row, int64_t high, int64_t wide, T* out) const {
     for (int64_t r = 0; by_row && r < high; ++r) {
       ((d_vec*)tile)[2 * r] += d_wide(bias[row + r]);
       ((d_vec*)tile)[2 * r + 1] += d_wide(bias[row + r]);
@@ -99,53 +69,46 @@ template <class T> struct d_products {
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
   }
-  // Up to R rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
+  // The bias of `wide` columns as a panel of floats, in `room` if they do not lie as one.
+  const float* columns_of_bias(int64_t column, int64_t wide, float* room) const {
+    if (sizeof(T) == sizeof(float) && wide == d_panel) return (const float*)(bias + column);
+    d_clear(room, wide, d_panel);
+    d_copy(bias + column, 0, 1, 1, wide, room, 0);
+    return room;
+  }
+  // A tile of `most` rows, its columns in one vector or two.
+  template <class O> static auto tile_of(int64_t most, bool narrow) {
+    return most == d_short ? d_tile_to<d_short, 2, cell, O>
+           : narrow        ? d_tile_to<d_rows, 1, cell, O>
+                           : d_tile_to<d_rows, 2, cell, O>;
+  }
+  // Up to `most` rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
-  template <int R>
-  void row_of_tiles(int64_t row, int64_t high, int64_t column, int64_t n, int64_t done,
-                    int64_t part, d_tile_operands<cell> from, int64_t panel, float* before,
-                    T* out) const {
-    const int64_t width = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
-    const bool last = done + part == cells();
+  void row_of_tiles(int64_t most, int64_t row, int64_t high, int64_t column, int64_t n,
+                    int64_t done, int64_t part, d_tile_operands<cell> from, int64_t panel,
+                    float* before, T* out) const {
+    const int64_t step = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
+    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
-      if (R == d_rows && n - j <= d_lanes) {
-        narrow(row, high, column + j, n - j, done, part, from, before, width, out + j);
-        break;
-      }
+      const int64_t wide = d_least(n - j, d_panel);
+      const auto sum = tile_of<float>(most, wide <= d_lanes);
       int64_t begin = 0;
       for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
         end = part * time / times;
-        d_tile_of<R>(end - begin, from.after(begin),
-                     [=](int r, const d_vec* sum) __attribute__((always_inline)) {
-                       d_keep(before + r * width, sum, done + begin != 0);
-                     });
+        const float* more = done + begin ? before : nullptr;
+        sum(end - begin, from.after(begin), {nullptr, more, step, before, step, d_panel});
       }
-      if (last)
-        finish<R>(part - begin, from.after(begin), done + begin ? before : nullptr, width, row,
-                  high, column + j, d_least(n - j, d_panel), out + j);
-    }
-  }
-  // The same for the last columns, if they fit one vector.
-  void narrow(int64_t row, int64_t high, int64_t column, int64_t wide, int64_t done, int64_t part,
-              const d_tile_operands<cell>& from, float* before, int64_t width, T* out) const {
-    const int64_t times = part > d_sweep ? (part + d_sweep - 1) / d_sweep : 1;
-    const bool last = done + part == cells();
-    d_vec add[2] = {};
-    if (bias && !by_row) d_copy(bias + column, 0, 1, 1, wide, (float*)add, 0);
-    float tile[d_rows * d_panel] = {};
-    for (int64_t time = 1, begin = 0, end; time <= times; ++time, begin = end) {
-      end = part * time / times;
-      d_tile_of<d_rows, 1>(end - begin, from.after(begin),
-                           [&](int r, const d_vec* sum) __attribute__((always_inline)) {
-                             ((d_vec*)tile)[2 * r] = sum[0];
-                           });
-      if (!last || time < times) {
-        for (int r = 0; r < d_rows; ++r)
-          d_keep(before + r * width, (const d_vec*)tile + 2 * r, done + begin != 0);
+      if (!last) continue;
+      const float* more = done + begin ? before : nullptr;
+      float room[d_panel], tile[d_rows * d_panel];
+      const float* add = bias && !by_row ? columns_of_bias(column + j, wide, room) : nullptr;
+      if (plain) {
+        tile_of<T>(most, wide <= d_lanes)(part - begin, from.after(begin),
+                                          {add, more, step, out + j, c_row, wide});
         continue;
       }
-      for (int r = 0; r < d_rows; ++r) ((d_vec*)tile)[2 * r] += add[0];
-      complete(tile, done + begin ? before : nullptr, width, row, high, wide, out);
+      sum(part - begin, from.after(begin), {add, more, step, tile, d_panel, d_panel});
+      complete(tile, row, high, wide, out + j);
     }
   }
   // The rows of A that the next tiles read: short ones end before the processor foresees them.
@@ -191,8 +154,7 @@ template <class T> struct d_products {
       const bool next = i == end;
       if (next) end = reads_a() ? count : d_least(count, end + d_block_rows);
       const int64_t left = end - i;
-      const bool low = d_takes_short(left);
-      const int64_t most = low ? d_short : d_rows;
+      const int64_t most = d_takes_short(left) ? d_short : d_rows;
       high = d_least(left, most);
       if (reads_a() && high == most) {
         from.a = (const cell*)line, from.a_row = a.row / d_held<cell>, from.a_step = a.column;
@@ -203,12 +165,7 @@ template <class T> struct d_products {
       }
       if (reads_a() && a.column == 1 && !parted()) prefetch(line + high * a.row, left - high);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
-      if (low)
-        row_of_tiles<d_short>(row + i, high, column, n, done, part, from, panel, sums,
-                              out + i * c_row);
-      else
-        row_of_tiles<d_rows>(row + i, high, column, n, done, part, from, panel, sums,
-                             out + i * c_row);
+      row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, out + i * c_row);
     }
   }
   // Whether each thread sums a part of the depth: a small result, of which all would read much.
