@@ -170,6 +170,10 @@ class Index:
         """This index with each loop variable replaced; `indirect` rewrites indirect expressions."""
         if not self.terms:
             return self
+        if len(self.terms) == 1:  # most coordinates
+            ((atom, c),) = self.terms
+            found = _substitute_atom(atom, mapping, indirect) * c
+            return found if self.const == 0 else found + self.const
         return combine(
             [(Index(self.const), 1)]
             + [(_substitute_atom(a, mapping, indirect), c) for a, c in self.terms]

@@ -21,6 +21,9 @@ GROUPS_OF = {
     F.scaled_dot_product_attention: ("attention",),
 }
 """Operator of the user's program -> the groups of routines that compute it."""
+SOFTMAX = (F.softmax, torch.softmax, "softmax")
+BETWEEN = (F.dropout, torch.dropout, "to", "type_as", "float", "contiguous")
+"""What may stand between attention's softmax and its product with values."""
 CONVOLUTIONS = (F.conv1d, F.conv2d)
 GRADIENTS = {"attention": "attention_gradients"}
 """Group -> the one that its gradients need besides."""
@@ -34,7 +37,8 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
         value = _tensor(node)
         if value is None or value.dtype not in TYPES:
             continue
-        names: Iterable[str] = _with_gradients(GROUPS_OF.get(_operator(node), ()), train)
+        called = ("attention",) if _is_attention(node) else GROUPS_OF.get(_operator(node), ())
+        names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
             # Images lie channels last in a graph with filters that see one channel.
             last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
@@ -46,6 +50,16 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
 def _tensor(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _is_attention(node: fx.Node) -> bool:
+    """Whether a product takes the weights of attention that is written out."""
+    if _operator(node) not in (*PRODUCTS, *PRODUCT_METHODS):
+        return False
+    weights = _argument(node, 0, "input", None)
+    while isinstance(weights, fx.Node) and _operator(weights) in BETWEEN:
+        weights = _argument(weights, 0, "input", None)
+    return isinstance(weights, fx.Node) and _operator(weights) in SOFTMAX
 
 
 def _is_depthwise(node: fx.Node) -> bool:
