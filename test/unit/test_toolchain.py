@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
+from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
+from dicp.vendor.cpu.toolchain import BASE_FLAGS, COMPILERS, compile_shared, find_toolchain
+from dicp.vendor.cpu.units import header_texts, unit_text
 
 
 def script(path: Path, body: str) -> str:
@@ -28,6 +32,23 @@ def test_flags_of_the_user_come_last_and_are_part_of_the_identity() -> None:
     plain, extra = find_toolchain(Config()), find_toolchain(Config(cxx_flags="-O1 -g"))
     assert extra.flags == (*plain.flags, "-O1", "-g")
     assert extra.identity != plain.identity
+
+
+def test_clang_is_given_no_flag_that_it_refuses(tmp_path: Path) -> None:
+    clang = script(tmp_path / "c++", "echo 'Debian clang version 14.0.6'")
+    flags = find_toolchain(Config(cxx=clang)).flags
+    assert flags == BASE_FLAGS
+    assert find_toolchain(Config(cxx="g++")).flags[: len(flags)] == flags
+
+
+@pytest.mark.parametrize("compiler", [name for name in COMPILERS if shutil.which(name)])
+def test_routines_are_built_by_every_compiler_here(compiler: str) -> None:
+    toolchain = find_toolchain(Config(cxx=compiler))
+    for name, dtype in product(GROUPS, TYPES):
+        group = Group.of(name, dtype)
+        text = unit_text(group.header, group.bodies(), {})
+        files = {"unit.cpp": text, **header_texts()}
+        compile_shared(toolchain.with_flags((*group.flags, "-O1")), files, "unit.cpp")
 
 
 def test_missing_compiler_says_what_to_install() -> None:

@@ -269,10 +269,13 @@ d_inline void d_stream_end() {
 
 // ---- tiles turned in registers -----------------------------------------------------------------
 template <int...> struct d_pack {};
+// Lanes of a and, counted on, of b; M: a vector of as many integers.
 #if defined(__clang__)
+#define D_SHUFFLE(a, b, M, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 template <class, int... j> struct d_packed { typedef d_pack<j...> type; };
 template <int N> struct d_range { typedef typename __make_integer_seq<d_packed, int, N>::type type; };
 #else
+#define D_SHUFFLE(a, b, M, ...) __builtin_shuffle(a, b, M{__VA_ARGS__})
 template <int N> struct d_range { typedef d_pack<__integer_pack(N)...> type; };
 #endif
 template <int size> struct d_signed;
@@ -283,8 +286,8 @@ template <> struct d_signed<8> { typedef int64_t type; };
 // Blocks of s elements change places between two rows that are s apart.
 template <int N, int s, class V, class M, int... j>
 d_inline void d_exchange(V& a, V& b, d_pack<j...>) {
-  const V low = __builtin_shuffle(a, b, M{((j & s) ? N + j - s : j)...});
-  b = __builtin_shuffle(a, b, M{((j & s) ? N + j : j + s)...});
+  const V low = D_SHUFFLE(a, b, M, ((j & s) ? N + j - s : j)...);
+  b = D_SHUFFLE(a, b, M, ((j & s) ? N + j : j + s)...);
   a = low;
 }
 template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
@@ -350,7 +353,7 @@ d_inline void d_turn_far(const T* from, int64_t stride, T* to, int64_t step, int
 
 // ---- running sums ------------------------------------------------------------------------------
 template <int N, int s, class V, class M, int... j> d_inline V d_moved_up(V x, d_pack<j...>) {
-  return __builtin_shuffle(V{}, x, M{(j < s ? j : N + j - s)...});
+  return D_SHUFFLE(V{}, x, M, (j < s ? j : N + j - s)...);
 }
 template <int N, int s, class V, class M> d_inline V d_prefix(V x) {
   if constexpr (s < N)

@@ -20,15 +20,18 @@ BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
+    # Products and sums keep their own rounding, as in eager; and g++ 12 miscompiles masked ones
+    # when it contracts them.
+    "-ffp-contract=off",
+)  # fmt: skip
+GCC_FLAGS = (
     # Partial redundancies are removed by branches, and loops with branches stay scalar.
     "-fno-tree-pre",
     # A seventh of the compiler's time, for code that is no faster.
     "-fno-thread-jumps", "-fno-tree-dominator-opts", "-fno-gcse", "-fno-code-hoisting",
     "-fno-tree-slp-vectorize",
-    # Products and sums keep their own rounding, as in eager; and g++ 12 miscompiles masked ones
-    # when it contracts them.
-    "-ffp-contract=off",
 )  # fmt: skip
+"""What clang++ does not know, and refuses."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 COMPILERS = ("g++", "clang++")
@@ -117,8 +120,9 @@ def find_toolchain(config: Config) -> Toolchain:
     Raises ToolchainError with what to install.
     """
     (path, *arguments), version = _locate(config.cxx)
-    vector = ("-DDICP_LIBMVEC",) if has_libmvec() and "clang" not in version else ()
-    return Toolchain(path, version, (*arguments, *BASE_FLAGS, *vector, *config.cxx_flags))
+    own = () if "clang" in version else GCC_FLAGS
+    vector = ("-DDICP_LIBMVEC",) if own and has_libmvec() else ()
+    return Toolchain(path, version, (*arguments, *BASE_FLAGS, *own, *vector, *config.cxx_flags))
 
 
 def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:

@@ -301,14 +301,22 @@ template <class T> d_inline d_words d_quarters(const T* from, int64_t step) {
 // The quarters of four vectors, each a square of words, turned.
 template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
   constexpr int n = d_lanes;
-  const d_places low = {(j / 4 * 4 + j % 4 / 2 + j % 2 * n)...};
-  const d_places high = {(j / 4 * 4 + 2 + j % 4 / 2 + j % 2 * n)...};
-  const d_places first = {(j / 4 * 4 + j % 2 + j % 4 / 2 * n)...};
-  const d_places second = {(j / 4 * 4 + 2 + j % 2 + j % 4 / 2 * n)...};
-  const d_words a = __builtin_shuffle(v[0], v[1], low), b = __builtin_shuffle(v[0], v[1], high);
-  const d_words c = __builtin_shuffle(v[2], v[3], low), d = __builtin_shuffle(v[2], v[3], high);
-  v[0] = __builtin_shuffle(a, c, first), v[1] = __builtin_shuffle(a, c, second);
-  v[2] = __builtin_shuffle(b, d, first), v[3] = __builtin_shuffle(b, d, second);
+  const auto low = [](d_words x, d_words y) {
+    return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + j % 4 / 2 + j % 2 * n)...);
+  };
+  const auto high = [](d_words x, d_words y) {
+    return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + 2 + j % 4 / 2 + j % 2 * n)...);
+  };
+  const auto first = [](d_words x, d_words y) {
+    return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + j % 2 + j % 4 / 2 * n)...);
+  };
+  const auto second = [](d_words x, d_words y) {
+    return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + 2 + j % 2 + j % 4 / 2 * n)...);
+  };
+  const d_words a = low(v[0], v[1]), b = high(v[0], v[1]);
+  const d_words c = low(v[2], v[3]), d = high(v[2], v[3]);
+  v[0] = first(a, c), v[1] = second(a, c);
+  v[2] = first(b, d), v[3] = second(b, d);
 }
 // A square of cells, turned: reading it by quarters of vectors does half of what shuffles would.
 template <class T, class C>

@@ -107,10 +107,10 @@ d_inline void d_keep_apart(float* to, d_vec from, int64_t count, int64_t step) {
   if (step == 2) {
     constexpr uint32_t even = 0x55555555;
     const uint32_t mask = even & (uint32_t)(((uint64_t)1 << 2 * count) - 1);
-    const d_places high = {8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15, 0};
-    const d_places low = {0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0};
     const d_words all = (d_words)from;
-    const d_words first = __builtin_shuffle(all, low), second = __builtin_shuffle(all, high);
+    const d_words first = D_SHUFFLE(all, all, d_places, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0);
+    const d_words second =
+        D_SHUFFLE(all, all, d_places, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15, 0);
     asm("vmovups %1, %0%{%2%}" : "+m"(*(d_vec*)to) : "v"(first), "Yk"((uint16_t)mask));
     asm("vmovups %1, %0%{%2%}" : "+m"(((d_vec*)to)[1]) : "v"(second), "Yk"((uint16_t)(mask >> 16)));
     return;
