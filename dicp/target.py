@@ -52,6 +52,10 @@ class Facts:
     convolution."""
     channels_last_dtypes: frozenset[torch.dtype] = frozenset()
     """Types whose convolutions are given channels-last tensors in every graph."""
+    recomputes_operands: bool = False
+    """Whether a backward graph computes anew what elementwise operators made of other tensors held
+    for it, even if a library call reads it: a kernel more, a tensor less to hold. What elementwise
+    operators alone read is computed anew on every target."""
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class _Job:
     identity: str
     cache: Cache | None
     joint_passes: JointPasses | None
+    recompute_operands: bool
     on_cache: OnCache
     before_capture: Callable[[], object]
     keep_inference_input_mutations: bool
@@ -104,7 +105,9 @@ class _Job:
         merge_equal_nodes(joint.graph)
         if self.joint_passes is not None:
             self.joint_passes(joint, inputs)
-        return torch_private.min_cut_rematerialization_partition(joint, inputs, **known)
+        settings = {"ban_recompute_materialized_backward": not self.recompute_operands}
+        with torch_private.functorch_config.patch(settings):
+            return torch_private.min_cut_rematerialization_partition(joint, inputs, **known)
 
 
 def compile_graphs(
@@ -117,6 +120,7 @@ def compile_graphs(
     identity: str,
     cache: Cache | None,
     joint_passes: JointPasses | None = None,
+    recompute_operands: bool = False,
     on_cache: OnCache | None = None,
     before_capture: Callable[[], object] = lambda: None,
     keep_inference_input_mutations: bool = True,
@@ -130,6 +134,8 @@ def compile_graphs(
         the decompositions and passes in use.
     cache: where results are stored; None compiles without.
     joint_passes: rewrites the joint graph in place before it is split into forward and backward.
+    recompute_operands: whether the backward graph computes anew what a library call in it reads,
+        where elementwise operators made it of other tensors that are held.
     on_cache: is told what the cache did, and why.
     before_capture: called where no stored result is found, before the graph is traced.
     """
@@ -140,6 +146,7 @@ def compile_graphs(
         identity=identity,
         cache=cache,
         joint_passes=joint_passes,
+        recompute_operands=recompute_operands,
         on_cache=on_cache or (lambda state, reason: None),
         before_capture=before_capture,
         keep_inference_input_mutations=keep_inference_input_mutations,

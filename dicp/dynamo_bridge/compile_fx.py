@@ -102,6 +102,7 @@ def compile_fx(
         load_graph=load_graph,
         identity=identity,
         joint_passes=joint_passes,
+        recompute_operands=target.facts.recomputes_operands,
         cache=cache if not config.freeze else None,
         before_capture=prepare,
     )

@@ -240,6 +240,24 @@ def test_joint_passes_run_before_the_split() -> None:
     assert seen == [True]
 
 
+@pytest.mark.parametrize(("recompute", "held"), [(False, 1), (True, 0)])
+def test_operands_of_products_are_computed_anew(recompute: bool, held: int) -> None:
+    """The gradient of `down` reads what the backward graph has all the parts of."""
+
+    def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
+        return (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
+
+    toy = Toy(recompute_operands=recompute)
+    shapes = [(5, 4), (4, 7), (4, 7), (7, 4)]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    results = compiled(gated, toy)(*inputs)
+    gradients = torch.autograd.grad(results.sum(), inputs)
+    torch.testing.assert_close(gradients, torch.autograd.grad(gated(*inputs).sum(), inputs))
+    _, backward = toy.graphs
+    saved = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+    assert [value.numel() for value in saved].count(5 * 7) == 2 + held  # one lies transposed
+
+
 def test_nested_containers_are_flattened() -> None:
     toy = Toy()
     gm = fx.symbolic_trace(lambda x, pair: (x + pair[0] * pair[1],))
