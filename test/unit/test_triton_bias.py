@@ -55,7 +55,7 @@ def forward(
     assert not is_causal and dropout_p in (0.0, DROPPED)
     s = scores(q, k, bias, scale)
     sums = s.logsumexp(-1)
-    shares = (s - sums[..., None]).exp().nan_to_num(0.0)  # no keys: a row of zeros
+    shares = s.softmax(-1).nan_to_num(0.0)  # no keys: a row of zeros
     shares = shares * kept(shares) if dropout_p else shares
     rows = -(-q.shape[2] // 32) * 32
     seed = torch.zeros((), dtype=torch.long)
@@ -159,7 +159,8 @@ def inputs(bias: tuple[int, ...], dtype: torch.dtype, columns: int = 13) -> list
 def with_gradients(fn: Callable[..., Tensor], args: list[Tensor]) -> list[Tensor]:
     out = fn(*args)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
-    return [out, *torch.autograd.grad((out * weights).sum(), [x for x in args if x.requires_grad])]
+    learned = [x for x in args if x.requires_grad]
+    return [out, *(torch.autograd.grad((out * weights).sum(), learned) if learned else [])]
 
 
 def check(fn: Callable[..., Tensor], args: list[Tensor], dynamic: bool = False) -> list[str]:
@@ -326,3 +327,53 @@ def test_an_operator_without_that_gradient_is_not_called(monkeypatch: pytest.Mon
 def test_the_host_adds_one_mask_after_the_other() -> None:
     *heads, table = inputs((7, 4), torch.float32)
     assert check(hidden, [*heads, table.detach()]) == []
+
+
+# ---- masks in a wider type -----------------------------------------------------------------------
+
+
+LEAST = torch.finfo(torch.float32).min
+
+
+def wide(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    s = (q @ k.transpose(-2, -1)) * 0.25 + bias
+    return torch.softmax(s, -1).to(q.dtype) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, low: float = LEAST) -> Tensor:
+    none, hidden = (torch.full((), x) for x in (0.0, low))
+    return wide(q, k, v, torch.where(keep != 0, none, hidden))
+
+
+def multiplied(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return wide(q, k, v, (1.0 - keep.long()) * LEAST)
+
+
+def softly(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return chosen(q, k, v, keep, low=-1.3)
+
+
+def infinitely(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return chosen(q, k, v, keep, low=float("-inf"))
+
+
+@pytest.mark.parametrize("fn", [chosen, multiplied, infinitely])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wider_mask_that_only_hides_goes_along(
+    fn: Any, dtype: torch.dtype, train: bool, on_host: None
+) -> None:
+    *heads, keep = inputs((4, 9, 13), dtype)
+    keep = keep.detach() > 0
+    keep[2, 3] = train  # nothing: every score is as low, and eager's shares are equal
+    fits = dtype == torch.bfloat16 or fn is infinitely
+    heads = [x.requires_grad_(train) for x in heads]
+    assert check(fn, [*heads, keep.float()]) == (NAMES[: 1 + train] if fits else [])
+
+
+@pytest.mark.parametrize("fn", [wide, softly])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wider_bias_is_not_rounded(fn: Any, train: bool, on_host: None) -> None:
+    *heads, bias = inputs((4, 9, 13), torch.bfloat16)
+    heads = [x.requires_grad_(train) for x in heads]
+    assert check(fn, [*heads, bias.detach().float() + 16.01]) == []

@@ -25,7 +25,14 @@ from torch import fx
 
 from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.mask_values import HUGE, is_causal_mask, keeps_a_key, leaves_a_key
+from dicp.dynamo_bridge.fuse.mask_values import (
+    HUGE,
+    is_causal_mask,
+    keeps_a_key,
+    leaves_a_key,
+    numbers_of,
+    survives,
+)
 from dicp.dynamo_bridge.fuse.sdpa import Call, framework_attention
 from dicp.dynamo_bridge.fuse.terms import (
     ANY,
@@ -242,6 +249,8 @@ def fused(
     q, factor = _scaled(rw, found[0], scale, inverse)
     q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
     added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill)
+    if added is None:
+        return None
     call = Call(added.causal, factor, chance or 0.0)
     out = _call(rw, q, k, v, added.bias, call)
     if out is not None and added.may_hide_all and added.bias is not None:
@@ -279,12 +288,21 @@ class Added:
 def mask_of(
     rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
     drop: Any, fill: float | None,
-) -> Added:  # fmt: skip
+) -> Added | None:  # fmt: skip
+    """None where the operator would take another mask: one rounded to the type of the queries."""
     q, k, _ = found
     bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
+    if bias is not None and _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+        return None
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+
+
+def _narrower(bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the device takes a mask only in the type of queries that have fewer digits."""
+    on_host = value_of(q).device.type in FUSED_BY_DEVICE
+    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
 
 
 def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
@@ -313,6 +331,13 @@ def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
     value = value_of(q)
     if bias is None or value.device.type in FUSED_BY_DEVICE:
         return bias
+    if _narrower(bias, q):
+        # The lowest number of the wider type would become -inf, which hides all keys of a row.
+        least = torch.finfo(value.dtype).min
+        known = numbers_of(bias)
+        if known is None or any(float("-inf") < x < least for x in known):
+            hidden = rw(aten.eq.Scalar, bias, float("-inf"))
+            bias = rw(aten.where.self, hidden, bias, rw(aten.clamp_min.default, bias, least))
     if value_of(bias).dtype != value.dtype:
         bias = rw(prims.convert_element_type.default, bias, value.dtype)
     return unit_stride(rw, bias)

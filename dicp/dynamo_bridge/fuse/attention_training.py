@@ -348,7 +348,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     q, k, v = (attention.unit_stride(forward, x) for x in found)
     added = (bound.get(name) for name in ("mask", "more", "keep", "drop", "fill"))
     mask = attention.mask_of(forward, (q, k, v), *added)
-    if bound.get("fill") is not None and not mask.keeps_a_key:
+    if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = attention.as_taken(forward, mask.bias, q)
     asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("chance") or 0.0)
