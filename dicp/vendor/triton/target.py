@@ -133,7 +133,7 @@ class TritonTarget(Target):
         """Who computes a product: what the table says, else what a contest does where asked for."""
         device = torch.device(name)
         on_chip = device.type == "cuda" and torch.cuda.is_available()
-        chip = torch.cuda.get_device_name(device) if on_chip else ""
+        chip = torch.cuda.get_device_name(device) if on_chip and TABLE else ""
         asked = on_chip and config.mode.startswith("max-autotune")
         contest = self.contest(device, config) if asked else None
 
