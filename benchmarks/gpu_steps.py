@@ -27,12 +27,13 @@ def model(item: str, backends: list[str], device: str, full: bool, seconds: floa
     """Time and peak memory of a step of "name mode" on every backend, and whether it is right."""
     work = _workload(item, device, full)
     reference = work.reference()
-    steps, wrong, failures = {}, {}, {}
+    steps, memory, wrong, failures = {}, {}, {}, {}
     for label in dict.fromkeys([EAGER, *backends]):
         step = work.step(parse(label))
         try:
             step()
             found = work.worst_error(step, reference)
+            memory[label] = _peak(step, device)  # before the next one keeps memory of its own
         except Exception as error:  # a backend that fails leaves the others their numbers
             failures[label] = f"{type(error).__name__}: {error}"[:1500]
             continue
@@ -43,7 +44,7 @@ def model(item: str, backends: list[str], device: str, full: bool, seconds: floa
     samples = alternate(steps, seconds, device)
     return {
         "samples": {label: asdict(sample) for label, sample in samples.items()},
-        "memory": {label: _peak(step, device) for label, step in steps.items()},
+        "memory": memory,
         "wrong": wrong,
         "failures": failures,
     }

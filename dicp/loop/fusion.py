@@ -31,6 +31,9 @@ class Across:
     parts: int = 0
     """0: sums over all rows. Else sums over some of the rows' loops, where the others have at least
     so many points."""
+    whole: frozenset[Ref] = frozenset()
+    """Sums over all rows that are taken along besides: a target that shares rows out among programs
+    has room for what each of them leaves."""
 
 
 @dataclass(eq=False)
@@ -340,11 +343,16 @@ def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
     first, second = refined
     assert first.axes is not None and second.axes is not None
     own = frozenset(first.row_axes)
-    if not (second.axes < own if allowed.parts else second.axes == own):
+    reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
+    if second.axes == own:
+        if allowed.parts and not all(n.out in allowed.whole for n in reduces):
+            return None
+    elif not (second.axes < own and allowed.parts):
         return None
-    kept = product(first.dims[k] for k in own - second.axes)
-    if allowed.parts and not (isinstance(kept, int) and kept >= allowed.parts):
-        return None
+    else:
+        kept = product(first.dims[k] for k in own - second.axes)
+        if not (isinstance(kept, int) and kept >= allowed.parts):
+            return None
     if first.across and first.swept != second.axes:
         return None
     width = product(first.dims[k] for k in first.axes)
@@ -354,7 +362,6 @@ def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
     if isinstance(count, int) and count < MIN_ACROSS:
         return None
     group = _union(first, second, first.dims, first.axes)
-    reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
     group.across, group.swept = first.across | reduces, second.axes
     complete = {n.out for n in group.across}  # once the last row has passed
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):

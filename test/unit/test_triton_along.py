@@ -33,7 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 NORMS = {"layer norm": layer_norm, "rms norm": rms_norm}
-SHAPES = [(1024, 96), (8, 128, 64), (2048, 16)]
+SHAPES = [(1024, 96), (8, 128, 64), (2048, 16), (1031, 48), (3, 359, 64)]
+"""With and without a divisor that gives enough parts."""
 
 
 def inputs_of(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -62,8 +63,13 @@ def test_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_pa
         assert_matches(got, theirs, real)
 
 
-def backward_of(shape: tuple[int, ...], dtype: torch.dtype, name: str = "layer norm") -> Plan:
-    recorder = record(NORMS[name], *inputs_of(shape, dtype), target=TritonRecorder())
+def backward_of(
+    shape: tuple[int, ...], dtype: torch.dtype, name: str = "layer norm", changing: bool = False
+) -> Plan:
+    inputs = inputs_of(shape, dtype)
+    if changing:
+        torch._dynamo.mark_dynamic(inputs[0], 0)
+    recorder = record(NORMS[name], *inputs, target=TritonRecorder())
     *_, program = recorder.programs
     return Plan(program.plain, program.kernel_texts, 90)
 
@@ -83,6 +89,49 @@ def test_rows_are_read_once(name: str) -> None:
     assert len(between) <= 1  # the gradient itself
     assert plan.texts[step["kernel"]].count("sum_across") == 2
     assert step["launch"]["grid"] == ["p"] and step["launch"]["axes"]["p"]["size"] == 64
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("changing", [False, True])
+def test_rows_in_any_number_are_read_once(name: str, changing: bool) -> None:
+    """Where no divisor gives enough parts, and where the number may change."""
+    plan = backward_of((1031, 64), torch.bfloat16, name, changing)
+    (step,) = walkers(plan)
+    between = [b["shape"] for b in plan.buffers if b["role"] == "temp"]
+    large = [shape for shape in between if shape[0] not in (1, 64)]
+    assert len(large) <= 1  # the gradient itself
+    axes = step["launch"]["axes"]
+    assert axes["p"]["size"] == 64 and axes["x"]["masked"]
+    assert plan.texts[step["kernel"]].count("sum_across") == 2
+    symbols = {"s0": 1031} if changing else {}
+    assert not plan.variant(step, {str(k): 1031 for k in plan.program["symbols"]} | symbols).wide
+
+
+def test_one_kernel_for_any_number_of_rows(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    backend = Backend("triton", cache_dir=tmp_path)
+    compiled = torch.compile(layer_norm, backend=backend)
+    for rows in (1031, 2047, 2048, 800, 5):
+        inputs = inputs_of((rows, 48), torch.float32)
+        mine, eager = gradients(compiled, inputs), gradients(layer_norm, inputs)
+        truth = gradients(layer_norm, [t.double() for t in inputs])
+        for got, theirs, real in zip(mine, eager, truth, strict=True):
+            assert_matches(got, theirs, real)
+    assert len(backend.reports) == 4  # the first number, and any
+
+
+def test_sums_that_no_kernel_takes_along_are_split() -> None:
+    """Their rows are reduced twice, and what is summed up is made of the first of the results."""
+
+    def work(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.sum(0)
+        return torch.softmax(x * total, -1), total
+
+    (program,) = record(work, torch.randn(1031, 64), target=TritonRecorder()).programs
+    plan = Plan(program.plain, program.kernel_texts, 90)
+    assert not walkers(plan)
+    steps = [s for s in plan.program["steps"] if "kernel" in s]
+    assert len(steps) == 3  # parts of the sum, the sum, and the softmax
 
 
 def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
@@ -108,8 +157,11 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("arch", [80, 90])
-def test_it_is_built_with_wide_loads_and_nothing_spilled(arch: int, workers: Workers) -> None:
-    plan = backward_of((2048, 1024), torch.bfloat16)
+@pytest.mark.parametrize("rows", [2048, 2049])
+def test_it_is_built_with_wide_loads_and_nothing_spilled(
+    rows: int, arch: int, workers: Workers
+) -> None:
+    plan = backward_of((rows, 1024), torch.bfloat16)
     plan.arch = arch
     (step,) = walkers(plan)
     job = plan.job(step, plan.variant(step, {}))

@@ -34,6 +34,15 @@ def scores(q: Tensor, k: Tensor, bias: Tensor, scale: float | None) -> Tensor:
     return q.float() @ k.float().transpose(-2, -1) * scale + bias.float()
 
 
+DROPPED = 0.25
+
+
+def kept(like: Tensor) -> Tensor:
+    """Which probabilities stay where some are dropped, with the factor for those."""
+    draw = torch.rand(like.shape, generator=torch.Generator().manual_seed(5))
+    return (draw >= DROPPED) / (1 - DROPPED)
+
+
 def laid_out(x: Tensor) -> Tensor:
     """As the operator's results lie: (batch, rows, heads, size) in memory."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -43,10 +52,11 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, compute_log_sumexp: bool,
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    assert not is_causal and not dropout_p and compute_log_sumexp
+    assert not is_causal and dropout_p in (0.0, DROPPED)
     s = scores(q, k, bias, scale)
     sums = s.logsumexp(-1)
-    shares = (s - sums[..., None]).exp().nan_to_num(0.0)  # no keys: a row of zeros
+    shares = s.softmax(-1).nan_to_num(0.0)  # no keys: a row of zeros
+    shares = shares * kept(shares) if dropout_p else shares
     rows = -(-q.shape[2] // 32) * 32
     seed = torch.zeros((), dtype=torch.long)
     out = laid_out((shares @ v.float()).to(q.dtype))
@@ -61,9 +71,10 @@ def backward(
     shares = (scores(q, k, bias, scale) - sums[..., : q.shape[2], None]).exp()
     wide = grad.float()
     delta = (wide * out.float()).sum(-1, keepdim=True)
-    ds = shares * (wide @ v.float().transpose(-2, -1) - delta)
+    left = kept(shares) if dropout_p else torch.ones(())
+    ds = shares * (wide @ v.float().transpose(-2, -1) * left - delta)
     dq, dk = ds @ k.float() * scale, ds.transpose(-2, -1) @ q.float() * scale
-    dv = shares.transpose(-2, -1) @ wide
+    dv = (shares * left).transpose(-2, -1) @ wide
     padded = F.pad(ds.to(q.dtype), (0, -ds.shape[-1] % 16), value=float("nan"))
     dbias = padded[..., : ds.shape[-1]] if wanted[3] else None
     return *(laid_out(x.to(q.dtype)) for x in (dq, dk, dv)), dbias
@@ -78,7 +89,8 @@ def as_a_gpu_chooses(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     if columns % 8:
         mask = F.pad(mask, (0, -columns % 8))[..., :columns]
     mask = mask.expand(*q.shape[:3], k.shape[2])
-    return EFFICIENT(q, k, v, mask, False, scale=options["scale"])[0]
+    chance = options["dropout_p"]
+    return EFFICIENT(q, k, v, mask, False, chance, scale=options["scale"])[0]
 
 
 @pytest.fixture
@@ -147,7 +159,8 @@ def inputs(bias: tuple[int, ...], dtype: torch.dtype, columns: int = 13) -> list
 def with_gradients(fn: Callable[..., Tensor], args: list[Tensor]) -> list[Tensor]:
     out = fn(*args)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
-    return [out, *torch.autograd.grad((out * weights).sum(), [x for x in args if x.requires_grad])]
+    learned = [x for x in args if x.requires_grad]
+    return [out, *(torch.autograd.grad((out * weights).sum(), learned) if learned else [])]
 
 
 def check(fn: Callable[..., Tensor], args: list[Tensor], dynamic: bool = False) -> list[str]:
@@ -173,6 +186,94 @@ def test_the_gradient_of_a_bias_is_the_operators(
 ) -> None:
     found = check(fn, inputs(bias, dtype))
     assert sorted(found) == sorted(NAMES * (2 if fn is twice else 1))
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+def dropping(s: Tensor) -> Tensor:
+    return F.dropout(weights(s), DROPPED)
+
+
+def with_dropout(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return dropping(q @ k.transpose(-2, -1) * 0.25 + bias) @ v
+
+
+def in_three_dimensions_with_dropout(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    s = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)) + bias
+    return torch.bmm(dropping(s), v.flatten(0, 1))
+
+
+def shows_what_it_dropped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    left = dropping(q @ k.transpose(-2, -1) + bias)
+    return left @ v + left.sum()
+
+
+def drops_everything(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.dropout(weights(q @ k.transpose(-2, -1) + bias), 1.0) @ v
+
+
+def drops_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.dropout(dropping(q @ k.transpose(-2, -1) + bias), DROPPED) @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "bias"),
+    [(with_dropout, (1, 4, 9, 13)), (with_dropout, (13,)),
+     (in_three_dimensions_with_dropout, (8, 9, 13))],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_dropped_in_forward_is_dropped_in_backward(
+    fn: Any, bias: Any, dtype: torch.dtype, on_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = inputs(bias, dtype)
+    backend = Backend("triton", cache=False)
+    torch._dynamo.reset()
+    got = with_gradients(torch.compile(fn, backend=backend), args)
+    assert [n.op for r in backend.reports for n in r.nodes if "attention" in n.op] == NAMES
+    # The operator draws other numbers than eager: eager is given what the operator drew.
+    monkeypatch.setattr(F, "dropout", lambda x, p: x * kept(x).to(x.dtype))
+    exact = [x.detach().double().requires_grad_() for x in args]
+    truth = with_gradients(fn, exact)
+    for mine, eager, real in zip(got, with_gradients(fn, args), truth, strict=True):
+        assert check_tensor(mine, eager, real, Rule(floor=4.0, strides=False)) == []
+
+
+@pytest.mark.parametrize("fn", [shows_what_it_dropped, drops_everything, drops_twice])
+def test_dropout_that_the_operator_does_not_know_stays(fn: Any, on_host: None) -> None:
+    backend = Backend("triton", cache=False)
+    torch._dynamo.reset()
+    with_gradients(torch.compile(fn, backend=backend), inputs((4, 9, 13), torch.float32))
+    assert not [n.op for r in backend.reports for n in r.nodes if "attention" in n.op]
+
+
+@pytest.mark.parametrize(("own", "names"), [(False, NAMES), (True, [])])
+def test_eagers_own_numbers_are_left_to_eager(own: bool, names: list[str], on_host: None) -> None:
+    backend = Backend("triton", cache=False, fallback_random=own)
+    torch._dynamo.reset()
+    args = inputs((4, 9, 13), torch.float32)
+    torch.manual_seed(1)
+    got = with_gradients(torch.compile(with_dropout, backend=backend), args)
+    assert [n.op for r in backend.reports for n in r.nodes if "attention" in n.op] == names
+    torch.manual_seed(1)
+    want = with_gradients(with_dropout, args)
+    near = [torch.allclose(a, b, atol=1e-4) for a, b in zip(got, want, strict=True)]
+    assert all(near) is own
+
+
+def test_dropout_without_a_gradient_is_the_operators_too(on_host: None) -> None:
+    backend = Backend("triton", cache=False)
+    torch._dynamo.reset()
+    args = [x.detach() for x in inputs((1, 4, 9, 13), torch.float32)]
+    with torch.no_grad():
+        got = torch.compile(with_dropout, backend=backend)(*args)
+        assert [n.op for r in backend.reports for n in r.nodes if "attention" in n.op] == NAMES[:1]
+        q, k, v, bias = args
+        s = weights(q @ k.transpose(-2, -1) * 0.25 + bias)
+        torch.testing.assert_close(got, (s * kept(s)) @ v)
+
+
+# ---- what stays written out ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("columns", "names"), [(8, NAMES), (13, [])])
@@ -226,3 +327,53 @@ def test_an_operator_without_that_gradient_is_not_called(monkeypatch: pytest.Mon
 def test_the_host_adds_one_mask_after_the_other() -> None:
     *heads, table = inputs((7, 4), torch.float32)
     assert check(hidden, [*heads, table.detach()]) == []
+
+
+# ---- masks in a wider type -----------------------------------------------------------------------
+
+
+LEAST = torch.finfo(torch.float32).min
+
+
+def wide(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    s = (q @ k.transpose(-2, -1)) * 0.25 + bias
+    return torch.softmax(s, -1).to(q.dtype) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor, keep: Tensor, low: float = LEAST) -> Tensor:
+    none, hidden = (torch.full((), x) for x in (0.0, low))
+    return wide(q, k, v, torch.where(keep != 0, none, hidden))
+
+
+def multiplied(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return wide(q, k, v, (1.0 - keep.long()) * LEAST)
+
+
+def softly(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return chosen(q, k, v, keep, low=-1.3)
+
+
+def infinitely(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return chosen(q, k, v, keep, low=float("-inf"))
+
+
+@pytest.mark.parametrize("fn", [chosen, multiplied, infinitely])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wider_mask_that_only_hides_goes_along(
+    fn: Any, dtype: torch.dtype, train: bool, on_host: None
+) -> None:
+    *heads, keep = inputs((4, 9, 13), dtype)
+    keep = keep.detach() > 0
+    keep[2, 3] = train  # nothing: every score is as low, and eager's shares are equal
+    fits = dtype == torch.bfloat16 or fn is infinitely
+    heads = [x.requires_grad_(train) for x in heads]
+    assert check(fn, [*heads, keep.float()]) == (NAMES[: 1 + train] if fits else [])
+
+
+@pytest.mark.parametrize("fn", [wide, softly])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wider_bias_is_not_rounded(fn: Any, train: bool, on_host: None) -> None:
+    *heads, bias = inputs((4, 9, 13), torch.bfloat16)
+    heads = [x.requires_grad_(train) for x in heads]
+    assert check(fn, [*heads, bias.detach().float() + 16.01]) == []

@@ -6,7 +6,10 @@ The stand-in for a CUDA graph runs the program again for every replay, into the 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ from torch import Tensor
 from dicp.errors import FallbackWarning
 from dicp.loop.machine import WorkspacePool
 from dicp.loop.runtime import LoopExecutable
-from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed, record_on_device
+from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed, record_on_device, why_not
 from dicp.vendor.triton.simulator import Simulator
 
 
@@ -212,6 +215,50 @@ class Framework:
         }.items():  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+
+
+def attention_of(chance: float, backward: bool) -> dict[str, Any]:
+    """A program that calls attention, as far as a recording looks at it."""
+    name = "aten::_scaled_dot_product_efficient_attention"
+    before: list[Any] = [{"ref": k} for k in range(9)] if backward else [{"ref": 0}] * 4 + [True]
+    call = f"{name}_backward.default" if backward else f"{name}.default"
+    step = {"call": call, "kind": "library", "origins": [], "args": [*before, chance],
+            "kwargs": {"scale": 0.5}}  # fmt: skip
+    return {"symbols": {}, "steps": [step]}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_that_drops_probabilities_is_not_recorded(backward: bool) -> None:
+    assert not why_not(attention_of(0.0, backward))
+    assert "random state" in why_not(attention_of(0.1, backward))
+
+
+def test_each_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, replays = graphed(lambda x: x + 1, torch.ones(4, 8))
+    for stream in (0, 0, 0, 5, 0, 5):
+        monkeypatch.setattr(Graphed, "_stream", lambda self, stream=stream: stream)
+        (y,) = run([torch.ones(4, 8)])
+        assert bool((y == 2).all())
+    assert (replays.recorded, replays.replayed) == (2, 4)
+
+
+def test_threads_replay_one_after_the_other() -> None:
+    run, replays = graphed(lambda x: x + 1, torch.ones(4, 8))
+    for _ in range(3):
+        run([torch.ones(4, 8)])
+    recording = run._recordings[0]
+    replay, waiting = recording.replay, threading.Barrier(2)
+
+    def slow() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            waiting.wait(0.3)  # another replay at the same time would let it through
+        replay()
+
+    run._recordings[0] = replace(recording, replay=slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda k: run([torch.full((4, 8), float(k))])[0], range(2)))
+    assert waiting.broken
+    assert [y.unique().tolist() for y in found] == [[1.0], [2.0]]
 
 
 def test_a_recording_is_made_on_a_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,21 @@ def test_a_stream_takes_again_what_it_gave_and_nobody_elses(
     assert all(pool.take(100) is not known for known in (block, other))
 
 
+def test_a_larger_workspace_takes_the_place_of_smaller_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many graphs take turns, each run finds the one block that is large enough."""
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    pool, seen = StreamPool(torch.device("cpu")), []
+    for size in (100, 200, 300, 100, 200, 300):
+        block = pool.take(size)
+        seen.append(block.data_ptr())
+        pool.give(block)
+        assert sum(map(len, pool._free.values())) == 1
+    assert len(set(seen[2:])) == 1
+
+
 def test_kernels_are_launched_on_their_device_and_its_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

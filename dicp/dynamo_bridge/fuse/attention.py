@@ -3,7 +3,9 @@
 Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
 one or two additive masks or `where` with a fill of -inf (or the smallest finite number),
 conversions around the softmax, the softmax as one operator or spelled out, keys and values repeated
-for grouped heads.
+for grouped heads; dropout of the probabilities, where the device's fused operators draw numbers.
+(These are other numbers than eager's for the same seed, as any kernel's here: `fallback_random`
+leaves both to eager.)
 In training the backward part reads the probabilities: see `attention_training.py`.
 
 The fused operator gives zero for a row with every key masked by -inf, where the written-out form
@@ -23,8 +25,15 @@ from torch import fx
 
 from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.mask_values import HUGE, is_causal_mask, keeps_a_key, leaves_a_key
-from dicp.dynamo_bridge.fuse.sdpa import framework_attention
+from dicp.dynamo_bridge.fuse.mask_values import (
+    HUGE,
+    is_causal_mask,
+    keeps_a_key,
+    leaves_a_key,
+    numbers_of,
+    survives,
+)
+from dicp.dynamo_bridge.fuse.sdpa import Call, framework_attention
 from dicp.dynamo_bridge.fuse.terms import (
     ANY,
     As,
@@ -137,9 +146,10 @@ def _softmax(x: Term) -> Term:
 
 def written_out(
     q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
-    drop: Term, fill: Number, scores: Term,
+    drop: Term, fill: Number, scores: Term, chance: Number,
 ) -> Term:  # fmt: skip
-    # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v
+    # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v,
+    # dropout(softmax(..)) v
     product = _around(MatMul(q, kt))
     mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
     scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
@@ -151,7 +161,9 @@ def written_out(
         op(aten.masked_fill.Scalar, scaled, drop, fill),
         scaled,
     ))  # fmt: skip
-    return MatMul(_around(_softmax(masked)), v)
+    weights = _around(_softmax(masked))
+    kept = op(operator.getitem, op(aten.native_dropout.default, weights, chance, True), 0)
+    return MatMul(one_of(weights, _around(kept)), v)
 
 
 def is_attention(match: Match, context: PassContext) -> bool:
@@ -170,9 +182,21 @@ def is_attention(match: Match, context: PassContext) -> bool:
         return False
     if any(expression(size) == 0 for value in values for size in value.shape):
         return False
-    return _mask_fits(match) and all(
-        _is_scalar(match.bound.get(name)) for name in ("scale", "inverse")
+    return (
+        _mask_fits(match)
+        and _drops_alike(match, context)
+        and all(_is_scalar(match.bound.get(name)) for name in ("scale", "inverse"))
     )
+
+
+def _drops_alike(match: Match, context: PassContext) -> bool:
+    """Whether probabilities are dropped not at all, or by an operator that can."""
+    chance = match.bound.get("chance")
+    if chance is None:
+        return True
+    device = value_of(match["q"]).device.type
+    able = device not in FUSED_BY_DEVICE and not context.config.fallback_random
+    return bool(able and 0 < chance < 1)
 
 
 def _mask_fits(match: Match) -> bool:
@@ -217,7 +241,7 @@ def _is_scalar(scale: Any) -> bool:
 
 def fused(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
-    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node,
+    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, chance: float | None,
 ) -> fx.Node | None:  # fmt: skip
     found = operands(rw, q, kt, v, grouped=True)
     if found is None:
@@ -225,7 +249,10 @@ def fused(
     q, factor = _scaled(rw, found[0], scale, inverse)
     q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
     added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill)
-    out = _call(rw, q, k, v, added.bias, added.causal, factor)
+    if added is None:
+        return None
+    call = Call(added.causal, factor, chance or 0.0)
+    out = _call(rw, q, k, v, added.bias, call)
     if out is not None and added.may_hide_all and added.bias is not None:
         out = nan_where_masked(rw, out, added.bias)
     return None if out is None else as_root(rw, out)
@@ -261,12 +288,21 @@ class Added:
 def mask_of(
     rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
     drop: Any, fill: float | None,
-) -> Added:  # fmt: skip
+) -> Added | None:  # fmt: skip
+    """None where the operator would take another mask: one rounded to the type of the queries."""
     q, k, _ = found
     bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
+    if bias is not None and _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+        return None
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+
+
+def _narrower(bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the device takes a mask only in the type of queries that have fewer digits."""
+    on_host = value_of(q).device.type in FUSED_BY_DEVICE
+    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
 
 
 def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
@@ -277,18 +313,17 @@ def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
 
 
 def _call(
-    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, causal: bool,
-    scale: float,
-) -> fx.Node | None:  # fmt: skip
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
+) -> fx.Node | None:
     """The device's fused operator, if it has one for these tensors."""
     value = value_of(q)
     target = FUSED_BY_DEVICE.get(value.device.type)
     if target is None:
-        return framework_attention(rw, q, k, v, as_taken(rw, bias, q), causal, scale)
-    options: dict[str, Any] = {"scale": scale}
+        return framework_attention(rw, q, k, v, as_taken(rw, bias, q), call)
+    options: dict[str, Any] = {"scale": call.scale}
     if bias is not None:
         options["attn_mask"] = bias
-    return rw(operator.getitem, rw(target, q, k, v, 0.0, causal, **options), 0)
+    return rw(operator.getitem, rw(target, q, k, v, call.chance, call.causal, **options), 0)
 
 
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
@@ -296,6 +331,13 @@ def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
     value = value_of(q)
     if bias is None or value.device.type in FUSED_BY_DEVICE:
         return bias
+    if _narrower(bias, q):
+        # The lowest number of the wider type would become -inf, which hides all keys of a row.
+        least = torch.finfo(value.dtype).min
+        known = numbers_of(bias)
+        if known is None or any(float("-inf") < x < least for x in known):
+            hidden = rw(aten.eq.Scalar, bias, float("-inf"))
+            bias = rw(aten.where.self, hidden, bias, rw(aten.clamp_min.default, bias, least))
     if value_of(bias).dtype != value.dtype:
         bias = rw(prims.convert_element_type.default, bias, value.dtype)
     return unit_stride(rw, bias)

@@ -4,11 +4,13 @@
     P = softmax(s)                dS = P * (dP - rowsum(P * dP))
     O = P v                       dv = P^T dO,  dq = scale * dS k,  dk = scale * dS^T q
 
+With dropout, D of zeros and 1 / (1 - chance): O = (P * D) v, dv = (P * D)^T dO, dP = (dO v^T) * D.
+
 The forward part is found by the pattern that inference uses; the backward part is what automatic
 differentiation makes of it, recognized by the very nodes it shares with the forward part. Both are
 replaced together or not at all: not where anybody else reads scores or probabilities (a returned
-attention map, dropout, a scale with a gradient of its own). The probabilities are then neither
-stored nor saved.
+attention map, a mask of dropout, a scale with a gradient of its own). The probabilities are then
+neither stored nor saved.
 
 dS is the gradient of an added mask, too (a learned bias of positions): others may read it where the
 framework's operator gives it: whole and in the type of the queries. (A wider one, summed over a
@@ -37,7 +39,7 @@ from torch import fx
 from dicp.dynamo_bridge.canonicalize import cast_source, permutation_of, remove_dead, uniform_value
 from dicp.dynamo_bridge.fuse import attention
 from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
-from dicp.dynamo_bridge.fuse.sdpa import gradient_arguments, training_attention
+from dicp.dynamo_bridge.fuse.sdpa import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
 from dicp.dynamo_bridge.passes import Pass, PassContext
 from dicp.torch_private import saved_for_backward
@@ -135,6 +137,8 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
     if not isinstance(soft, fx.Node) or soft.target is not aten._softmax.default:
         return None
     probabilities = _shown(soft)
+    for dropout in _dropouts(probabilities):
+        probabilities |= _shown_result(dropout, 0)
     for product in _readers(probabilities):
         if product.target is aten.bmm.default and product.args[0] in probabilities:
             for out in (*product.users, product):
@@ -142,6 +146,16 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
                 if match is not None and soft in match.nodes:
                     return _pair(match, out, product, soft, last)
     return None
+
+
+def _dropouts(probabilities: set[fx.Node]) -> list[fx.Node]:
+    return [n for n in _readers(probabilities) if n.target is aten.native_dropout.default]
+
+
+def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
+    """What shows the one result of `dropout` (0: what is left, 1: the mask of what is kept)."""
+    results = [n for n in dropout.users if n.args[1] == position]
+    return set().union(*map(_shown, results))
 
 
 def _matched(out: fx.Node, context: PassContext) -> Match | None:
@@ -156,8 +170,12 @@ def _pair(
 ) -> _Pair | None:
     """The attention `match` with its backward part, whose softmax is `last`."""
     scores = [n for n in match.nodes if n.target is aten.bmm.default and n is not product]
-    d_probabilities = _bottom(last.args[0])
-    if len(scores) != 1 or getattr(d_probabilities, "target", None) is not aten.bmm.default:
+    dropping = _dropping(match, last)
+    if len(scores) != 1 or dropping is None:
+        return None
+    given, dropped = dropping
+    d_probabilities = _bottom(given)
+    if getattr(d_probabilities, "target", None) is not aten.bmm.default:
         return None
     grad, vt = d_probabilities.args
     if not _is_transposed(vt, product.args[1]):
@@ -171,7 +189,7 @@ def _pair(
     forward = _downstream(scores[0], set(match.nodes)) - {out, product}
     shown = _shown(soft)
     turned = {n.args[0] for n in dv}
-    inner = forward | shown | turned | chain | {last, *_way(last.args[0], d_probabilities)}
+    inner = forward | shown | turned | chain | {last, *dropped, *_way(given, d_probabilities)}
     inner |= {product} - {out}
     own = {out, product, *inner, *dq, *dk, *dv}
     read = {node for node in inner if any(user not in own for user in node.users)}
@@ -180,6 +198,29 @@ def _pair(
     closed = counted and len(read) == len(dmask) and ("mask" in match.bound or not dmask)
     pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
     return pair if closed and pair.gradients() else None
+
+
+def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
+    """The gradient of what weighs the values, and what drops of it what the forward part dropped.
+
+    None where something else happens to it.
+    """
+    chance = match.bound.get("chance")
+    if chance is None:
+        return last.args[0], set()
+    (dropout,) = (n for n in match.nodes if n.target is aten.native_dropout.default)
+    masks, step = _shown_result(dropout, 1), _bottom(last.args[0])
+    if getattr(step, "target", None) is not aten.mul.Tensor:
+        return None
+    given, factor = step.args
+    scaled = _bottom(factor)
+    if getattr(scaled, "target", None) is not aten.mul.Tensor or scaled.args[0] not in masks:
+        return None
+    number = uniform_value(scaled.args[1])
+    if number is None or abs(float(number) * (1.0 - chance) - 1.0) > 1e-7:
+        return None
+    inner = {dropout, *dropout.users, *masks, *_shown_result(dropout, 0), *_shown(scaled)}
+    return given, inner | {*_way(last.args[0], step)}
 
 
 def _only(nodes: list[fx.Node]) -> fx.Node | None:
@@ -307,14 +348,14 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     q, k, v = (attention.unit_stride(forward, x) for x in found)
     added = (bound.get(name) for name in ("mask", "more", "keep", "drop", "fill"))
     mask = attention.mask_of(forward, (q, k, v), *added)
-    if bound.get("fill") is not None and not mask.keeps_a_key:
+    if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = attention.as_taken(forward, mask.bias, q)
-    factor = 1.0 if scale is None else scale
+    asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("chance") or 0.0)
     wanted = bool(pair.dmask)
     if wanted and bias is None:
         return None  # the mask is a constant
-    call = training_attention(forward, q, k, v, bias, mask.causal, factor, wanted)
+    call = training_attention(forward, q, k, v, bias, asked, wanted)
     grad = _gradient(pair, backward)
     if call is None or grad is None:
         return None

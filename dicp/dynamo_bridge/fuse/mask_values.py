@@ -18,6 +18,10 @@ aten = torch.ops.aten
 HUGE = -1e30
 """A finite fill below this swallows any score that is added to it, in float32 and wider."""
 
+LOW = -1e3
+"""A number below this hides a key unless its score is as high: then the score's own rounding is as
+large as that of the number."""
+
 _MASK_KIND = "dicp_mask_kind"
 _CONSTANT_LIMIT = 1 << 22
 
@@ -49,6 +53,69 @@ def _is_finite(node: Any) -> bool:
     number = uniform_value(node)
     return number is not None and abs(number) < float("inf")
 
+
+def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether in `dtype`, which is narrower, a mask hides what it hides and adds what it adds.
+
+    Known where it is made of few numbers that `dtype` holds, and one at most that hides keys and
+    is rounded. What is added in general (a bias of positions) is rounded further than scores are.
+    """
+    found = numbers_of(bias)
+    if found is None:
+        return False
+    finite = [x for x in found if abs(x) < float("inf")]
+    rounded = [x for x in finite if float(torch.tensor(x, dtype=dtype)) != x]
+    if dtype == torch.float16 and any(x < torch.finfo(dtype).min for x in finite):
+        return False  # where every key is hidden, the scores would be seen behind the number
+    return len(rounded) <= 1 and all(x < LOW for x in rounded)
+
+
+def numbers_of(node: Any) -> frozenset[float] | None:
+    """The numbers that a mask is made of; None where they are not known."""
+    while isinstance(node, fx.Node) and (source := _same_numbers(node)) is not None:
+        node = source
+    if isinstance(node, fx.Node) and node.target is aten.where.self:
+        chosen = [numbers_of(branch) for branch in node.args[1:]]
+        return None if None in chosen else frozenset().union(*(c for c in chosen if c is not None))
+    number = uniform_value(node)
+    if number is not None:
+        return frozenset({float(number)})
+    return _products(node) or _of_constant(node)
+
+
+def _same_numbers(node: fx.Node) -> fx.Node | None:
+    source = node.args[0] if node.args and node.target in _VIEWS else cast_source(node)
+    return source if isinstance(source, fx.Node) else None
+
+
+def _products(node: Any) -> frozenset[float] | None:
+    """A truth value, or one less it, times a number. (Of whole numbers others make no mask.)"""
+    if not isinstance(node, fx.Node) or node.target not in (aten.mul.Tensor, aten.mul.Scalar):
+        return None
+    test, factor = node.args
+    number = uniform_value(factor)
+    if isinstance(test, fx.Node) and test.target in (aten.rsub.Scalar, aten.sub.Tensor):
+        sides = test.args[::-1] if test.target is aten.rsub.Scalar else test.args
+        test = sides[1] if uniform_value(sides[0]) == 1 else None
+    while isinstance(test, fx.Node) and number is not None:
+        if getattr(value_of(test), "dtype", None) in _WHOLE:
+            return frozenset({0.0, float(number)})
+        test = _same_numbers(test)
+    return None
+
+
+def _of_constant(node: Any) -> frozenset[float] | None:
+    if not isinstance(node, fx.Node):
+        return None
+    with disable_current_modes():
+        value = _constant(node, {})
+        found = [] if value is None else torch.unique(value).tolist()
+    return frozenset(map(float, found)) if 0 < len(found) <= _FEW else None
+
+
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FEW = 8
+"""Different numbers of a mask that is worth looking at."""
 
 _VIEWS = frozenset({
     aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,

@@ -31,6 +31,15 @@ WIDEST_TRAINED_HEAD = 192
 """Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """How attention is asked for: causal mask, factor of the scores, chance of dropout."""
+
+    causal: bool
+    scale: float
+    chance: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class _Ran:
     """One operator that the framework ran."""
@@ -57,35 +66,34 @@ class _Recorder(TorchDispatchMode):
 
 
 def framework_attention(
-    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool,
-    scale: float,
-) -> fx.Node | None:  # fmt: skip
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
+) -> fx.Node | None:
     """The attention's result; None where the framework has no fused operator for the tensors."""
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
     with torch.no_grad():
-        ran, result = _run(values, causal, scale)
+        ran, result = _run(values, call)
     if not any(step.op.overloadpacket.__name__ in FUSED for step in ran):
         return None
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
     return known.get(id(result)) if _written(rw, ran, known) else None
 
 
-def _run(values: list[Any], causal: bool, scale: float) -> tuple[list[_Ran], Any]:
+def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
     """What the framework runs for the fake tensors q, k, v and perhaps a mask, and its result."""
     grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
     recorder = _Recorder()
     with values[0].fake_mode, recorder:
         result = F.scaled_dot_product_attention(
             values[0], values[1], values[2], attn_mask=values[3] if len(values) > 3 else None,
-            is_causal=causal, scale=scale, enable_gqa=grouped,
+            dropout_p=call.chance, is_causal=call.causal, scale=call.scale, enable_gqa=grouped,
         )  # fmt: skip
     return recorder.ran, result
 
 
 def training_attention(
-    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, causal: bool,
-    scale: float, mask_gradient: bool = False,
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call,
+    mask_gradient: bool = False,
 ) -> fx.Node | None:  # fmt: skip
     """The call of the fused operator itself, in training; its first result is the attention's.
 
@@ -102,7 +110,7 @@ def training_attention(
         return None
     choice = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     with torch.no_grad(), choice if mask_gradient else nullcontext():
-        ran, _ = _run(values, causal, scale)
+        ran, _ = _run(values, call)
     wanted = (GIVES_GRADIENT_OF_MASK,) if mask_gradient else FUSED
     at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in wanted), None)
     inputs = {id(value) for value in values[:3]}
@@ -111,9 +119,9 @@ def training_attention(
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
     if not _written(rw, [*ran[:at], _with_sums(ran[at])], known):
         return None
-    call = known[id(ran[at].result[0])].args[0]
-    assert isinstance(call, fx.Node)
-    return call
+    made = known[id(ran[at].result[0])].args[0]
+    assert isinstance(made, fx.Node)
+    return made
 
 
 def _in_one_piece(q: Any, k: Any) -> bool:

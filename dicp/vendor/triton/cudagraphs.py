@@ -8,6 +8,7 @@ usual, with one warning that says why.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
+from dicp.plain import resolve_operator
 from dicp.target import Executable
+from dicp.torch_private import current_stream
 from dicp.vendor.triton.library import FUSED_ATTENTION
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
@@ -41,6 +44,7 @@ class Recording:
     """A recorded run: `replay` fills `outputs` from what lies in `buffers` and at `addresses`."""
 
     addresses: tuple[int, ...]
+    """Of what keeps its memory, and the stream: replays on two streams may overlap."""
     buffers: Mapping[int, torch.Tensor]
     replay: Callable[[], None]
     outputs: Sequence[Any]
@@ -87,7 +91,20 @@ def why_not(program: Mapping[str, Any]) -> str:
             return f"{name} waits for the device"
         if step["kind"] == "eager" and not call.startswith(RECORDABLE):
             return f"{name} runs eagerly"
+        if call.startswith(RECORDABLE) and _chance(step):
+            return f"{name} drops probabilities, its random state on the host but in a recording"
     return ""
+
+
+def _chance(step: Mapping[str, Any]) -> float:
+    """The chance of dropout that an attention is called with.
+
+    Where its forward and its backward part are not both recorded, one would read on the device what
+    the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
+    """
+    names = [argument.name for argument in resolve_operator(step["call"])._schema.arguments]
+    given = {**dict(zip(names, step["args"], strict=False)), **step["kwargs"]}
+    return float(given.get("dropout_p") or 0.0)
 
 
 class Graphed:
@@ -111,6 +128,8 @@ class Graphed:
         self.fixed = sorted({*static_inputs, *_written_inputs(program)} & set(_tensors(program)))
         self._recordings: list[Recording] = []
         self._calls = 0
+        self._lock = threading.Lock()
+        """Held while buffers are filled, replayed and copied out: threads may share a stream."""
         if self.reason:
             self._give_up(self.reason)
 
@@ -120,7 +139,11 @@ class Graphed:
         if self._calls < ORDINARY_RUNS:
             self._calls += 1
             return self.run(inputs)
-        addresses = tuple(inputs[k].data_ptr() for k in self.fixed)
+        with self._lock:
+            return self._from_recording(inputs)
+
+    def _from_recording(self, inputs: list[Any]) -> list[Any]:
+        addresses = (*(inputs[k].data_ptr() for k in self.fixed), self._stream())
         known = next((r for r in self._recordings if r.addresses == addresses), None)
         if known is None:
             trouble = self._trouble(inputs)
@@ -134,6 +157,13 @@ class Graphed:
                 self._give_up(f"it cannot be recorded: {reason}")
                 return self.run(inputs)
         return self._replayed(known, inputs)
+
+    def _stream(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return current_stream(
+            torch.cuda.current_device() if self.device.index is None else self.device.index
+        )
 
     def _trouble(self, inputs: Sequence[Any]) -> str:
         """Why these inputs cannot be recorded with."""

@@ -29,6 +29,8 @@ class Axis:
     loops: tuple[Var, ...]
     block: int
     dim: int
+    cut: bool = False
+    """Whether each program walks a share of it, which ends where it ends."""
 
     @property
     def size(self) -> Size:
@@ -38,7 +40,7 @@ class Axis:
     def masked(self) -> bool:
         """Whether the last block reaches past the end."""
         size = self.size
-        return not isinstance(size, int) or size == 0 or size % self.block != 0
+        return self.cut or not isinstance(size, int) or size == 0 or size % self.block != 0
 
     @property
     def block_name(self) -> str:

@@ -251,8 +251,7 @@ class StreamPool:
             except IndexError:  # another thread was first
                 continue
             if block.numel() >= size:
-                return block
-            blocks.append(block)
+                return block  # a smaller one is let go: who wants less will take the larger
         return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
 
     def give(self, block: torch.Tensor) -> None:

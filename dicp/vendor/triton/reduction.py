@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.loop import ir
-from dicp.loop.index import Var, product
+from dicp.loop.index import Size, Var, product
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.moments import squared_distances
@@ -274,19 +274,22 @@ class Walked(Reduction):
     """Rows reduced one after the other in one program, which also sums over them."""
 
     def __init__(
-        self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store]
-    ) -> None:
+        self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store],
+        chunk: Size | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(kernel, axes, looped=True)
         self.parts = parts
         self.walked = "x"
+        self.chunk = chunk
+        """Rows of a share, where each program walks a share of all rows."""
         self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
         size = encode_size(product(v.size for v in self.parts))
-        return {
-            "p": {"size": size, "block": 1, "masked": False, "fixed": True},
-            **super().launch_axes(),
-        }
+        axes = super().launch_axes()
+        if self.chunk is not None:
+            axes["x"]["size"] = encode_size(self.chunk)
+        return {"p": {"size": size, "block": 1, "masked": False, "fixed": True}, **axes}
 
     def variable(self, var: Var) -> str:
         if var in self.parts:
@@ -303,7 +306,7 @@ class Walked(Reduction):
         for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        with self._walking():
+        with self._walking(*self._share()):
             for phase in self.kernel.phases:
                 self._wait_for_stores(phase)
                 if phase.level == "row":
@@ -317,6 +320,15 @@ class Walked(Reduction):
             tail = f", {mask}" if mask else ""
             place = f"{self.arg(stmt.ref)} + ({index})"
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
+
+    def _share(self) -> tuple[str, ...]:
+        """The first of the rows that a program walks and the end of them, if it is not all."""
+        if self.chunk is None:
+            return ()
+        rows = self.size(self.axes[self.walked].size)
+        self.line(f"first = pid * {self.size(self.chunk)}")
+        self.line(f"end = tl.minimum(first + {self.size(self.chunk)}, {rows})")
+        return "first", "end"
 
     def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
         for name, stmt in self._sums.items():

@@ -13,6 +13,7 @@ from dicp.loop.kernel import Kernel, Phase, Store
 from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.reduction import Reduction, Walked
+from dicp.vendor.triton.shares import Shared, along
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.tiles import Tile
 from dicp.vendor.triton.writer import Writer
@@ -34,9 +35,9 @@ class TritonKernel:
 
 
 def render(kernel: Kernel) -> TritonKernel:
-    along = [s for p in kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
-    if kernel.kind == "row" and along:
-        return _walked(kernel, along)
+    sums = along(kernel)
+    if sums:
+        return _walked(kernel, sums)
     if kernel.kind in ("row", "column"):
         tile = tiles.reduction(kernel)
         inner = Axis("r", kernel.inner, tile.blocks["r"], 1)
@@ -51,14 +52,25 @@ def render(kernel: Kernel) -> TritonKernel:
     return _finish(_Pointwise(kernel, [Axis("x", kernel.rows, tile.blocks["x"], 0)], False), tile)
 
 
-def _walked(kernel: Kernel, along: Sequence[Store]) -> TritonKernel:
+def render_shared(shared: Shared) -> TritonKernel:
+    """One program for every share of the rows."""
+    kernel = shared.kernel
+    tile = tiles.along(shared.chunk, product(v.size for v in kernel.inner))
+    axes = [
+        Axis("x", kernel.rows, tile.blocks["x"], 0, cut=True),
+        Axis("r", kernel.inner, tile.blocks["r"], 1),
+    ]
+    return _finish(Walked(kernel, axes, (shared.part,), along(kernel), shared.chunk), tile)
+
+
+def _walked(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
     """One program for every point of the loops that the sums across keep; it walks the others."""
-    kept = set().union(*(s.index.variables() for s in along))
+    kept = set().union(*(s.index.variables() for s in sums))
     parts = tuple(v for v in kernel.rows if v in kept)
     rows = tuple(v for v in kernel.rows if v not in kept)
     tile = tiles.along(product(v.size for v in rows), product(v.size for v in kernel.inner))
     axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.inner, tile.blocks["r"], 1)]
-    return _finish(Walked(kernel, axes, parts, along), tile)
+    return _finish(Walked(kernel, axes, parts, sums), tile)
 
 
 def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,14 +55,56 @@ class Cut:
     parts: int
 
 
-def split_reductions(graph: Graph, first: Mapping[Any, int]) -> None:
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """A sum over rows of which so many programs each walk a share."""
+
+    whole: Compute
+    """The sum; its result has room for what each of the programs leaves."""
+    rest: Compute
+    """The sum of these."""
+    parts: int
+
+
+def split_reductions(graph: Graph, first: Mapping[Any, int]) -> list[Shares]:
     """Each long reduction with few results becomes two, the first with many.
 
-    Sizes that may change count as what they are in the `first` call.
+    Sizes that may change count as what they are in the `first` call. What is returned are sums over
+    rows that do not come in parts: kernels that walk these rows are to take them along.
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
-    cuts = {n: _along(n, rows) or _cut(n, first) for n in computes}
+    wanted = {n: _walkers(n, rows, first) for n in computes}
+    cuts = {n: _along(n, wanted[n]) for n in computes}
+    shared = [n for n in computes if wanted[n] and cuts[n] is None]
+    _cut_up(graph, {n: cuts[n] or _cut(n, first) for n in computes if n not in shared})
+    return [_shared(graph, n, wanted[n]) for n in shared]
+
+
+def _shared(graph: Graph, node: Compute, parts: int) -> Shares:
+    """The sum and, in its place, that of what programs leave."""
+    axis = node.axes[0]
+    kept = tuple(
+        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
+    )
+    left = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
+    whole = replace(node, out=left)
+    left.producer = whole
+    node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))
+    graph.nodes.insert(graph.nodes.index(node), whole)
+    return Shares(whole, node, parts)
+
+
+def split_shares(graph: Graph, first: Mapping[Any, int], shares: Sequence[Shares]) -> None:
+    """What no kernel takes along becomes two as others do."""
+    for found in shares:
+        whole, node = found.whole, found.rest
+        node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
+        graph.nodes.remove(whole)
+    _cut_up(graph, {s.rest: _cut(s.rest, first) for s in shares})
+
+
+def _cut_up(graph: Graph, cuts: Mapping[Compute, Cut | None]) -> None:
     found = {n: cut for n, cut in cuts.items() if cut is not None}
     private = _private(graph, found) if found else {}
     nodes: list[ir.Node] = []
@@ -105,26 +147,29 @@ def _read_at_many_places(node: ir.Node) -> set[Ref]:
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
 
 
-def _along(node: Compute, rows: Container[tuple[Any, Any]]) -> Cut | None:
-    """How to split a sum over rows that are themselves reduced: one kernel does both.
+def _walkers(node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any, int]) -> int:
+    """How many programs may each walk some rows, with a sum over rows that are reduced themselves.
 
-    It walks some of the rows in each program, and reads them once.
+    One kernel does both, and reads the rows once; 0 where each is better done alone.
     """
     sums = node.kind == "reduce" and node.op == "sum" and node.out.dtype.is_floating_point
-    if (
-        not sums
-        or len(node.shape) - 1 in node.axes
-        or not all(isinstance(s, int) for s in node.shape)
-    ):
-        return None
+    if not sums or len(node.shape) - 1 in node.axes:
+        return 0
     kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
-    width = math.prod(node.shape[k] for k in kept)  # type: ignore[misc]
-    if (node.shape, kept) not in rows or width > WIDEST_ALONG:
-        return None
-    swept = math.prod(node.shape[k] for k in node.axes)  # type: ignore[misc]
+    width = math.prod(node.shape[k] for k in kept)
+    if (node.shape, kept) not in rows or not isinstance(width, int) or width > WIDEST_ALONG:
+        return 0
+    swept = math.prod(_now(node.shape[k], first) for k in node.axes)
     wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
+    return wanted if wanted >= ALONG_LEAST else 0
+
+
+def _along(node: Compute, wanted: int) -> Cut | None:
+    """How to split a sum that so many programs are wanted for."""
+    if not wanted or not all(isinstance(s, int) for s in node.shape):
+        return None
     parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    return Cut(-axis, parts) if parts >= ALONG_LEAST else None
+    return Cut(-axis, parts) if parts >= max(ALONG_LEAST, wanted // 2) else None
 
 
 def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
@@ -172,7 +217,7 @@ def _divisor(size: Size, most: int) -> int:
     return next((d for d in range(min(most, size), 1, -1) if size % d == 0), 1)
 
 
-def _chunk(size: Size, parts: int) -> Size:
+def chunk_of(size: Size, parts: int) -> Size:
     """Elements of a part: the size over the number of parts, rounded up."""
     more = size + parts - 1
     return more // parts if isinstance(more, int) else floor_division(more, parts)
@@ -182,7 +227,7 @@ def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
     """The first half; `node` is left to combine what it gives."""
     axis, parts = cut.axis, cut.parts
     size = node.shape[axis]
-    chunk = _chunk(size, parts)
+    chunk = chunk_of(size, parts)
     shape: tuple[Size, ...] = (*node.shape[:axis], parts, chunk, *node.shape[axis + 1 :])
     mapping: dict[Var, Index] = {}
     for k, s in enumerate(node.shape):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
 from dicp.loop.fusion import Across
-from dicp.loop.ir import Call
+from dicp.loop.ir import Call, Graph
 from dicp.loop.kernel import Kernel
 from dicp.loop.machine import WorkspacePool
 from dicp.loop.program import LoopProgram, ProgramBuilder
 from dicp.loop.runtime import LoopExecutable
-from dicp.loop.schedule import Schedule, schedule
+from dicp.loop.schedule import Schedule, Step, schedule
 from dicp.target import (
     Artifact,
     Check,
@@ -50,10 +51,11 @@ from dicp.vendor.triton.gemm import render_product, tf32_allowed
 from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
 from dicp.vendor.triton.library import ATTENTION, OWN_RULES, TritonLowering
 from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
-from dicp.vendor.triton.render import TritonKernel, render
+from dicp.vendor.triton.render import TritonKernel, render, render_shared
 from dicp.vendor.triton.scalars import scalars_to_device
+from dicp.vendor.triton.shares import Shared, shared_out, taken_along
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.split import ALONG_LEAST, split_reductions
+from dicp.vendor.triton.split import ALONG_LEAST, Shares, split_reductions, split_shares
 from dicp.vendor.triton.tiles import WIDEST_ALONG
 from dicp.vendor.triton.tiling import Tiling
 
@@ -117,12 +119,12 @@ class TritonTarget(Target):
         lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
         graph = lowering.run()
         inputs = gm.graph.find_nodes(op="placeholder")
-        split_reductions(graph, first_sizes(n.meta.get("val") for n in inputs))
-        plan = schedule(graph, context.config.fuse, ALONG)
-        placed = place_products(plan.steps, graph.outputs, self.chooser(device, context.config))
+        first = first_sizes(n.meta.get("val") for n in inputs)
+        steps, shares = _scheduled(graph, first, context.config.fuse)
+        products = place_products(steps, graph.outputs, self.chooser(device, context.config))
+        placed = [shared_out(step, shares) for step in products]
         rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
-        steps = [s.product.kernel if isinstance(s, Chosen) else s for s in placed]
-        builder = ProgramBuilder(Schedule(graph, steps))
+        builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
         program = builder.build(rendered, lowering.reports, device)
         program.plain["static"] = sorted(context.static_inputs)
         return program
@@ -131,7 +133,7 @@ class TritonTarget(Target):
         """Who computes a product: what the table says, else what a contest does where asked for."""
         device = torch.device(name)
         on_chip = device.type == "cuda" and torch.cuda.is_available()
-        chip = torch.cuda.get_device_name(device) if on_chip else ""
+        chip = torch.cuda.get_device_name(device) if on_chip and TABLE else ""
         asked = on_chip and config.mode.startswith("max-autotune")
         contest = self.contest(device, config) if asked else None
 
@@ -267,10 +269,29 @@ def _allow_simulator(config: Config) -> None:
         raise SimulatorForbiddenError("triton", "Move the model and its inputs to a GPU")
 
 
-def _rendered(step: Kernel | Chosen) -> TritonKernel:
+def _scheduled(
+    graph: Graph, first: Mapping[Any, int], fuse: bool
+) -> tuple[list[Step], Sequence[Shares]]:
+    """The steps, and the sums that some of them take along over rows of any number."""
+    shares = split_reductions(graph, first)
+    along = replace(ALONG, whole=frozenset(s.whole.out for s in shares))
+    steps = schedule(graph, fuse, along).steps
+    if taken_along(steps, shares):
+        return steps, shares
+    split_shares(graph, first, shares)
+    return schedule(graph, fuse, ALONG).steps, ()
+
+
+def _rendered(step: Kernel | Chosen | Shared) -> TritonKernel:
     if isinstance(step, Chosen):
         return render_product(step.product, step.tiling, tf32_allowed())
-    return render(step)
+    return render_shared(step) if isinstance(step, Shared) else render(step)
+
+
+def _plain_step(step: Step | Chosen | Shared) -> Step:
+    if isinstance(step, Chosen):
+        return step.product.kernel
+    return step.kernel if isinstance(step, Shared) else step
 
 
 def device_of(gm: fx.GraphModule, values: str = "val") -> str:

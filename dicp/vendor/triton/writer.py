@@ -30,14 +30,15 @@ class Writer(Emitter):
         }
 
     @contextmanager
-    def _walking(self) -> Iterator[None]:
+    def _walking(self, first: str = "0", end: str = "") -> Iterator[None]:
         """What is written meanwhile is done for every block of the axis that is walked."""
         axis = self.axes[self.walked]
         self.scopes.append(Scope(2))
-        self._axis_index(axis, "start")
+        self._axis_index(axis, "start", end)
         yield
         body = self.scopes.pop()
-        self.line(f"for start in range(0, {self.size(axis.size)}, {axis.block_name}):")
+        last = end or self.size(axis.size)
+        self.line(f"for start in range({first}, {last}, {axis.block_name}):")
         self.scopes[0].lines += body.lines
 
     def _tile_indices(self) -> None:
@@ -54,7 +55,7 @@ class Writer(Emitter):
             self._axis_index(outer, f"(pid // across) * {outer.block_name}")
             self._axis_index(inner, f"(pid % across) * {inner.block_name}")
 
-    def _axis_index(self, axis: Axis, start: str) -> None:
+    def _axis_index(self, axis: Axis, start: str, end: str = "") -> None:
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
         if axis.name in ("r", self.walked):
             places = f"({start} + {places}).to(INDEX)" if start else f"{places}.to(INDEX)"
@@ -63,7 +64,7 @@ class Writer(Emitter):
         self.line(f"{axis.index} = {places}")
         self.shape_of[axis.index] = self.shape_of[axis.mask] = frozenset((axis.name,))
         if axis.masked:
-            self.line(f"{axis.mask} = {axis.index} < {self.size(axis.size)}")
+            self.line(f"{axis.mask} = {axis.index} < {end or self.size(axis.size)}")
 
     def _lifted(self, axis: Axis) -> str:
         if len(self.axes) == 1:
