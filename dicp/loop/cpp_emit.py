@@ -61,6 +61,8 @@ class Emitter:
         """Where elements are put that are written a cache line at a time."""
         self.flagged: set[str] = set()
         """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
+        self.laned: set[str] = set()
+        """What is accumulated or kept in a place of its own for each place in a cache line."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
@@ -99,7 +101,10 @@ class Emitter:
                 # The running value changes at every point: what reads it stays in this loop.
                 self.local_names[stmt.name] = len(self.scopes) - 1
             elif isinstance(stmt, Save):
-                scope.lines.append(f"{pad}saved_{stmt.name}[{self._inner_position()}] = {value};")
+                place = f"saved_{stmt.name}[{self._inner_position()}]"
+                if stmt.name in self.laned:
+                    place = f"lanes_{stmt.name}[lane]"
+                scope.lines.append(f"{pad}{place} = {value};")
             elif isinstance(stmt, Define):
                 ctype = VALUE_TYPE[stmt.dtype]
                 scope.lines.append(f"{pad}const {ctype} {local(stmt.name)} = {value};")
@@ -138,12 +143,14 @@ class Emitter:
                 f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
                 f"{at} = {position}; }}"
             )
+        nan = f"nan_{stmt.name}"
+        if stmt.name in self.laned:
+            name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
         if stmt.name in self.flagged:
             sign = ">" if stmt.op == "max" else "<"
             return (
                 f"{name} = {value} {sign} {name} ? {value} : {name}; "
-                f"nan_{stmt.name} = d_size_bits({value}) > nan_{stmt.name} "
-                f"? d_size_bits({value}) : nan_{stmt.name};"
+                f"{nan} = d_size_bits({value}) > {nan} ? d_size_bits({value}) : {nan};"
             )
         return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
 
@@ -353,6 +360,11 @@ def local(name: str) -> str:
 
 def guarded(guard: str) -> str:
     return f", {guard}" if guard else ""
+
+
+def nan_bits(stmt: Accumulate | Running) -> str:
+    """The type of the bits among which an extremum's NaNs are looked for."""
+    return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
 
 
 def accumulator_type(stmt: Accumulate | Running) -> str:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Emitter, Scope, local, margin
-from dicp.loop.cpp_text import STORAGE_TYPE
-from dicp.loop.index import FloorDiv, Indirect, Mod, Var, product
+from dicp.loop.cpp_emit import Scope, margin
+from dicp.loop.cpp_lines import Lines
+from dicp.loop.index import Var, product
+from dicp.loop.ir import Load
 from dicp.loop.kernel import Accumulate, Kernel, Running, Stmt, Store
 from dicp.loop.ops import SCALAR_OPS
 from dicp.loop.ranges import Range, split
@@ -21,8 +22,6 @@ JAM = 4
 scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
 """Elements of a row summed before the sum is added to the total, which is a double."""
-LINE_BYTES = 64
-"""A cache line: what is written past the caches at once, and then not read before."""
 
 
 def in_fours(var: Var) -> bool:
@@ -30,14 +29,11 @@ def in_fours(var: Var) -> bool:
     return isinstance(var.size, int) and var.size % JAM == 0
 
 
-class Loops(Emitter):
+class Loops(Lines):
     """What every kind of kernel needs; a subclass per kind writes the nest."""
 
     def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
-        super().__init__(kernel)
-        self.far_bytes = far_bytes
-        """The size of a result from which on none of it is in a cache when it is read."""
-        self.writes_far = False
+        super().__init__(kernel, far_bytes)
         self._kept: list[list[Range]] = []
         """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
 
@@ -57,20 +53,19 @@ class Loops(Emitter):
 
     def _in_ranges(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        shared: str | None = None,
+        shared: str | None = None, ahead: Sequence[Load] = (),
     ) -> list[str]:  # fmt: skip
         """The loop over `var`, in parts where conditions on it would be tested at every point.
 
         `shared` is the pragma by which threads share whole lines where this loop is the outermost,
-        `pragma` that of the loop itself.
+        `pragma` that of the loop itself; `ahead` is what the next row reads.
         """
         parts = split(stmts, var)
         self._kept.append(parts)
         lines: list[str] = []
         for part in parts:
-            far = self._far_stores(part, var) if pragma else []
-            if far:
-                by_lines = self._by_lines(part, var, indent, far)
+            by_lines = self._by_lines(part, var, indent, ahead) if pragma else []
+            if by_lines:
                 lines += by_lines if shared is None else self._shared(shared, by_lines)
                 continue
             body = self._push((var,), indent + 1)
@@ -105,65 +100,6 @@ class Loops(Emitter):
             lines.append(f"{margin(indent + depth)}{self._for(var, bounds)} {{")
         closing = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
         return [*lines, *inner, *closing]
-
-    # ---- results beyond the caches --------------------------------------------------------------
-
-    def _far_stores(self, part: Range, var: Var) -> list[Store]:
-        """The stores of a loop that fill whole cache lines past the caches.
-
-        Where phases alternate, memory is kept busy by what the caches still have to write.
-        """
-        if self.kernel.kind != "pointwise":
-            return []
-        far = [s for s in part.stmts if isinstance(s, Store) and self._is_far(s, var)]
-        whole = self._line(far)
-        even = all(isinstance(x, int) and x % whole == 0 for x in (part.low, part.high))
-        return far if even else []
-
-    def _line(self, far: Sequence[Store]) -> int:
-        return LINE_BYTES // min((s.ref.dtype.itemsize for s in far), default=LINE_BYTES)
-
-    def _is_far(self, stmt: Store, var: Var) -> bool:
-        index = stmt.index
-        size = product([*(v.size for v in index.variables()), stmt.ref.dtype.itemsize])
-        if stmt.op or not isinstance(size, int) or size < self.far_bytes:
-            return False
-        reads = {item.ref.root for item in self.kernel.reads()}
-        if stmt.ref.root in reads or index.coefficient(var) != 1:
-            return False
-        others = [(a, c) for a, c in index.terms if a != var]
-        steps = [index.const, *(c for _, c in others)]
-        hidden = any(var in deep_variables(a) for a, _ in others)
-        whole = self._line([stmt])
-        return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
-
-    def _by_lines(self, part: Range, var: Var, indent: int, far: Sequence[Store]) -> list[str]:
-        """The loop over `var` a cache line at a time, made in registers and written at once."""
-        self.writes_far, pad, count = True, margin(indent + 1), self._line(far)
-        for k, s in enumerate(far):
-            self.lined[s.ref, s.index] = f"far{k}[lane]"
-        body = self._push((var,), indent + 2)
-        self._stmts(part.stmts, body)
-        self._pop(body)
-        self.lined.clear()
-        low, high = self._size(part.low), self._size(part.high)
-        return [
-            f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
-            *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} far{k}[{count}];" for k, s in enumerate(far)),
-            f"{pad}#pragma omp simd",
-            f"{pad}for (int64_t lane = 0; lane < {count}; ++lane) {{",
-            f"{margin(indent + 2)}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
-            f"{pad}const int64_t {var.key} = line;",
-            *(f"{pad}d_stream({self._arg(s.ref)} + ({self._index(s.index)}), far{k});"
-              for k, s in enumerate(far)),
-            f"{margin(indent)}}}",
-        ]  # fmt: skip
-
-    def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
-        clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
-        parts = [f"reduction({clauses[s.op]}: {local(s.name)})" for s in accumulators]
-        parts += [f"reduction(max: nan_{s.name})" for s in accumulators if s.name in self.flagged]
-        return " ".join(["#pragma omp simd", *parts])
 
     def _lanes(self, var: Var) -> str:
         """Half a vector of 16-bit floats at a time where that leaves fewer elements of a short row
@@ -203,12 +139,6 @@ class Loops(Emitter):
         count = product(v.size for v in self.kernel.inner)
         long = not isinstance(count, int) or count > 2 * SUM_BLOCK
         return long and stmt.op == "sum" and stmt.dtype.is_floating_point
-
-
-def deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:
-    if isinstance(atom, Indirect):
-        return {v for e in ir.walk(atom.expr) for i in ir.indices_of(e) for v in i.variables()}
-    return atom.value.variables() if isinstance(atom, (FloorDiv, Mod)) else {atom}
 
 
 def tracks_nan(stmt: Accumulate | Running) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dicp.loop.cpp_emit import Scope, is_copy, margin
-from dicp.loop.cpp_loops import Loops, block_end, deep_variables
+from dicp.loop.cpp_lines import deep_variables
+from dicp.loop.cpp_loops import Loops, block_end
 from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.index import Index, Var
 from dicp.loop.ir import Expr, Ref
@@ -73,7 +74,7 @@ class Pointwise(Loops):
         if self.writes_far:
             extents = (
                 FAR_WIDTH,
-                self._line([s for s in self._all_stmts() if isinstance(s, Store)]),
+                self._line([s.ref for s in self._all_stmts() if isinstance(s, Store)]),
             )
         inside = inside or self._tile_loops(crossing, last, base)
         lines, ends = [], []

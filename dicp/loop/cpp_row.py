@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_emit import Scope, local, margin, nan_bits
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
 from dicp.loop.cpp_planes import Planes
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
@@ -46,6 +46,7 @@ class Rows(Planes):
         if not scan:
             kernel, self.extrema = _positions_by_value(kernel)
             self.kernel = kernel
+            self.ahead = self._fetched_ahead(self._between())
         depth = 1 + len(kernel.rows)
         scope = self._push(kernel.rows, depth)
         waiting = list(kernel.phases)
@@ -55,7 +56,7 @@ class Rows(Planes):
                 self._stmts(phase.stmts, scope)
             elif waiting and self._places_of(phase, waiting[0]):
                 self._found_in_blocks(phase, waiting.pop(0), scope)
-            elif waiting and self._weights_of(phase, waiting[0]):
+            elif waiting and not self.ahead and self._weights_of(phase, waiting[0]):
                 self._weighed_in_blocks(phase, waiting.pop(0), scope)
             else:
                 self._inner_loops(phase, scope, kernel.inner, serial=scan)
@@ -65,6 +66,14 @@ class Rows(Planes):
             return self._in_parts(scope.lines)
         pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
         return self._outer_loops(kernel.rows, scope.lines, pragma)
+
+    def _between(self) -> list[Phase]:
+        """The sweeps after the first, which reads a row from memory, and before the last, which
+        writes one, the last where there are two: memory would wait for them."""
+        sweeps = [p for p in self.kernel.phases if p.level == "inner"]
+        found = sweeps[1:-1] or sweeps[1:]
+        sums = {p: [s for s in p.stmts if isinstance(s, Accumulate)] for p in found}
+        return [p for p in found if not any(map(self._summed_in_blocks, sums[p]))]
 
     # ---- sums over rows -------------------------------------------------------------------------
 
@@ -103,13 +112,13 @@ class Rows(Planes):
             tail.lines.append(margin(tail.indent) + super()._store(replace(stmt, op=""), value))
         self._pop(tail)
         size = self._size(loops[0].size)
-        lines += [
-            f"  {self._parallel((*loops, *inner), 1)}",
+        each_part = [
             "  for (int64_t part = 0; part < parts; ++part) {",
             f"    const int64_t low = part * {size} / parts, high = (part + 1) * {size} / parts;",
-            *own, *self._nest(loops, body, 2, ("low", "high")), "  }", *total,
-            *self._nest(inner, tail.lines, 1),
+            *own, *self._nest(loops, body, 2, ("low", "high")), "  }",
         ]  # fmt: skip
+        lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
+        lines += [*total, *self._nest(inner, tail.lines, 1)]
         return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
 
     def _places_of(self, phase: Phase, places: Phase) -> bool:
@@ -212,8 +221,7 @@ class Rows(Planes):
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
         for stmt in accumulators:
-            bits = "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
-            flag = f" {bits} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            flag = f" {nan_bits(stmt)} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
             self.local_names[stmt.name] = len(self.scopes) - 1
         long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
@@ -262,7 +270,8 @@ class Rows(Planes):
                 inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
             self._pop(body)
         else:
-            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma)
+            ahead = self.ahead.get(phase, ())
+            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma, ahead=ahead)
         if not outer:
             scope.lines += inner
             return
@@ -333,10 +342,9 @@ class Rows(Planes):
             if stmt.op.startswith("arg"):
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
         self._pop(chunk)
-        scope.lines += [
-            f"{pad}#pragma omp parallel for schedule(static)",
-            f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{", *chunk.lines, f"{pad}}}",
-        ]  # fmt: skip
+        head = f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{"
+        shared = "#pragma omp parallel for schedule(static)"
+        scope.lines += self._shared(shared, [head, *chunk.lines, f"{pad}}}"])
         for stmt in accumulators:
             scope.lines.append(pad + self._declare(stmt))
             scope.lines.append(f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{")

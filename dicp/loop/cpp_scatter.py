@@ -10,7 +10,8 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import margin
-from dicp.loop.cpp_loops import PARALLEL_COST, deep_variables
+from dicp.loop.cpp_lines import deep_variables
+from dicp.loop.cpp_loops import PARALLEL_COST
 from dicp.loop.cpp_pointwise import Pointwise
 from dicp.loop.cpp_text import VALUE_TYPE
 from dicp.loop.index import Index, Indirect, Var, product

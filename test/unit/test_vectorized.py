@@ -53,6 +53,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "max_of_rows": lambda: (lambda x: x.amax(1), [f32(8, N)]),
     "place_of_max": lambda: (lambda x: x.argmax(1), [f32(8, N)]),
     "sum_of_weights": lambda: (lambda x: x.log_softmax(1), [f32(8, 2 * N)]),
+    "rows_ahead": lambda: (lambda x: x.softmax(1), [f32(512, 1024)]),
     "cumsum": lambda: (lambda x: x.relu().cumsum(1), [f32(8, N)]),
     "max_pool": lambda: (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), [f32(1, 2, 64, 64)]),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1), [f32(8, 100), f32(8, 100)]),

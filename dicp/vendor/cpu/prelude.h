@@ -430,7 +430,7 @@ d_inline float d_exp(float x) {
 // units in the last place above -20, 4 below: five coefficients, and log(2) as one number where its
 // product is not rounded, since a sum of weights is bound by these operations and not by memory.
 d_inline float d_exp_weight(float x) {
-  const float shift = 12582912.0f;
+  const float shift = 12582912.0f + 127.0f;  // the power of two is left with its bias
   const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   const float r = d_madd(n, -0.693147182f, x), s = r * r;
@@ -439,7 +439,7 @@ d_inline float d_exp_weight(float x) {
 #endif
   const float a = d_madd(1.66671167e-1f, r, 4.99992281e-1f), b = d_madd(8.31246788e-3f, r, 4.18906524e-2f);
   const float p = d_madd(d_madd(b, s, a), s, r + 1.0f);
-  const float scaled = p * d_float((d_bits(moved) << 23) + (127u << 23));
+  const float scaled = p * d_float(d_bits(moved) << 23);
   return x < -87.0f ? 0.0f : scaled;
 }
 // Within 1.01 units in the last place: 1 - exp(r(|x|)) far from zero, a polynomial near it.
