@@ -159,3 +159,9 @@ def test_each_thread_waits_for_what_it_wrote(fn: Callable[..., Any]) -> None:
     for kernel in source.split('extern "C"'):
         waits = kernel.count("nowait") == 1 <= kernel.count("d_stream_end();")
         assert waits if "d_stream(" in kernel else "nowait" not in kernel
+
+
+@pytest.mark.usefixtures("beyond")
+def test_rows_of_short_floats_are_written_as_ever() -> None:
+    source = source_of(lambda x: x.softmax(-1), torch.randn(ROWS, WIDTH).to(BF16))
+    assert "__builtin_prefetch" in source and "d_stream(" not in source
