@@ -108,7 +108,7 @@ class Lines(Emitter):
             *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} far{k}[{count}];" for k, s in enumerate(far)),
             *(f"{pad}{VALUE_TYPE[s.dtype]} lanes_{s.name}[{count}];" for s in saves),
             f"{pad}#pragma omp simd",
-            f"{pad}{_lanes(count)} {{",
+            f"{pad}{_each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
             *(f"{pad}d_stream({self._arg(s.ref)} + ({self._index(s.index)}), far{k});"
               for k, s in enumerate(far)),
@@ -132,7 +132,7 @@ class Lines(Emitter):
             text += f"{nan_bits(s)} nan_lanes_{s.name}[{count}]; " if nan else ""
             clear = f"lanes_{s.name}[lane] = {start};"
             clear += f" nan_lanes_{s.name}[lane] = 0;" if nan else ""
-            lines.append(f"{margin(indent)}{text}{_lanes(count)} {{ {clear} }}")
+            lines.append(f"{margin(indent)}{text}{_each_lane(count)} {{ {clear} }}")
         return lines
 
     def _fold_lanes(self, sums: Sequence[Accumulate], count: int, indent: int) -> list[str]:
@@ -150,7 +150,7 @@ class Lines(Emitter):
                     f"{nan} = {bits} > {nan} ? {bits} : {nan};"
                 )
             lines.append(f"{pad}  {text}")
-        return [f"{pad}{self._simd(sums)}", f"{pad}{_lanes(count)} {{", *lines, f"{pad}}}"]
+        return [f"{pad}{self._simd(sums)}", f"{pad}{_each_lane(count)} {{", *lines, f"{pad}}}"]
 
     def _later(self, item: Load, loop: Var, steps: int) -> str:
         """The address of what `item` reads so many steps of a loop later."""
@@ -195,10 +195,11 @@ class Lines(Emitter):
 
 
 def distinct(reads: Sequence[Load]) -> list[Load]:
+    """One of the loads of each element: a rebuilt expression repeats them."""
     return list({(item.ref, item.coords[0]): item for item in reads}.values())
 
 
-def _lanes(count: int) -> str:
+def _each_lane(count: int) -> str:
     return f"for (int64_t lane = 0; lane < {count}; ++lane)"
 
 
