@@ -40,10 +40,13 @@ class Lines(Emitter):
         """What a sweep fetches of the next row while it computes."""
 
     def _far_stores(self, part: Range, var: Var) -> list[Store]:
-        """The stores of a loop that fill whole cache lines past the caches."""
-        if self.kernel.kind not in ("pointwise", "row"):
-            return []
-        return [s for s in part.stmts if isinstance(s, Store) and self._is_far(s, var)]
+        """The stores of a loop that fill whole cache lines past the caches.
+
+        Sweeps over rows of 16-bit floats are bound by conversions: they need not wait for memory.
+        """
+        least = {"pointwise": 1, "row": 4}.get(self.kernel.kind, LINE_BYTES)
+        stores = [s for s in part.stmts if isinstance(s, Store) and self._is_far(s, var)]
+        return [s for s in stores if s.ref.dtype.itemsize >= least]
 
     def _line(self, refs: Sequence[Ref]) -> int:
         """Elements that fill whole lines of each of these tensors."""
@@ -65,7 +68,7 @@ class Lines(Emitter):
 
     def _by_lines(self, part: Range, var: Var, indent: int, ahead: Sequence[Load]) -> list[str]:
         """The loop over `var` a cache line at a time, where it writes past the caches or fetches
-        ahead: results are made in registers and written at once. Empty where lines are not whole.
+        the next row. Empty where lines are not whole.
         """
         far = self._far_stores(part, var)
         count = self._line([*(s.ref for s in far), *(item.ref for item in ahead)])
@@ -73,37 +76,45 @@ class Lines(Emitter):
         least = MIN_SWEEP if sums else count
         if not far and not ahead or not self._in_whole_lines(part, count, least):
             return []
+        next_row = [(item, self.kernel.rows[-1], 1) for item in ahead]
+        return [
+            *self._clear_lanes(sums, count, indent),
+            *self._lines_of(part, var, indent, count, far, next_row),
+            *self._fold_lanes(sums, count, indent),
+        ]
+
+    def _lines_of(
+        self, part: Range, var: Var, indent: int, count: int, far: Sequence[Store],
+        ahead: Sequence[tuple[Load, Var, int]],
+    ) -> list[str]:  # fmt: skip
+        """The loop itself: results are made in registers and written at once, and what `ahead`
+        reads that many steps of a loop later is fetched."""
         self.writes_far |= bool(far)
         pad, inner = margin(indent + 1), margin(indent + 2)
         saves = [s for s in part.stmts if isinstance(s, Save)]
         for k, s in enumerate(far):
             self.lined[s.ref, s.index] = f"far{k}[lane]"
-        self.laned = {s.name for s in sums} | {s.name for s in saves}
+        self.laned = {s.name for s in part.stmts if isinstance(s, Accumulate | Save)}
         body = self._push((var,), indent + 2)
         self._stmts(part.stmts, body)
         self._pop(body)
         self.lined.clear()
         self.laned = set()
         low, high = self._size(part.low), self._size(part.high)
-        lanes = f"for (int64_t lane = 0; lane < {count}; ++lane)"
         return [
-            *(margin(indent) + self._lanes_of(s, count, lanes) for s in sums),
             f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
             f"{pad}const int64_t {var.key} = line;",
-            *(f"{pad}__builtin_prefetch({self._next_row(item)});" for item in ahead),
+            *(f"{pad}__builtin_prefetch({self._later(*place)});" for place in ahead),
             *(f"{pad}{STORAGE_TYPE[s.ref.dtype]} far{k}[{count}];" for k, s in enumerate(far)),
             *(f"{pad}{VALUE_TYPE[s.dtype]} lanes_{s.name}[{count}];" for s in saves),
             f"{pad}#pragma omp simd",
-            f"{pad}{lanes} {{",
+            f"{pad}{_each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
             *(f"{pad}d_stream({self._arg(s.ref)} + ({self._index(s.index)}), far{k});"
               for k, s in enumerate(far)),
             *(f"{pad}__builtin_memcpy(saved_{s.name} + ({self._inner_position()}), lanes_{s.name}, "
               f"sizeof(lanes_{s.name}));" for s in saves),
             f"{margin(indent)}}}",
-            *([margin(indent) + self._simd(sums), margin(indent) + lanes + " {"] if sums else []),
-            *(margin(indent + 1) + self._fold_lanes(s) for s in sums),
-            *([margin(indent) + "}"] if sums else []),
         ]  # fmt: skip
 
     def _in_whole_lines(self, part: Range, count: int, least: int) -> bool:
@@ -112,31 +123,40 @@ class Lines(Emitter):
             return False
         return low % count == high % count == 0
 
-    def _lanes_of(self, stmt: Accumulate, count: int, lanes: str) -> str:
-        """Accumulators of one statement, one for each place in a line."""
-        name, start = stmt.name, start_value(stmt.op, stmt.dtype)
-        nan = stmt.name in self.flagged
-        text = f"{accumulator_type(stmt)} lanes_{name}[{count}]; "
-        text += f"{nan_bits(stmt)} nan_lanes_{name}[{count}]; " if nan else ""
-        clear = f"lanes_{name}[lane] = {start};" + (f" nan_lanes_{name}[lane] = 0;" if nan else "")
-        return f"{text}{lanes} {{ {clear} }}"
+    def _clear_lanes(self, sums: Sequence[Accumulate], count: int, indent: int) -> list[str]:
+        """Accumulators for each place in a line."""
+        lines = []
+        for s in sums:
+            start, nan = start_value(s.op, s.dtype), s.name in self.flagged
+            text = f"{accumulator_type(s)} lanes_{s.name}[{count}]; "
+            text += f"{nan_bits(s)} nan_lanes_{s.name}[{count}]; " if nan else ""
+            clear = f"lanes_{s.name}[lane] = {start};"
+            clear += f" nan_lanes_{s.name}[lane] = 0;" if nan else ""
+            lines.append(f"{margin(indent)}{text}{_each_lane(count)} {{ {clear} }}")
+        return lines
 
-    def _fold_lanes(self, stmt: Accumulate) -> str:
-        name, one = local(stmt.name), f"lanes_{stmt.name}[lane]"
-        text = f"{name} = {REDUCTIONS[stmt.op].combine.format(name, one)};"
-        if stmt.name not in self.flagged:
-            return text
-        sign, nan = ">" if stmt.op == "max" else "<", f"nan_{stmt.name}"
-        return (
-            f"{name} = {one} {sign} {name} ? {one} : {name}; "
-            f"{nan} = nan_lanes_{stmt.name}[lane] > {nan} ? nan_lanes_{stmt.name}[lane] : {nan};"
-        )
+    def _fold_lanes(self, sums: Sequence[Accumulate], count: int, indent: int) -> list[str]:
+        """One number from the accumulators of each place."""
+        if not sums:
+            return []
+        pad, lines = margin(indent), []
+        for s in sums:
+            name, one = local(s.name), f"lanes_{s.name}[lane]"
+            text = f"{name} = {REDUCTIONS[s.op].combine.format(name, one)};"
+            if s.name in self.flagged:
+                sign, nan, bits = ">" if s.op == "max" else "<", f"nan_{s.name}", f"nan_{one}"
+                text = (
+                    f"{name} = {one} {sign} {name} ? {one} : {name}; "
+                    f"{nan} = {bits} > {nan} ? {bits} : {nan};"
+                )
+            lines.append(f"{pad}  {text}")
+        return [f"{pad}{self._simd(sums)}", f"{pad}{_each_lane(count)} {{", *lines, f"{pad}}}"]
 
-    def _next_row(self, item: Load) -> str:
-        """The address at which the next row has what `item` reads."""
+    def _later(self, item: Load, loop: Var, steps: int) -> str:
+        """The address of what `item` reads so many steps of a loop later."""
         index = item.coords[0]
-        step = index.coefficient(self.kernel.rows[-1])
-        return f"{self._arg(item.ref)} + ({self._index(index + step)})"
+        moved = index + index.coefficient(loop) * steps
+        return f"{self._arg(item.ref)} + ({self._index(moved)})"
 
     def _simd(self, accumulators: Sequence[Accumulate | Running]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}
@@ -159,8 +179,7 @@ class Lines(Emitter):
         rows, inner = self.kernel.rows, self.kernel.inner
         if not rows or not inner:
             return []
-        found = {(item.ref, item.coords[0]): item for item in self.kernel.reads()}
-        streams = [item for item in found.values() if self._is_stream(item)]
+        streams = [item for item in distinct(self.kernel.reads()) if self._is_stream(item)]
         sizes = [v.size for v in inner]
         moved = product([*sizes, sum(item.ref.dtype.itemsize for item in streams)])
         return streams if isinstance(moved, int) and moved <= AHEAD_BYTES else []
@@ -173,6 +192,15 @@ class Lines(Emitter):
         steps = [index.coefficient(v) for v in loops]
         whole = all(isinstance(c, int) and c for c in steps) and steps[-1] == 1
         return whole and isinstance(size, int) and size >= BEYOND_NEAR
+
+
+def distinct(reads: Sequence[Load]) -> list[Load]:
+    """One of the loads of each element: a rebuilt expression repeats them."""
+    return list({(item.ref, item.coords[0]): item for item in reads}.values())
+
+
+def _each_lane(count: int) -> str:
+    return f"for (int64_t lane = 0; lane < {count}; ++lane)"
 
 
 def deep_variables(atom: Var | FloorDiv | Mod | Indirect) -> set[Var]:

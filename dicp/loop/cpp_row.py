@@ -10,12 +10,14 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.cpp_emit import Scope, local, margin, nan_bits
+from dicp.loop.cpp_lines import LINE_BYTES, distinct
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
 from dicp.loop.cpp_planes import Planes
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
-from dicp.loop.ir import Expr, Ref
+from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.ranges import Range
 
 PLACE_BLOCK = 256
 """Elements of a row among which the place of its extremum is sought at once."""
@@ -252,6 +254,9 @@ class Rows(Planes):
         if not loops:
             self._stmts(phase.stmts, scope)
             return
+        if self._sums_in_groups(phase, loops, long):
+            scope.lines += self._in_groups(phase, loops, scope.indent, first_range)
+            return
         outer, last = loops[:-1], loops[-1]
         middle = self._push(outer, scope.indent + len(outer)) if outer else scope
         arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
@@ -295,6 +300,48 @@ class Rows(Planes):
             *("  " + line for line in pragma),
             *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
             *ends,
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
+
+    def _sums_in_groups(
+        self, phase: Phase, loops: Sequence[Var], long: Sequence[Accumulate | Running]
+    ) -> bool:
+        """Whether long sums are taken over short pieces, such as the planes of many images."""
+        size = loops[-1].size
+        return (
+            len(loops) == 2
+            and len(phase.stmts) == len(long)
+            and isinstance(size, int)
+            and 2 * size <= SUM_BLOCK
+            and size % LINE_BYTES == 0
+        )
+
+    def _in_groups(
+        self, phase: Phase, loops: Sequence[Var], indent: int, limits: tuple[str, str] | None
+    ) -> list[str]:
+        """Sums of several pieces at a time, which are swept with one accumulator for each place in
+        a line: to add the places up costs as much as to sweep a short piece."""
+        outer, last = loops
+        assert isinstance(last.size, int)
+        sums = [s for s in phase.stmts if isinstance(s, Accumulate)]
+        low, high = limits or ("0", self._size(outer.size))
+        pieces, pad = SUM_BLOCK // last.size, margin(indent + 1)
+        streams = [item for item in distinct(reads_of(sums)) if self._is_stream(item)]
+        count = self._line([item.ref for item in streams]) if streams else LINE_BYTES // 4
+        ahead = [(item, outer, pieces) for item in streams]
+        middle = self._push((outer,), indent + 2)
+        part = Range(0, last.size, tuple(phase.stmts))
+        swept = self._lines_of(part, last, indent + 2, count, (), ahead)
+        self._pop(middle)
+        end = block_end("group", pieces, high)
+        return [
+            f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {pieces}) {{",
+            f"{pad}const int64_t group_end = {end};",
+            *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
+            *self._clear_lanes(sums, count, indent + 1),
+            *self._nest([outer], [*middle.lines, *swept], indent + 1, ("group", "group_end")),
+            *self._fold_lanes(sums, count, indent + 1),
+            *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
             f"{margin(indent)}}}",
         ]  # fmt: skip
 
@@ -354,6 +401,10 @@ class Rows(Planes):
         for phase in tail:
             self._stmts(phase.stmts, scope)
         return self._outer_loops(kernel.rows, scope.lines, "")
+
+
+def reads_of(stmts: Sequence[Stmt]) -> list[Load]:
+    return [e.attr for s in stmts for e in ir.walk(s.value) if e.op == "read"]
 
 
 def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:

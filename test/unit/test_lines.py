@@ -39,6 +39,15 @@ def group_norm(x: Tensor) -> Tensor:
     return F.group_norm(x.view(10, 8, 2, 512), 4, x[0, :8], x[0, 8:16])
 
 
+def images(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Long sums of pieces that lie apart: moments, and two sums for the gradient."""
+    mean, scale = weight[:4], weight[4:8] + 1
+    moved = torch.ops.aten.native_batch_norm_backward(
+        y, x, scale, mean, scale, mean, scale, True, 1e-5, [True, False, False]
+    )[0]
+    return F.batch_norm(x, None, None, training=True), moved
+
+
 CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "softmax": (lambda x: x.softmax(-1), 1, 1),
     "log_softmax": (lambda x: x.log_softmax(-1), 1, 1),
@@ -49,15 +58,15 @@ CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "layer_norm_backward": (layer_norm_backward, 2, 2),
     "residual_norm": (residual_norm, 2, 2),
     "group_norm": (group_norm, 1, 1),
+    "images": (images, 2, 2),
 }
 """A function, how many tensors of rows it takes, and how many places fetch ahead."""
 
 
 def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
     count = CASES[name][1]
-    inputs = [torch.randn(ROWS, WIDTH).to(dtype) for _ in range(count)]
-    if name == "group_norm":
-        inputs = [torch.randn(80, 1024).to(dtype)]
+    shapes = {"group_norm": (80, 1024), "images": (18, 4, 16, 16)}
+    inputs = [torch.randn(shapes.get(name, (ROWS, WIDTH))).to(dtype) for _ in range(count)]
     return [*inputs, torch.rand(WIDTH).to(dtype)] if count == 2 else inputs
 
 
@@ -150,3 +159,9 @@ def test_each_thread_waits_for_what_it_wrote(fn: Callable[..., Any]) -> None:
     for kernel in source.split('extern "C"'):
         waits = kernel.count("nowait") == 1 <= kernel.count("d_stream_end();")
         assert waits if "d_stream(" in kernel else "nowait" not in kernel
+
+
+@pytest.mark.usefixtures("beyond")
+def test_rows_of_short_floats_are_written_as_ever() -> None:
+    source = source_of(lambda x: x.softmax(-1), torch.randn(ROWS, WIDTH).to(BF16))
+    assert "__builtin_prefetch" in source and "d_stream(" not in source

@@ -54,6 +54,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "place_of_max": lambda: (lambda x: x.argmax(1), [f32(8, N)]),
     "sum_of_weights": lambda: (lambda x: x.log_softmax(1), [f32(8, 2 * N)]),
     "rows_ahead": lambda: (lambda x: x.softmax(1), [f32(512, 1024)]),
+    "sums_in_groups": lambda: (
+        lambda x: F.batch_norm(x, None, None, training=True), [f32(20, 4, 16, 16)]
+    ),
     "cumsum": lambda: (lambda x: x.relu().cumsum(1), [f32(8, N)]),
     "max_pool": lambda: (lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), [f32(1, 2, 64, 64)]),
     "cat": lambda: (lambda x, y: torch.cat([x, y], 1), [f32(8, 100), f32(8, 100)]),
