@@ -228,6 +228,13 @@ def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
         assert ".local" not in ptx
 
 
+@pytest.mark.parametrize("fn", [lambda x: torch.softmax(x, -1), F.silu, torch.sigmoid])
+def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> None:
+    """An exact quotient takes more instructions than the exponential: a row has one at most."""
+    (ptx,) = ptx_of(fn, torch.randn(1024, 4096).to(torch.bfloat16), workers=workers)
+    assert len(re.findall(r"div\.(rn|full)|rcp\.rn", ptx)) <= 1
+
+
 def test_products_use_the_matrix_units_and_load_ahead(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,9 +213,12 @@ class Reduction(Writer):
         with self._walking():
             value = self._inside(top, self._tile(top, self.value(top.value)))
             value = self.named(value, value, frozenset("xr"))
-            self.line(f"best = d.maximum({best}, {value})")
-            self.line(f"{kept} = d.rescaled({kept}, {best}, best) + d.shifted_exp({value}, best)")
-            self.line(f"{best} = best")
+            # Of exp(old - new) and exp(x - new) one is 1. (Of -inf seen first, too: what was added
+            # for it is multiplied by 0 when a number is seen.)
+            self.line(f"rises = d.rises({value}, {best})")
+            self.line(f"fall = d.fall({value}, {best})")
+            self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
+            self.line(f"{best} = tl.where(rises, {value}, {best})")
         self._close(top)
         text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
         self._define(total.name, text, ROWS)
