@@ -228,6 +228,16 @@ def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
         assert ".local" not in ptx
 
 
+@pytest.mark.parametrize(("dtypes", "loads"), [("h", 2), ("hh", 2), ("f", 2), ("b", 1), ("hf", 3)])
+def test_a_thread_has_32_bytes_on_their_way(dtypes: str, loads: int, workers: Workers) -> None:
+    """(16 of a type of one byte: longer loads there are none, and more elements are many.)"""
+    kinds = {"h": torch.bfloat16, "f": torch.float32, "b": torch.int8}
+    inputs = [torch.empty(1 << 23, dtype=kinds[k]) for k in dtypes]
+    (ptx,) = ptx_of(lambda *x: sum(t + 1 for t in x), *inputs, workers=workers)
+    found = re.findall(r"ld\.global[\w.:]*", ptx)
+    assert len(found) == loads and all(".v4.b32" in load for load in found)
+
+
 @pytest.mark.parametrize("fn", [lambda x: torch.softmax(x, -1), F.silu, torch.sigmoid])
 def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> None:
     """An exact quotient takes more instructions than the exponential: a row has one at most."""

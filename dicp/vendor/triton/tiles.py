@@ -16,6 +16,9 @@ from dicp.loop.kernel import Kernel, Running, Store
 GUESS = 4096
 """What an extent that is not known yet counts as."""
 POINTWISE_BLOCK = 1024
+LIGHT = 4
+"""Bytes read for an element below which a thread takes twice as many elements: with one tensor of
+2 bytes all threads that a multiprocessor holds have 32 KiB on their way, and need about 40."""
 ENOUGH_PROGRAMS = 512
 """Programs that keep every multiprocessor busy."""
 LINE = 128
@@ -65,9 +68,18 @@ def numel(loops: Iterable[Var]) -> Size:
 def pointwise(kernel: Kernel) -> Tile:
     count = extent(numel(kernel.rows))
     block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
+    if count >= 16 * ENOUGH_PROGRAMS * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
+        block = 2 * POINTWISE_BLOCK
     while block > 128 and count // block < ENOUGH_PROGRAMS:
         block //= 2
     return Tile({"x": block}, False, max(1, min(4, block // 256)))
+
+
+def _bytes_read(kernel: Kernel) -> int:
+    """Bytes that an element takes from memory; what all elements share comes from a cache."""
+    loops = set(kernel.rows)
+    own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
+    return sum(ref.dtype.itemsize for ref in own)
 
 
 def crossing(outer: Size, last: Size, width: int) -> Tile:
