@@ -16,7 +16,7 @@ from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.vendor.triton import target
+from dicp.vendor.triton import target, tiles
 from dicp.vendor.triton.builder import Workers
 from dicp.vendor.triton.launch import Plan
 from dicp.vendor.triton.tiling import Tiling
@@ -167,8 +167,27 @@ def test_it_is_built_with_wide_loads_and_nothing_spilled(
     job = plan.job(step, plan.variant(step, {}))
     answer = workers.compile(job.request(job.blocks()))
     assert "error" not in answer, answer["error"]
-    assert "ld.global.v4.b32" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
+    assert "cp.async.cg.shared.global" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
     assert ".local" not in answer["ptx"]
+
+
+def read_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that one phase stores are read by the next."""
+    y = torch.sin(x) * 2
+    z = y - y.mean(-1, keepdim=True)
+    return y, z, z.sum(0)
+
+
+def test_rows_that_are_written_are_not_read_ahead() -> None:
+    (program,) = record(read_again, torch.randn(2048, 64), target=TritonRecorder()).programs
+    (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
+    assert "debug_barrier" in text and "num_stages" not in text
+    reading = backward_of((2048, 1024), torch.bfloat16)
+    assert "num_stages=3" in reading.texts[walkers(reading)[0]["kernel"]]
+
+
+def test_as_much_is_read_ahead_as_leaves_room_for_two_programs() -> None:
+    assert [tiles.stages(k << 10) for k in (16, 40, 41, 80, 81)] == [3, 3, 2, 2, 1]
 
 
 # ---- sums over everything but channels -----------------------------------------------------------

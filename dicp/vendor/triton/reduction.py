@@ -14,6 +14,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.moments import squared_distances
 from dicp.plain import encode_size
+from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
 from dicp.vendor.triton.writer import Writer
@@ -309,7 +310,8 @@ class Walked(Reduction):
         for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        with self._walking(*self._share()):
+        first, end = self._share()
+        with self._walking(first, end, self._stages()):
             for phase in self.kernel.phases:
                 self._wait_for_stores(phase)
                 if phase.level == "row":
@@ -324,10 +326,21 @@ class Walked(Reduction):
             place = f"{self.arg(stmt.ref)} + ({index})"
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
 
-    def _share(self) -> tuple[str, ...]:
+    def _stages(self) -> int:
+        """How many blocks of rows are under way at a time."""
+        stores = (s for s in self.stmts() if isinstance(s, Store) and not s.op)
+        written = {s.ref.root for s in stores}
+        rows, inner = set(self.axes["x"].loops), set(self.axes["r"].loops)
+        read = {item.ref: item.coords[0].variables() for item in self.kernel.reads()}
+        if written & {ref.root for ref in read}:
+            return 1
+        whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]
+        return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block)
+
+    def _share(self) -> tuple[str, str]:
         """The first of the rows that a program walks and the end of them, if it is not all."""
         if self.chunk is None:
-            return ()
+            return "0", ""
         rows = self.size(self.axes[self.walked].size)
         self.line(f"first = pid * {self.size(self.chunk)}")
         self.line(f"end = tl.minimum(first + {self.size(self.chunk)}, {rows})")

@@ -29,6 +29,8 @@ MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
 WIDEST_ALONG = 4096
 """Elements of a row whose sums over rows are kept in registers, too."""
+MOST_AHEAD = 80 * 1024
+"""Bytes of shared memory for what is read ahead: two programs fit into a multiprocessor."""
 LOOP_BLOCK = 2048
 """Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
 COLUMNS = 64
@@ -113,6 +115,15 @@ def along(rows: Size, inner: Size) -> Tile:
     width = power_of_two(extent(inner))
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
     return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
+def stages(bytes_read: int) -> int:
+    """How many blocks of a walk are under way, of which all but one lie in shared memory.
+
+    Between two reductions over the threads of a program nothing is asked for: the next two rows
+    are, meanwhile, as far as two programs share a multiprocessor.
+    """
+    return next((n for n in (3, 2) if (n - 1) * bytes_read <= MOST_AHEAD), 1)
 
 
 def _column(columns: int, inner: Size, width: int) -> Tile:
