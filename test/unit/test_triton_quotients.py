@@ -41,3 +41,14 @@ def test_rows_with_infinite_elements(fn: Any, width: int, tmp_path: Path) -> Non
     assert torch.equal(got.isnan(), eager.isnan()) and torch.equal(got.isinf(), eager.isinf())
     for k in (3, 4, 5):
         assert_matches(got[k], eager[k], truth[k])
+
+
+def test_sums_that_may_be_tiny_or_huge_are_divided_by_exactly(tmp_path: Path) -> None:
+    def work(x: torch.Tensor) -> torch.Tensor:
+        e = x.exp()
+        return e / e.sum(-1, keepdim=True)
+
+    x = torch.tensor([[-95.0], [86.0], [0.0]]) + torch.linspace(0, 1, 48)
+    torch._dynamo.reset()
+    got = torch.compile(work, backend=Backend("triton", cache_dir=tmp_path))(x)
+    assert_matches(got, work(x), work(x.double()))

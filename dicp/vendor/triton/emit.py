@@ -257,12 +257,21 @@ class Emitter:
         return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
 
     def _is_share(self, expr: Expr) -> bool:
-        """Whether `expr` divides exponentials by their sum, which is neither tiny nor huge."""
+        """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
         if not _is_single_division(expr) or expr.args[1].op != "acc":
             return False
         part, total = expr.args[0], self.sums.get(expr.args[1].attr)
         part = self.saves[part.attr].value if part.op == "saved" else part
-        return total is not None and part.op == total.value.op == "exp"
+        if total is None or total.value.op != "exp" or part.op != "exp":
+            return False
+        moved = total.value.args[0]
+        below = moved.op == "sub" and moved.args[1].op == "acc" and self._is_top(moved)
+        return below and ir.show(part) == ir.show(total.value)
+
+    def _is_top(self, moved: Expr) -> bool:
+        """Whether what is subtracted is the largest of what it is subtracted from."""
+        tops = (s for s in self.accumulates() if s.name == moved.args[1].attr and s.op == "max")
+        return any(ir.show(s.value) == ir.show(moved.args[0]) for s in tops)
 
     def _active(self, expr: Expr, guard: str) -> str:
         axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)
