@@ -16,7 +16,7 @@ from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.vendor.triton import target
+from dicp.vendor.triton import target, tiles
 from dicp.vendor.triton.builder import Workers
 from dicp.vendor.triton.launch import Plan
 from dicp.vendor.triton.tiling import Tiling
@@ -167,8 +167,27 @@ def test_it_is_built_with_wide_loads_and_nothing_spilled(
     job = plan.job(step, plan.variant(step, {}))
     answer = workers.compile(job.request(job.blocks()))
     assert "error" not in answer, answer["error"]
-    assert "ld.global.v4.b32" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
+    assert "cp.async.cg.shared.global" in answer["ptx"] and "st.global.v4.b32" in answer["ptx"]
     assert ".local" not in answer["ptx"]
+
+
+def read_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that one phase stores are read by the next."""
+    y = torch.sin(x) * 2
+    z = y - y.mean(-1, keepdim=True)
+    return y, z, z.sum(0)
+
+
+def test_rows_that_are_written_are_not_read_ahead() -> None:
+    (program,) = record(read_again, torch.randn(2048, 64), target=TritonRecorder()).programs
+    (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
+    assert "debug_barrier" in text and "num_stages" not in text
+    reading = backward_of((2048, 1024), torch.bfloat16)
+    assert "num_stages=3" in reading.texts[walkers(reading)[0]["kernel"]]
+
+
+def test_as_much_is_read_ahead_as_leaves_room_for_two_programs() -> None:
+    assert [tiles.stages(k << 10) for k in (16, 40, 41, 80, 81)] == [3, 3, 2, 2, 1]
 
 
 # ---- sums over everything but channels -----------------------------------------------------------
@@ -226,6 +245,23 @@ def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
         loads = re.findall(r"ld\.global[\w.:]*", ptx)
         assert loads and all(".v4.b32" in load for load in loads), loads
         assert ".local" not in ptx
+
+
+@pytest.mark.parametrize(("dtypes", "loads"), [("h", 2), ("hh", 2), ("f", 2), ("b", 1), ("hf", 3)])
+def test_a_thread_has_32_bytes_on_their_way(dtypes: str, loads: int, workers: Workers) -> None:
+    """(16 of a type of one byte: longer loads there are none, and more elements are many.)"""
+    kinds = {"h": torch.bfloat16, "f": torch.float32, "b": torch.int8}
+    inputs = [torch.empty(1 << 23, dtype=kinds[k]) for k in dtypes]
+    (ptx,) = ptx_of(lambda *x: sum(t + 1 for t in x), *inputs, workers=workers)
+    found = re.findall(r"ld\.global[\w.:]*", ptx)
+    assert len(found) == loads and all(".v4.b32" in load for load in found)
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.softmax(x, -1), F.silu, torch.sigmoid])
+def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> None:
+    """An exact quotient takes more instructions than the exponential: a row has one at most."""
+    (ptx,) = ptx_of(fn, torch.randn(1024, 4096).to(torch.bfloat16), workers=workers)
+    assert len(re.findall(r"div\.(rn|full)|rcp\.rn", ptx)) <= 1
 
 
 def test_products_use_the_matrix_units_and_load_ahead(

@@ -292,10 +292,10 @@ def mask_of(
     """None where the operator would take another mask: one rounded to the type of the queries."""
     q, k, _ = found
     bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
-    if bias is not None and _narrower(bias, q) and not survives(bias, value_of(q).dtype):
-        return None
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
+    if _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+        return None
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
 
 

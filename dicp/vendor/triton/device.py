@@ -224,8 +224,36 @@ def sqrt(x):
 
 
 @triton.jit
+def divided(a, b, inverse):
+    """a / b for many a: what rounding lost of a * (1 / b) is put in again (Markstein, 1990)."""
+    q = a * inverse
+    return fma(fma(neg(q), b, a), inverse, q)
+
+
+@triton.jit
+def inverse_above_one(y):
+    """1 / y where y is at least 1: a guess and one step of Newton's."""
+    one = tl.full([], 1.0, tl.float32)
+    guess = libdevice.fast_dividef(one, y)
+    return tl.where(y == float("inf"), 0.0, fma(fma(neg(y), guess, one), guess, guess))
+
+
+@triton.jit
+def over_above_one(a, y):
+    """a / y where y is at least 1."""
+    inverse = inverse_above_one(y)
+    q = a * inverse
+    lost = fma(neg(q), y, a)
+    return tl.where(tl.abs(lost) > 0.0, fma(lost, inverse, q), q)  # q where it is -0, inf or NaN
+
+
+@triton.jit
 def sigmoid(x):
-    return div(tl.full([], 1.0, x.dtype), 1.0 + exp(neg(x)))
+    y = 1.0 + exp(neg(x))
+    if x.dtype == tl.float32:
+        return inverse_above_one(y)
+    else:
+        return div(tl.full([], 1.0, x.dtype), y)
 
 
 @triton.jit
@@ -487,6 +515,17 @@ def better_max(a, b):
 @triton.jit
 def better_min(a, b):
     return (a < b) | ((a != a) & (b == b))
+
+
+@triton.jit
+def rises(x, top):
+    return (x > top) | (x != x)
+
+
+@triton.jit
+def fall(x, top):
+    """exp of the lower less the higher; 1 where they are equal, be they infinite."""
+    return exp(neg(tl.abs(tl.where(x == top, 0.0, x - top))))
 
 
 @triton.jit

@@ -64,6 +64,18 @@ class Scope:
     values: dict[object, str] = field(default_factory=dict)
 
 
+def _is_single_division(expr: Expr) -> bool:
+    return expr.op == "div" and VALUE_TYPE[expr.dtype] == "tl.float32"
+
+
+def _is_over_above_one(expr: Expr) -> bool:
+    """Whether `expr` divides by 1 + exp(..)."""
+    if not _is_single_division(expr) or expr.args[1].op != "add":
+        return False
+    parts = {part.op: part for part in expr.args[1].args}
+    return parts.keys() == {"exp", "const"} and parts["const"].attr == 1
+
+
 class Emitter:
     """The code of one kernel while it is written."""
 
@@ -81,6 +93,7 @@ class Emitter:
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
         self.saves = {s.name: s for s in self.stmts() if isinstance(s, Save)}
+        self.sums = {s.name: s for s in self.accumulates() if s.op == "sum"}
         self.loaded: dict[str, Ref] = {}
         self._uses: dict[int, frozenset[str]] = {}
         self._temp = 0
@@ -225,6 +238,12 @@ class Emitter:
                 return literal(expr.attr.const, torch.int64)
             return f"({text}).to(tl.int64)"
         args = [self.value(a, guard) for a in expr.args]
+        if self._is_share(expr):
+            inverse = f"d.reciprocal({args[1]})"
+            inverse = self.named(inverse, inverse, self.axes_in(expr.args[1]))
+            return f"d.divided({args[0]}, {args[1]}, {inverse})"
+        if _is_over_above_one(expr):
+            return f"d.over_above_one({args[0]}, {args[1]})"
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
         if expr.op == "check_index":
@@ -236,6 +255,23 @@ class Emitter:
             site, _ = self._site(expr)
             args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
         return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
+
+    def _is_share(self, expr: Expr) -> bool:
+        """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
+        if not _is_single_division(expr) or expr.args[1].op != "acc":
+            return False
+        part, total = expr.args[0], self.sums.get(expr.args[1].attr)
+        part = self.saves[part.attr].value if part.op == "saved" else part
+        if total is None or total.value.op != "exp" or part.op != "exp":
+            return False
+        moved = total.value.args[0]
+        below = moved.op == "sub" and moved.args[1].op == "acc" and self._is_top(moved)
+        return below and ir.show(part) == ir.show(total.value)
+
+    def _is_top(self, moved: Expr) -> bool:
+        """Whether what is subtracted is the largest of what it is subtracted from."""
+        tops = (s for s in self.accumulates() if s.name == moved.args[1].attr and s.op == "max")
+        return any(ir.show(s.value) == ir.show(moved.args[0]) for s in tops)
 
     def _active(self, expr: Expr, guard: str) -> str:
         axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)

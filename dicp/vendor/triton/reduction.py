@@ -14,6 +14,7 @@ from dicp.loop.ir import Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.moments import squared_distances
 from dicp.plain import encode_size
+from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
 from dicp.vendor.triton.writer import Writer
@@ -213,9 +214,12 @@ class Reduction(Writer):
         with self._walking():
             value = self._inside(top, self._tile(top, self.value(top.value)))
             value = self.named(value, value, frozenset("xr"))
-            self.line(f"best = d.maximum({best}, {value})")
-            self.line(f"{kept} = d.rescaled({kept}, {best}, best) + d.shifted_exp({value}, best)")
-            self.line(f"{best} = best")
+            # Of exp(old - new) and exp(x - new) one is 1. (Of -inf seen first, too: what was added
+            # for it is multiplied by 0 when a number is seen.)
+            self.line(f"rises = d.rises({value}, {best})")
+            self.line(f"fall = d.fall({value}, {best})")
+            self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
+            self.line(f"{best} = tl.where(rises, {value}, {best})")
         self._close(top)
         text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
         self._define(total.name, text, ROWS)
@@ -306,7 +310,8 @@ class Walked(Reduction):
         for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        with self._walking(*self._share()):
+        first, end = self._share()
+        with self._walking(first, end, self._stages()):
             for phase in self.kernel.phases:
                 self._wait_for_stores(phase)
                 if phase.level == "row":
@@ -321,10 +326,21 @@ class Walked(Reduction):
             place = f"{self.arg(stmt.ref)} + ({index})"
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
 
-    def _share(self) -> tuple[str, ...]:
+    def _stages(self) -> int:
+        """How many blocks of rows are under way at a time."""
+        stores = (s for s in self.stmts() if isinstance(s, Store) and not s.op)
+        written = {s.ref.root for s in stores}
+        rows, inner = set(self.axes["x"].loops), set(self.axes["r"].loops)
+        read = {item.ref: item.coords[0].variables() for item in self.kernel.reads()}
+        if written & {ref.root for ref in read}:
+            return 1
+        whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]
+        return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block)
+
+    def _share(self) -> tuple[str, str]:
         """The first of the rows that a program walks and the end of them, if it is not all."""
         if self.chunk is None:
-            return ()
+            return "0", ""
         rows = self.size(self.axes[self.walked].size)
         self.line(f"first = pid * {self.size(self.chunk)}")
         self.line(f"end = tl.minimum(first + {self.size(self.chunk)}, {rows})")

@@ -16,6 +16,9 @@ from dicp.loop.kernel import Kernel, Running, Store
 GUESS = 4096
 """What an extent that is not known yet counts as."""
 POINTWISE_BLOCK = 1024
+LIGHT = 4
+"""Bytes read for an element below which a thread takes twice as many elements: with one tensor of
+2 bytes all threads that a multiprocessor holds have 32 KiB on their way, and need about 40."""
 ENOUGH_PROGRAMS = 512
 """Programs that keep every multiprocessor busy."""
 LINE = 128
@@ -26,6 +29,8 @@ MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
 WIDEST_ALONG = 4096
 """Elements of a row whose sums over rows are kept in registers, too."""
+MOST_AHEAD = 80 * 1024
+"""Bytes of shared memory for what is read ahead: two programs fit into a multiprocessor."""
 LOOP_BLOCK = 2048
 """Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
 COLUMNS = 64
@@ -65,9 +70,18 @@ def numel(loops: Iterable[Var]) -> Size:
 def pointwise(kernel: Kernel) -> Tile:
     count = extent(numel(kernel.rows))
     block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
+    if count >= 16 * ENOUGH_PROGRAMS * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
+        block = 2 * POINTWISE_BLOCK
     while block > 128 and count // block < ENOUGH_PROGRAMS:
         block //= 2
     return Tile({"x": block}, False, max(1, min(4, block // 256)))
+
+
+def _bytes_read(kernel: Kernel) -> int:
+    """Bytes that an element takes from memory; what all elements share comes from a cache."""
+    loops = set(kernel.rows)
+    own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
+    return sum(ref.dtype.itemsize for ref in own)
 
 
 def crossing(outer: Size, last: Size, width: int) -> Tile:
@@ -101,6 +115,15 @@ def along(rows: Size, inner: Size) -> Tile:
     width = power_of_two(extent(inner))
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
     return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
+def stages(bytes_read: int) -> int:
+    """How many blocks of a walk are under way, of which all but one lie in shared memory.
+
+    Between two reductions over the threads of a program nothing is asked for: the next two rows
+    are, meanwhile, as far as two programs share a multiprocessor.
+    """
+    return next((n for n in (3, 2) if (n - 1) * bytes_read <= MOST_AHEAD), 1)
 
 
 def _column(columns: int, inner: Size, width: int) -> Tile:

@@ -30,15 +30,21 @@ class Writer(Emitter):
         }
 
     @contextmanager
-    def _walking(self, first: str = "0", end: str = "") -> Iterator[None]:
-        """What is written meanwhile is done for every block of the axis that is walked."""
+    def _walking(self, first: str = "0", end: str = "", stages: int = 1) -> Iterator[None]:
+        """What is written meanwhile is done for every block of the axis that is walked.
+
+        With `stages`, what later blocks read is on its way meanwhile: nothing may be read that an
+        earlier block stores.
+        """
         axis = self.axes[self.walked]
         self.scopes.append(Scope(2))
         self._axis_index(axis, "start", end)
         yield
         body = self.scopes.pop()
         last = end or self.size(axis.size)
-        self.line(f"for start in range({first}, {last}, {axis.block_name}):")
+        steps = f"{first}, {last}, {axis.block_name}"
+        steps = f"tl.range({steps}, num_stages={stages})" if stages > 1 else f"range({steps})"
+        self.line(f"for start in {steps}:")
         self.scopes[0].lines += body.lines
 
     def _tile_indices(self) -> None:
