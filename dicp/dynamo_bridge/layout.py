@@ -32,10 +32,6 @@ _OPERANDS = {
 }
 """Positions of the tensors that a convolution wants channels-last."""
 
-_FEWEST_CHANNELS = 16
-"""Below it, oneDNN 3.12 writes past its buffer when it computes the gradient of a 1x1 filter that
-skips pixels of a channels-last image: it gathers them by 16 channels."""
-
 
 def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     """Give the graph's convolutions channels-last operands; true if anything changed."""
@@ -46,9 +42,6 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     changed = False
     for node in list(gm.graph.nodes):
         if node.target not in _OPERANDS or not _wants(node):
-            continue
-        if _overruns(node):
-            changed |= _read_by_planes(node, context)
             continue
         before = node.args
         operands = {i: _channels_last(node, i, converted, static, context) for i in
@@ -109,31 +102,6 @@ def _wants(node: fx.Node) -> bool:
         value = _value(node.args[index])
         if value is None or value.dim() != 4 or not value.dtype.is_floating_point:
             return False
-    return True
-
-
-def _overruns(node: fx.Node) -> bool:
-    """A gradient that the framework's library cannot compute on a channels-last image."""
-    if node.target is not aten.convolution_backward.default:
-        return False
-    image, weight = _value(node.args[1]), _value(node.args[2])
-    assert image is not None and weight is not None
-    strides, wanted = node.args[4], node.args[-1]
-    skips = weight.shape[2] == weight.shape[3] == 1 and any(step != 1 for step in strides)
-    return wanted[1] and skips and image.shape[1] < _FEWEST_CHANNELS
-
-
-def _read_by_planes(node: fx.Node, context: PassContext) -> bool:
-    """Give a gradient its image plane by plane; true if it was channels-last."""
-    image = node.args[1]
-    assert isinstance(image, fx.Node)
-    value = _value(image)
-    if value is None or not is_channels_last(value):
-        return False
-    kwargs = {"memory_format": torch.contiguous_format}
-    copy = context.infer.emit(node, aten.clone.default, (image,), kwargs, (image,))
-    node.args = (node.args[0], copy, *node.args[2:])
-    context.infer.update([node])
     return True
 
 

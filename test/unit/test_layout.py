@@ -150,29 +150,3 @@ def test_types_decide_where_the_target_says_so(dtype: torch.dtype) -> None:
     (graph,) = capture(model, torch.randn(2, 3, 8, 8, dtype=dtype))
     wanted = frozenset({torch.bfloat16})
     assert apply(graph, [LAYOUT], channels_last_dtypes=wanted) == (dtype == torch.bfloat16)
-
-
-@pytest.mark.parametrize("channels, planes", [(3, True), (16, False)])
-def test_gradients_of_filters_that_skip_pixels_read_few_channels_by_planes(
-    channels: int, planes: bool
-) -> None:
-    """On a channels-last image of few channels the framework's library overruns its buffer."""
-    model: Any = nn.Sequential(
-        nn.Conv2d(channels, channels, 3), nn.ReLU(), nn.Conv2d(channels, 8, 1, stride=2)
-    )
-    _, backward = capture(model, torch.randn(2, channels, 9, 9), train=True)
-    assert apply(backward, [LAYOUT], conv_channels_last="always")
-    target = torch.ops.aten.convolution_backward.default
-    narrow, wide = backward.gm.graph.find_nodes(op="call_function", target=target)
-    assert is_channels_last(narrow.args[1].meta["val"]) != planes
-    assert is_channels_last(wide.args[1].meta["val"])
-
-
-def test_a_channels_last_image_is_copied_for_such_a_filter() -> None:
-    model: Any = nn.Conv2d(3, 8, 1, stride=2)
-    image = torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
-    _, backward = capture(model, image, train=True)
-    apply(backward, [LAYOUT], conv_channels_last="always")
-    target = torch.ops.aten.convolution_backward.default
-    (node,) = backward.gm.graph.find_nodes(op="call_function", target=target)
-    assert node.args[1].meta["val"].is_contiguous()
