@@ -32,6 +32,13 @@ def by_hand(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     return torch.softmax(scores, -1) @ v
 
 
+def hidden_rows(q: Any, k: Any) -> Any:
+    """Of three rows one is hidden as a whole, one but for its first keys, by the lowest number."""
+    rows, keys = torch.arange(q.shape[2])[:, None] % 3, torch.arange(k.shape[2])
+    hidden = (rows == 1) | (rows == 2) & (keys > 4)
+    return torch.where(hidden, torch.finfo(torch.float32).min, 0.0)[None, None].to(q.dtype)
+
+
 def by_hand_scaled_query(q: Any, k: Any, v: Any) -> Any:
     return ((q * q.shape[-1] ** -0.5) @ k.mT).softmax(-1) @ v
 
@@ -177,6 +184,7 @@ CASES = [
         Q,
         Q,
     ),
+    attend("hidden_rows", lambda q, k, v: by_hand(q, k, v, hidden_rows(q, k)), Q, KV, KV),
     attend(
         "alibi",
         lambda q, k, v: by_hand(q, k, v, -torch.arange(k.shape[2]).flip(0) * 0.1),

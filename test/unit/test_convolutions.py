@@ -142,3 +142,15 @@ def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> No
     assert not any("dicp" in s for s in steps)
     half = [torch.randn(*shape).bfloat16() for shape in ((1, 3, 5, 5), (4, 3, 3, 3))]
     assert not any("dicp" in s for s in check(tmp_path, F.conv2d, *half))
+
+
+@by_dtype
+def test_steps_over_few_channels_channels_last(tmp_path: Path, dtype: torch.dtype) -> None:
+    """The library reads past such images where it makes the gradient of filters of one pixel."""
+
+    def fn(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, w, stride=2), v, padding=1, groups=48)
+
+    weights = leaf(48, 3, 1, 1, dtype=dtype), leaf(48, 1, 3, 3, dtype=dtype)
+    steps = check(tmp_path, fn, leaf(2, 3, 128, 128, dtype=dtype), *weights)
+    assert named("dicp_depthwise_3", dtype) in steps, "images lie channels last"

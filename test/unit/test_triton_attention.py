@@ -189,8 +189,9 @@ def test_a_mask_goes_along_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     assert aten.bmm.default not in targets
     forward, backward = (n for n in gm.graph.nodes if "attention" in str(n.target))
     assert backward.args[4] is forward.args[3] and backward.args[10] == [True] * 3 + [False]
-    # nobody knows whether the mask hides all keys of a row: it would be NaN, and what it reaches
-    assert targets.count(aten.where.self) == 2
+    # Nobody knows whether the mask hides all keys of a row: by -inf, it would be NaN, and what it
+    # reaches; by a low number, keys share it.
+    assert targets.count(aten.where.self) == 3
 
 
 def shown(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -21,7 +21,10 @@ result and the rows' sums are small, and the framework would guard its random st
 not use, by running it eagerly.
 
 A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
-into the gradient of its result. Where scores are not added to but replaced, no gradient flows back
+into the gradient of its result. A row with a huge negative number added to every score has equal
+probabilities. The operator keeps a row's logarithm of its sum, in which that number leaves nothing
+of the count: its backward part takes each probability for 1, and is given the gradient of the
+result over that count. Where scores are not added to but replaced, no gradient flows back
 through the replaced ones, which the fused operator only knows as probabilities of zero: every row
 must be seen to have a key.
 """
@@ -41,13 +44,17 @@ from dicp.dynamo_bridge.fuse import attention
 from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
 from dicp.dynamo_bridge.fuse.sdpa import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
+from dicp.dynamo_bridge.infer import value_of
 from dicp.dynamo_bridge.passes import Pass, PassContext
 from dicp.torch_private import saved_for_backward
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
+_LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
+"""By type of sums: below it nothing is left of scores, nor of the logarithm of a sum, beside the
+mask."""
 _SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
 
@@ -363,6 +370,8 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if mask.may_hide_all and mask.bias is not None:
         out = attention.nan_where_masked(forward, out, mask.bias)
         grad = attention.nan_where_masked(backward, grad, mask.bias)
+    if not mask.keeps_a_key and mask.bias is not None:
+        grad = _over_equals(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
     results = backward(back_op, *args, **kwargs)
     for node in (call, *call.users):
@@ -375,6 +384,17 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         dmask = _shaped(backward, backward(operator.getitem, results, 3), pair.out, turned=False)
         gradients += [dmask] * len(pair.dmask)
     return [attention.as_root(forward, out), *gradients]
+
+
+def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
+    """`grad` over the number of keys that share a row in which the mask alone is left of scores."""
+    dtype = value_of(grad).dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    top = rw(aten.amax.default, bias, [-1], True)
+    count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, top), [-1], True, dtype=wide)
+    parts = rw(prims.convert_element_type.default, rw(aten.div.Tensor, grad, count), dtype)
+    alone = rw(aten.lt.Scalar, top, _LEAVES_NOTHING[wide])
+    return rw(aten.where.self, alone, parts, grad)
 
 
 def _gradient(pair: _Pair, rw: Rewriter) -> fx.Node | None:

@@ -5,10 +5,10 @@ BLAS is measured to leave half of the machine unused (`library.fastest_linear`).
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION
-from dicp.vendor.cpu.routines.common import Group, group_of, headers
+from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, Group, group_of, headers
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
-from dicp.vendor.cpu.routines.grouped import GROUPED, LIBRARY_CALLS
+from dicp.vendor.cpu.routines.grouped import GROUPED
 from dicp.vendor.cpu.routines.product import PRODUCTS
 
 ROUTINES = PRODUCTS.merged(CONVOLUTIONS, ATTENTION, GROUPED)

@@ -11,12 +11,14 @@ import torch
 
 from dicp.loop.index import Size, contiguous_strides
 from dicp.loop.ir import Ref
-from dicp.loop.lowering import Lowering, Value
+from dicp.loop.lowering import Lowering, RuleTable, Value
 
 FOLDER = Path(__file__).parent
 HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
            "patches.h")  # fmt: skip
 
+LIBRARY_CALLS = RuleTable()
+"""Operators as calls of the library, where they are not made here."""
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
 """Element type -> how names of routines end, and its name in C++."""

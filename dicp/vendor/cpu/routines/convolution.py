@@ -13,7 +13,14 @@ from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import choice, depthwise, pieces
 from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
-from dicp.vendor.cpu.routines.common import Axis, call, in_float32, is_taken, rows_of
+from dicp.vendor.cpu.routines.common import (
+    LIBRARY_CALLS,
+    Axis,
+    call,
+    in_float32,
+    is_taken,
+    rows_of,
+)
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
 
@@ -76,11 +83,28 @@ def convolution_backward(
         results[2], missing[2] = bias_gradient(lw, grad), False
     slow = [on and is_slow for on, is_slow in zip(missing, how.slow_gradients(w), strict=True)]
     quick = [on and not is_slow for on, is_slow in zip(missing, slow, strict=True)]
-    for backward, wanted in ((library.convolution_backward, quick), (_wide_backward, slow)):
+    for backward, wanted in ((library_backward, quick), (_wide_backward, slow)):
         if any(wanted):
             others = backward(lw, grad, x, w, bias_sizes, *options, wanted)
             results = [o if on else r for r, o, on in zip(results, others, wanted, strict=True)]
     return results
+
+
+@LIBRARY_CALLS.register(aten.convolution_backward.default, kind="library")
+def library_backward(
+    lw: Lowering, grad: Value, x: Value, w: Value, bias_sizes: Any, *rest: Any
+) -> Any:
+    """The library's gradients, of images in rows where it would write past its buffer.
+
+    oneDNN 3.12 does, and the process dies, for gradients of filters of one pixel at steps of images
+    that lie channels last: it gathers channels by 16, and takes no care where there are fewer.
+    """
+    strides, (_, wanted, _), taps = rest[0], rest[-1], w.shape[2:]
+    few = not isinstance(x.shape[1], int) or x.shape[1] < depthwise.MIN_CHANNELS
+    pixels = len(taps) == 2 and all(tap == 1 for tap in taps)
+    if wanted and few and pixels and any(step != 1 for step in strides):
+        grad, x, w = (lw.value_of(_in_rows(lw, v)) for v in (grad, x, w))
+    return library.convolution_backward(lw, grad, x, w, bias_sizes, *rest)
 
 
 def _wide_backward(

@@ -14,7 +14,7 @@ from dicp.loop.index import contiguous_strides
 from dicp.loop.ir import Ref
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import call, is_taken
+from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, call, is_taken
 
 aten = torch.ops.aten
 GROUPED = RuleTable()
@@ -27,8 +27,6 @@ def _library(lw: Lowering, *args: Any, **named: Any) -> Any:
     return plain(lw.node.target)(lw, *args, **named)
 
 
-LIBRARY_CALLS = RuleTable()
-"""The operators as calls, where products are not made here."""
 for _name in (FORWARD, BACKWARD):
     LIBRARY_CALLS.add_named(_name, _library, "library")
 LIBRARY_CALLS.add(aten._grouped_mm.default, _library, "library")
