@@ -377,7 +377,8 @@ def test_the_table_chooses_on_the_chip_that_it_names(
     problem = measured.Problem.of(product, "a chip")
     assert problem is not None
     row = measured.Row(problem, SMALL, 2.0, 1.0)
-    monkeypatch.setattr(choice, "TABLE", measured.table_of([row]))
+    for reader in (choice, target):
+        monkeypatch.setattr(reader, "TABLE", measured.table_of([row]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a chip")
     choose = target.TritonTarget().chooser("cuda:0", Config())
