@@ -15,7 +15,7 @@ from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tra
 from dicp.loop.cpp_planes import Planes
 from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
 from dicp.loop.index import Var, product
-from dicp.loop.ir import Expr, Load, Ref
+from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
 from dicp.loop.ranges import Range
 
@@ -326,7 +326,9 @@ class Rows(Planes):
         sums = [s for s in phase.stmts if isinstance(s, Accumulate)]
         low, high = limits or ("0", self._size(outer.size))
         pieces, pad = SUM_BLOCK // last.size, margin(indent + 1)
-        streams = [item for item in distinct(reads_of(sums)) if self._is_stream(item)]
+        streams = [
+            item for item in distinct(ir.reads(s.value for s in sums)) if self._is_stream(item)
+        ]
         count = self._line([item.ref for item in streams]) if streams else LINE_BYTES // 4
         ahead = [(item, outer, pieces) for item in streams]
         middle = self._push((outer,), indent + 2)
@@ -401,10 +403,6 @@ class Rows(Planes):
         for phase in tail:
             self._stmts(phase.stmts, scope)
         return self._outer_loops(kernel.rows, scope.lines, "")
-
-
-def reads_of(stmts: Sequence[Stmt]) -> list[Load]:
-    return [e.attr for s in stmts for e in ir.walk(s.value) if e.op == "read"]
 
 
 def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:

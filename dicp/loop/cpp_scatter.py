@@ -189,8 +189,8 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
         return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
     places = [e for s in stores for e in ir._indirect_exprs(s.index)]
-    found = {e.attr.ref.root for x in places for e in ir.walk(x) if e.op == "read"}
-    return found | {item.ref.root for item in step.reads()} | {s.ref.root for s in stores}
+    found = [*ir.reads(places), *step.reads()]
+    return {item.ref.root for item in found} | {s.ref.root for s in stores}
 
 
 def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:

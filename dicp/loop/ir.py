@@ -8,7 +8,7 @@ only when a kernel is written out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -204,6 +204,12 @@ def _indirect_exprs(index: Index) -> Iterator[Expr]:
 
 def loads(expr: Expr) -> list[Load]:
     return [e.attr for e in walk(expr) if e.op == "load"]
+
+
+def reads(exprs: Iterable[Expr]) -> list[Load]:
+    """What kernels' expressions read from memory; of a part that several share, once."""
+    seen: set[int] = set()
+    return [e.attr for expr in exprs for e in walk(expr, seen) if e.op == "read"]
 
 
 def with_origin(expr: Expr, origin: Origin) -> Expr:

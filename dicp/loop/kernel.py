@@ -106,8 +106,7 @@ class Kernel:
 
     def reads(self) -> list[Load]:
         """What its statements read; of an expression that several share, once."""
-        seen: set[int] = set()
-        return [e.attr for x in self.exprs() for e in ir.walk(x, seen) if e.op == "read"]
+        return ir.reads(self.exprs())
 
     def text(self) -> str:
         """The kernel as readable text, for dumps and golden tests."""

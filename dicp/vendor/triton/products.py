@@ -265,12 +265,8 @@ def _with_follower(
 def _read(step: Step) -> set[Ref]:
     if isinstance(step, Call):
         return {r.root for r in step.reads()}
-    seen: set[int] = set()
-    found = {item.ref.root for item in step.reads()}
-    for store in _stores(step):
-        for inner in ir._indirect_exprs(store.index):
-            found |= {e.attr.ref.root for e in ir.walk(inner, seen) if e.op == "read"}
-    return found
+    places = (inner for s in _stores(step) for inner in ir._indirect_exprs(s.index))
+    return {item.ref.root for item in (*step.reads(), *ir.reads(places))}
 
 
 def _written(step: Step) -> Iterator[Ref]:
