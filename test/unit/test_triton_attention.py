@@ -178,6 +178,8 @@ def test_written_out_attention_in_training_becomes_the_frameworks_pair(
     assert not {aten.bmm.default, aten._softmax.default} & set(targets)
     forward, backward = (n for n in gm.graph.nodes if "attention" in str(n.target))
     assert backward.args[1:4] == forward.args[:3] and backward.kwargs["scale"] == 0.25
+    saved = [n for n in backward.all_input_nodes if n.args[0] is forward]
+    assert saved and all(isinstance(n.meta["val"], Tensor) for n in saved)
     results = gm.graph.output_node().args[0]
     assert [str(r.meta["val"].shape) for r in results] == [str(results[0].meta["val"].shape)] * 4
 

@@ -8,7 +8,7 @@ operators that it runs are written into the graph.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,7 +168,7 @@ def gradient_arguments(
     returned = {_NAMES.get(r.name, r.name) for r in op._schema.returns}
     for argument in back._schema.arguments:
         key = _NAMES.get(argument.name, argument.name)
-        value = rw(operator.getitem, call, known[key]) if key in returned else known[key]
+        value = _result(rw, call, known[key]) if key in returned else known[key]
         if argument.kwarg_only:
             kwargs[argument.name] = value
         else:
@@ -176,10 +176,24 @@ def gradient_arguments(
     return back, tuple(args), kwargs
 
 
+def _result(rw: Rewriter, call: fx.Node, position: int) -> Any:
+    """A result of `call` as backward takes it: what is no tensor is not saved but said again."""
+    value = value_of(call)[position]
+    if isinstance(value, torch.Tensor):
+        return rw(operator.getitem, call, position)
+    if not isinstance(value, torch.SymInt):
+        return value
+    return rw.size(*_sizes(n for n in call.args if isinstance(n, fx.Node))[expression(value)])
+
+
+def _sizes(tensors: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
+    """A tensor and its dimension for every size."""
+    return {expression(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
+
+
 def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
     """Whether every operator could be written; `known` then holds a node for every tensor."""
-    sizes = {expression(s): (node, k) for node in known.values()
-             for k, s in enumerate(value_of(node).shape)}  # fmt: skip
+    sizes = _sizes(known.values())
 
     def node_of(value: Any) -> Any:
         if isinstance(value, torch.SymInt):
