@@ -65,7 +65,10 @@ class Backend:
         if self.target_name is None:
             return target_for_devices(devices)
         target = find_target(self.target_name)
-        if devices and devices != {target.device_type} and devices != {"cpu"}:
+        if devices - {
+            target.device_type,
+            "cpu",
+        }:  # what lies on the host is moved, or left to eager
             raise DeviceMovedError(target.device_type, sorted(devices))
         return target
 

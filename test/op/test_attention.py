@@ -34,7 +34,8 @@ def by_hand(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
 
 def hidden_rows(q: Any, k: Any) -> Any:
     """Of three rows one is hidden as a whole, one but for its first keys, by the lowest number."""
-    rows, keys = torch.arange(q.shape[2])[:, None] % 3, torch.arange(k.shape[2])
+    rows, keys = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+    rows = rows[:, None] % 3
     hidden = (rows == 1) | (rows == 2) & (keys > 4)
     return torch.where(hidden, torch.finfo(torch.float32).min, 0.0)[None, None].to(q.dtype)
 
@@ -53,13 +54,19 @@ def repeat_heads(x: Any, count: int) -> Any:
     return x[:, :, None].expand(b, h, count, n, d).reshape(b, h * count, n, d)
 
 
+def distances(q: Any) -> Any:
+    rows = torch.arange(q.shape[2], device=q.device)
+    return rows[:, None] - rows
+
+
 def rotate_half(x: Any) -> Any:
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), -1)
 
 
 def rope(q: Any, k: Any, positions: Any) -> Any:
-    frequencies = 1.0 / (10000 ** (torch.arange(0, q.shape[-1], 2) / q.shape[-1]))
+    steps = torch.arange(0, q.shape[-1], 2, device=q.device)
+    frequencies = 1.0 / (10000 ** (steps / q.shape[-1]))
     angles = positions[:, None].to(torch.float32) * frequencies
     table = torch.cat((angles, angles), -1)
     cos, sin = table.cos().to(q.dtype), table.sin().to(q.dtype)
@@ -70,14 +77,14 @@ def rope_complex(x: Any) -> Any:
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     turn = torch.polar(
         torch.ones(x.shape[-2], x.shape[-1] // 2),
-        torch.arange(x.shape[-2])[:, None] * torch.ones(x.shape[-1] // 2),
+        torch.arange(x.shape[-2], device=x.device)[:, None] * torch.ones(x.shape[-1] // 2),
     )
     return torch.view_as_real(pairs * turn).flatten(-2)
 
 
 def self_attention(x: Any, w: Any, out: Any) -> Any:
     q, k, v = (F.linear(x, w)).chunk(3, -1)
-    split = [t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (q, k, v)]
+    split = [t.view(*t.shape[:-1], 4, -1).transpose(1, 2) for t in (q, k, v)]
     y = F.scaled_dot_product_attention(*split, is_causal=True)
     return F.linear(y.transpose(1, 2).flatten(2), out)
 
@@ -175,7 +182,7 @@ CASES = [
             k,
             v,
             torch.where(
-                (torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])).abs() < 3,
+                distances(q).abs() < 3,
                 0.0,
                 float("-inf"),
             ),
@@ -187,7 +194,7 @@ CASES = [
     attend("hidden_rows", lambda q, k, v: by_hand(q, k, v, hidden_rows(q, k)), Q, KV, KV),
     attend(
         "alibi",
-        lambda q, k, v: by_hand(q, k, v, -torch.arange(k.shape[2]).flip(0) * 0.1),
+        lambda q, k, v: by_hand(q, k, v, -torch.arange(k.shape[2], device=k.device).flip(0) * 0.1),
         Q,
         KV,
         KV,

@@ -63,7 +63,7 @@ CASES = [
     ),
     op(
         "embedding_bag",
-        lambda w, i: aten._embedding_bag.default(w, i, torch.tensor([0, 3, 5]))[0],
+        lambda w, i: aten._embedding_bag.default(w, i, torch.tensor([0, 3, 5], device=w.device))[0],
         (12, 8),
         index((9,), 12),
         dtypes=F32_F64,

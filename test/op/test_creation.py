@@ -16,22 +16,25 @@ aten = torch.ops.aten
 def _ranges(x: torch.Tensor) -> Any:
     n = x.shape[1]
     return (
-        torch.arange(n),
-        torch.arange(3, n),
-        torch.arange(0, n, 3),
-        torch.arange(n, 0, -2),
-        torch.arange(0.5, 9.0, 0.7),
-        torch.arange(0, n, dtype=torch.float32),
-        torch.arange(5, dtype=torch.bfloat16),
+        torch.arange(n, device=x.device),
+        torch.arange(3, n, device=x.device),
+        torch.arange(0, n, 3, device=x.device),
+        torch.arange(n, 0, -2, device=x.device),
+        torch.arange(0.5, 9.0, 0.7, device=x.device),
+        torch.arange(0, n, dtype=torch.float32, device=x.device),
+        torch.arange(5, dtype=torch.bfloat16, device=x.device),
     )
 
 
 CASES = [
     op("arange", _ranges, X, dtypes=F32, layouts=("contiguous",)),
-    op("arange_plus", lambda x: x + torch.arange(x.shape[1]) * 2, X),
+    op("arange_plus", lambda x: x + torch.arange(x.shape[1], device=x.device) * 2, X),
     op(
         "linspace",
-        lambda x: (torch.linspace(0, 1, 11) + x[0, 0], torch.logspace(0, 2, 5)),
+        lambda x: (
+            torch.linspace(0, 1, 11, device=x.device) + x[0, 0],
+            torch.logspace(0, 2, 5, device=x.device),
+        ),
         X,
         dtypes=F32,
     ),
@@ -70,18 +73,24 @@ CASES = [
         dtypes=ANY,
     ),
     op("zeros_plus", lambda x: torch.zeros(x.shape) + x * torch.ones(1), X, dtypes=F32),
-    op("eye", lambda x: (torch.eye(5), torch.eye(3, 7), torch.eye(x.shape[0]) @ x), X, dtypes=F32),
+    op(
+        "eye",
+        lambda x: [torch.eye(*n, device=x.device) for n in ((5,), (3, 7), (x.shape[0],))],
+        X,
+        dtypes=F32,
+    ),
+    op("eye_matmul", lambda x: torch.eye(x.shape[0], device=x.device) @ x, X, dtypes=F32),
     op(
         "scalar_tensor",
         lambda x: (
-            x * torch.tensor(0.5),
-            aten.scalar_tensor.default(3.0),
-            torch.scalar_tensor(2, dtype=torch.int64),
+            x * torch.tensor(0.5, device=x.device),
+            aten.scalar_tensor.default(3.0, device=x.device),
+            torch.scalar_tensor(2, dtype=torch.int64, device=x.device),
         ),
         X,
         dtypes=FLOATS,
     ),
-    op("constant_tensor", lambda x: x[:, :3] + torch.tensor([1.5, -2.0, 1e-7]), X),
+    op("constant_tensor", lambda x: x[:, :3] + torch.tensor([1.5, -2.0, 1e-7], device=x.device), X),
     op(
         "constant_extremes",
         lambda x: (
@@ -115,7 +124,10 @@ CASES = [
     ),
     op(
         "tri_indices",
-        lambda x: (torch.tril_indices(4, 5), torch.triu_indices(4, 5, 1)),
+        lambda x: (
+            torch.tril_indices(4, 5, device=x.device),
+            torch.triu_indices(4, 5, 1, device=x.device),
+        ),
         X,
         dtypes=F32,
     ),

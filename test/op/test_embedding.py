@@ -90,7 +90,7 @@ CASES = [
     ],
     op(
         "embedding_bag_offsets",
-        lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5]), mode="sum"),
+        lambda i, w: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5], device=w.device), mode="sum"),
         index((9,), 12),
         TABLE,
         dtypes=F32_F64,

@@ -16,7 +16,7 @@ ONE = ("contiguous",)
 
 
 def well_conditioned(x: torch.Tensor) -> torch.Tensor:
-    return x @ x.mT + 5 * torch.eye(x.shape[-1], dtype=x.dtype)
+    return x @ x.mT + 5 * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def other(name: str, fn: Any, *specs: Any, **options: Any) -> Any:

@@ -291,17 +291,22 @@ CASES = [
     op("one_hot", lambda i: F.one_hot(i, 10), index((6, 5), 4), dtypes=(torch.int64,)),
     op(
         "bucketize",
-        lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 2.0])),
+        lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 2.0], device=x.device)),
         X,
         dtypes=F32,
     ),
     op(
         "searchsorted",
-        lambda x: torch.searchsorted(torch.arange(-2.0, 3.0, 0.5), x, right=True),
+        lambda x: torch.searchsorted(torch.arange(-2.0, 3.0, 0.5, device=x.device), x, right=True),
         X,
         dtypes=F32,
     ),
-    op("isin", lambda x: torch.isin(x, torch.tensor([1, 3, 5])), X, dtypes=(torch.int64,)),
+    op(
+        "isin",
+        lambda x: torch.isin(x, torch.tensor([1, 3, 5], device=x.device)),
+        X,
+        dtypes=(torch.int64,),
+    ),
     op(
         "tril_triu",
         lambda x: (x.tril(), x.triu(1), x.tril(-2), x.triu(-1)),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
+from support import created_on
 
 N = 20_000
 SIGNIFICANCE = 1e-6  # the chance that a right generator fails one of these tests
@@ -17,11 +18,11 @@ UNIFORM: Callable[[Any], Any] = stats.uniform.cdf
 NORMAL: Callable[[Any], Any] = stats.norm.cdf
 
 CONTINUOUS = {
-    "rand": (lambda x: torch.rand(x.shape), UNIFORM),
+    "rand": (lambda x: torch.rand(x.shape, device=x.device), UNIFORM),
     "rand_like": (torch.rand_like, UNIFORM),
-    "rand_double": (lambda x: torch.rand(x.shape, dtype=torch.float64), UNIFORM),
+    "rand_double": (lambda x: torch.rand(x.shape, dtype=torch.float64, device=x.device), UNIFORM),
     "uniform": (lambda x: torch.empty_like(x).uniform_(0, 1), UNIFORM),
-    "randn": (lambda x: torch.randn(x.shape), NORMAL),
+    "randn": (lambda x: torch.randn(x.shape, device=x.device), NORMAL),
     "randn_like": (torch.randn_like, NORMAL),
     "normal": (lambda x: torch.normal(torch.zeros_like(x), 1.0), NORMAL),
     "normal_in_place": (lambda x: torch.empty_like(x).normal_(), NORMAL),
@@ -32,10 +33,20 @@ CONTINUOUS = {
 DISCRETE = {
     "bernoulli_p": (lambda x: torch.empty_like(x).bernoulli_(0.3), {0.0: 0.7, 1.0: 0.3}),
     "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), {0.0: 0.7, 1.0: 0.3}),
-    "randint": (lambda x: torch.randint(2, 6, x.shape), dict.fromkeys(range(2, 6), 0.25)),
+    "randint": (
+        lambda x: torch.randint(2, 6, x.shape, device=x.device),
+        dict.fromkeys(range(2, 6), 0.25),
+    ),
     "randint_like": (lambda x: torch.randint_like(x, 4), dict.fromkeys(range(4), 0.25)),
     "dropout": (lambda x: F.dropout(torch.ones_like(x), 0.25), {0.0: 0.25, 4 / 3: 0.75}),
 }
+
+
+@pytest.fixture(autouse=True)
+def on_the_device(backend: Any) -> Iterator[None]:
+    """What a test makes lies on the device under test."""
+    with created_on(backend.device):
+        yield
 
 
 def compiled(fn: Any, backend: Any, dynamic: bool) -> Any:
@@ -56,11 +67,13 @@ def test_continuous(name: str, backend: Any, dynamic: bool) -> None:
         eager = fn(x)
         assert (value.shape, value.dtype) == (eager.shape, eager.dtype)
         assert not torch.equal(value, again), "two calls gave the same numbers"
-        found = stats.kstest(value.double().numpy(), distribution)
+        found = stats.kstest(value.double().cpu().numpy(), distribution)
         assert found.pvalue > SIGNIFICANCE, found
         assert abs(value.double().mean() - eager.double().mean()) < 0.06
         assert value.unique().numel() > 0.99 * min(N, 2**20), "too few different numbers"
-        neighbours = stats.pearsonr(value[:-1].double().numpy(), value[1:].double().numpy())
+        neighbours = stats.pearsonr(
+            value[:-1].double().cpu().numpy(), value[1:].double().cpu().numpy()
+        )
         assert neighbours.pvalue > SIGNIFICANCE, f"neighbours correlate: {neighbours}"
 
 
@@ -91,9 +104,9 @@ def test_seed_reproduces(backend: Any, dynamic: bool) -> None:
     def fn(x: torch.Tensor) -> Any:
         return (
             torch.rand_like(x),
-            torch.randn(x.shape),
+            torch.randn(x.shape, device=x.device),
             F.dropout(x + 1, 0.5),
-            torch.randint(9, (5,)),
+            torch.randint(9, (5,), device=x.device),
         )
 
     run = compiled(fn, backend, dynamic)
@@ -121,7 +134,7 @@ def test_two_calls_in_one_graph_differ(backend: Any) -> None:
 
 
 def test_randperm(backend: Any, dynamic: bool) -> None:
-    run = compiled(lambda x: torch.randperm(x.shape[0]) + 0, backend, dynamic)
+    run = compiled(lambda x: torch.randperm(x.shape[0], device=x.device) + 0, backend, dynamic)
     for n in (40, 57) if dynamic else (40,):
         value, again = run(torch.zeros(n)), run(torch.zeros(n))
         assert value.dtype is torch.int64
@@ -132,7 +145,7 @@ def test_randperm(backend: Any, dynamic: bool) -> None:
 def test_multinomial(backend: Any) -> None:
     run = compiled(lambda p: torch.multinomial(p, N, replacement=True), backend, False)
     counts = torch.bincount(run(torch.tensor([0.1, 0.2, 0.7])), minlength=3)
-    assert stats.chisquare(counts.numpy(), [0.1 * N, 0.2 * N, 0.7 * N]).pvalue > SIGNIFICANCE
+    assert stats.chisquare(counts.cpu().numpy(), [0.1 * N, 0.2 * N, 0.7 * N]).pvalue > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,7 +1,7 @@
 """What the tests share: operator cases, the fp64 rule, the backend under test."""
 
 from support.backends import BackendUnderTest
-from support.cases import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, Op, op
+from support.cases import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, Op, created_on, op
 from support.compare import Rule, assert_matches, check_tensor
 from support.inputs import T, index
 
@@ -16,6 +16,7 @@ __all__ = [
     "T",
     "assert_matches",
     "check_tensor",
+    "created_on",
     "index",
     "op",
 ]

@@ -541,12 +541,23 @@ def on_devices(*names: str) -> list[Tensor]:
                 for n in names]  # fmt: skip
 
 
-def test_inputs_on_host_and_gpu_are_refused_by_name() -> None:
+def test_inputs_on_another_kind_of_device_are_refused_by_name() -> None:
     backend = Backend("triton")
     gm = make_fx(lambda x, y: x + 1)(torch.ones(3), torch.ones(3))
-    with pytest.raises(DeviceMovedError, match=r"cpu.*cuda"):
-        backend(gm, on_devices("cuda:0", "cpu"))
-    assert backend._target(gm, on_devices("cuda:0", "number")).name == "triton"
+    with pytest.raises(DeviceMovedError, match=r"cuda.*xpu"):
+        backend(gm, on_devices("cuda:0", "xpu:0"))
+    for host in ("cpu", "number"):
+        assert backend._target(gm, on_devices("cuda:0", host)).name == "triton"
+
+
+def test_what_lies_on_the_host_is_moved_where_the_graph_says_so() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(8), torch.empty(8, device="cuda:0")
+        gm = make_fx(lambda x, w: (x.to("cuda:0") * w + 1,))(x, weight)
+    program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
+    reasons = {n.op: n.reason for n in program.nodes if n.decision == "eager"}
+    assert reasons == {"aten._to_copy.default": "tensor on cpu in a graph on cuda:0"}
+    assert program.kernel_texts
 
 
 def test_what_lies_on_another_gpu_is_left_to_eager_with_the_reason() -> None:
