@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 from dicp import torch_private
 from dicp.cache import Cache
@@ -51,7 +52,7 @@ COPY = """(a0, a1, n0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):
 """
 LAUNCH = {
     "elements": ["fp32", "fp32"], "grid": ["x"], "warps": 4, "checks": False, "whole": False,
-    "axes": {"x": {"size": "s0", "block": 256, "masked": True}},
+    "reaches": [], "axes": {"x": {"size": "s0", "block": 256, "masked": True}},
 }  # fmt: skip
 
 
@@ -150,6 +151,28 @@ def test_indices_are_wide_only_where_sizes_need_it() -> None:
     assert plan.variant(step, None).wide is False
     assert plan.variant(step, dict.fromkeys(names, 16)).wide is False
     assert plan.variant(step, dict.fromkeys(names, 2**16)).wide is True
+
+
+def windows(x: Tensor) -> Tensor:
+    return torch.nn.functional.adaptive_avg_pool1d(x, 60_000)
+
+
+def test_indices_are_wide_where_they_are_divided_beyond_32_bits() -> None:
+    for size, wide in ((100_001, True), (10_001, False)):
+        plan = plan_of(windows, torch.ones(1, 1, size))
+        assert plan.variant(first_kernel(plan), {}).wide is wide
+
+
+def test_windows_beyond_32_bits_lie_where_they_should() -> None:
+    x = torch.randn(1, 1, 100_001)
+    found = torch.compile(windows, backend="tritongraph", dynamic=False)(x)
+    assert_close(found, windows(x))
+
+
+def test_numbers_made_of_sizes_are_handed_over_whole() -> None:
+    plan = plan_of(lambda x: x * x.shape[0] ** 3, torch.ones(8), dynamic=True)
+    step, (name, *_) = first_kernel(plan), plan.program["symbols"]
+    assert [plan.variant(step, {name: size}).wide for size in (1000, 2000)] == [False, True]
 
 
 def test_even_sizes_are_told_to_the_compiler() -> None:

@@ -16,6 +16,8 @@ from dicp.loop.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
 from dicp.loop.ops import CHECKED_OPS
+from dicp.plain import encode_size
+from dicp.vendor.triton.reach import NARROW_LIMIT, reach
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 
 EVERYWHERE = frozenset[str]()
@@ -89,6 +91,8 @@ class Emitter:
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
         self.sites: list[tuple[str, str]] = []
+        self.reaches: dict[int | str, None] = {}
+        """How far indices reach that must not wrap around, where that may be too far."""
         self.scopes = [Scope(1)]
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
@@ -234,6 +238,7 @@ class Emitter:
     def _text(self, expr: Expr, guard: str) -> str:
         if expr.op == "index":
             text = self.index(expr.attr, guard)
+            self.reaching(expr.attr)
             if not expr.attr.terms and isinstance(expr.attr.const, int):
                 return literal(expr.attr.const, torch.int64)
             return f"({text}).to(tl.int64)"
@@ -322,6 +327,12 @@ class Emitter:
             parts.append(self._coefficient(index.const))
         return " + ".join(parts)
 
+    def reaching(self, index: Index) -> None:
+        """`index` is divided or a value: the launch must know how far it goes."""
+        furthest = reach(index)
+        if not isinstance(furthest, int) or furthest >= NARROW_LIMIT:
+            self.reaches[encode_size(furthest)] = None
+
     def _coefficient(self, size: Size) -> str:
         text = self.size(size)
         return f"({text})" if text.startswith("-") else text
@@ -335,6 +346,7 @@ class Emitter:
             return self.named(("index", text), text, axes)
         sign = "//" if isinstance(atom, FloorDiv) else "%"
         inner = self.index(atom.value, guard)
+        self.reaching(atom.value)
         axes = self.axes_of_index(atom.value) | self.shape_of.get(guard, EVERYWHERE)
         text = f"({inner}) {sign} {self.size(atom.divisor)}"
         return self.named(("index", text), text, axes)

@@ -19,10 +19,9 @@ from dicp.errors import LaunchError
 from dicp.plain import evaluate_size
 from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
 from dicp.vendor.triton.driver import NO_CONTEXT, Driver
+from dicp.vendor.triton.reach import needs_wide
 
 ALIGNMENT = 16
-NARROW_LIMIT = 2**31 - 2**20
-"""Indices below this have room for the last block to reach past the end."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +93,13 @@ class Plan:
 
     def _wide(self, step: Mapping[str, Any], symbols: Mapping[str, int] | None) -> bool:
         fixed = symbols is None
-        sizes = [a["size"] for a in step["launch"]["axes"].values()]
+        known = {} if symbols is None else symbols
         try:
-            known = {} if symbols is None else symbols
             extents = [extent_of(self.buffers[slot], known) for slot in step["args"]]
-            extents.append(int(np.prod([evaluate_size(s, known) for s in sizes], dtype=object)))
+            return needs_wide(step, known, extents)
         except NameError:  # a size that only a run knows
             assert fixed
             return False
-        return max(extents, default=0) >= NARROW_LIMIT
 
     def job(self, step: Mapping[str, Any], variant: Variant) -> Job:
         name = step["kernel"]
