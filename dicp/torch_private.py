@@ -137,6 +137,11 @@ def current_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
 
 
+def recording() -> bool:
+    """Whether what is put on the current stream of the GPU is recorded, to be replayed later."""
+    return torch.cuda.is_current_stream_capturing()
+
+
 def overloads_of(namespace: str) -> Iterator[OpOverload]:
     """Every operator overload registered under `namespace`."""
     for name in sorted(torch._C._dispatch_get_all_op_names()):

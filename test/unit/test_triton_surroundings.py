@@ -35,6 +35,14 @@ from dicp.vendor.triton.launch import Device, StreamPool
 # ---- streams and devices -------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Whether the current stream is said to be recorded."""
+    state = {"on": False}
+    monkeypatch.setattr(torch_private, "recording", lambda: state["on"])
+    return state
+
+
 def test_a_stream_takes_again_what_it_gave_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,6 +74,22 @@ def test_a_larger_workspace_takes_the_place_of_smaller_ones(
         pool.give(block)
         assert sum(map(len, pool._free.values())) == 1
     assert len(set(seen[2:])) == 1
+
+
+def test_what_a_program_records_itself_works_in_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, recording: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    pool = StreamPool(torch.device("cpu"))
+    before = pool.take(100)
+    pool.give(before)
+    recording["on"] = True
+    recorded = pool.take(100)
+    pool.give(recorded)
+    recording["on"] = False
+    assert recorded is not before and pool.take(100) is before
+    assert pool.take(100) is not recorded and recorded.untyped_storage().nbytes()
 
 
 def test_kernels_are_launched_on_their_device_and_its_stream(

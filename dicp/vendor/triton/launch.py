@@ -16,6 +16,7 @@ import torch
 
 from dicp import torch_private
 from dicp.errors import LaunchError
+from dicp.loop.machine import let_go
 from dicp.plain import evaluate_size
 from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
 from dicp.vendor.triton.driver import NO_CONTEXT, Driver
@@ -227,7 +228,11 @@ class DeviceSegment:
 
 
 class StreamPool:
-    """Workspaces by stream: what a stream has finished with, only that stream takes again."""
+    """Workspaces by stream: what a stream has finished with, only that stream takes again.
+
+    A program may record runs itself (`torch.cuda.graph`): replays are on any stream, at any time,
+    so that what they work in is lent to nobody else.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -241,6 +246,8 @@ class StreamPool:
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
+        if torch_private.recording():
+            return _fresh(size, self.device)
         blocks = self._blocks()
         for k in range(len(blocks) - 1, -1, -1):
             try:
@@ -248,13 +255,18 @@ class StreamPool:
             except IndexError:  # another thread was first
                 continue
             if block.numel() >= size:
-                return block  # a smaller one is let go: who wants less will take the larger
-        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+                return block
+            let_go(block)  # who wants less will take the larger
+        return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
+        if torch_private.recording():
+            return
         blocks = self._blocks()
         if len(blocks) < 2:
             blocks.append(block)
+        else:
+            let_go(block)
 
 
 class OwnMemory:
@@ -264,7 +276,11 @@ class OwnMemory:
         self.device = device
 
     def take(self, size: int) -> torch.Tensor:
-        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+        return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
         """The recording keeps what it uses; nothing is lent to others."""
+
+
+def _fresh(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size + 64, dtype=torch.uint8, device=device)
