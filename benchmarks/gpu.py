@@ -168,20 +168,24 @@ def time_models(state: Run) -> None:
 def time_first_results(state: Run) -> None:
     """Each backend in processes of its own: with empty caches, then with what the first left."""
     for item in FIRST_RESULTS:
-        rows = {s: Row(item, {"section": f"{s} compile", "unit": "s"}) for s in ("cold", "warm")}
-        for backend in state.contestants:
-            with tempfile.TemporaryDirectory() as folder:
-                caches = {**child.cache_environment(Path(folder)), **WORKERS}
-                for row in rows.values():
-                    _first_result(state, item, backend, caches, row)
-        for row in rows.values():
-            if row.values or row.failures:
-                state.add(row)
+        with tempfile.TemporaryDirectory() as folder:
+            for stage in ("cold", "warm"):
+                row = Row(item, {"section": f"{stage} compile", "unit": "s"})
+                for place, backend in enumerate(state.contestants):
+                    caches = {**child.cache_environment(Path(folder) / str(place)), **WORKERS}
+                    waiting = len(state.contestants) - place
+                    _first_result(state, row, backend, caches, waiting)
+                if row.values or row.failures:
+                    state.add(row)
 
 
-def _first_result(state: Run, item: str, backend: str, caches: Mapping[str, str], row: Row) -> None:
+def _first_result(
+    state: Run, row: Row, backend: str, caches: Mapping[str, str], waiting: int
+) -> None:
+    """`backend`'s turn, which leaves those that wait for theirs as much of the time."""
     arguments = {"backend": backend, "device": state.device, "full": state.full}
-    found = state.items("benchmarks.gpu_steps:first", [item], arguments, 120, caches)
+    limit = min(120, (state.deadline - time.monotonic()) / waiting)
+    found = state.items("benchmarks.gpu_steps:first", [row.name], arguments, limit, caches)
     for _, result, trouble in found:
         if trouble:
             row.failures[backend] = trouble

@@ -296,7 +296,7 @@ class Emitter:
         axes = have | self.shape_of.get(guard, EVERYWHERE)
         mask = self.mask(axes, guard)
         place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
-        hint = self.hint(item.ref) if self.looped and self.walked in axes else ""
+        hint = self.hint(item.ref, have) if self.looped and self.walked in axes else ""
         text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
         if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
             text += ".to(tl.float32)"
@@ -304,7 +304,7 @@ class Emitter:
         self.loaded[name] = item.ref.root
         return name
 
-    def hint(self, ref: Ref) -> str:
+    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
         """What the cache should do with lines read along a loop: more to an argument list."""
         return ""
 
