@@ -103,6 +103,7 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     report.unit, report.floors, report.group_by = "", ("copy",), "section"
     report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
     state = Run(options, report, progress, options.out)
+    state.folder.mkdir(parents=True, exist_ok=True)
     state.deadline = time.monotonic()
     for name in options.names or SECTIONS:
         seconds, section = ({**SECTIONS, **NAMED})[name]
@@ -169,12 +170,17 @@ def time_first_results(state: Run) -> None:
     """Each backend in processes of its own: with empty caches, then with what the first left."""
     for item in FIRST_RESULTS:
         with tempfile.TemporaryDirectory() as folder:
+            broken: dict[str, str] = {}
             for stage in ("cold", "warm"):
                 row = Row(item, {"section": f"{stage} compile", "unit": "s"})
+                row.failures = dict.fromkeys(broken, "no warm start after a failed cold one")
                 for place, backend in enumerate(state.contestants):
+                    if backend in broken:
+                        continue
                     caches = {**child.cache_environment(Path(folder) / str(place)), **WORKERS}
                     waiting = len(state.contestants) - place
                     _first_result(state, row, backend, caches, waiting)
+                broken = row.failures
                 if row.values or row.failures:
                     state.add(row)
 

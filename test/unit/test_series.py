@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import chart, gpu, series
+from benchmarks import chart, gpu, gpu_products, series
 from benchmarks.features import names
 from benchmarks.gpu_goals import GOALS, goal_rows
 from benchmarks.options import Options
 from benchmarks.report import Report, Row
+from dicp.vendor.triton.measured import read
 
 HERE = "test_series:task"
 
@@ -94,6 +95,18 @@ def test_a_section_that_fails_leaves_the_others_their_turn(
     assert "no device" in report.rows[0].failures["cpugraph"]
     assert report.rows[1].values == {"cpugraph": 1.0}
     assert (tmp_path / "gpu-cpu.json").exists() and report.table().row_count >= 2
+
+
+def test_products_are_measured_into_a_table_of_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_products, "items", lambda full: ["float32 nn 32x32x16"])
+    report = Report(options(tmp_path / "new", "products"), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    row = report.rows[0]
+    assert not row.failures and row.values["eager"] and row.values["cpugraph"], row
+    (kept,) = read(tmp_path / "new" / "products.json").values()
+    assert kept.problem.shape == (1, 32, 32, 16)
 
 
 def test_kernels_are_timed_beside_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
