@@ -394,6 +394,21 @@ def test_the_table_chooses_on_the_chip_that_it_names(
     assert target.TritonTarget().chooser("cpu", Config())(product) is None
 
 
+def test_what_was_chosen_by_measurement_is_for_these_very_chips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever of them is the current one."""
+    chips = ["a chip", "a chip"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(chips))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0: chips[device])
+    tuned, plain = Config(mode="max-autotune"), Config()
+    before = [target.TritonTarget().fingerprint(config) for config in (tuned, plain)]
+    chips[1] = "another"
+    after = [target.TritonTarget().fingerprint(config) for config in (tuned, plain)]
+    assert before[0] != after[0] and (before[1] == after[1] or choice.TABLE)
+
+
 def test_tilings_fit_the_product() -> None:
     for rows, columns, depth in ((1, 4096, 4096), (8192, 8192, 8192), (40, 17, 100)):
         for tiling in candidates(rows, columns, depth, torch.bfloat16):

@@ -158,6 +158,23 @@ def test_no_more_processes_than_are_allowed(
     assert len(started) == 2
 
 
+def test_a_worker_whose_answer_nobody_waited_for_is_ended(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next request would be given this one's answer."""
+    workers.warm_up(1)
+    idle = workers._idle.get()
+    workers._idle.put(idle)
+
+    def interrupted(request: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(idle, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.compile(job().request(job().blocks()))
+    assert idle.process.poll() is not None and workers._idle.empty()
+
+
 def test_a_worker_ends_with_its_input(workers: Workers) -> None:
     workers.warm_up(1)
     process = workers._idle.get().process
