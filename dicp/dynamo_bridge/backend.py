@@ -66,8 +66,19 @@ class Backend:
             return target_for_devices(devices)
         target = find_target(self.target_name)
         if devices and devices != {target.device_type} and devices != {"cpu"}:
-            raise DeviceMovedError(target.device_type, sorted(devices))
+            raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
         return target
+
+
+def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Which inputs lie on which device, by their names in the graph."""
+    found: dict[str, list[str]] = {}
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    for k, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            name = names[k] if k < len(names) else f"input {k}"
+            found.setdefault(str(value.device), []).append(name)
+    return " and ".join(f"{device} ({', '.join(found[device][:4])})" for device in sorted(found))
 
 
 def target_for_devices(devices: set[str]) -> Target:

@@ -567,7 +567,7 @@ def on_devices(*names: str) -> list[Tensor]:
 def test_inputs_on_host_and_gpu_are_refused_by_name() -> None:
     backend = Backend("triton")
     gm = make_fx(lambda x, y: x + 1)(torch.ones(3), torch.ones(3))
-    with pytest.raises(DeviceMovedError, match=r"cpu.*cuda"):
+    with pytest.raises(DeviceMovedError, match=r"on cpu \(y_1\) and cuda:0 \(x_1\)\. Move"):
         backend(gm, on_devices("cuda:0", "cpu"))
     assert backend._target(gm, on_devices("cuda:0", "number")).name == "triton"
 
