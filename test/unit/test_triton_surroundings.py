@@ -149,12 +149,39 @@ def test_no_more_processes_than_are_allowed(
             threading.Event().wait(0.02)
             return {"binary": "", "entry": "copy", "shared": 0, "warps": 4}
 
+        def waits(self) -> bool:
+            return True
+
         def kill(self) -> None:
             started.remove(self)
 
     monkeypatch.setattr(builder, "_Process", Counted)
     jobs = [job(axes={"x": {"size": "s0", "block": 2**k, "masked": True}}) for k in range(5, 11)]
     Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 2).build(jobs)
+    assert len(started) == 2
+
+
+def test_workers_that_are_busy_are_not_started_again(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    class Counted:
+        def __init__(self) -> None:
+            started.append(self)
+
+        def kill(self) -> None:
+            started.remove(self)
+
+    monkeypatch.setattr(builder, "_Process", Counted)
+    workers.warm_up(2)
+    busy = workers._idle.get(), workers._idle.get()
+    workers.warm_up(2)
+    assert len(started) == 2 and workers._idle.empty()
+    for process in busy:
+        workers._idle.put(process)
+    workers.close()
+    workers.warm_up(2)
     assert len(started) == 2
 
 
