@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dicp.loop.machine import WorkspacePool
 from dicp.loop.runtime import MAX_BOUND_PLANS
+from dicp.target import find_target
 
 
 def chain(x: Tensor, w: Tensor) -> Tensor:
@@ -123,13 +124,13 @@ def test_gradients_take_the_place_of_what_was_saved_for_them() -> None:
 
 def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Tensor] = []
-    take = WorkspacePool.take
 
-    def watched(pool: WorkspacePool, size: int) -> Tensor:
-        taken.append(take(pool, size))
-        return taken[-1]
+    class Watched(WorkspacePool):
+        def take(self, size: int) -> Tensor:
+            taken.append(super().take(size))
+            return taken[-1]
 
-    monkeypatch.setattr(WorkspacePool, "take", watched)
+    monkeypatch.setattr(find_target("cpu"), "_pool", Watched())
     compiled = torch.compile(chain, backend="cpugraph", dynamic=True)
     w = torch.rand(64, 64) / 64
     for n in (*range(100, 800, 100), 150, 450):
