@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402
+try:
+    import matplotlib
+except ModuleNotFoundError:
+    plt = None
+else:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
     from benchmarks.report import Report, Row
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 WIDTH_PER_BAR, HEIGHT = 0.16, 3.2
 
 
-def draw(report: Report, path: Path) -> None:
-    """Ratios to each base and shares of the floors; the dashed lines are the geometric means."""
+def draw(report: Report, path: Path) -> bool:
+    """Ratios to each base and shares of the floors; the dashed lines are the geometric means.
+
+    Whether there is something to draw, and something to draw it with.
+    """
     measures: list[tuple[str, Any]] = [
         (f"times better than {base}", lambda row, b, base=base: row.ratio(b, base))
         for base in report.bases
@@ -26,8 +31,8 @@ def draw(report: Report, path: Path) -> None:
     for floor in report.floors:
         measures.append((f"share of {floor}", lambda row, b, floor=floor: row.share(b, floor)))
     panels = [(group, rows, m) for group, rows in report.groups.items() for m in measures]
-    if not panels:
-        return
+    if not panels or plt is None:
+        return False
     bars = max(len(rows) for _, rows, _ in panels) * max(1, len(report.backends))
     size = (max(6.0, WIDTH_PER_BAR * bars + 2), HEIGHT * len(panels))
     figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False)
@@ -37,6 +42,7 @@ def draw(report: Report, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    return True
 
 
 def _panel(axis: Any, rows: list[Row], backends: list[str], measure: Any) -> None:

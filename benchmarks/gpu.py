@@ -2,11 +2,11 @@
 
     python -m benchmarks gpu --device cuda --backends eager,inductor,tritongraph --out FOLDER
 
-Every section has its share of ten minutes and every item a limit; an item that fails, hangs or
-crashes is named in the table and the next one is begun. What is known is written to FOLDER after
-every item; the goals and whether they were reached come last. `--sections kernels,models` runs
-some of them, each with its own share of the time; `--sections products` is one that is run only
-when it is named: see `gpu_products`.
+Every section has its share of ten minutes, with what those before it left over, and every item a
+limit; an item that fails, hangs or crashes is named in the table and the next one is begun. What is
+known is written to FOLDER after every item; the goals and whether they were reached come last.
+`--sections kernels,models` runs some of them; `--sections products` is one that is run only when it
+is named: see `gpu_products`.
 share of the copy: bytes that must be moved at the rate of a copy measured in turn, over the time.
 """
 
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.markup import escape
 
 from benchmarks import child, features, series
 from benchmarks.backends import EAGER
@@ -89,9 +91,8 @@ class Run:
         left = dict.fromkeys(items)
         for item, result, trouble in found:
             left.pop(item, None)
-            self.progress.console.print(
-                f"{item}: {trouble.splitlines()[-1] if trouble else 'done'}"
-            )
+            last = (trouble.splitlines() or ["done"])[-1]
+            self.progress.console.print(escape(f"{item}: {last}"))
             yield item, result, trouble
         for item in left:
             yield item, None, "not begun: the section's time was over"
@@ -102,9 +103,11 @@ def run(options: Options, report: Report, progress: Progress) -> None:
     report.unit, report.floors, report.group_by = "", ("copy",), "section"
     report.note = (__doc__ or "").rpartition("\n")[0].rpartition("\n")[2]
     state = Run(options, report, progress, options.out)
+    state.folder.mkdir(parents=True, exist_ok=True)
+    state.deadline = time.monotonic()
     for name in options.names or SECTIONS:
         seconds, section = ({**SECTIONS, **NAMED})[name]
-        state.deadline = time.monotonic() + seconds
+        state.deadline += seconds  # what one leaves over is the next one's
         try:
             section(state)
         except Exception as error:  # what was measured before must not be lost
@@ -166,20 +169,29 @@ def time_models(state: Run) -> None:
 def time_first_results(state: Run) -> None:
     """Each backend in processes of its own: with empty caches, then with what the first left."""
     for item in FIRST_RESULTS:
-        rows = {s: Row(item, {"section": f"{s} compile", "unit": "s"}) for s in ("cold", "warm")}
-        for backend in state.contestants:
-            with tempfile.TemporaryDirectory() as folder:
-                caches = {**child.cache_environment(Path(folder)), **WORKERS}
-                for row in rows.values():
-                    _first_result(state, item, backend, caches, row)
-        for row in rows.values():
-            if row.values or row.failures:
-                state.add(row)
+        with tempfile.TemporaryDirectory() as folder:
+            broken: dict[str, str] = {}
+            for stage in ("cold", "warm"):
+                row = Row(item, {"section": f"{stage} compile", "unit": "s"})
+                row.failures = dict.fromkeys(broken, "no warm start after a failed cold one")
+                for place, backend in enumerate(state.contestants):
+                    if backend in broken:
+                        continue
+                    caches = {**child.cache_environment(Path(folder) / str(place)), **WORKERS}
+                    waiting = len(state.contestants) - place
+                    _first_result(state, row, backend, caches, waiting)
+                broken = row.failures
+                if row.values or row.failures:
+                    state.add(row)
 
 
-def _first_result(state: Run, item: str, backend: str, caches: Mapping[str, str], row: Row) -> None:
+def _first_result(
+    state: Run, row: Row, backend: str, caches: Mapping[str, str], waiting: int
+) -> None:
+    """`backend`'s turn, which leaves those that wait for theirs as much of the time."""
     arguments = {"backend": backend, "device": state.device, "full": state.full}
-    found = state.items("benchmarks.gpu_steps:first", [item], arguments, 120, caches)
+    limit = min(120, (state.deadline - time.monotonic()) / waiting)
+    found = state.items("benchmarks.gpu_steps:first", [row.name], arguments, limit, caches)
     for _, result, trouble in found:
         if trouble:
             row.failures[backend] = trouble
@@ -262,12 +274,12 @@ def _arguments(state: Run, seconds: float) -> dict[str, Any]:
 
 
 SECTIONS: dict[str, tuple[float, Callable[[Run], None]]] = {
-    "features": (100, try_features),
-    "kernels": (120, time_kernels),
-    "models": (180, time_models),
-    "compile": (80, time_first_results),
-    "tests": (110, run_tests),
+    "features": (90, try_features),
+    "kernels": (110, time_kernels),
+    "models": (190, time_models),
+    "compile": (100, time_first_results),
+    "tests": (85, run_tests),
 }
-"""Seconds for each section, and what it does."""
+"""Seconds for each section, and what it does; start and table want some of the ten minutes, too."""
 NAMED: dict[str, tuple[float, Callable[[Run], None]]] = {"products": (540, time_products)}
 """Sections that are run only when they are asked for by name."""

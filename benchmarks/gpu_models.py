@@ -189,15 +189,15 @@ class ResidualBlock(nn.Module):
         return x + self.second(F.silu(self.two(y)))
 
 
-def convnext() -> nn.Module:
-    blocks = [ConvNeXtBlock(256) for _ in range(4)]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES)]
-    return nn.Sequential(nn.Conv2d(3, 256, 4, 4), *blocks, *head)
+def convnext(size: int, count: int) -> nn.Module:
+    blocks = [ConvNeXtBlock(size) for _ in range(count)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(size, CLASSES)]
+    return nn.Sequential(nn.Conv2d(3, size, 4, 4), *blocks, *head)
 
 
-def unet() -> nn.Module:
-    blocks = [ResidualBlock(320) for _ in range(4)]
-    return nn.Sequential(nn.Conv2d(4, 320, 3, padding=1), *blocks, nn.Conv2d(320, 4, 3, padding=1))
+def unet(size: int, count: int) -> nn.Module:
+    first, last = nn.Conv2d(4, size, 3, padding=1), nn.Conv2d(size, 4, 3, padding=1)
+    return nn.Sequential(first, *(ResidualBlock(size) for _ in range(count)), last)
 
 
 def _tokens(batch: int, length: int) -> Tensor:
@@ -231,11 +231,11 @@ def models(full: bool) -> list[Model]:
             lambda: {"x": torch.randn(many // 2, 3, 224, 224)}, itself, random_classes,
         ),
         Model(
-            "convnext", "depthwise convolution", convnext,
+            "convnext", "depthwise convolution", lambda: convnext(pick(256, 64), layers),
             lambda: {"input": torch.randn(many // 2, 3, side, side)}, itself, random_classes,
         ),
         Model(
-            "unet", "diffusion", unet,
+            "unet", "diffusion", lambda: unet(pick(320, 64), layers),
             lambda: {"input": torch.randn(many // 8 or 1, 4, pick(64, 8), pick(64, 8))},
             itself, random_values,
         ),

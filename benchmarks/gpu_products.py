@@ -41,7 +41,7 @@ LAYERS = (
 def items(full: bool) -> list[str]:
     """Each "type layout ROWSxCOLUMNSxDEPTH"; of a layer also the products of its gradients."""
     if not full:
-        return ["float32 nn 32x16x16", "bfloat16 nt 16x32x16"]
+        return ["float32 nn 32x32x16", "bfloat16 nt 16x32x16"]
     found = [f"{t} nt {n}x{n}x{n}" for n in SQUARES for t in TYPES]
     for rows, columns, depth in LAYERS:
         found.append(f"bfloat16 nt {rows}x{columns}x{depth}")
@@ -126,4 +126,6 @@ def _seconds(run: Callable[[], Any], device: torch.device) -> float:
 def keep(folder: Path, rows: list[dict[str, Any]]) -> None:
     """The table with these rows in the places of those that they measured anew."""
     table = {**choice.TABLE, **measured.table_of(map(measured.row_of, rows))}
-    measured.write(folder / "products.json", table)
+    fresh = folder / "products.part"  # who ends us while we write leaves the last one whole
+    measured.write(fresh, table)
+    fresh.replace(folder / "products.json")

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import psutil
 import torch
 
 PACKAGES = ("dicp", "torch", "transformers", "diffusers", "openvino", "triton", "numpy")
@@ -21,7 +20,7 @@ def describe(device: str) -> dict[str, str]:
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "memory": f"{_memory() / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
@@ -30,6 +29,11 @@ def describe(device: str) -> dict[str, str]:
     if device == "cuda" and torch.cuda.is_available():
         facts["accelerator"] = torch.cuda.get_device_name()
     return facts | {name: found for name in PACKAGES if (found := _version(name))}
+
+
+def _memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _version(package: str) -> str:

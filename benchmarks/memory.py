@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import torch
 
 from benchmarks import child
@@ -90,7 +89,7 @@ def resident() -> float:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
         pass  # not glibc: what the allocator keeps is counted
-    return float(psutil.Process().memory_info().rss)
+    return status("VmRSS")
 
 
 def reset_peak() -> None:

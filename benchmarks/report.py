@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -166,7 +167,9 @@ class Report:
         """What is known so far, as JSON; the path written."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.options.file_name}.json"
-        path.write_text(json.dumps(self.as_json(), indent=1, default=str) + "\n")
+        fresh = path.with_suffix(".part")  # who ends us while we write leaves the last one whole
+        fresh.write_text(json.dumps(self.as_json(), indent=1, default=str) + "\n")
+        fresh.replace(path)
         return path
 
     def write(self, folder: Path = RESULTS) -> list[Path]:
@@ -177,8 +180,7 @@ class Report:
             console = Console(file=file, width=240)
             console.print(self.table())
             console.print(", ".join(f"{key}: {value}" for key, value in self.machine.items()))
-        draw(self, chart)
-        return [data, text, chart]
+        return [data, text, *([chart] if draw(self, chart) else [])]
 
 
 class Progress:
@@ -228,6 +230,6 @@ def _percent(value: float | None) -> str:
 
 
 def _remarks(row: Row) -> str:
-    wrong = [f"[red]{backend} wrong: {what}[/]" for backend, what in row.wrong.items()]
-    failed = [f"[red]{b}: {what.splitlines()[0][:80]}[/]" for b, what in row.failures.items()]
-    return "\n".join(wrong + failed)
+    wrong = [f"{backend} wrong: {what}" for backend, what in row.wrong.items()]
+    failed = [f"{b}: {what.partition(chr(10))[0][:80]}" for b, what in row.failures.items()]
+    return "\n".join(f"[red]{escape(text)}[/]" for text in wrong + failed)

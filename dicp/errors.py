@@ -289,7 +289,10 @@ class IndexOutOfBoundsError(DicpError, IndexError):
         self.op = op
         self.user_line = user_line
         self.detail = detail
-        super().__init__(f"{op}: index out of range: {detail}.{_at(user_line)}")
+        super().__init__(
+            f"{op}: index out of range: {detail}.{_at(user_line)} Indices count from 0, or from -1 "
+            "backwards; clamp them, or enlarge the dimension."
+        )
 
 
 class IntegerDivisionByZeroError(DicpError, ZeroDivisionError):

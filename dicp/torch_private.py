@@ -127,6 +127,29 @@ def saved_for_backward(node: fx.Node) -> None:
     node.meta.pop("recompute", None)
 
 
+TRACE_HAS_A_SYMBOLIC_DERIVATIVE: Final = release_of(torch.__version__) >= (2, 13)
+
+
+def write_out_traces(gm: fx.GraphModule) -> None:
+    """trace(x) = sum(diagonal(x)) in Dynamo's graph, where a derivative of the release's asks a
+    tensor of symbolic sizes for the number of its elements."""
+    if TRACE_HAS_A_SYMBOLIC_DERIVATIVE:
+        return
+    graph = gm.graph
+    found = [*graph.find_nodes(op="call_function", target=torch.trace),
+             *graph.find_nodes(op="call_method", target="trace")]  # fmt: skip
+    for node in found:
+        with graph.inserting_before(node):
+            diagonal = graph.call_function(torch.diagonal, node.args, node.kwargs)
+            total = graph.call_function(torch.sum, (diagonal,))
+        for new in (diagonal, total):
+            new.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+    if found:
+        gm.recompile()
+
+
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
@@ -135,6 +158,11 @@ def profiling() -> bool:
 def current_stream(device: int) -> int:
     """The handle of the stream that work on a GPU is put on, without a Python object for it."""
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
+
+
+def recording() -> bool:
+    """Whether what is put on the current stream of the GPU is recorded, to be replayed later."""
+    return torch.cuda.is_current_stream_capturing()
 
 
 def overloads_of(namespace: str) -> Iterator[OpOverload]:

@@ -65,12 +65,21 @@ class Backend:
         if self.target_name is None:
             return target_for_devices(devices)
         target = find_target(self.target_name)
-        if devices - {
-            target.device_type,
-            "cpu",
-        }:  # what lies on the host is moved, or left to eager
-            raise DeviceMovedError(target.device_type, sorted(devices))
+        # What lies on the host the graph moves, or it is left to eager.
+        if devices - {target.device_type, "cpu"}:
+            raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
         return target
+
+
+def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Which inputs lie on which device, by their names in the graph."""
+    found: dict[str, list[str]] = {}
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    for k, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            name = names[k] if k < len(names) else f"input {k}"
+            found.setdefault(str(value.device), []).append(name)
+    return " and ".join(f"{device} ({', '.join(found[device][:4])})" for device in sorted(found))
 
 
 def target_for_devices(devices: set[str]) -> Target:

@@ -34,7 +34,7 @@ from dicp.errors import (
     ToolchainError,
 )
 from dicp.target import Artifact, Executable, KernelReport, LowerContext, NodeReport, Target
-from dicp.torch_private import disable_current_modes, free_unbacked_symbols
+from dicp.torch_private import disable_current_modes, free_unbacked_symbols, write_out_traces
 from dicp.version import VERSION
 
 
@@ -62,6 +62,7 @@ def compile_fx(
         report.nodes = _left_to_eager(gm, "the code could not be built")
         on_report(report)
         return gm.forward
+    write_out_traces(gm)
     identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:

@@ -102,11 +102,20 @@ class WorkspacePool:
                 continue
             if block.numel() >= size:
                 return block
+            let_go(block)
         return torch.empty(size + 64, dtype=torch.uint8)
 
     def give(self, block: torch.Tensor) -> None:
         if len(self._free) < 4:
             self._free.append(block)
+        else:
+            let_go(block)
+
+
+def let_go(block: torch.Tensor) -> None:
+    """Frees a workspace whose memory plans for other sizes would keep: they have views of it until
+    they run again."""
+    block.untyped_storage().resize_(0)
 
 
 class Pool(Protocol):

@@ -117,8 +117,8 @@ CASES = [
     op(
         "empty",
         lambda x: (
-            aten.empty.memory_format([2, 3]).fill_(1.0) + x[0, 0],
-            aten.empty_strided.default([2, 3], [1, 2]).fill_(2.0),
+            aten.empty.memory_format([2, 3], device=x.device).fill_(1.0) + x[0, 0],
+            aten.empty_strided.default([2, 3], [1, 2], device=x.device).fill_(2.0),
         ),
         X,
         dtypes=(torch.float32,),

@@ -22,7 +22,7 @@ VIEWS = [
     op("reshape_values", lambda x: x.reshape(-1).exp(), X),
     op(
         "flatten_unflatten",
-        lambda x: x.flatten(1).unflatten(1, (2, -1)),
+        lambda x: torch.unflatten(x.flatten(1), 1, (2, -1)),
         X3,
         fixed=(6, 10),
         # Not "expanded": with symbolic sizes AOTAutograd gives back an output that is a view of an

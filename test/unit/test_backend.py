@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from dicp import Backend
+from dicp import Backend, torch_private
 from dicp.dynamo_bridge import backend as module
 from dicp.dynamo_bridge.backend import target_for_devices
 from dicp.errors import TargetNotFoundError
@@ -62,3 +64,24 @@ def test_reports_newest_last_and_levels_of_the_cache(tmp_path) -> None:  # type:
 def test_modes_are_accepted(mode: str) -> None:
     x = torch.rand(3, 4)
     torch.testing.assert_close(torch.compile(fn, backend="cpugraph", mode=mode)(x), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32], ids=str)
+def test_traces_are_written_out_where_a_release_needs_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_private, "TRACE_HAS_A_SYMBOLIC_DERIVATIVE", False)
+    x = torch.arange(35).reshape(5, 7).to(dtype).requires_grad_(dtype == torch.float64)
+    seen: list[torch.fx.GraphModule] = []
+
+    def watched(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        run = Backend("cpu", cache=False)(gm, inputs)
+        seen.append(gm)
+        return run
+
+    got = torch.compile(lambda x: torch.trace(x) + x.t().trace(), backend=watched, dynamic=True)(x)
+    assert got.dtype == torch.trace(x).dtype and got == 2 * torch.trace(x)
+    assert not any("trace" in str(node.target) for node in seen[0].graph.nodes)
+    if x.requires_grad:
+        got.backward()
+        assert torch.equal(x.grad, 2 * torch.eye(5, 7, dtype=dtype))

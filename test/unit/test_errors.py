@@ -134,7 +134,8 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", "9 in a size of 4"),
-        "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x).",
+        "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x). "
+        "Indices count from 0, or from -1 backwards; clamp them, or enlarge the dimension.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),

@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from dicp.loop.machine import WorkspacePool
 from dicp.loop.runtime import MAX_BOUND_PLANS
+from dicp.target import find_target
 
 
 def chain(x: Tensor, w: Tensor) -> Tensor:
@@ -118,6 +120,24 @@ def test_gradients_take_the_place_of_what_was_saved_for_them() -> None:
         compiled(x, weights).backward()
 
     assert held_at_most(step) <= (layers + 4) * tensor
+
+
+def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Tensor] = []
+
+    class Watched(WorkspacePool):
+        def take(self, size: int) -> Tensor:
+            taken.append(super().take(size))
+            return taken[-1]
+
+    monkeypatch.setattr(find_target("cpu"), "_pool", Watched())
+    compiled = torch.compile(chain, backend="cpugraph", dynamic=True)
+    w = torch.rand(64, 64) / 64
+    for n in (*range(100, 800, 100), 150, 450):
+        x = torch.rand(n, 64)
+        torch.testing.assert_close(compiled(x, w), chain(x, w))
+    held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in taken}
+    assert len(held) > 3 and sum(held.values()) == max(held.values())
 
 
 def test_workspaces_are_lent_and_returned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, series
+from benchmarks import chart, gpu, gpu_products, series
 from benchmarks.features import names
 from benchmarks.gpu_goals import GOALS, goal_rows
 from benchmarks.options import Options
-from benchmarks.report import Report
+from benchmarks.report import Report, Row
+from dicp.vendor.triton.measured import read
 
 HERE = "test_series:task"
 
@@ -95,6 +97,18 @@ def test_a_section_that_fails_leaves_the_others_their_turn(
     assert (tmp_path / "gpu-cpu.json").exists() and report.table().row_count >= 2
 
 
+def test_products_are_measured_into_a_table_of_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_products, "items", lambda full: ["float32 nn 32x32x16"])
+    report = Report(options(tmp_path / "new", "products"), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    row = report.rows[0]
+    assert not row.failures and row.values["eager"] and row.values["cpugraph"], row
+    (kept,) = read(tmp_path / "new" / "products.json").values()
+    assert kept.problem.shape == (1, 32, 32, 16)
+
+
 def test_kernels_are_timed_beside_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "KERNELS", ("swiglu",))
     report = Report(options(tmp_path, "kernels"), "", {})
@@ -114,6 +128,57 @@ def test_what_was_not_begun_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kernels = [row for row in report.rows if row.facts["section"] == "kernels"]
     assert [row.name for row in kernels] == ["swiglu", "gelu"]
     assert all("not begun" in row.failures["cpugraph"] for row in kernels)
+
+
+def test_what_a_section_leaves_over_is_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+
+    def quick(state: gpu.Run) -> None:
+        left.append(state.deadline - time.monotonic())
+
+    monkeypatch.setattr(gpu, "SECTIONS", {"first": (50, quick), "second": (70, quick)})
+    report = Report(options(tmp_path), "", {})
+    gpu.run(report.options, report, Quiet())  # type: ignore[arg-type]
+    assert 45 < left[0] <= 50 and 110 < left[1] <= 120
+
+
+def test_the_sections_end_within_ten_minutes() -> None:
+    assert sum(seconds for seconds, _ in gpu.SECTIONS.values()) <= 580
+    assert sum(seconds for seconds, _ in gpu.NAMED.values()) <= 580
+
+
+def test_what_an_item_says_is_printed_as_it_is(tmp_path: Path) -> None:
+    row = Row("it", {"section": "one"}, failures={"eager": "no [/one] and [red]", "inductor": ""})
+    row.wrong["eager"] = "off by [/2]"
+    report = Report(options(tmp_path), "", {}, rows=[row])
+    text = next(p for p in report.write(tmp_path) if p.suffix == ".txt").read_text()
+    assert "no [/one] and [red]" in text and "off by [/2]" in text
+
+
+def test_a_process_that_is_ended_leaves_what_it_measured_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report(options(tmp_path), "", {}, rows=[Row("it", {"section": "one"}, {"eager": 1.0})])
+    path = report.write_data(tmp_path)
+
+    def ended(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", ended)
+    with pytest.raises(KeyboardInterrupt):
+        report.write_data(tmp_path)
+    assert json.loads(path.read_text())["rows"][0]["values"] == {"eager": 1.0}
+
+
+def test_a_table_needs_no_drawings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chart, "plt", None)
+    rows = [Row("it", {"section": "one"}, {"eager": 2.0, "inductor": 1.0})]
+    written = Report(options(tmp_path), "", {}, rows=rows).write(tmp_path)
+    assert [path.suffix for path in written] == [".json", ".txt"]
 
 
 def test_goals_are_compared_with_what_was_measured() -> None:

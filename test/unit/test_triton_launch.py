@@ -9,6 +9,7 @@ import base64
 import contextlib
 import ctypes
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
 from dicp import torch_private
 from dicp.cache import Cache
@@ -51,7 +53,7 @@ COPY = """(a0, a1, n0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):
 """
 LAUNCH = {
     "elements": ["fp32", "fp32"], "grid": ["x"], "warps": 4, "checks": False, "whole": False,
-    "axes": {"x": {"size": "s0", "block": 256, "masked": True}},
+    "reaches": [], "axes": {"x": {"size": "s0", "block": 256, "masked": True}},
 }  # fmt: skip
 
 
@@ -152,6 +154,28 @@ def test_indices_are_wide_only_where_sizes_need_it() -> None:
     assert plan.variant(step, dict.fromkeys(names, 2**16)).wide is True
 
 
+def windows(x: Tensor) -> Tensor:
+    return torch.nn.functional.adaptive_avg_pool1d(x, 60_000)
+
+
+def test_indices_are_wide_where_they_are_divided_beyond_32_bits() -> None:
+    for size, wide in ((100_001, True), (10_001, False)):
+        plan = plan_of(windows, torch.ones(1, 1, size))
+        assert plan.variant(first_kernel(plan), {}).wide is wide
+
+
+def test_windows_beyond_32_bits_lie_where_they_should() -> None:
+    x = torch.randn(1, 1, 100_001)
+    found = torch.compile(windows, backend="tritongraph", dynamic=False)(x)
+    assert_close(found, windows(x))
+
+
+def test_numbers_made_of_sizes_are_handed_over_whole() -> None:
+    plan = plan_of(lambda x: x * x.shape[0] ** 3, torch.ones(8), dynamic=True)
+    step, (name, *_) = first_kernel(plan), plan.program["symbols"]
+    assert [plan.variant(step, {name: size}).wide for size in (1000, 2000)] == [False, True]
+
+
 def test_even_sizes_are_told_to_the_compiler() -> None:
     plan = plan_of(lambda x: x + 1, torch.ones(4, 8), dynamic=True)
     step, names = first_kernel(plan), list(plan.program["symbols"])
@@ -204,13 +228,19 @@ def test_workers_compile_whatever_the_environment_asks_of_triton(
     assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
 
 
-def test_a_worker_that_dies_is_replaced(cache: Cache, workers: Workers) -> None:
+def test_a_worker_that_ended_while_it_waited_is_replaced(cache: Cache, workers: Workers) -> None:
     workers.warm_up(1)
     process = workers._idle.get()
-    process.process.kill()
+    process.process.send_signal(signal.SIGINT)
+    process.process.wait(60)
     workers._idle.put(process)
+    assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
+
+
+def test_a_worker_that_dies_is_replaced(cache: Cache, workers: Workers) -> None:
+    deadly = job("(a0, a1, n0, INDEX, XBLOCK):\n    pass\n\nimport os; os.abort()")
     with pytest.raises(CompilerError, match="the compile worker died"):
-        Builder(cache, workers, 1).build([job()])
+        Builder(cache, workers, 1).build([deadly])
     assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
 
 
@@ -544,7 +574,7 @@ def on_devices(*names: str) -> list[Tensor]:
 def test_inputs_on_another_kind_of_device_are_refused_by_name() -> None:
     backend = Backend("triton")
     gm = make_fx(lambda x, y: x + 1)(torch.ones(3), torch.ones(3))
-    with pytest.raises(DeviceMovedError, match=r"cuda.*xpu"):
+    with pytest.raises(DeviceMovedError, match=r"on cuda:0 \(x_1\) and xpu:0 \(y_1\)\. Move"):
         backend(gm, on_devices("cuda:0", "xpu:0"))
     for host in ("cpu", "number"):
         assert backend._target(gm, on_devices("cuda:0", host)).name == "triton"

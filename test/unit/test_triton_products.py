@@ -68,6 +68,14 @@ FORMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "batched residual": (
         lambda a, b, m: torch.bmm(a, b) * 0.25 + m, [(4, 9, 8), (4, 8, 9), (9,)]
     ),
+    "batched bias, activation, residual, cast": (
+        lambda c, a, b, r: (F.relu(torch.baddbmm(c, a, b)) + r).float(),
+        [(3, 1, 9), (3, 4, 8), (3, 8, 9), (3, 4, 9)],
+    ),
+    "batches in groups": (
+        lambda q, k: torch.softmax(q.flatten(0, 1) @ k.repeat_interleave(2, 1).flatten(0, 1), -1),
+        [(2, 4, 5, 16), (2, 2, 16, 20)],
+    ),
     "swiglu": (
         lambda x, u, g: F.silu(x @ g) * (x @ u), [(30, 20), (20, 36), (20, 36)]
     ),
@@ -144,7 +152,7 @@ def steps_of(fn: Callable[..., Any], *inputs: Tensor) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("name", "count"),
     [("activation", 1), ("residual", 1), ("swiglu", 2), ("batched residual", 1),
-     ("result used twice", 2), ("heads", 1)],
+     ("batched bias, activation, residual, cast", 1), ("result used twice", 2), ("heads", 1)],
 )  # fmt: skip
 def test_what_follows_is_computed_in_the_products_kernel(name: str, count: int) -> None:
     fn, shapes = FORMS[name]
@@ -384,6 +392,21 @@ def test_the_table_chooses_on_the_chip_that_it_names(
     choose = target.TritonTarget().chooser("cuda:0", Config())
     assert choose(product) == SMALL
     assert target.TritonTarget().chooser("cpu", Config())(product) is None
+
+
+def test_what_was_chosen_by_measurement_is_for_these_very_chips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever of them is the current one."""
+    chips = ["a chip", "a chip"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(chips))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0: chips[device])
+    tuned, plain = Config(mode="max-autotune"), Config()
+    before = [target.TritonTarget().fingerprint(config) for config in (tuned, plain)]
+    chips[1] = "another"
+    after = [target.TritonTarget().fingerprint(config) for config in (tuned, plain)]
+    assert before[0] != after[0] and (before[1] == after[1] or choice.TABLE)
 
 
 def test_tilings_fit_the_product() -> None:

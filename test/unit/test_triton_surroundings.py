@@ -35,6 +35,14 @@ from dicp.vendor.triton.launch import Device, StreamPool
 # ---- streams and devices -------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Whether the current stream is said to be recorded."""
+    state = {"on": False}
+    monkeypatch.setattr(torch_private, "recording", lambda: state["on"])
+    return state
+
+
 def test_a_stream_takes_again_what_it_gave_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,6 +74,22 @@ def test_a_larger_workspace_takes_the_place_of_smaller_ones(
         pool.give(block)
         assert sum(map(len, pool._free.values())) == 1
     assert len(set(seen[2:])) == 1
+
+
+def test_what_a_program_records_itself_works_in_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, recording: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    pool = StreamPool(torch.device("cpu"))
+    before = pool.take(100)
+    pool.give(before)
+    recording["on"] = True
+    recorded = pool.take(100)
+    pool.give(recorded)
+    recording["on"] = False
+    assert recorded is not before and pool.take(100) is before
+    assert pool.take(100) is not recorded and recorded.untyped_storage().nbytes()
 
 
 def test_kernels_are_launched_on_their_device_and_its_stream(
@@ -125,6 +149,9 @@ def test_no_more_processes_than_are_allowed(
             threading.Event().wait(0.02)
             return {"binary": "", "entry": "copy", "shared": 0, "warps": 4}
 
+        def waits(self) -> bool:
+            return True
+
         def kill(self) -> None:
             started.remove(self)
 
@@ -132,6 +159,47 @@ def test_no_more_processes_than_are_allowed(
     jobs = [job(axes={"x": {"size": "s0", "block": 2**k, "masked": True}}) for k in range(5, 11)]
     Builder(Cache.open(Config(cache_dir=tmp_path)), workers, 2).build(jobs)
     assert len(started) == 2
+
+
+def test_workers_that_are_busy_are_not_started_again(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+
+    class Counted:
+        def __init__(self) -> None:
+            started.append(self)
+
+        def kill(self) -> None:
+            started.remove(self)
+
+    monkeypatch.setattr(builder, "_Process", Counted)
+    workers.warm_up(2)
+    busy = workers._idle.get(), workers._idle.get()
+    workers.warm_up(2)
+    assert len(started) == 2 and workers._idle.empty()
+    for process in busy:
+        workers._idle.put(process)
+    workers.close()
+    workers.warm_up(2)
+    assert len(started) == 2
+
+
+def test_a_worker_whose_answer_nobody_waited_for_is_ended(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next request would be given this one's answer."""
+    workers.warm_up(1)
+    idle = workers._idle.get()
+    workers._idle.put(idle)
+
+    def interrupted(request: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(idle, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.compile(job().request(job().blocks()))
+    assert idle.process.poll() is not None and workers._idle.empty()
 
 
 def test_a_worker_ends_with_its_input(workers: Workers) -> None:

@@ -176,6 +176,10 @@ class _Process:
             return answer
         return {"error": f"the compile worker died\n{''.join(self.messages[-20:])}", "died": True}
 
+    def waits(self) -> bool:
+        """Whether it has not ended: an interrupt from the keyboard ends idle workers, too."""
+        return self.process.poll() is None
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -190,32 +194,53 @@ class Workers:
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._running = 0
+        self._counting = threading.Lock()
 
     def warm_up(self, jobs: int) -> None:
         """Workers started ahead: their imports run beside the front end's work."""
-        if self._idle.empty():
-            for _ in range(min(jobs, STARTED_AHEAD)):
-                self._idle.put(_Process())
+        with self._counting:
+            missing = min(jobs, STARTED_AHEAD) - self._running
+        for _ in range(missing):
+            self._idle.put(self._start())
+
+    def _start(self) -> _Process:
+        with self._counting:
+            self._running += 1
+        return _Process()
+
+    def _end(self, process: _Process) -> None:
+        with self._counting:
+            self._running -= 1
+        process.kill()
+
+    def _next(self) -> _Process:
+        """A worker that waits, or a new one; what ended while it waited is nobody's trouble."""
+        while True:
+            try:
+                process = self._idle.get_nowait()
+            except queue.Empty:
+                return self._start()
+            if process.waits():
+                return process
+            self._end(process)
 
     def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One request to one worker, which is ended if it fails."""
-        try:
-            process = self._idle.get_nowait()
-        except queue.Empty:
-            process = _Process()
+        process = self._next()
         answer: dict[str, Any] = {"died": True}
         try:
             answer = process.ask(request)
         finally:
             if answer.get("died"):
-                process.kill()
+                self._end(process)
             else:
                 self._idle.put(process)
         return answer
 
     def close(self) -> None:
         while not self._idle.empty():
-            self._idle.get().kill()
+            self._end(self._idle.get())
 
 
 class Builder:

@@ -16,6 +16,8 @@ from dicp.loop.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
 from dicp.loop.ops import CHECKED_OPS
+from dicp.plain import encode_size
+from dicp.vendor.triton.reach import NARROW_LIMIT, reach
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 
 EVERYWHERE = frozenset[str]()
@@ -89,6 +91,8 @@ class Emitter:
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
         self.sites: list[tuple[str, str]] = []
+        self.reaches: dict[int | str, None] = {}
+        """How far indices reach that must not wrap around, where that may be too far."""
         self.scopes = [Scope(1)]
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
@@ -234,6 +238,7 @@ class Emitter:
     def _text(self, expr: Expr, guard: str) -> str:
         if expr.op == "index":
             text = self.index(expr.attr, guard)
+            self.reaching(expr.attr)
             if not expr.attr.terms and isinstance(expr.attr.const, int):
                 return literal(expr.attr.const, torch.int64)
             return f"({text}).to(tl.int64)"
@@ -291,7 +296,7 @@ class Emitter:
         axes = have | self.shape_of.get(guard, EVERYWHERE)
         mask = self.mask(axes, guard)
         place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
-        hint = self.hint(item.ref) if self.looped and self.walked in axes else ""
+        hint = self.hint(item.ref, have) if self.looped and self.walked in axes else ""
         text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
         if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
             text += ".to(tl.float32)"
@@ -299,7 +304,7 @@ class Emitter:
         self.loaded[name] = item.ref.root
         return name
 
-    def hint(self, ref: Ref) -> str:
+    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
         """What the cache should do with lines read along a loop: more to an argument list."""
         return ""
 
@@ -322,6 +327,12 @@ class Emitter:
             parts.append(self._coefficient(index.const))
         return " + ".join(parts)
 
+    def reaching(self, index: Index) -> None:
+        """`index` is divided or a value: the launch must know how far it goes."""
+        furthest = reach(index)
+        if not isinstance(furthest, int) or furthest >= NARROW_LIMIT:
+            self.reaches[encode_size(furthest)] = None
+
     def _coefficient(self, size: Size) -> str:
         text = self.size(size)
         return f"({text})" if text.startswith("-") else text
@@ -335,6 +346,7 @@ class Emitter:
             return self.named(("index", text), text, axes)
         sign = "//" if isinstance(atom, FloorDiv) else "%"
         inner = self.index(atom.value, guard)
+        self.reaching(atom.value)
         axes = self.axes_of_index(atom.value) | self.shape_of.get(guard, EVERYWHERE)
         text = f"({inner}) {sign} {self.size(atom.divisor)}"
         return self.named(("index", text), text, axes)

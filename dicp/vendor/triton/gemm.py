@@ -135,4 +135,5 @@ def _launch(
         "elements": [ELEMENT[r.dtype] for r in args],
         "checks": any(kind == "check_index" for kind, _ in writer.sites),
         "whole": False,
+        "reaches": list(writer.reaches),
     }

@@ -16,13 +16,13 @@ import torch
 
 from dicp import torch_private
 from dicp.errors import LaunchError
+from dicp.loop.machine import let_go
 from dicp.plain import evaluate_size
 from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
 from dicp.vendor.triton.driver import NO_CONTEXT, Driver
+from dicp.vendor.triton.reach import needs_wide
 
 ALIGNMENT = 16
-NARROW_LIMIT = 2**31 - 2**20
-"""Indices below this have room for the last block to reach past the end."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,13 @@ class Plan:
 
     def _wide(self, step: Mapping[str, Any], symbols: Mapping[str, int] | None) -> bool:
         fixed = symbols is None
-        sizes = [a["size"] for a in step["launch"]["axes"].values()]
+        known = {} if symbols is None else symbols
         try:
-            known = {} if symbols is None else symbols
             extents = [extent_of(self.buffers[slot], known) for slot in step["args"]]
-            extents.append(int(np.prod([evaluate_size(s, known) for s in sizes], dtype=object)))
+            return needs_wide(step, known, extents)
         except NameError:  # a size that only a run knows
             assert fixed
             return False
-        return max(extents, default=0) >= NARROW_LIMIT
 
     def job(self, step: Mapping[str, Any], variant: Variant) -> Job:
         name = step["kernel"]
@@ -230,7 +228,11 @@ class DeviceSegment:
 
 
 class StreamPool:
-    """Workspaces by stream: what a stream has finished with, only that stream takes again."""
+    """Workspaces by stream: what a stream has finished with, only that stream takes again.
+
+    A program may record runs itself (`torch.cuda.graph`): replays are on any stream, at any time,
+    so that what they work in is lent to nobody else.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -244,6 +246,8 @@ class StreamPool:
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
+        if torch_private.recording():
+            return _fresh(size, self.device)
         blocks = self._blocks()
         for k in range(len(blocks) - 1, -1, -1):
             try:
@@ -251,13 +255,18 @@ class StreamPool:
             except IndexError:  # another thread was first
                 continue
             if block.numel() >= size:
-                return block  # a smaller one is let go: who wants less will take the larger
-        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+                return block
+            let_go(block)  # who wants less will take the larger
+        return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
+        if torch_private.recording():
+            return
         blocks = self._blocks()
         if len(blocks) < 2:
             blocks.append(block)
+        else:
+            let_go(block)
 
 
 class OwnMemory:
@@ -267,7 +276,11 @@ class OwnMemory:
         self.device = device
 
     def take(self, size: int) -> torch.Tensor:
-        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+        return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
         """The recording keeps what it uses; nothing is lent to others."""
+
+
+def _fresh(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size + 64, dtype=torch.uint8, device=device)

@@ -70,11 +70,12 @@ class Reduction(Writer):
             used += ir.walk(self.saves[name].value, seen)
         return {e.attr.ref.root for e in used if e.op == "read"}
 
-    def hint(self, ref: Ref) -> str:
-        """A row that is swept again should stay in the cache; what is read once should not."""
+    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
+        """A row that is swept again should stay in the cache, as should what all rows read; what is
+        read once should not."""
         if len([p for p in self.kernel.phases if p.level == "inner" and self._swept(p)]) < 2:
             return ""
-        again = ref.root in self._later
+        again = ref.root in self._later or not axes & ROWS
         return f", eviction_policy='evict_{'last' if again else 'first'}'"
 
     def _row(self, phase: Phase) -> None:
@@ -300,7 +301,7 @@ class Walked(Reduction):
             return self.digit("pid", self.parts, var, EVERYWHERE)
         return super().variable(var)
 
-    def hint(self, ref: Ref) -> str:
+    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
         return ""
 
     def write(self) -> None:

@@ -95,6 +95,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
         "elements": [ELEMENT[r.dtype] for r in writer.args],
         "checks": any(kind == "check_index" for kind, _ in writer.sites),
         "whole": tile.persistent,
+        "reaches": list(writer.reaches),
     }
     name = "k" + hashlib.sha256(f"{body} {tile.warps}".encode()).hexdigest()[:20]
     return TritonKernel(

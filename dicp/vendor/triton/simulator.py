@@ -28,6 +28,7 @@ import torch
 from dicp.config import environment
 from dicp.plain import evaluate_size
 from dicp.torch_private import disable_current_modes
+from dicp.vendor.triton.reach import needs_wide
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
 MOST_PROGRAMS = 3
@@ -274,7 +275,8 @@ class _Launch:
         self.elements = [host.pointer_type(e) for e in launch["elements"]]
         sizes = [host.runtime._implicit_cvt(evaluate_size(s, symbols)) for s in step["symbols"]]
         blocks, self.programs = simulated_blocks(launch, symbols)
-        self.rest = [*sizes, host.language.int32, *blocks, *launch.get("constants", {}).values()]
+        width = host.language.int64 if needs_wide(step, symbols) else host.language.int32
+        self.rest = [*sizes, width, *blocks, *launch.get("constants", {}).values()]
 
     def run(self, table: Any) -> None:
         host = interpreter()

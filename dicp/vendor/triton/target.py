@@ -215,10 +215,15 @@ class TritonTarget(Target):
     def fingerprint(self, config: Config) -> str:
         deterministic = torch.are_deterministic_algorithms_enabled()
         tuned = TABLE or config.mode.startswith("max-autotune")
-        chip = torch.cuda.get_device_name() if tuned and torch.cuda.is_available() else ""
+        chips = _chips() if tuned else []
         measured = [str(row) for row in TABLE.values()]
         return key_of(
-            triton_version(), device_functions(), str(deterministic), tf32_allowed(), chip, measured
+            triton_version(),
+            device_functions(),
+            str(deterministic),
+            tf32_allowed(),
+            chips,
+            measured,
         )
 
     def doctor(self, config: Config) -> list[Check]:
@@ -227,8 +232,7 @@ class TritonTarget(Target):
         except ToolchainError as error:
             return [Check("triton", False, error.detail, error.fix)]
         if torch.cuda.is_available():
-            names = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-            checks.append(Check("device", True, ", ".join(names)))
+            checks.append(Check("device", True, ", ".join(_chips())))
         else:
             detail = "no GPU: CPU tensors are run by the interpreter"
             allowed = config.runs_on != "device"
@@ -262,6 +266,12 @@ def architecture(device: torch.device) -> int:
     """The compute capability of a GPU, as 90."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def _chips() -> list[str]:
+    """The names of this machine's GPUs, in order."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(k) for k in range(count)]
 
 
 def _allow_simulator(config: Config) -> None:
