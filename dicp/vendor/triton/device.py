@@ -57,6 +57,11 @@ def cos(x):
 
 
 @triton.jit
+def cospi(x):
+    return libdevice.cospi(x)
+
+
+@triton.jit
 def tan(x):
     return libdevice.tan(x)
 
@@ -580,65 +585,96 @@ def digamma(x):
     return result.to(x.dtype)
 
 
-# ---- random numbers: Philox 4x32-10 (Salmon et al., SC 2011) -------------------------------------
+# ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the host's ----------------------
 
 
 @triton.jit
 def philox(seed, site, counter):
-    mask = 0xFFFFFFFF
-    k0 = seed.to(tl.uint64) & mask
-    k1 = seed.to(tl.uint64) >> 32
-    c0 = counter.to(tl.uint64) & mask
-    c1 = counter.to(tl.uint64) >> 32
-    c2 = (site.to(tl.uint64) & mask) + c0 * 0
+    """Four words of 32 bits."""
+    k0 = seed.to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    c0 = counter.to(tl.uint32)
     c3 = c0 * 0
-    k0 = k0 + c3
-    k1 = k1 + c3
-    for _ in range(10):
-        p0 = c0 * 0xD2511F53
-        p1 = c2 * 0xCD9E8D57
-        n0 = (p1 >> 32) ^ c1 ^ k0
-        n2 = (p0 >> 32) ^ c3 ^ k1
-        c1 = p1 & mask
-        c3 = p0 & mask
-        c0 = n0
-        c2 = n2
-        k0 = (k0 + 0x9E3779B9) & mask
-        k1 = (k1 + 0xBB67AE85) & mask
-    return (c1 << 32) | c0
+    c2 = site.to(tl.uint32) + c3
+    if counter.dtype.primitive_bitwidth == 64:
+        c1 = (counter >> 32).to(tl.uint32)
+    else:
+        c1 = c3
+    for _ in tl.static_range(7):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = p1.to(tl.uint32)
+        c3 = p0.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+# Neighbours share a call and tell by their `place` which of its words are theirs. Every lane asks
+# for itself: of equal calls in one thread the compiler makes one.
 
 
 @triton.jit
-def philox_bits(seed, site, counter):
-    return (philox(seed, site, counter) >> 1).to(tl.int64)
+def philox_word(seed, site, counter, place):
+    """One of four words."""
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    low = tl.where((place & 1) == 0, c0, c1)
+    high = tl.where((place & 1) == 0, c2, c3)
+    return tl.where((place & 2) == 0, low, high)
+
+
+@triton.jit
+def philox_pair(seed, site, counter, place):
+    """One of two pairs of words."""
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    first = (place & 1) == 0
+    return tl.where(first, c0, c2), tl.where(first, c1, c3)
+
+
+@triton.jit
+def joined(low, high):
+    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+
+
+@triton.jit
+def philox_bits(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place)
+    return (joined(low, high) >> 1).to(tl.int64)
 
 
 @triton.jit
 def unit(bits):
-    return ((bits >> 8) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
-def philox_uniform_f(seed, site, counter):
-    return unit(philox(seed, site, counter))
+def unit_d(low, high):
+    return (joined(low, high) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
-def philox_uniform_d(seed, site, counter):
-    return (philox(seed, site, counter) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
-
-
-# Box and Muller (1958): one normal number from two uniform ones.
-@triton.jit
-def philox_normal_f(seed, site, counter):
-    bits = philox(seed, site, counter)
-    u = unit(bits)
-    v = unit(bits >> 32)
-    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)
+def philox_uniform_f(seed, site, counter, place):
+    return unit(philox_word(seed, site, counter, place))
 
 
 @triton.jit
-def philox_normal_d(seed, site, counter):
-    u = philox_uniform_d(seed, site, counter)
-    v = philox_uniform_d(seed, site + 0x40000000, counter)
-    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)
+def philox_uniform_d(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place)
+    return unit_d(low, high)
+
+
+# Box and Muller (1958): two normal numbers from two uniform ones, a quarter of a turn apart.
+@triton.jit
+def philox_normal_f(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place >> 1)
+    turn = unit(high) - (place & 1).to(tl.float32) * 0.25
+    return tl.math.sqrt(-2.0 * log(1.0 - unit(low))) * cospi(2.0 * turn)
+
+
+@triton.jit
+def philox_normal_d(seed, site, counter, place):
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    radius = sqrt(-2.0 * log(1.0 - unit_d(c0, c1)))
+    return radius * cospi(2.0 * unit_d(c2, c3))

@@ -16,6 +16,7 @@ from dicp.loop.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
 from dicp.loop.ops import CHECKED_OPS
+from dicp.vendor.triton import draws
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 
 EVERYWHERE = frozenset[str]()
@@ -95,6 +96,7 @@ class Emitter:
         self.saves = {s.name: s for s in self.stmts() if isinstance(s, Save)}
         self.sums = {s.name: s for s in self.accumulates() if s.op == "sum"}
         self.loaded: dict[str, Ref] = {}
+        self._side_by_side = draws.most_side_by_side(kernel)
         self._uses: dict[int, frozenset[str]] = {}
         self._temp = 0
 
@@ -237,7 +239,14 @@ class Emitter:
             if not expr.attr.terms and isinstance(expr.attr.const, int):
                 return literal(expr.attr.const, torch.int64)
             return f"({text}).to(tl.int64)"
-        args = [self.value(a, guard) for a in expr.args]
+        least = draws.threshold(expr)
+        if least is not None:
+            word = f"d.philox_word({', '.join(self._draw(expr.args[0], guard))})"
+            word = self.named(word, word, self.axes_in(expr.args[0]))
+            limit = f"tl.full([], {least}, tl.uint32)"
+            return operator(expr.op, torch.bool, torch.int64, [word, limit])
+        drawn = expr.op.startswith("philox")
+        args = self._draw(expr, guard) if drawn else [self.value(a, guard) for a in expr.args]
         if self._is_share(expr):
             inverse = f"d.reciprocal({args[1]})"
             inverse = self.named(inverse, inverse, self.axes_in(expr.args[1]))
@@ -255,6 +264,25 @@ class Emitter:
             site, _ = self._site(expr)
             args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
         return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
+
+    def _draw(self, expr: Expr, guard: str) -> list[str]:
+        """Seed and site of a random number, the counter of its call, and its place in it."""
+        *key, at = expr.args
+        assert at.op == "index"
+        neighbours = draws.NEIGHBOURS[expr.op, expr.dtype]
+        shift = neighbours.bit_length() - 1
+        found = draws.split(at.attr, neighbours)
+        if found is not None:
+            block, var = found
+            along = self.variable(var)
+            start = f"{self.index(block, guard)} + " if block.terms or block.const != 0 else ""
+            counter = f"{start}({along} >> {shift})"
+        else:
+            along = self.index(at.attr, guard)
+            along = f"({along})" if self.axes_in(at) else f"tl.full([], {along}, INDEX)"
+            counter = f"{along} >> {shift}"
+        place = f"{along} & {neighbours - 1}"
+        return [*(self.value(k, guard) for k in key), counter, place]
 
     def _is_share(self, expr: Expr) -> bool:
         """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
@@ -367,6 +395,8 @@ class Emitter:
         value = f"d.to_bf16({value})" if stmt.ref.dtype == torch.bfloat16 else value
         mask = self.mask(want | have)
         tail = f", {mask}" if mask else ""
+        if not stmt.op:
+            offset = self._beside(stmt, offset)
         if stmt.op:
             value = self.spread(value, self.shape_of.get(value, EVERYWHERE), want)
             if stmt.op == "prod" and mask:  # idle lanes need a place, too
@@ -376,6 +406,16 @@ class Emitter:
             self.line(text, self.depth_of(want))
             return
         self.line(f"tl.store({self.arg(stmt.ref)} + {offset}, {value}{tail})", self.depth_of(want))
+
+    def _beside(self, stmt: Store, offset: str) -> str:
+        """`offset` with what the compiler must not know: that a thread could store more at once."""
+        most = self._side_by_side
+        axis = self.by_dim()[-1] if self.axes else None
+        if most is None or axis is None or stmt.ref.dtype.itemsize * most >= draws.WIDEST:
+            return offset
+        if len(axis.loops) != 1 or stmt.index.coefficient(axis.loops[0]) != 1:
+            return offset
+        return f"tl.max_contiguous({offset}, {[1] * (len(self.axes) - 1) + [most]})"
 
     def accumulates(self) -> list[Accumulate]:
         return [s for s in self.stmts() if isinstance(s, Accumulate)]

@@ -44,7 +44,9 @@ HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
         "erfinv", "lgamma", "hypot", "nextafter", "copysign", "rsqrt", "floor", "ceil", "trunc",
         "fmod", "pow",
     )
-} | {"rint": torch.round, "fast_dividef": torch.div}  # fmt: skip
+} | {
+    "rint": torch.round, "fast_dividef": torch.div, "cospi": lambda x: torch.cos(x * math.pi),
+}  # fmt: skip
 """The host's part for the device's math library, by its names."""
 
 

@@ -63,8 +63,8 @@ INFIX = {
     "bitwise_xor": "{0} ^ {1}",
     "isnan": "{0} != {0}",
     "isinf": "tl.abs({0}) == float('inf')",
-    "philox_uniform": "d.philox_uniform_{width}({0}, {1}, {2})",
-    "philox_normal": "d.philox_normal_{width}({0}, {1}, {2})",
+    "philox_uniform": "d.philox_uniform_{width}({0}, {1}, {2}, {3})",
+    "philox_normal": "d.philox_normal_{width}({0}, {1}, {2}, {3})",
 }
 """Operators that the language itself spells, or whose function depends on the width. Every other
 row of the operator table is the device function of that name."""
