@@ -132,6 +132,37 @@ def normal_cdf(x):
 
 
 @triton.jit
+def exp2_flushed(x):
+    """2 ** x, and 0 where it is less than any normal number."""
+    text: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(text, "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def exp_short(x):
+    """exp(x), the relative error of which grows with |x|: 2**-22 and 2**-24 |x|."""
+    return exp2_flushed(x * 1.4426950408889634)
+
+
+@triton.jit
+def normal_cdf_short(x):
+    """The error is at most 2**-22, the relative one 2**-16 above -5.5 and less than 1 everywhere.
+
+    The logarithm of the tail is fitted by a polynomial on [0, 5.6]; beyond, that falls faster.
+    """
+    a = tl.abs(x)
+    p = fma(a, -3.8490651e-07, 6.3467314e-06)
+    p = fma(p, a, -8.2310207e-06)
+    p = fma(p, a, -6.2489312e-04)
+    p = fma(p, a, 7.7815601e-03)
+    p = fma(p, a, -5.3046655e-02)
+    p = fma(p, a, -4.5901126e-01)
+    p = fma(p, a, -1.1511306e00)
+    tail = exp2_flushed(fma(p, a, -9.9999946e-01))
+    return tl.where(x < 0.0, tail, 1.0 - tail)
+
+
+@triton.jit
 def normal_cdf_tanh(x):
     return (tanh((x + x * x * x * 0.044715) * 0.7978845608028654) + 1.0) * 0.5
 
@@ -236,6 +267,14 @@ def divided(a, b, inverse):
 
 
 @triton.jit
+def over(a, b, inverse):
+    """The same for any a; the negative of what is lost keeps the sign of zero."""
+    q = a * inverse
+    r = fma(neg(fma(q, b, neg(a))), inverse, q)
+    return tl.where(r == r, r, q)  # q where it is inf or NaN
+
+
+@triton.jit
 def inverse_above_one(y):
     """1 / y where y is at least 1: a guess and one step of Newton's."""
     one = tl.full([], 1.0, tl.float32)
@@ -294,12 +333,18 @@ def signbit(x):
 
 @triton.jit
 def maximum(a, b):
-    return tl.where((a > b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
 def minimum(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a < b) | (a != a), a, b)
 
 
 @triton.jit

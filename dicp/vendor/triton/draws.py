@@ -11,6 +11,7 @@ from dicp.loop import ir
 from dicp.loop.index import Index, Var, quotient
 from dicp.loop.ir import Expr
 from dicp.loop.kernel import Kernel, Store
+from dicp.vendor.triton.spelling import float32
 
 NEIGHBOURS = {
     ("philox_uniform", torch.float32): 4,
@@ -50,7 +51,7 @@ def threshold(expr: Expr) -> int | None:
     number, limit = expr.args
     if number.dtype != torch.float32 or limit.op != "const":
         return None
-    steps = math.ceil(torch.tensor(limit.attr, dtype=torch.float32).item() * 2**UNIT)
+    steps = math.ceil(float32(limit.attr) * 2**UNIT)
     return steps << (WORD - UNIT) if 0 <= steps < 2**UNIT else None
 
 

@@ -156,6 +156,7 @@ class Interpreter:
         exec(compile(text, str(DEVICE_FUNCTIONS), "exec"), scope)  # noqa: S102
         scope |= {
             "to_bf16": self._to_bf16,
+            "exp2_flushed": self._hosted(torch.exp2),
             "divisor": self._divisor,
             "check_index": self._check_index,
             "prod": self._reduced(np.prod),

@@ -125,6 +125,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     return f"tl.full([], {number(value, dtype)}, {VALUE_TYPE[dtype]})"
 
 
+def float32(value: float) -> float:
+    """The nearest number of single precision."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
 def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return str(bool(value))
