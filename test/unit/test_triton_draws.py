@@ -79,7 +79,7 @@ def test_four_neighbours_share_a_call(name: str) -> None:
     The mask, whose elements are smaller, is laid out as the numbers beside it: nothing is drawn
     again for it.
     """
-    x, weight = (torch.ones(s, dtype=torch.bfloat16) for s in ((8192, 1024), (1024,)))
+    x, weight = (torch.ones(s, dtype=torch.bfloat16) for s in ((2048, 1024), (1024,)))
     assert multiplications(MASKED[name], x, x, weight) < 4.5
 
 

@@ -34,10 +34,10 @@ def loss(x: Tensor, classes: Tensor) -> Tensor:
     return F.cross_entropy(x, classes, ignore_index=2)
 
 
-@pytest.mark.parametrize("width", [300, 9000])
+@pytest.mark.parametrize("width", [300, 40000])
 def test_gradients_of_cross_entropy(width: int, tmp_path: Path) -> None:
     x = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
-    classes = torch.tensor([0, width - 1, 2, 7, 1])
+    classes = torch.tensor([0, width - 1, 2, width // 2, 1])
     found = []
     for run, wide in ((torch.compile(loss, backend=Backend("triton", cache_dir=tmp_path)), x),
                       (loss, x), (loss, x.double())):  # fmt: skip

@@ -52,8 +52,9 @@ def test_gelu_of_every_number(fn: Any, true: Any, dtype: torch.dtype, tmp_path: 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("fn", [torch.softmax, torch.log_softmax, torch.logsumexp])
-def test_rows_of_16_bits(fn: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    x = (torch.randn(8, 300, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
+@pytest.mark.parametrize("width", [300, 10000])
+def test_rows_of_16_bits(fn: Any, dtype: torch.dtype, width: int, tmp_path: Path) -> None:
+    x = (torch.randn(8, width, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
     x[1, 5], x[2, ::2], x[3, 9] = math.nan, -math.inf, math.inf
     got, eager = compiled(fn, tmp_path)(x, -1), fn(x, -1)
     assert_matches(got, eager, fn(x.double(), -1))
@@ -72,6 +73,8 @@ SHORT = {
     "one of two": (lambda x: (F.gelu(w := x.float()).to(x.dtype), w), torch.bfloat16,
                    "normal_cdf_short"),
     "softmax": (lambda x: x.softmax(-1), torch.float16, "exp_short"),
+    "long rows": (lambda x: x.softmax(-1), torch.bfloat16, "fall_short"),
+    "long rows of 32 bits": (lambda x: x.softmax(-1), torch.float32, "fall"),
     "softmax in 32 bits": (lambda x: x.softmax(-1), torch.float32, "exp"),
     "softmax widened": (lambda x: x.softmax(-1, dtype=torch.float32), torch.bfloat16, "exp"),
     "loss of 16 bits": (summed_up, torch.bfloat16, "exp_short"),
@@ -83,7 +86,8 @@ SHORT = {
 @pytest.mark.parametrize("name", SHORT)
 def test_what_is_rounded_soon_is_short(name: str) -> None:
     fn, dtype, function = SHORT[name]
-    (program,) = record(fn, torch.ones(64, 128, dtype=dtype), target=TritonRecorder()).programs
+    x = torch.ones(128, 10000 if "long" in name else 256, dtype=dtype)
+    (program,) = record(fn, x, target=TritonRecorder()).programs
     text = "".join(program.kernel_texts.values())
     assert f"d.{function}(" in text
     assert ("_short(" in text) == function.endswith("short")

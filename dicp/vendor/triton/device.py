@@ -573,9 +573,19 @@ def rises(x, top):
 
 
 @triton.jit
+def below(x, top):
+    """The lower less the higher; 0 where they are equal, be they infinite."""
+    return neg(tl.abs(tl.where(x == top, 0.0, x - top)))
+
+
+@triton.jit
 def fall(x, top):
-    """exp of the lower less the higher; 1 where they are equal, be they infinite."""
-    return exp(neg(tl.abs(tl.where(x == top, 0.0, x - top))))
+    return exp(below(x, top))
+
+
+@triton.jit
+def fall_short(x, top):
+    return exp_short(below(x, top))
 
 
 @triton.jit

@@ -97,8 +97,9 @@ def in_full(stmts: list[Stmt]) -> set[int]:
         found.add(id(expr))
         pending += expr.args
         pending += [e for index in ir.indices_of(expr) for e in ir._indirect_exprs(index)]
-        if expr.op in ("acc", "saved") and not _averages(named[expr.attr]):
-            pending.append(named[expr.attr].value)
+        part = named.get(expr.attr) if expr.op in ("acc", "saved") else None
+        if part is not None and not _averages(part):
+            pending.append(part.value)
     return found
 
 
