@@ -100,6 +100,27 @@ def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
     assert not column.persistent and column.blocks == {"x": 16, "r": 256}
 
 
+@pytest.mark.parametrize(
+    "op, shape, dtype, tile",
+    [
+        (torch.softmax, (4096, 1024), torch.bfloat16, (1, 1)),
+        (torch.softmax, (4096, 700), torch.bfloat16, (1, 1)),
+        (torch.softmax, (4096, 512), torch.float32, (2, 1)),
+        (torch.softmax, (4096, 3000), torch.float32, (1, 4)),
+        (torch.logsumexp, (4096, 1024), torch.bfloat16, (2, 1)),
+        (torch.softmax, (4096, 1024), torch.float64, (2, 4)),
+        (torch.softmax, (1024, 1024), torch.bfloat16, (2, 4)),
+        (torch.softmax, (4096, 256), torch.bfloat16, (8, 4)),
+    ],
+)
+def test_many_rows_have_a_warp_each(op: Any, shape: Any, dtype: Any, tile: Any) -> None:
+    """Where they are long, few enough of them have to be kept, and there is something to read."""
+    x = torch.empty(shape, dtype=dtype)
+    (program,) = record(lambda x: op(x, -1), x, target=TritonRecorder()).programs
+    launch = program.plain["steps"][0]["launch"]
+    assert (launch["axes"]["x"]["block"], launch["warps"]) == tile
+
+
 def test_what_is_turned_around_spans_whole_lines_both_ways() -> None:
     assert tiles.crossing(4096, 4096, 4).blocks == {"y": 32, "x": 32}
     assert tiles.crossing(4096, 4096, 2).blocks == {"y": 64, "x": 64}

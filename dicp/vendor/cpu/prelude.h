@@ -545,38 +545,49 @@ d_inline double d_digamma(double x) {
 }
 d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
 
-// ---- random numbers: Philox 4x32-10 (Salmon et al., SC 2011) -----------------------------------
-d_inline uint64_t d_philox(int64_t seed, int64_t site, int64_t counter) {
+// ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the GPU's ----------------------
+// Neighbours share a call: each element has one of its four words, or a pair of them.
+struct d_words { uint32_t w[4]; };
+d_inline d_words d_philox(int64_t seed, int64_t site, int64_t counter) {
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)((uint64_t)counter >> 32);
   uint32_t c2 = (uint32_t)site, c3 = 0;
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 7
+  for (int round = 0; round < 7; ++round) {
     const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
     const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
     c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
     k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
   }
-  return ((uint64_t)c1 << 32) | c0;
+  return {{c0, c1, c2, c3}};
 }
-d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t counter) {
-  return (int64_t)(d_philox(seed, site, counter) >> 1);
+d_inline uint64_t d_joined(uint32_t low, uint32_t high) { return ((uint64_t)high << 32) | low; }
+d_inline uint64_t d_philox_pair(int64_t seed, int64_t site, int64_t index) {
+  const d_words c = d_philox(seed, site, index >> 1);
+  return index & 1 ? d_joined(c.w[2], c.w[3]) : d_joined(c.w[0], c.w[1]);
+}
+d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t index) {
+  return (int64_t)(d_philox_pair(seed, site, index) >> 1);
 }
 d_inline float d_unit(uint32_t bits) { return (float)(int32_t)(bits >> 8) * 0x1p-24f; }
-d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t counter) {
-  return d_unit((uint32_t)d_philox(seed, site, counter));
+d_inline double d_unit(uint64_t bits) { return (double)(int64_t)(bits >> 11) * 0x1p-53; }
+d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t index) {
+  const d_words c = d_philox(seed, site, index >> 2);
+  const uint32_t low = index & 1 ? c.w[1] : c.w[0], high = index & 1 ? c.w[3] : c.w[2];
+  return d_unit(index & 2 ? high : low);
 }
-d_inline double d_philox_uniform_d(int64_t seed, int64_t site, int64_t counter) {
-  return (double)(int64_t)(d_philox(seed, site, counter) >> 11) * 0x1p-53;
+d_inline double d_philox_uniform_d(int64_t seed, int64_t site, int64_t index) {
+  return d_unit(d_philox_pair(seed, site, index));
 }
-// Box and Muller (1958): one normal number from two uniform ones.
-d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t counter) {
-  const uint64_t bits = d_philox(seed, site, counter);
-  const float u = d_unit((uint32_t)bits), v = d_unit((uint32_t)(bits >> 32));
-  return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * v);
+// Box and Muller (1958): two normal numbers from two uniform ones, a quarter of a turn apart.
+d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t index) {
+  const uint64_t bits = d_philox_pair(seed, site, index >> 1);
+  const float u = d_unit((uint32_t)bits);
+  const float turn = d_unit((uint32_t)(bits >> 32)) - 0.25f * (float)(int32_t)(index & 1);
+  return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * turn);
 }
-d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t counter) {
-  const double u = d_philox_uniform_d(seed, site, counter);
-  const double v = d_philox_uniform_d(seed, site + 0x40000000, counter);
+d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t index) {
+  const d_words c = d_philox(seed, site, index);
+  const double u = d_unit(d_joined(c.w[0], c.w[1])), v = d_unit(d_joined(c.w[2], c.w[3]));
   return d_sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v);
 }

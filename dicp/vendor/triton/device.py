@@ -57,6 +57,11 @@ def cos(x):
 
 
 @triton.jit
+def cospi(x):
+    return libdevice.cospi(x)
+
+
+@triton.jit
 def tan(x):
     return libdevice.tan(x)
 
@@ -124,6 +129,37 @@ def erfc(x):
 @triton.jit
 def normal_cdf(x):
     return (erf(x * 0.7071067811865476) + 1.0) * 0.5
+
+
+@triton.jit
+def exp2_flushed(x):
+    """2 ** x, and 0 where it is less than any normal number."""
+    text: tl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
+    return tl.inline_asm_elementwise(text, "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def exp_short(x):
+    """exp(x), the relative error of which grows with |x|: 2**-22 and 2**-24 |x|."""
+    return exp2_flushed(x * 1.4426950408889634)
+
+
+@triton.jit
+def normal_cdf_short(x):
+    """The error is at most 2**-22, the relative one 2**-16 above -5.5 and less than 1 everywhere.
+
+    The logarithm of the tail is fitted by a polynomial on [0, 5.6]; beyond, that falls faster.
+    """
+    a = tl.abs(x)
+    p = fma(a, -3.8490651e-07, 6.3467314e-06)
+    p = fma(p, a, -8.2310207e-06)
+    p = fma(p, a, -6.2489312e-04)
+    p = fma(p, a, 7.7815601e-03)
+    p = fma(p, a, -5.3046655e-02)
+    p = fma(p, a, -4.5901126e-01)
+    p = fma(p, a, -1.1511306e00)
+    tail = exp2_flushed(fma(p, a, -9.9999946e-01))
+    return tl.where(x < 0.0, tail, 1.0 - tail)
 
 
 @triton.jit
@@ -231,6 +267,14 @@ def divided(a, b, inverse):
 
 
 @triton.jit
+def over(a, b, inverse):
+    """The same for any a; the negative of what is lost keeps the sign of zero."""
+    q = a * inverse
+    r = fma(neg(fma(q, b, neg(a))), inverse, q)
+    return tl.where(r == r, r, q)  # q where it is inf or NaN
+
+
+@triton.jit
 def inverse_above_one(y):
     """1 / y where y is at least 1: a guess and one step of Newton's."""
     one = tl.full([], 1.0, tl.float32)
@@ -289,12 +333,18 @@ def signbit(x):
 
 @triton.jit
 def maximum(a, b):
-    return tl.where((a > b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
 def minimum(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a < b) | (a != a), a, b)
 
 
 @triton.jit
@@ -523,9 +573,19 @@ def rises(x, top):
 
 
 @triton.jit
+def below(x, top):
+    """The lower less the higher; 0 where they are equal, be they infinite."""
+    return neg(tl.abs(tl.where(x == top, 0.0, x - top)))
+
+
+@triton.jit
 def fall(x, top):
-    """exp of the lower less the higher; 1 where they are equal, be they infinite."""
-    return exp(neg(tl.abs(tl.where(x == top, 0.0, x - top))))
+    return exp(below(x, top))
+
+
+@triton.jit
+def fall_short(x, top):
+    return exp_short(below(x, top))
 
 
 @triton.jit
@@ -580,65 +640,96 @@ def digamma(x):
     return result.to(x.dtype)
 
 
-# ---- random numbers: Philox 4x32-10 (Salmon et al., SC 2011) -------------------------------------
+# ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the host's ----------------------
 
 
 @triton.jit
 def philox(seed, site, counter):
-    mask = 0xFFFFFFFF
-    k0 = seed.to(tl.uint64) & mask
-    k1 = seed.to(tl.uint64) >> 32
-    c0 = counter.to(tl.uint64) & mask
-    c1 = counter.to(tl.uint64) >> 32
-    c2 = (site.to(tl.uint64) & mask) + c0 * 0
+    """Four words of 32 bits."""
+    k0 = seed.to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    c0 = counter.to(tl.uint32)
     c3 = c0 * 0
-    k0 = k0 + c3
-    k1 = k1 + c3
-    for _ in range(10):
-        p0 = c0 * 0xD2511F53
-        p1 = c2 * 0xCD9E8D57
-        n0 = (p1 >> 32) ^ c1 ^ k0
-        n2 = (p0 >> 32) ^ c3 ^ k1
-        c1 = p1 & mask
-        c3 = p0 & mask
-        c0 = n0
-        c2 = n2
-        k0 = (k0 + 0x9E3779B9) & mask
-        k1 = (k1 + 0xBB67AE85) & mask
-    return (c1 << 32) | c0
+    c2 = site.to(tl.uint32) + c3
+    if counter.dtype.primitive_bitwidth == 64:
+        c1 = (counter >> 32).to(tl.uint32)
+    else:
+        c1 = c3
+    for _ in tl.static_range(7):
+        p0 = c0.to(tl.uint64) * 0xD2511F53
+        p1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = p1.to(tl.uint32)
+        c3 = p0.to(tl.uint32)
+        k0 = k0 + 0x9E3779B9
+        k1 = k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+# Neighbours share a call and tell by their `place` which of its words are theirs. Every lane asks
+# for itself: of equal calls in one thread the compiler makes one.
 
 
 @triton.jit
-def philox_bits(seed, site, counter):
-    return (philox(seed, site, counter) >> 1).to(tl.int64)
+def philox_word(seed, site, counter, place):
+    """One of four words."""
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    low = tl.where((place & 1) == 0, c0, c1)
+    high = tl.where((place & 1) == 0, c2, c3)
+    return tl.where((place & 2) == 0, low, high)
+
+
+@triton.jit
+def philox_pair(seed, site, counter, place):
+    """One of two pairs of words."""
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    first = (place & 1) == 0
+    return tl.where(first, c0, c2), tl.where(first, c1, c3)
+
+
+@triton.jit
+def joined(low, high):
+    return (high.to(tl.uint64) << 32) | low.to(tl.uint64)
+
+
+@triton.jit
+def philox_bits(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place)
+    return (joined(low, high) >> 1).to(tl.int64)
 
 
 @triton.jit
 def unit(bits):
-    return ((bits >> 8) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
-def philox_uniform_f(seed, site, counter):
-    return unit(philox(seed, site, counter))
+def unit_d(low, high):
+    return (joined(low, high) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit
-def philox_uniform_d(seed, site, counter):
-    return (philox(seed, site, counter) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
-
-
-# Box and Muller (1958): one normal number from two uniform ones.
-@triton.jit
-def philox_normal_f(seed, site, counter):
-    bits = philox(seed, site, counter)
-    u = unit(bits)
-    v = unit(bits >> 32)
-    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)
+def philox_uniform_f(seed, site, counter, place):
+    return unit(philox_word(seed, site, counter, place))
 
 
 @triton.jit
-def philox_normal_d(seed, site, counter):
-    u = philox_uniform_d(seed, site, counter)
-    v = philox_uniform_d(seed, site + 0x40000000, counter)
-    return sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v)
+def philox_uniform_d(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place)
+    return unit_d(low, high)
+
+
+# Box and Muller (1958): two normal numbers from two uniform ones, a quarter of a turn apart.
+@triton.jit
+def philox_normal_f(seed, site, counter, place):
+    low, high = philox_pair(seed, site, counter, place >> 1)
+    turn = unit(high) - (place & 1).to(tl.float32) * 0.25
+    return tl.math.sqrt(-2.0 * log(1.0 - unit(low))) * cospi(2.0 * turn)
+
+
+@triton.jit
+def philox_normal_d(seed, site, counter, place):
+    c0, c1, c2, c3 = philox(seed, site, counter)
+    radius = sqrt(-2.0 * log(1.0 - unit_d(c0, c1)))
+    return radius * cospi(2.0 * unit_d(c2, c3))

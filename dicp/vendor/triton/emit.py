@@ -17,7 +17,9 @@ from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
 from dicp.loop.ops import CHECKED_OPS
 from dicp.plain import encode_size
+from dicp.vendor.triton import draws
 from dicp.vendor.triton.reach import NARROW_LIMIT, reach
+from dicp.vendor.triton.shortcuts import Shortcuts
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 
 EVERYWHERE = frozenset[str]()
@@ -66,18 +68,6 @@ class Scope:
     values: dict[object, str] = field(default_factory=dict)
 
 
-def _is_single_division(expr: Expr) -> bool:
-    return expr.op == "div" and VALUE_TYPE[expr.dtype] == "tl.float32"
-
-
-def _is_over_above_one(expr: Expr) -> bool:
-    """Whether `expr` divides by 1 + exp(..)."""
-    if not _is_single_division(expr) or expr.args[1].op != "add":
-        return False
-    parts = {part.op: part for part in expr.args[1].args}
-    return parts.keys() == {"exp", "const"} and parts["const"].attr == 1
-
-
 class Emitter:
     """The code of one kernel while it is written."""
 
@@ -97,8 +87,9 @@ class Emitter:
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
         self.saves = {s.name: s for s in self.stmts() if isinstance(s, Save)}
-        self.sums = {s.name: s for s in self.accumulates() if s.op == "sum"}
         self.loaded: dict[str, Ref] = {}
+        self._shortcuts = Shortcuts(kernel)
+        self._side_by_side = draws.most_side_by_side(kernel)
         self._uses: dict[int, frozenset[str]] = {}
         self._temp = 0
 
@@ -242,13 +233,14 @@ class Emitter:
             if not expr.attr.terms and isinstance(expr.attr.const, int):
                 return literal(expr.attr.const, torch.int64)
             return f"({text}).to(tl.int64)"
-        args = [self.value(a, guard) for a in expr.args]
-        if self._is_share(expr):
-            inverse = f"d.reciprocal({args[1]})"
-            inverse = self.named(inverse, inverse, self.axes_in(expr.args[1]))
-            return f"d.divided({args[0]}, {args[1]}, {inverse})"
-        if _is_over_above_one(expr):
-            return f"d.over_above_one({args[0]}, {args[1]})"
+        least = draws.threshold(expr)
+        if least is not None:
+            word = f"d.philox_word({', '.join(self._draw(expr.args[0], guard))})"
+            word = self.named(word, word, self.axes_in(expr.args[0]))
+            limit = f"tl.full([], {least}, tl.uint32)"
+            return operator(expr.op, torch.bool, torch.int64, [word, limit])
+        drawn = expr.op.startswith("philox")
+        args = self._draw(expr, guard) if drawn else [self.value(a, guard) for a in expr.args]
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
         if expr.op == "check_index":
@@ -259,24 +251,32 @@ class Emitter:
         if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:
             site, _ = self._site(expr)
             args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
+        shorter = self._shortcuts.text(expr, args)
+        if shorter is not None:
+            text, shared = shorter
+            if shared:
+                shared = self.named(shared, shared, self.axes_in(expr.args[1]))
+            return text.format(shared)
         return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
 
-    def _is_share(self, expr: Expr) -> bool:
-        """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
-        if not _is_single_division(expr) or expr.args[1].op != "acc":
-            return False
-        part, total = expr.args[0], self.sums.get(expr.args[1].attr)
-        part = self.saves[part.attr].value if part.op == "saved" else part
-        if total is None or total.value.op != "exp" or part.op != "exp":
-            return False
-        moved = total.value.args[0]
-        below = moved.op == "sub" and moved.args[1].op == "acc" and self._is_top(moved)
-        return below and ir.show(part) == ir.show(total.value)
-
-    def _is_top(self, moved: Expr) -> bool:
-        """Whether what is subtracted is the largest of what it is subtracted from."""
-        tops = (s for s in self.accumulates() if s.name == moved.args[1].attr and s.op == "max")
-        return any(ir.show(s.value) == ir.show(moved.args[0]) for s in tops)
+    def _draw(self, expr: Expr, guard: str) -> list[str]:
+        """Seed and site of a random number, the counter of its call, and its place in it."""
+        *key, at = expr.args
+        assert at.op == "index"
+        neighbours = draws.NEIGHBOURS[expr.op, expr.dtype]
+        shift = neighbours.bit_length() - 1
+        found = draws.split(at.attr, neighbours)
+        if found is not None:
+            block, var = found
+            along = self.variable(var)
+            start = f"{self.index(block, guard)} + " if block.terms or block.const != 0 else ""
+            counter = f"{start}({along} >> {shift})"
+        else:
+            along = self.index(at.attr, guard)
+            along = f"({along})" if self.axes_in(at) else f"tl.full([], {along}, INDEX)"
+            counter = f"{along} >> {shift}"
+        place = f"{along} & {neighbours - 1}"
+        return [*(self.value(k, guard) for k in key), counter, place]
 
     def _active(self, expr: Expr, guard: str) -> str:
         axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)
@@ -379,6 +379,8 @@ class Emitter:
         value = f"d.to_bf16({value})" if stmt.ref.dtype == torch.bfloat16 else value
         mask = self.mask(want | have)
         tail = f", {mask}" if mask else ""
+        if not stmt.op:
+            offset = self._beside(stmt, offset)
         if stmt.op:
             value = self.spread(value, self.shape_of.get(value, EVERYWHERE), want)
             if stmt.op == "prod" and mask:  # idle lanes need a place, too
@@ -388,6 +390,16 @@ class Emitter:
             self.line(text, self.depth_of(want))
             return
         self.line(f"tl.store({self.arg(stmt.ref)} + {offset}, {value}{tail})", self.depth_of(want))
+
+    def _beside(self, stmt: Store, offset: str) -> str:
+        """`offset` with what the compiler must not know: that a thread could store more at once."""
+        most = self._side_by_side
+        axis = self.by_dim()[-1] if self.axes else None
+        if most is None or axis is None or stmt.ref.dtype.itemsize * most >= draws.WIDEST:
+            return offset
+        if len(axis.loops) != 1 or stmt.index.coefficient(axis.loops[0]) != 1:
+            return offset
+        return f"tl.max_contiguous({offset}, {[1] * (len(self.axes) - 1) + [most]})"
 
     def accumulates(self) -> list[Accumulate]:
         return [s for s in self.stmts() if isinstance(s, Accumulate)]

@@ -218,7 +218,8 @@ class Reduction(Writer):
             # Of exp(old - new) and exp(x - new) one is 1. (Of -inf seen first, too: what was added
             # for it is multiplied by 0 when a number is seen.)
             self.line(f"rises = d.rises({value}, {best})")
-            self.line(f"fall = d.fall({value}, {best})")
+            short = "" if id(total.value) in self._shortcuts.in_full else "_short"
+            self.line(f"fall = d.fall{short}({value}, {best})")
             self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
             self.line(f"{best} = tl.where(rises, {value}, {best})")
         self._close(top)

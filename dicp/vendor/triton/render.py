@@ -10,6 +10,7 @@ from typing import Any
 from dicp.loop.index import Index, Size, Var, product
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Phase, Store
+from dicp.loop.onehot import without_single_hits
 from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.reduction import Reduction, Walked
@@ -35,6 +36,7 @@ class TritonKernel:
 
 
 def render(kernel: Kernel) -> TritonKernel:
+    kernel = without_single_hits(kernel)
     sums = along(kernel)
     if sums:
         return _walked(kernel, sums)

@@ -45,7 +45,9 @@ HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
         "erfinv", "lgamma", "hypot", "nextafter", "copysign", "rsqrt", "floor", "ceil", "trunc",
         "fmod", "pow",
     )
-} | {"rint": torch.round, "fast_dividef": torch.div}  # fmt: skip
+} | {
+    "rint": torch.round, "fast_dividef": torch.div, "cospi": lambda x: torch.cos(x * math.pi),
+}  # fmt: skip
 """The host's part for the device's math library, by its names."""
 
 
@@ -155,6 +157,7 @@ class Interpreter:
         exec(compile(text, str(DEVICE_FUNCTIONS), "exec"), scope)  # noqa: S102
         scope |= {
             "to_bf16": self._to_bf16,
+            "exp2_flushed": self._hosted(torch.exp2),
             "divisor": self._divisor,
             "check_index": self._check_index,
             "prod": self._reduced(np.prod),

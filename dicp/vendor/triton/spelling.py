@@ -63,8 +63,8 @@ INFIX = {
     "bitwise_xor": "{0} ^ {1}",
     "isnan": "{0} != {0}",
     "isinf": "tl.abs({0}) == float('inf')",
-    "philox_uniform": "d.philox_uniform_{width}({0}, {1}, {2})",
-    "philox_normal": "d.philox_normal_{width}({0}, {1}, {2})",
+    "philox_uniform": "d.philox_uniform_{width}({0}, {1}, {2}, {3})",
+    "philox_normal": "d.philox_normal_{width}({0}, {1}, {2}, {3})",
 }
 """Operators that the language itself spells, or whose function depends on the width. Every other
 row of the operator table is the device function of that name."""
@@ -123,6 +123,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     if dtype.is_floating_point and value == 0 and math.copysign(1, value) < 0:
         return f"(tl.full([], 0.0, {VALUE_TYPE[dtype]}) * -1.0)"  # full() knows one zero only
     return f"tl.full([], {number(value, dtype)}, {VALUE_TYPE[dtype]})"
+
+
+def float32(value: float) -> float:
+    """The nearest number of single precision."""
+    return float(torch.tensor(value, dtype=torch.float32))
 
 
 def number(value: float | int | bool, dtype: torch.dtype) -> str:

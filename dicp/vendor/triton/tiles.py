@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from dicp.loop.index import Size, Var, product
+from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Running, Store
 
 GUESS = 4096
@@ -43,6 +44,14 @@ COLUMN_ELEMENTS = 4096
 """Elements of a tile of columns: what a program must have on its way at a time."""
 ROW_ELEMENTS = 2048
 """Elements of one tile of several short rows."""
+MANY_ROWS = 4096
+"""Rows that fill a chip with a warp for each."""
+WARP_ELEMENTS = 1024
+"""Elements of such a row that a warp takes: 64 bytes of 2-byte elements for each thread."""
+MOST_IN_WARP = 5
+"""Tensors of such rows, of 4 bytes an element: those of more need too many registers."""
+LEAST_MOVED = 4096
+"""Bytes that a program reads and writes: it takes time to start."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +112,32 @@ def reduction(kernel: Kernel) -> Tile:
         block = min(LOOP_BLOCK, width)
         x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
         return Tile({"x": x, "r": block}, False, 8 if block >= LOOP_BLOCK else 4)
+    if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
+        moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
+        if 0 < len(moved) <= MOST_IN_WARP and max(moved) <= 4:
+            return _by_warps(width, sum(moved))
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
     while x > 1 and rows // x < ENOUGH_PROGRAMS:
         x //= 2
     return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+
+
+def _by_warps(width: int, moved: int) -> Tile:
+    """Rows, or large parts of them, each in one warp: sums over threads are the fewest, and over
+    warps, where they have to wait for each other, there are none in rows of usual lengths."""
+    x = max(1, WARP_ELEMENTS // width)
+    while x * width * moved < LEAST_MOVED:
+        x *= 2
+    return Tile({"x": x, "r": width}, True, max(1, width // WARP_ELEMENTS))
+
+
+def _row_tensors(kernel: Kernel) -> list[Ref]:
+    """What is read and written at every point of the rows."""
+    places = [(item.ref, item.coords[0]) for item in kernel.reads()]
+    places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+    rows, inner = set(kernel.rows), set(kernel.inner)
+    whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)
+    return list(dict.fromkeys(whole))
 
 
 def along(rows: Size, inner: Size) -> Tile:
