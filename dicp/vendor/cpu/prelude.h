@@ -547,8 +547,8 @@ d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
 
 // ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the GPU's ----------------------
 // Neighbours share a call: each element has one of its four words, or a pair of them.
-struct d_words { uint32_t w[4]; };
-d_inline d_words d_philox(int64_t seed, int64_t site, int64_t counter) {
+struct d_draws { uint32_t w[4]; };
+d_inline d_draws d_philox(int64_t seed, int64_t site, int64_t counter) {
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)((uint64_t)counter >> 32);
   uint32_t c2 = (uint32_t)site, c3 = 0;
@@ -563,7 +563,7 @@ d_inline d_words d_philox(int64_t seed, int64_t site, int64_t counter) {
 }
 d_inline uint64_t d_joined(uint32_t low, uint32_t high) { return ((uint64_t)high << 32) | low; }
 d_inline uint64_t d_philox_pair(int64_t seed, int64_t site, int64_t index) {
-  const d_words c = d_philox(seed, site, index >> 1);
+  const d_draws c = d_philox(seed, site, index >> 1);
   return index & 1 ? d_joined(c.w[2], c.w[3]) : d_joined(c.w[0], c.w[1]);
 }
 d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t index) {
@@ -572,7 +572,7 @@ d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t index) {
 d_inline float d_unit(uint32_t bits) { return (float)(int32_t)(bits >> 8) * 0x1p-24f; }
 d_inline double d_unit(uint64_t bits) { return (double)(int64_t)(bits >> 11) * 0x1p-53; }
 d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t index) {
-  const d_words c = d_philox(seed, site, index >> 2);
+  const d_draws c = d_philox(seed, site, index >> 2);
   const uint32_t low = index & 1 ? c.w[1] : c.w[0], high = index & 1 ? c.w[3] : c.w[2];
   return d_unit(index & 2 ? high : low);
 }
@@ -587,7 +587,7 @@ d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t index) {
   return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * turn);
 }
 d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t index) {
-  const d_words c = d_philox(seed, site, index);
+  const d_draws c = d_philox(seed, site, index);
   const double u = d_unit(d_joined(c.w[0], c.w[1])), v = d_unit(d_joined(c.w[2], c.w[3]));
   return d_sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v);
 }
