@@ -9,7 +9,6 @@ import base64
 import contextlib
 import ctypes
 import re
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -252,7 +251,7 @@ def test_workers_compile_whatever_the_environment_asks_of_triton(
 def test_a_worker_that_ended_while_it_waited_is_replaced(cache: Cache, workers: Workers) -> None:
     workers.warm_up(1)
     process = workers._idle.get()
-    process.process.send_signal(signal.SIGINT)
+    process.process.terminate()
     process.process.wait(60)
     workers._idle.put(process)
     assert Builder(cache, workers, 1).build([job()])[0].entry == "copy"
