@@ -20,8 +20,8 @@ from torch import Tensor, fx
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget, choice, measured
 from dicp.vendor.triton.builder import Builder, Workers

@@ -14,7 +14,7 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.loop.index import Index, Var
+from dicp.loop.ir.index import Index, Var
 from dicp.vendor.triton import draws
 from dicp.vendor.triton.builder import Workers
 from dicp.vendor.triton.launch import Plan

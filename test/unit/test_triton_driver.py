@@ -31,8 +31,8 @@ from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import LaunchError, ToolchainError
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton import target as triton_target
 from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
 from dicp.vendor.triton.driver import Driver

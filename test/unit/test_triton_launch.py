@@ -36,8 +36,8 @@ from dicp.errors import (
     SimulatorForbiddenError,
     ToolchainError,
 )
-from dicp.loop.index import Var
-from dicp.loop.kernel import Kernel
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Kernel
 from dicp.target import LowerContext, find_target
 from dicp.vendor.triton import TritonTarget, aot, builder, driver, tiles
 from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers

@@ -18,10 +18,10 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
-from dicp.loop import ir
-from dicp.loop.kernel import Kernel
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton import aot, choice, measured, target
 from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
 from dicp.vendor.triton.choice import Contest

@@ -17,8 +17,8 @@ from recorder import TritonRecorder, portable, record
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.loop import ir
-from dicp.loop.index import domain
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.index import domain
 from dicp.vendor.triton.spelling import conversion, literal, operator, start_number, start_value
 from dicp.vendor.triton.split import split_reductions
 

@@ -16,10 +16,10 @@ import torch
 
 from dicp.cache import Cache, key_of
 from dicp.errors import CompilerError, LaunchError, ToolchainError
-from dicp.loop.ir import Call, Graph, Ref
-from dicp.loop.kernel import Kernel
+from dicp.loop.ir.expr import Call, Graph, Ref
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
-from dicp.loop.schedule import Schedule
+from dicp.loop.schedule.kernels import Schedule
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.triton.builder import Binary, Builder, Job, triton_version

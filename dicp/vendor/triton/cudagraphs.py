@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
-from dicp.plain import resolve_operator
+from dicp.serialize import resolve_operator
 from dicp.target import Executable
 from dicp.torch_private import current_stream
 from dicp.vendor.triton.library import FUSED_ATTENTION

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index, Var, quotient
-from dicp.loop.ir import Expr
-from dicp.loop.kernel import Kernel, Store
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.index import Index, Var, quotient
+from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.triton.spelling import float32
 
 NEIGHBOURS = {

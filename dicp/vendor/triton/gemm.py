@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import Size, Var, normal, quotient
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Kernel, Store
-from dicp.plain import encode_size
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, normal, quotient
+from dicp.loop.ir.kernel import Kernel, Store
+from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
 from dicp.vendor.triton.products import RESULT, TOTAL, Product

@@ -16,8 +16,8 @@ import torch
 
 from dicp import torch_private
 from dicp.errors import LaunchError
-from dicp.loop.machine import let_go
-from dicp.plain import evaluate_size
+from dicp.loop.runtime.device import let_go
+from dicp.serialize import evaluate_size
 from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
 from dicp.vendor.triton.driver import NO_CONTEXT, Driver
 from dicp.vendor.triton.reach import needs_wide

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.ir import Compute, Expr
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, Expr
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 from dicp.vendor.triton.spelling import ATOMIC_DTYPES
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
 from dicp.vendor.triton.builder import triton_version
 from dicp.vendor.triton.gemm import tf32_allowed
 from dicp.vendor.triton.products import Product

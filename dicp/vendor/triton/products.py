@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Expr, Load, Ref, Rewriter
+from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
@@ -29,9 +30,8 @@ from dicp.loop.index import (
     quotient,
     variable,
 )
-from dicp.loop.ir import Call, Expr, Load, Ref, Rewriter
-from dicp.loop.kernel import Define, Kernel, Phase, Store
-from dicp.loop.schedule import Step
+from dicp.loop.ir.kernel import Define, Kernel, Phase, Store
+from dicp.loop.schedule.kernels import Step
 from dicp.vendor.triton.tiling import Tiling
 
 aten = torch.ops.aten

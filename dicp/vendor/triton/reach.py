@@ -12,8 +12,8 @@ from typing import Any
 
 import sympy
 
-from dicp.loop.index import Atom, FloorDiv, Index, Mod, Size, normal
-from dicp.plain import evaluate_size
+from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, normal
+from dicp.serialize import evaluate_size
 
 NARROW_LIMIT = 2**31 - 2**20
 """Indices below this have room for the last block to reach past the end."""

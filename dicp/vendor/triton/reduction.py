@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Size, Var, product
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
-from dicp.loop.moments import squared_distances
-from dicp.plain import encode_size
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.passes.moments import squared_distances
+from dicp.serialize import encode_size
 from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value

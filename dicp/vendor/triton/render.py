@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicp.loop.index import Index, Size, Var, product
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Kernel, Phase, Store
-from dicp.loop.onehot import without_single_hits
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Index, Size, Var, product
+from dicp.loop.ir.kernel import Kernel, Phase, Store
+from dicp.loop.passes.one_hot import without_single_hits
 from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.reduction import Reduction, Walked

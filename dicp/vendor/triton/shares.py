@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dicp.loop.index import Size, Var, product, variable
-from dicp.loop.ir import Call
-from dicp.loop.kernel import Kernel, Store
-from dicp.loop.schedule import Step
+from dicp.loop.ir.expr import Call
+from dicp.loop.ir.index import Size, Var, product, variable
+from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.schedule.kernels import Step
 from dicp.vendor.triton.products import Chosen
 from dicp.vendor.triton.split import Shares, chunk_of
 

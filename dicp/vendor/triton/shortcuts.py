@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.ir import Expr
-from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
 from dicp.vendor.triton.spelling import VALUE_TYPE, float32, literal
 
 FAR = 2.0**60

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dicp.config import environment
-from dicp.plain import evaluate_size
+from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.triton.reach import needs_wide
 

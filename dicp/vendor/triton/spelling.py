@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from dicp.loop.ops import REDUCTIONS
+from dicp.loop.ir.ops import REDUCTIONS
 
 ELEMENT = {
     torch.float32: "fp32",

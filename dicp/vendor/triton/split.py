@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
@@ -26,7 +27,6 @@ from dicp.loop.index import (
     flatten,
     variable,
 )
-from dicp.loop.ir import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.torch_private import floor_division
 from dicp.vendor.triton.spelling import start_number
 from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, MULTIPROCESSORS, WIDEST_ALONG, extent

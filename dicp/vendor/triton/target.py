@@ -16,13 +16,13 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
-from dicp.loop.fusion import Across
-from dicp.loop.ir import Call, Graph
-from dicp.loop.kernel import Kernel
-from dicp.loop.machine import WorkspacePool
+from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import LoopExecutable
-from dicp.loop.schedule import Schedule, Step, schedule
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.schedule.fusion import Across
+from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.target import (
     Artifact,
     Check,

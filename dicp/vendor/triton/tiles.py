@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dicp.loop.index import Size, Var, product
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Kernel, Running, Store
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.kernel import Kernel, Running, Store
 
 GUESS = 4096
 """What an extent that is not known yet counts as."""

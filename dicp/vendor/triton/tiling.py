@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 
-from dicp.loop.index import Size
+from dicp.loop.ir.index import Size
 from dicp.vendor.triton.tiles import extent, power_of_two
 
 LEAST = 16
