@@ -24,9 +24,9 @@ from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.passes.base import PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.joint import merge_equal_nodes
+from dicp.gpu.graph_capture import why_not
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget
-from dicp.vendor.triton.cudagraphs import why_not
 
 aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention.default

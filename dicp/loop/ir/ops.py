@@ -7,7 +7,10 @@ decides between recomputing a value and keeping it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,22 @@ REDUCTIONS: dict[str, Reduction] = {
         Reduction("argmin", "highest", "d_argmin"),
     )
 }
+
+
+def identity_of(op: str, dtype: torch.dtype) -> float | int | bool:
+    """The neutral element of a reduction: what it starts from."""
+    kind = REDUCTIONS[op].start
+    if dtype == torch.bool:
+        return kind in ("one", "highest")
+    if kind in ("zero", "one"):
+        one = kind == "one"
+        return float(one) if dtype.is_floating_point else int(one)
+    if dtype.is_floating_point:
+        return -math.inf if kind == "lowest" else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if kind == "lowest" else info.max
+
+
+def float32(value: float) -> float:
+    """The nearest number of single precision."""
+    return float(torch.tensor(value, dtype=torch.float32))

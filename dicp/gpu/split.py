@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.tiles import COLUMNS, WIDEST_ALONG, extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ir.index import (
@@ -27,13 +29,10 @@ from dicp.loop.ir.index import (
     flatten,
     variable,
 )
+from dicp.loop.ir.ops import identity_of
 from dicp.torch_private import floor_division
-from dicp.vendor.triton.spelling import start_number
-from dicp.vendor.triton.tiles import COLUMNS, ENOUGH_PROGRAMS, MULTIPROCESSORS, WIDEST_ALONG, extent
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
-FEW_PROGRAMS = MULTIPROCESSORS
-"""Fewer programs leave multiprocessors idle."""
 LEAST_ROW = 8192
 """Elements of a row that one program sweeps at the least."""
 LEAST_COLUMN = 128
@@ -66,7 +65,7 @@ class Shares:
     parts: int
 
 
-def split_reductions(graph: Graph, first: Mapping[Any, int]) -> list[Shares]:
+def split_reductions(graph: Graph, first: Mapping[Any, int], facts: DeviceFacts) -> list[Shares]:
     """Each long reduction with few results becomes two, the first with many.
 
     Sizes that may change count as what they are in the `first` call. What is returned are sums over
@@ -77,7 +76,7 @@ def split_reductions(graph: Graph, first: Mapping[Any, int]) -> list[Shares]:
     wanted = {n: _walkers(n, rows, first) for n in computes}
     cuts = {n: _along(n, wanted[n]) for n in computes}
     shared = [n for n in computes if wanted[n] and cuts[n] is None]
-    _cut_up(graph, {n: cuts[n] or _cut(n, first) for n in computes if n not in shared})
+    _cut_up(graph, {n: cuts[n] or _cut(n, first, facts) for n in computes if n not in shared})
     return [_shared(graph, n, wanted[n]) for n in shared]
 
 
@@ -95,13 +94,15 @@ def _shared(graph: Graph, node: Compute, parts: int) -> Shares:
     return Shares(whole, node, parts)
 
 
-def split_shares(graph: Graph, first: Mapping[Any, int], shares: Sequence[Shares]) -> None:
+def split_shares(
+    graph: Graph, first: Mapping[Any, int], shares: Sequence[Shares], facts: DeviceFacts
+) -> None:
     """What no kernel takes along becomes two as others do."""
     for found in shares:
         whole, node = found.whole, found.rest
         node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
         graph.nodes.remove(whole)
-    _cut_up(graph, {s.rest: _cut(s.rest, first) for s in shares})
+    _cut_up(graph, {s.rest: _cut(s.rest, first, facts) for s in shares})
 
 
 def _cut_up(graph: Graph, cuts: Mapping[Compute, Cut | None]) -> None:
@@ -172,8 +173,8 @@ def _along(node: Compute, wanted: int) -> Cut | None:
     return Cut(-axis, parts) if parts >= max(ALONG_LEAST, wanted // 2) else None
 
 
-def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
-    """How to split a reduction, if it is worth it."""
+def _cut(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> Cut | None:
+    """How to split a reduction, if it is worth it: fewer programs leave multiprocessors idle."""
     if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
         return None
     shape = [_now(s, first) for s in node.shape]
@@ -181,9 +182,10 @@ def _cut(node: Compute, first: Mapping[Any, int]) -> Cut | None:
     swept = math.prod(shape[k] for k in node.axes)
     column = _is_column(node)
     programs = -(-results // COLUMNS) if column else results
-    if not 0 < programs < FEW_PROGRAMS:
+    if not 0 < programs < facts.multiprocessors:
         return None
-    wanted = min(swept // (LEAST_COLUMN if column else LEAST_ROW), ENOUGH_PROGRAMS // programs)
+    least = LEAST_COLUMN if column else LEAST_ROW
+    wanted = min(swept // least, facts.enough_programs // programs)
     even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
     if even >= LEAST_PARTS:
         return Cut(-axis, even)
@@ -280,5 +282,5 @@ def _inside(place: Index, size: Size, body: Expr, op: str) -> Expr:
     """`body` before the end of the axis, and past it what changes no result of `op`."""
     end = ir.index_value(Index(size))
     test = ir.apply("lt", torch.bool, ir.index_value(place), end)
-    start = ir.const(start_number(op, body.dtype), body.dtype)
+    start = ir.const(identity_of(op, body.dtype), body.dtype)
     return ir.apply("where", body.dtype, test, ir.masked(test, body), start)

@@ -11,7 +11,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.index import Index, Var, quotient
 from dicp.loop.ir.kernel import Kernel, Store
-from dicp.vendor.triton.spelling import float32
+from dicp.loop.ir.ops import float32
 
 NEIGHBOURS = {
     ("philox_uniform", torch.float32): 4,

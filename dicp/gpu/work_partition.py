@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dicp.gpu.products import Chosen
+from dicp.gpu.split import Shares, chunk_of
 from dicp.loop.ir.expr import Call
 from dicp.loop.ir.index import Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.loop.schedule.kernels import Step
-from dicp.vendor.triton.products import Chosen
-from dicp.vendor.triton.split import Shares, chunk_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 
+from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
-from dicp.vendor.triton.tiles import extent, power_of_two
 
 LEAST = 16
 """The smallest side of a tile that the matrix units take."""

@@ -1,4 +1,4 @@
-"""mode="reduce-overhead": a program is recorded once as a CUDA graph and replayed.
+"""mode="reduce-overhead": a program is captured once as a device graph and replayed.
 
 Parameters and what is written in place keep their memory, which the recording holds addresses of;
 other inputs are copied into buffers of its own, and results are copied out, so that the next
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from dicp.errors import FallbackWarning
+from dicp.gpu.library import FUSED_ATTENTION
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
 from dicp.torch_private import current_stream
-from dicp.vendor.triton.library import FUSED_ATTENTION
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 ORDINARY_RUNS = 2
@@ -51,31 +51,6 @@ class Recording:
 
 
 Recorder = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], None], list[Any]]]
-
-
-def record_on_device(
-    run: Callable[[], list[Any]], device: torch.device
-) -> tuple[Callable[[], None], list[Any]]:
-    """The work that `run` puts on the stream, recorded but not done, and where results will lie.
-
-    Raises RuntimeError where the driver does not record some of it.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device):
-        before = torch.cuda.current_stream()
-        try:
-            # A stream of this device: the framework's own choice is of the first that recorded.
-            # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
-                outputs = run()
-        except RuntimeError:
-            # A recording that fails leaves the stream as it was in it, and the random state
-            # waiting for its end.
-            torch.cuda.set_stream(before)
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())
-            raise
-    return graph.replay, outputs
 
 
 def why_not(program: Mapping[str, Any]) -> str:
@@ -115,8 +90,8 @@ class Graphed:
         program: Mapping[str, Any],
         run: Executable,
         static_inputs: Sequence[int],
+        record: Recorder,
         recorded: Executable | None = None,
-        record: Recorder = record_on_device,
     ) -> None:
         self.program = program
         self.run = run
@@ -159,10 +134,11 @@ class Graphed:
         return self._replayed(known, inputs)
 
     def _stream(self) -> int:
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return 0
+        index = self.device.index
         return current_stream(
-            torch.cuda.current_device() if self.device.index is None else self.device.index
+            torch.get_device_module(self.device).current_device() if index is None else index
         )
 
     def _trouble(self, inputs: Sequence[Any]) -> str:
@@ -177,7 +153,7 @@ class Graphed:
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self._recordings.clear()
-        message = f"a graph is launched kernel by kernel, not as a CUDA graph: {reason}"
+        message = f"a graph is launched kernel by kernel, not as one device graph: {reason}"
         warnings.warn(FallbackWarning(message), stacklevel=3)
 
     def _recorded(self, addresses: tuple[int, ...], inputs: Sequence[Any]) -> Recording:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.vendor.triton.library import OWN_RULES
+from dicp.gpu.library import OWN_RULES
 
 
 def scalars_to_device(gm: fx.GraphModule, device: torch.device) -> None:

@@ -1,6 +1,7 @@
-"""Block sizes and warps: pure functions of a kernel's extents and element sizes.
+"""Block sizes and warps: pure functions of a kernel's extents, its element sizes and the device.
 
-The numbers are for chips with about a hundred multiprocessors of 64 warps; each row says why.
+Constants that the device's facts do not give were found on chips with about a hundred
+multiprocessors of 2048 threads; each says why.
 """
 
 from __future__ import annotations
@@ -10,35 +11,30 @@ from dataclasses import dataclass
 
 import torch
 
+from dicp.gpu.facts import DeviceFacts
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Running, Store
 
+ELEMENTS_A_THREAD = 16
 GUESS = 4096
 """What an extent that is not known yet counts as."""
 POINTWISE_BLOCK = 1024
 LIGHT = 4
 """Bytes read for an element below which a thread takes twice as many elements: with one tensor of
 2 bytes all threads that a multiprocessor holds have 32 KiB on their way, and need about 40."""
-ENOUGH_PROGRAMS = 512
-"""Programs that keep every multiprocessor busy."""
-LINE = 128
-"""Bytes of a line of the cache, which both sides of a tile span that is turned around."""
-CROSSING = (32, 64)
-"""The shortest and the longest of such sides."""
+TRANSPOSED = (32, 64)
+"""The shortest and the longest side of a tile that is transposed; both span a cache line."""
 MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
 WIDEST_ALONG = 4096
 """Elements of a row whose sums over rows are kept in registers, too."""
-MOST_AHEAD = 80 * 1024
-"""Bytes of shared memory for what is read ahead: two programs fit into a multiprocessor."""
 LOOP_BLOCK = 2048
 """Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
 COLUMNS = 64
 """Columns side by side: one 128-byte line of 2-byte elements."""
 FEW_COLUMNS = 16
 """Columns side by side where there are few: still whole sectors of 32 bytes."""
-MULTIPROCESSORS = 128
 COLUMN_STEPS = 32
 COLUMN_ELEMENTS = 4096
 """Elements of a tile of columns: what a program must have on its way at a time."""
@@ -76,14 +72,19 @@ def numel(loops: Iterable[Var]) -> Size:
     return product(v.size for v in loops)
 
 
-def pointwise(kernel: Kernel) -> Tile:
+def warps(elements: int, facts: DeviceFacts, most: int) -> int:
+    """Warps for a block of so many elements: each thread has 16 of them."""
+    return max(1, min(most, elements // (ELEMENTS_A_THREAD * facts.lanes)))
+
+
+def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
     count = extent(numel(kernel.rows))
     block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
-    if count >= 16 * ENOUGH_PROGRAMS * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
+    if count >= 16 * facts.enough_programs * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
         block = 2 * POINTWISE_BLOCK
-    while block > 128 and count // block < ENOUGH_PROGRAMS:
+    while block > 128 and count // block < facts.enough_programs:
         block //= 2
-    return Tile({"x": block}, False, max(1, min(4, block // 256)))
+    return Tile({"x": block}, False, warps(2 * block, facts, 128 // facts.lanes))
 
 
 def _bytes_read(kernel: Kernel) -> int:
@@ -93,42 +94,44 @@ def _bytes_read(kernel: Kernel) -> int:
     return sum(ref.dtype.itemsize for ref in own)
 
 
-def crossing(outer: Size, last: Size, width: int) -> Tile:
+def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
     """Two axes, each contiguous for some tensor of elements of at least `width` bytes."""
-    side = min(max(LINE // width, CROSSING[0]), CROSSING[1])
+    side = min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
     y = min(side, power_of_two(extent(outer)))
     x = min(side, power_of_two(extent(last)))
-    return Tile({"y": y, "x": x}, False, min(8, 4 * (x * y // 1024)) or 1)
+    return Tile({"y": y, "x": x}, False, min(8, 128 // facts.lanes * (x * y // 1024)) or 1)
 
 
-def reduction(kernel: Kernel) -> Tile:
+def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
     """Blocks of a row or column kernel: rows (or columns) "x", the reduced axis "r"."""
     rows, inner = extent(numel(kernel.rows)), numel(kernel.inner)
     width = power_of_two(extent(inner))
     if kernel.kind == "column":
-        return _column(rows, inner, width)
+        return _column(rows, inner, width, facts)
     persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
     if not persistent:
         block = min(LOOP_BLOCK, width)
         x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
-        return Tile({"x": x, "r": block}, False, 8 if block >= LOOP_BLOCK else 4)
+        most = 256 if block >= LOOP_BLOCK else 128
+        return Tile({"x": x, "r": block}, False, most // facts.lanes)
     if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
         moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
         if 0 < len(moved) <= MOST_IN_WARP and max(moved) <= 4:
-            return _by_warps(width, sum(moved))
+            return _by_warps(width, sum(moved), facts)
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
-    while x > 1 and rows // x < ENOUGH_PROGRAMS:
+    while x > 1 and rows // x < facts.enough_programs:
         x //= 2
-    return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
 
 
-def _by_warps(width: int, moved: int) -> Tile:
+def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
     """Rows, or large parts of them, each in one warp: sums over threads are the fewest, and over
     warps, where they have to wait for each other, there are none in rows of usual lengths."""
-    x = max(1, WARP_ELEMENTS // width)
+    elements = WARP_ELEMENTS * facts.lanes // 32
+    x = max(1, elements // width)
     while x * width * moved < LEAST_MOVED:
         x *= 2
-    return Tile({"x": x, "r": width}, True, max(1, width // WARP_ELEMENTS))
+    return Tile({"x": x, "r": width}, True, max(1, width // elements))
 
 
 def _row_tensors(kernel: Kernel) -> list[Ref]:
@@ -140,30 +143,30 @@ def _row_tensors(kernel: Kernel) -> list[Ref]:
     return list(dict.fromkeys(whole))
 
 
-def along(rows: Size, inner: Size) -> Tile:
+def cross_row(rows: Size, inner: Size, facts: DeviceFacts) -> Tile:
     """A few whole rows at a time, which one program walks: as many bytes on their way as rows of
     which each has a program of its own."""
     width = power_of_two(extent(inner))
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
-    return Tile({"x": x, "r": width}, True, max(1, min(16, x * width // 512)))
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
 
 
-def stages(bytes_read: int) -> int:
+def stages(bytes_read: int, facts: DeviceFacts) -> int:
     """How many blocks of a walk are under way, of which all but one lie in shared memory.
 
     Between two reductions over the threads of a program nothing is asked for: the next two rows
     are, meanwhile, as far as two programs share a multiprocessor.
     """
-    return next((n for n in (3, 2) if (n - 1) * bytes_read <= MOST_AHEAD), 1)
+    return next((n for n in (3, 2) if (n - 1) * bytes_read <= facts.prefetch_bytes), 1)
 
 
-def _column(columns: int, inner: Size, width: int) -> Tile:
+def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
-    while x > FEW_COLUMNS and columns // x < ENOUGH_PROGRAMS:
+    while x > FEW_COLUMNS and columns // x < facts.enough_programs:
         x //= 2
     persistent = isinstance(inner, int) and width <= COLUMN_STEPS
     r = width if persistent else min(COLUMN_ELEMENTS // x, width)
-    return Tile({"x": x, "r": r}, persistent, max(1, min(8, x * r // 512)))
+    return Tile({"x": x, "r": r}, persistent, warps(x * r, facts, 256 // facts.lanes))
 
 
 def _most_in_registers(kernel: Kernel) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Expr, Load, Ref, Rewriter
 from dicp.loop.ir.index import (
@@ -32,7 +33,6 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.ir.kernel import Define, Kernel, Phase, Store
 from dicp.loop.schedule.kernels import Step
-from dicp.vendor.triton.tiling import Tiling
 
 aten = torch.ops.aten
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from dicp import torch_private
 from dicp.errors import LaunchError
+from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
+from dicp.gpu.index_width import needs_wide
 from dicp.loop.runtime.device import let_go
 from dicp.serialize import evaluate_size
-from dicp.vendor.triton.builder import WARP, Binary, Builder, Job, Variant
-from dicp.vendor.triton.driver import NO_CONTEXT, Driver
-from dicp.vendor.triton.reach import needs_wide
 
 ALIGNMENT = 16
 
@@ -55,8 +54,13 @@ def extent_of(buffer: Mapping[str, Any], symbols: Mapping[str, int]) -> int:
     return 1 + sum((s - 1) * t for s, t in zip(shape, strides, strict=False)) if all(shape) else 0
 
 
-class Plan:
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+class LaunchPlan(Generic[AnyJob]):
     """What a program's kernels are compiled for."""
+
+    job_type: type[AnyJob]
 
     def __init__(self, program: Mapping[str, Any], texts: Mapping[str, str], arch: int) -> None:
         self.program = program
@@ -102,12 +106,13 @@ class Plan:
             assert fixed
             return False
 
-    def job(self, step: Mapping[str, Any], variant: Variant) -> Job:
+    def job(self, step: Mapping[str, Any], variant: Variant) -> AnyJob:
         name = step["kernel"]
-        return Job(name, self.texts[name], step["launch"], len(step["symbols"]), variant,
-                   step["origins"])  # fmt: skip
+        return self.job_type(
+            name, self.texts[name], step["launch"], len(step["symbols"]), variant, step["origins"]
+        )
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[AnyJob]:
         """Every kernel as it is wanted first, each once."""
         found = [
             self.job(step, self.variant(step, None))
@@ -119,11 +124,12 @@ class Plan:
 class Device:
     """One GPU with the kernels of a program."""
 
-    def __init__(self, plan: Plan, builder: Builder, driver: Driver, index: int) -> None:
+    def __init__(self, plan: LaunchPlan[Any], builder: Builder, driver: Driver, index: int) -> None:
         self.plan = plan
         self.builder = builder
         self.driver = driver
         self.index = index
+        self.module = torch.get_device_module(driver.device_type)
 
     def segment(
         self,
@@ -180,31 +186,32 @@ class DeviceSegment:
         return found
 
     def _launch(self, launches: Sequence[tuple[Any, ...]]) -> None:
-        if torch.cuda.current_device() != self.device.index:
-            with torch.cuda.device(self.device.index):
+        module, driver = self.device.module, self.device.driver
+        if module.current_device() != self.device.index:
+            with module.device(self.device.index):
                 self._launch(launches)
             return
-        launch, stream = self.device.driver.launch, self.device.stream()
+        launch, stream = driver.launch, self.device.stream()
         for function, programs, threads, shared, parameters in launches:
             if not programs:  # a scatter of nothing
                 continue
             rest = (programs, 1, 1, threads, 1, 1, shared, stream, parameters, None)
             result = launch(function, *rest)
-            if result == NO_CONTEXT:
-                self.device.driver.enter(self.device.index)
+            if result == driver.no_context:
+                driver.enter(self.device.index)
                 result = launch(function, *rest)
             if result:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
                 raise LaunchError(
-                    "triton", step["kernel"], self.device.driver.describe(result), step["origins"]
+                    driver.target, step["kernel"], driver.describe(result), step["origins"]
                 )
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan
         jobs = [plan.job(s, plan.variant(s, self.symbols, misaligned)) for s in self.steps]
         binaries = self.device.builder.build(jobs)
-        with torch.cuda.device(self.device.index):
+        with self.device.module.device(self.device.index):
             return [
                 self._bound(step, job, binary)
                 for step, job, binary in zip(self.steps, jobs, binaries, strict=True)
@@ -224,14 +231,15 @@ class DeviceSegment:
             size = evaluate_size(step["launch"]["axes"][name]["size"], self.symbols)
             programs *= -(-size // binary.blocks[name])
         function = self.device.driver.function(self.device.index, binary)
-        return function, programs, WARP * binary.warps, binary.shared, parameters
+        threads = self.device.driver.lanes * binary.warps
+        return function, programs, threads, binary.shared, parameters
 
 
 class StreamPool:
     """Workspaces by stream: what a stream has finished with, only that stream takes again.
 
-    A program may record runs itself (`torch.cuda.graph`): replays are on any stream, at any time,
-    so that what they work in is lent to nobody else.
+    A program may capture runs in a graph itself: replays are on any stream, at any time, so that
+    what they work in is lent to nobody else.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -240,9 +248,9 @@ class StreamPool:
 
     def _blocks(self) -> list[torch.Tensor]:
         index = self.device.index
-        stream = torch_private.current_stream(
-            torch.cuda.current_device() if index is None else index
-        )
+        if index is None:
+            index = torch.get_device_module(self.device).current_device()
+        stream = torch_private.current_stream(index)
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:

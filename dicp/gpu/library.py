@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from dicp.gpu.facts import DeviceFacts
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Compute, Expr
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
-from dicp.vendor.triton.spelling import ATOMIC_DTYPES
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -39,13 +39,15 @@ for _name in FUSED_ATTENTION:
 OWN_RULES = RULES.merged(ATTENTION)
 
 
-class TritonLowering(Lowering):
+class GpuLowering(Lowering):
     """Lowering that combines colliding stores in types that the hardware combines in memory."""
+
+    device_facts: DeviceFacts
 
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
         """Short types are combined in 32 bits: floats are rounded once, and integers wrap around
         when they are stored as they would have at every step."""
-        if dtype in ATOMIC_DTYPES:
+        if dtype in self.device_facts.atomic_dtypes:
             return dtype
         return torch.float32 if dtype.is_floating_point else torch.int32
 
