@@ -72,6 +72,19 @@ class TargetNotFoundError(DicpError):
         )
 
 
+class InvalidTargetError(DicpError):
+    """An installed target that breaks the contract of `dicp.target.Target`."""
+
+    def __init__(self, name: str, place: str, problems: Sequence[str]) -> None:
+        self.name = name
+        self.problems = tuple(problems)
+        listed = "; ".join(problems)
+        super().__init__(
+            f"target {name!r} ({place}) cannot be used: {listed}. Mend the package that registers "
+            "it under the entry points `dicp.targets`, or uninstall it."
+        )
+
+
 class ToolchainError(DicpError):
     """A tool the target needs is missing, too old or does not work."""
 

@@ -8,7 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import Config
-from dicp.errors import TargetNotFoundError
+from dicp.config import Config, Option
+from dicp.errors import InvalidTargetError, TargetNotFoundError
+from dicp.rules import DecisionKind, RuleTable
+from dicp.torch_private import OpOverload
 
 ENTRY_POINT_GROUP = "dicp.targets"
-
-DecisionKind = Literal["compiled", "library", "view", "eager"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,11 @@ class Target(abc.ABC):
     name: str
     device_type: str
     facts: Facts
+    priority: int = 0
+    """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
+    options: Sequence[Option] = ()
+    """Options of this target's own, made by `dicp.config.vendor_option`; their values stand in
+    `Config.vendor`."""
 
     @abc.abstractmethod
     def decide(self, node: fx.Node) -> Decision:
@@ -182,6 +187,53 @@ class Target(abc.ABC):
         """Say what is present, what is missing and how to fix it."""
 
 
+class RuleTarget(Target):
+    """A target whose decisions follow from its rules, the dtypes it states and its device."""
+
+    rules: RuleTable
+
+    def decide(self, node: fx.Node) -> Decision:
+        if computes_size(node):
+            return Decision("view")
+        if not isinstance(node.target, OpOverload):
+            return Decision("eager", "not an ATen operator")
+        kind = self.rules.kind(node.target)
+        if kind is None:
+            return Decision("eager", "no rule for this operator")
+        reason = self.unsupported(node)
+        return Decision("eager", reason) if reason else Decision(kind)
+
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        return self.rules.kind(op)
+
+    def unsupported(self, node: fx.Node) -> str:
+        """Why the target cannot take the node's tensors; empty where it can."""
+        for tensor in tensors_of(node):
+            if tensor.layout != torch.strided:
+                return f"{tensor.layout} tensor"
+            if tensor.dtype not in self.facts.dtypes:
+                return f"dtype {tensor.dtype} is not generated for {self.name}"
+        return ""
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that a node makes and takes."""
+    found: list[torch.Tensor] = []
+    for item in [node, *node.all_input_nodes]:
+        val = item.meta.get("val")
+        values = val if isinstance(val, (tuple, list)) else [val]
+        found += [v for v in values if isinstance(v, torch.Tensor)]
+    return found
+
+
+def computes_size(node: fx.Node) -> bool:
+    """Whether it is arithmetic on sizes, or picks one result of an operator that has several."""
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    val = node.meta.get("val")
+    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
 def discover() -> dict[str, EntryPoint]:
     """Targets installed on this machine, by name; nothing is imported."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -191,10 +243,37 @@ def discover() -> dict[str, EntryPoint]:
 def find_target(name: str) -> Target:
     """The target called `name`.
 
-    Raises TargetNotFoundError, which lists the installed targets.
+    Raises TargetNotFoundError, which lists the installed targets, and InvalidTargetError.
     """
     points = discover()
     if name not in points:
         raise TargetNotFoundError(name, sorted(points))
-    target: Target = points[name].load()()
+    point = points[name]
+    try:
+        target = point.load()()
+    except Exception as error:
+        problem = f"loading it raises {type(error).__name__}: {error}"
+        raise InvalidTargetError(name, point.value, [problem]) from error
+    problems = list(_problems(target, name))
+    if problems:
+        raise InvalidTargetError(name, point.value, problems)
     return target
+
+
+def _problems(target: Any, name: str) -> Iterator[str]:
+    """How an installed target breaks the contract."""
+    if not isinstance(target, Target):
+        yield f"{type(target).__name__} is no dicp.target.Target"
+        return
+    for attribute, kind in (("name", str), ("device_type", str), ("facts", Facts)):
+        if not isinstance(getattr(target, attribute, None), kind):
+            yield f"its {attribute} is not a {kind.__name__}"
+    if getattr(target, "name", name) != name:
+        yield f"it calls itself {target.name!r}, unlike its entry point"
+    dtypes = getattr(getattr(target, "facts", None), "dtypes", ())
+    unknown = [str(d) for d in dtypes if not isinstance(d, torch.dtype)]
+    if unknown:
+        yield f"facts.dtypes holds {', '.join(unknown)}, not torch.dtype"
+    for option in target.options:
+        if not isinstance(option, Option):
+            yield f"option {option!r} is not made by dicp.config.vendor_option"

@@ -63,7 +63,9 @@ def compile_fx(
         on_report(report)
         return gm.forward
     write_out_traces(gm)
-    identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
+    identity = key_of(
+        own_version(), torch.__version__, target.name, fingerprint, config.key(target.options)
+    )
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
         report = GraphReport(info.kind, f"graph{key_of(str(id(graph)))[:8]}")

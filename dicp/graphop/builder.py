@@ -19,11 +19,8 @@ from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
+from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode, ShapeEnv, statically_known_true
-
-
-class NoRule(Exception):
-    """The vendor's operators cannot express this call; it stays an eager ATen call."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
 from dicp.errors import InferenceMismatchError
-from dicp.graphop.builder import Builder, NoRule
+from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
     EagerCall,
     Item,
@@ -22,9 +22,9 @@ from dicp.graphop.program import (
     Value,
     View,
 )
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
 from dicp.origin import origin_of, unsupported, user_line
+from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport
 from dicp.torch_private import OpOverload
 
@@ -169,14 +169,15 @@ class Lowering:
 
     def _convert(self, node: fx.Node, val: Any) -> Any:
         rule = self.rules.get(node.target)
-        assert rule is not None, node.target
+        if rule is None:
+            raise NoRule("no rule for this operator")
         self.builder.meta = val
         self.builder.is_read = lambda index: _is_read(node, index)
         given = [self._map(argument) for argument in node.args]
         self.builder.sources = [e.fake if isinstance(e, Entry) else None for e in given]
         args = self._map(node.args, self.value)
         kwargs = self._map(dict(node.kwargs), self.value)
-        result = rule(self.builder, *args, **kwargs)
+        result = rule.function(self.builder, *args, **kwargs)
         if not isinstance(val, (tuple, list)):
             entry = self._checked(node, result, val)
             entry.base = self._base(node)

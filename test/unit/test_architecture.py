@@ -28,6 +28,7 @@ RANKS = {
     "serialize": 2,
     "template": 2,
     "operators": 2,
+    "rules": 2,
     "target": 3,
     "loop": 4,
     "graphop": 4,

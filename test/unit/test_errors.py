@@ -22,6 +22,7 @@ from dicp.errors import (
     InferenceMismatchError,
     InputMismatchError,
     IntegerDivisionByZeroError,
+    InvalidTargetError,
     LaunchError,
     ModelMismatchError,
     PrototypeError,
@@ -51,6 +52,11 @@ CASES: list[tuple[DicpError, str]] = [
         "no target named 'cpuu' is installed. Did you mean 'cpu'? Installed targets: cpu, other. "
         "A target is registered by an entry point in the group 'dicp.targets'; install the "
         "package that brings it, or choose another backend.",
+    ),
+    (
+        InvalidTargetError("x", "pkg:X", ["its name is not a str", "facts are missing"]),
+        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Mend the "
+        "package that registers it under the entry points `dicp.targets`, or uninstall it.",
     ),
     (
         TargetNotFoundError("x", []),

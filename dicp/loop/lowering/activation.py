@@ -18,7 +18,7 @@ from dicp.loop.lowering.pointwise import (
     sigmoid_of,
     unary,
 )
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 ACTIVATION = RuleTable()

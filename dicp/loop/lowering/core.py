@@ -34,8 +34,8 @@ from dicp.loop.lowering.layout import (
     strides_of,
     tidy,
 )
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.origin import Origin, origin_of, unsupported
+from dicp.rules import NoRule, RuleTable
 from dicp.target import LowerContext, NodeReport
 from dicp.torch_private import OpOverload
 

@@ -13,8 +13,8 @@ from dicp.loop.ir.index import ZERO, Index, Indirect, Size, domain, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 INDEXING = RuleTable()

@@ -31,7 +31,7 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import place, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POOLING = RuleTable()

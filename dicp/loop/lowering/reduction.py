@@ -14,8 +14,8 @@ from dicp.loop.ir.index import Index, Size, product, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 REDUCTION = RuleTable()

@@ -18,7 +18,7 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import scattered
 from dicp.loop.lowering.layout import as_size
 from dicp.loop.lowering.library import plain
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 UPSAMPLE = RuleTable()

@@ -9,7 +9,6 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -34,21 +33,20 @@ from dicp.target import (
     Artifact,
     Check,
     Decision,
-    DecisionKind,
     Executable,
     Facts,
     LowerContext,
+    RuleTarget,
     Source,
-    Target,
 )
-from dicp.torch_private import FakeTensorMode, OpOverload
+from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.gears import refusal
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
-from dicp.vendor.ascend.rules import RULES, VIEWS
+from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
@@ -70,7 +68,7 @@ products may shorten float32 to HF32, which convolutions do where nothing is sai
 NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
 
 
-class AscendTarget(Target):
+class AscendTarget(RuleTarget):
     """Compiles for Ascend chips; without CANN, for the simulator."""
 
     name = "ascend"
@@ -82,28 +80,10 @@ class AscendTarget(Target):
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
     )
+    rules = RULES
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
-
-    # ---- decisions ------------------------------------------------------------------------------
-
-    def decide(self, node: fx.Node) -> Decision:
-        if not isinstance(node.target, OpOverload):
-            return Decision("eager", "not an ATen operator")
-        if RULES.get(node.target) is None:
-            return Decision("eager", "no rule for this operator")
-        for tensor in _tensors_of(node):
-            if tensor.layout != torch.strided:
-                return Decision("eager", f"{tensor.layout} tensor")
-            if tensor.dtype not in DTYPES:
-                return Decision("eager", f"dtype {tensor.dtype} is not GE's")
-        return Decision("view" if node.target in VIEWS else "compiled")
-
-    def rule_kind(self, op: Any) -> DecisionKind | None:
-        if RULES.get(op) is None:
-            return None
-        return "view" if op in VIEWS else "compiled"
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -315,13 +295,3 @@ def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
 
 def _dims(fake: torch.Tensor) -> list[int]:
     return [s if isinstance(s, int) else -1 for s in fake.shape]
-
-
-def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in [node, *node.all_input_nodes]:
-        val = item.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else [val]:
-            if isinstance(v, torch.Tensor):
-                found.append(v)
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,15 +20,14 @@ from dicp.loop.schedule.kernels import schedule
 from dicp.target import (
     Artifact,
     Check,
-    Decision,
-    DecisionKind,
     Executable,
     Facts,
     LowerContext,
+    RuleTarget,
     Source,
-    Target,
+    tensors_of,
 )
-from dicp.torch_private import OpOverload, disable_current_modes
+from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.render.scatter import without_zeros
@@ -51,7 +49,7 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
-class CpuTarget(Target):
+class CpuTarget(RuleTarget):
     """Compiles for the machine it runs on."""
 
     name = "cpu"
@@ -68,39 +66,16 @@ class CpuTarget(Target):
         # A step of Swin needs 7 MiB less of 41, of Llama 6 of 63, in the same time.
         recomputes_operands=True,
     )
+    rules = OWN_RULES
 
     def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
         self._pool = WorkspacePool()
         self._begun: Begun = {}
 
-    # ---- decisions --------------------------------------------------------------------------
-
-    def decide(self, node: fx.Node) -> Decision:
-        op = node.target
-        if _computes_size(node):
-            return Decision("view")
-        if not isinstance(op, OpOverload):
-            return Decision("eager", "not an ATen operator")
-        entry = OWN_RULES.get(op)
-        if entry is None:
-            return Decision("eager", "no rule for this operator")
-        reason = self._unsupported(node)
-        return Decision("eager", reason) if reason else Decision(entry.kind)
-
-    def rule_kind(self, op: Any) -> DecisionKind | None:
-        entry = OWN_RULES.get(op)
-        return entry.kind if entry else None
-
-    def _unsupported(self, node: fx.Node) -> str:
-        for val in _tensors_of(node):
-            if val.layout != torch.strided:
-                return f"{val.layout} tensor"
-            if val.dtype not in DTYPES:
-                return f"dtype {val.dtype} is not generated"
-            if val.device.type != "cpu":
-                return f"tensor on {val.device}"
-        return ""
+    def unsupported(self, node: fx.Node) -> str:
+        foreign = (t.device for t in tensors_of(node) if t.device.type != self.device_type)
+        return super().unsupported(node) or next((f"tensor on {d}" for d in foreign), "")
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -224,21 +199,3 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None
     return address
-
-
-def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in [node, *node.all_input_nodes]:
-        val = item.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else [val]:
-            if isinstance(v, torch.Tensor):
-                found.append(v)
-    return found
-
-
-def _computes_size(node: fx.Node) -> bool:
-    """Arithmetic on sizes, or picking one result of an operator that has several."""
-    if getattr(node.target, "__name__", "") == "getitem":
-        return True
-    val = node.meta.get("val")
-    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
+from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.prototypes import PROTOTYPES

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
+from dicp.rules import RuleTable
 from dicp.torch_private import statically_known_true
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default,
