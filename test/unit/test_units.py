@@ -128,9 +128,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     compile_shared = units_module.compile_shared
 
-    def count(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+    def count(toolchain: Any, files: dict[str, str], main: str, *rest: Any) -> bytes:
         seen.append(files[main].splitlines()[0])
-        return compile_shared(toolchain, files, main)
+        return compile_shared(toolchain, files, main, *rest)
 
     monkeypatch.setattr(units_module, "compile_shared", count)
     return seen
@@ -161,7 +161,7 @@ def test_what_was_begun_is_taken_up(tmp_path: Path, compilations: list[str], job
 def test_beginning_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[float] = []
 
-    def slow(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+    def slow(toolchain: Any, files: dict[str, str], main: str, *rest: Any) -> bytes:
         time.sleep(0.3)
         finished.append(time.perf_counter())
         return b""
