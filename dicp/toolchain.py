@@ -264,7 +264,8 @@ def load_library(
     try:
         return ctypes.CDLL(str(path), mode)
     except OSError as error:
-        if path.exists():  # else another process has cleared the cache
+        # Else another process has cleared the cache, or the path is too long for a loader.
+        if os.path.lexists(path):
             reason = str(error).removeprefix(f"{path}: ")
             _warn_once(
                 f"kernels in {str(path.parents[3])!r} are loaded from memory, because the loader "

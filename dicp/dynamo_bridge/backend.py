@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import FrontEnd, GraphReport
 from dicp.errors import DeviceMovedError, TargetNotFoundError
 from dicp.target import Target, discover, find_target
+from dicp.torch_private import register_repeatedly
 
 SUFFIX = "graph"
 KEPT_REPORTS = 256
@@ -95,9 +95,13 @@ def target_for_devices(devices: set[str]) -> Target:
     raise TargetNotFoundError(f"(for device {wanted})", sorted(discover()))
 
 
-@cache
+_backends: dict[str | None, Backend] = {}
+register_repeatedly(Backend)
+
+
 def _backend(name: str | None) -> Backend:
-    return Backend(name)
+    """The one of this name; of threads that ask first, all get the same."""
+    return _backends.setdefault(name, Backend(name))
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from dicp import Backend
+from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import (
     CacheWarning,
@@ -31,6 +33,7 @@ from dicp.errors import (
 )
 from dicp.loop.bound import Bound
 from dicp.target import find_target
+from dicp.toolchain import OUTPUT
 from dicp.vendor.cpu.toolchain import find_toolchain
 
 
@@ -118,6 +121,27 @@ def test_sources_of_a_failed_compilation_are_named(tmp_path: Path) -> None:
     with pytest.raises((CompilerError, BackendCompilerFailed)) as caught:
         run(compiler)
     assert "aten.relu.default" in str(caught.value) and "test_trust.py:" in str(caught.value)
+
+
+BAD = {
+    "half a library": f'{{real}} "$@" && truncate -s 5000 {OUTPUT}',
+    "without kernels": f"echo 'int f;' > g.cpp; {{real}} -shared g.cpp -o {OUTPUT}",
+    "no text": "head -c 999 /dev/urandom; exit 1",
+    "a folder": f"mkdir {OUTPUT}",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_compilers_are_told_or_left_for_eager(tmp_path: Path, name: str) -> None:
+    version = '[ "$1" = --version ] && echo bad 1.0 && exit 0\n'
+    body = BAD[name].format(real=find_toolchain(Config()).compiler)
+    options = {"cxx": script(tmp_path / "bad", version + body), "cache_dir": tmp_path / "c"}
+    with pytest.raises((CompilerError, BackendCompilerFailed)) as caught:
+        run(Backend("cpu", **options))
+    assert isinstance(cause_of(caught.value), CompilerError)
+    with pytest.warns(FallbackWarning, match="running eagerly"):
+        run(Backend("cpu", **options, on_compile_error="eager"))
+    assert not entries(tmp_path, "unit.so"), "nothing bad is stored"
 
 
 # ---- damaged, foreign, unwritable cache folders --------------------------------------------------
@@ -236,6 +260,62 @@ def test_two_processes_compile_once_and_a_third_not_at_all(tmp_path: Path) -> No
     log.write_text("")
     finish(start(environment))
     assert log.read_text() == "", "the second start compiles nothing"
+
+
+THREADS = """
+import threading, torch
+barrier, failures = threading.Barrier(8), []
+def work(k):
+    def fn(x):
+        return torch.relu(x * 3) + k % 2
+    try:
+        barrier.wait()
+        x = torch.randn(4, 5)
+        run = torch.compile(fn, backend="cpugraph" if k % 4 else "dicp")
+        torch.testing.assert_close(run(x), fn(x))
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+[t.start() for t in threads], [t.join() for t in threads]
+assert not failures, failures
+from dicp.dynamo_bridge import backend
+assert torch._dynamo.lookup_backend("cpugraph") is backend.cpugraph
+"""
+
+
+def test_threads_that_use_the_backend_first(tmp_path: Path) -> None:
+    finish(start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS))
+
+
+def test_processes_beside_one_that_clears_the_cache(tmp_path: Path) -> None:
+    """What disappears is built again, without a warning, and never an error."""
+    both = [start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    cache = Cache.open(Config(cache_dir=tmp_path))
+    removed = 0
+    while any(process.poll() is None for process in both):
+        removed += cache.clear().entries + cache.gc(0).entries
+        time.sleep(0.001)
+    for process in both:
+        finish(process)
+    assert removed > 0 and not cache.trouble
+
+
+@pytest.mark.parametrize("target", ["cpu", "ascend"])
+def test_a_cache_that_keeps_nothing(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another process cleared it after every write: what is loaded is what was built."""
+    put = Cache.put
+
+    def put_and_clear(self: Cache, *args: Any) -> Any:
+        entry = put(self, *args)
+        self.clear()
+        return entry
+
+    monkeypatch.setattr(Cache, "put", put_and_clear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        run(Backend(target, cache_dir=tmp_path, runs_on="simulator"))
 
 
 # ---- options -------------------------------------------------------------------------------------
