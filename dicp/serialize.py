@@ -103,8 +103,9 @@ class _Restricted(ast.NodeTransformer):
 
 @lru_cache(maxsize=4096)
 def _compiled(text: str) -> CodeType:
-    tree = _Restricted().visit(ast.parse(text, mode="eval"))
-    return compile(ast.fix_missing_locations(tree), "<size>", "eval")
+    tree: Any = _Restricted().visit(ast.parse(text, mode="eval"))
+    code: CodeType = compile(ast.fix_missing_locations(tree), "<size>", "eval")
+    return code
 
 
 def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:

@@ -10,6 +10,7 @@ import errno
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -260,6 +261,26 @@ def forge_the_signature(entry: Path) -> str:
     return "its manifest was not written by this user"
 
 
+def nest_the_manifest(entry: Path) -> str:
+    (entry / "manifest.json").write_bytes(b"[" * 200_000)
+    return "its manifest is damaged"
+
+
+def put_half_characters_into_the_manifest(entry: Path) -> str:
+    (entry / "manifest.json").write_text(json.dumps({"body": "\ud800", "hmac": "00"}))
+    return "its manifest is damaged"
+
+
+def blow_up_the_manifest(entry: Path) -> str:
+    os.truncate(entry / "manifest.json", 64 << 30)
+    return f"manifest.json has {64 << 30} bytes, more than {1 << 20}"
+
+
+def blow_up_a_file(entry: Path) -> str:
+    os.truncate(entry / "b.bin", 64 << 30)
+    return f"b.bin has {64 << 30} bytes, more than 256"
+
+
 def link_elsewhere(entry: Path) -> str:
     outside = entry / "outside"
     outside.write_bytes(b"alpha")
@@ -304,6 +325,10 @@ DAMAGES = [
     empty_the_manifest,
     forge_the_manifest,
     forge_the_signature,
+    nest_the_manifest,
+    put_half_characters_into_the_manifest,
+    blow_up_the_manifest,
+    blow_up_a_file,
     link_elsewhere,
     put_a_folder,
     put_a_pipe,
@@ -606,6 +631,78 @@ def test_a_builder_that_hangs_is_not_waited_for_without_end(
     cache.put("art", key_of("other"), FILES)
     with cache._store.lock("art", KEY):
         assert not cache.get_or_build("art", KEY, lambda: FILES).hit
+
+
+def _write(folder: Path, seed: int, seconds: float) -> None:
+    """One of several writers and readers of the same few entries; any warning is an error."""
+    warnings.simplefilter("error")
+    chance, cache = random.Random(seed), Cache(folder, 2**30)
+    files = {"a.txt": b"alpha" * 100, "b.bin": bytes(5000)}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        key = key_of(chance.randrange(3))
+        use = chance.choice([cache.put, lambda *a: cache.get_or_build(*a[:2], lambda: files)])
+        assert dict(use("art", key, files).files) == files
+
+
+def test_many_writers_beside_one_that_clears(cache: Cache, folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(folder, k, 1.0)) for k in range(4)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        cache.clear()
+        cache.gc(0)
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert not cache.trouble and os.listdir(folder / "tmp") == []
+
+
+def test_kills_at_random_moments_leave_whole_entries(cache: Cache, folder: Path) -> None:
+    """Whatever is found afterwards is whole, without a warning; the rest is swept in time."""
+    context, chance = multiprocessing.get_context("fork"), random.Random(7)
+    for seed in range(8):
+        writer = context.Process(target=_write, args=(folder, seed, 60.0))
+        writer.start()
+        time.sleep(0.02 + chance.random() / 20)
+        writer.kill()
+        writer.join()
+        for k in range(3):
+            assert reopened(folder).get_or_build("art", key_of(k), lambda: FILES).files
+    for left in (folder / "tmp").iterdir():
+        os.utime(left, (1e9, 1e9))
+    cache.gc()
+    assert os.listdir(folder / "tmp") == [] and cache.info().entries == 3
+
+
+LOCKED = """
+import os, sys, warnings
+from pathlib import Path
+from dicp.cache import Cache, key_of
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+warnings.simplefilter("always")
+cache = Cache(Path("cache"), 2**30)
+for k in range(3):
+    assert not cache.get_or_build("art", key_of(k), lambda: {"n": b"new"}).hit
+    assert cache.get("art", key_of(k)).path("n").read_bytes() == b"new"
+cache.gc(0), cache.info(), cache.clear()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's privileges")
+@pytest.mark.parametrize("name", ["", "art", "tmp", "locks", "user.key", "CACHEDIR.TAG"])
+def test_a_folder_without_permissions_costs_one_warning(
+    cache: Cache, folder: Path, name: str
+) -> None:
+    cache.get_or_build("art", KEY, lambda: FILES)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    (folder / name).chmod(0)
+    folder.parent.chmod(0o755)
+    command = [sys.executable, "-c", LOCKED, str(NOBODY)]
+    done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Locks spare work and no more; a secret that cannot be read is replaced.
+    assert done.stderr.count("CacheWarning:") == (name not in ("locks", "user.key"))
 
 
 # Accounting and eviction

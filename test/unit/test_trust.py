@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from dicp import Backend
+from dicp import Backend, store
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import (
@@ -34,7 +35,7 @@ from dicp.errors import (
 from dicp.loop.runtime.plan import Bound
 from dicp.target import find_target
 from dicp.toolchain import OUTPUT
-from dicp.vendor.cpu.toolchain import find_toolchain
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 
 
 def fn(x: Tensor) -> Tensor:
@@ -180,6 +181,41 @@ def test_damaged_entries_are_rebuilt(tmp_path: Path, name: str, content: bytes) 
         run(Backend("cpu", cache_dir=tmp_path))
 
 
+class Hostile:
+    """Pickled: makes a folder wherever it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_entries_that_somebody_else_signed_are_never_read(tmp_path: Path) -> None:
+    """A pickle that acts, and a library with a constructor, under manifests of another secret."""
+    run(Backend("cpu", cache_dir=tmp_path / "c"))
+    sign = "__attribute__((constructor)) static void f() { mkdir(PATH, 0700); }"
+    text = f'#include <sys/stat.h>\n#define PATH "{tmp_path / "loaded"}"\n{sign}\n'
+    content = {
+        "result": pickle.dumps(Hostile(tmp_path / "read")),
+        "unit.so": compile_shared(find_toolchain(Config()), {"a.cpp": text}, "a.cpp"),
+    }
+    for name, planted in content.items():
+        for path in entries(tmp_path, name):
+            files = {p.name: p.read_bytes() for p in path.parent.iterdir()} | {name: planted}
+            del files["manifest.json"]
+            kind, key = path.parts[-4], path.parts[-2]
+            for other, data in files.items():
+                (path.parent / other).unlink()
+                (path.parent / other).write_bytes(data)
+            manifest = store._signed_manifest(files, kind, key, b"x" * store.SECRET_BYTES)
+            (path.parent / "manifest.json").write_bytes(manifest)
+    find_target.cache_clear()
+    with pytest.warns(CacheWarning, match="its manifest was not written by this user"):
+        run(Backend("cpu", cache_dir=tmp_path / "c"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
 @pytest.mark.parametrize("kind", ["unit", "kernel", "graph", "aot"])
 def test_entries_may_disappear(tmp_path: Path, kind: str) -> None:
     run(Backend("cpu", cache_dir=tmp_path))
@@ -281,10 +317,23 @@ assert not failures, failures
 from dicp.dynamo_bridge import backend
 assert torch._dynamo.lookup_backend("cpugraph") is backend.cpugraph
 """
+FORK = """
+import os, signal
+signal.alarm(100)
+x, known = torch.randn(4, 5), torch.compile(lambda t: torch.relu(t) * 2, backend="cpugraph")
+known(x)
+child = os.fork()
+torch.testing.assert_close(known(x), torch.relu(x) * 2)
+z = torch.compile(lambda t: torch.relu(t + 2), backend="cpugraph")(x)
+torch.testing.assert_close(z, torch.relu(x + 2))
+assert child == 0 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+os._exit(0)
+"""
 
 
-def test_threads_that_use_the_backend_first(tmp_path: Path) -> None:
-    finish(start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS))
+def test_threads_that_use_the_backend_first_and_then_a_fork(tmp_path: Path) -> None:
+    """The fork runs what its parent has compiled, and compiles what it has not."""
+    finish(start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS + FORK))
 
 
 def test_processes_beside_one_that_clears_the_cache(tmp_path: Path) -> None:

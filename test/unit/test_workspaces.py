@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +71,18 @@ def test_memory_after_a_large_call(tmp_path: Path) -> None:
     for _ in range(2):
         call(64)
     assert resident() - before < MOST_KEPT + (48 << 20)
+
+
+def test_steps_of_random_sizes_keep_memory_flat(tmp_path: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (torch.softmax(x @ x.t(), 0) @ x).sum(0)
+
+    chance = random.Random(3)
+    run = torch.compile(fn, backend=Backend("cpu", cache_dir=tmp_path), dynamic=True)
+    sizes = [chance.randrange(2, 400) for _ in range(300)]
+    for rows in (400, 2, *sizes[:150]):
+        run(torch.randn(rows, 16))
+    before = resident()
+    for rows in sizes[150:]:
+        run(torch.randn(rows, 16))
+    assert resident() - before < 16 << 20
