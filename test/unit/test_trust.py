@@ -7,9 +7,11 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from dicp import Backend, store
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.errors import (
     CacheWarning,
     CompilerError,
@@ -365,6 +368,19 @@ def test_a_cache_that_keeps_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         run(Backend(target, cache_dir=tmp_path, runs_on="simulator"))
+
+
+def test_dumps_of_many_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    config, ready = Config(dump=tmp_path), threading.Barrier(8)
+
+    def observe(_: int) -> None:
+        ready.wait()
+        for _ in range(20):
+            Observer(config, GraphReport("forward", "graph1"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(observe, range(8)))
+    assert len(list(tmp_path.iterdir())) == 160
 
 
 # ---- options -------------------------------------------------------------------------------------
