@@ -225,7 +225,7 @@ class Config:
     cache_dir: Path = _setting(
         PATH,
         "DICP_CACHE_DIR",
-        "folder of the disk cache; made private to the user",
+        "folder in which the disk cache makes one of its own, private to the user",
         factory=default_cache_dir,
         default_text="the user's cache folder",
     )

@@ -40,6 +40,7 @@ check_release(torch.__version__)
 # ruff: noqa: E402
 from torch._C._dynamo import guards as native_guards
 from torch._dynamo import compiled_autograd
+from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
@@ -115,6 +116,27 @@ def linear_factor(size: Any) -> tuple[int, str] | None:
     if not simple:
         return None
     return int(factor), "" if rest == 1 else str(rest)
+
+
+class _BackendTable(dict[str, Any]):
+    """PyTorch's compiler functions by name, in which those of one class may be entered again."""
+
+    def __init__(self, known: dict[str, Any], repeatable: type) -> None:
+        super().__init__(known)
+        self.repeatable = repeatable
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) and not isinstance(self[str(name)], self.repeatable)
+
+
+def register_repeatedly(kind: type) -> None:
+    """Let backends of class `kind` be registered more than once.
+
+    Threads that look one up at the same time, before it is registered, all load it from its entry
+    point and register it, and PyTorch refuses all but the first: "duplicate name".
+    """
+    known = backend_registry._COMPILER_FNS
+    backend_registry._COMPILER_FNS = _BackendTable(known, kind)
 
 
 def recompute_in_backward(node: fx.Node) -> None:

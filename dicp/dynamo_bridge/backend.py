@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from dicp.errors import (
     TargetNotFoundError,
 )
 from dicp.target import Target, discover, find_target
+from dicp.torch_private import register_repeatedly
 
 SUFFIX = "graph"
 KEPT_REPORTS = 256
@@ -135,9 +135,13 @@ def load_target(name: str) -> Target:
     return target
 
 
-@cache
+_backends: dict[str | None, Backend] = {}
+register_repeatedly(Backend)
+
+
 def _backend(name: str | None) -> Backend:
-    return Backend(name)
+    """The one of this name; of threads that ask first, all get the same."""
+    return _backends.setdefault(name, Backend(name))
 
 
 def __getattr__(name: str) -> Any:

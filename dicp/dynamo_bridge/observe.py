@@ -87,11 +87,13 @@ class Observer:
         base = Path(self.config.dump)
         name = re.sub(r"[^\w.-]", "_", f"{self.report.name}_{self.report.kind}")
         folder, number = base / name, 1
-        while folder.exists():
-            number += 1
-            folder = base / f"{name}_{number}"
-        folder.mkdir(parents=True)
-        return folder
+        while True:  # other processes may write to the same place
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:
+                number += 1
+                folder = base / f"{name}_{number}"
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

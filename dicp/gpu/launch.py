@@ -18,7 +18,7 @@ from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
-from dicp.loop.runtime.device import let_go
+from dicp.loop.runtime.device import is_kept, let_go
 from dicp.serialize import evaluate_size
 
 ALIGNMENT = 16
@@ -235,6 +235,11 @@ class DeviceSegment:
         return function, programs, threads, binary.shared, parameters
 
 
+MOST_KEPT = 256 << 20
+"""Bytes of workspaces that a stream keeps from run to run; what is more, the device's allocator
+lends to others."""
+
+
 class StreamPool:
     """Workspaces by stream: what a stream has finished with, only that stream takes again.
 
@@ -271,7 +276,7 @@ class StreamPool:
         if torch_private.recording():
             return
         blocks = self._blocks()
-        if len(blocks) < 2:
+        if is_kept(block, blocks, 2, MOST_KEPT):
             blocks.append(block)
         else:
             let_go(block)

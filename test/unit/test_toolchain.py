@@ -11,8 +11,9 @@ import pytest
 
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
+from dicp.toolchain import COMPILERS
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
-from dicp.vendor.cpu.toolchain import BASE_FLAGS, COMPILERS, compile_shared, find_toolchain
+from dicp.vendor.cpu.toolchain import BASE_FLAGS, compile_shared, find_toolchain
 from dicp.vendor.cpu.units import header_texts, unit_text
 
 

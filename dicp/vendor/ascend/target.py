@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import fx
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.errors import (
     FallbackWarning,
@@ -39,6 +37,7 @@ from dicp.target import (
     RuleTarget,
     Source,
 )
+from dicp.toolchain import load_content
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
 from dicp.vendor.ascend.fuse import fuse
@@ -65,7 +64,6 @@ PRECISION_MODES = {
 }
 """GE's names for what `precision` says: which dtypes it keeps, and whether convolutions and matrix
 products may shorten float32 to HF32, which convolutions do where nothing is said."""
-NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
 
 
 class AscendTarget(RuleTarget):
@@ -156,7 +154,7 @@ class AscendTarget(RuleTarget):
             try:
                 units[graph.name] = self._build_graph(
                     graph.name, texts[graph.name], toolchain, cache, config
-                )
+                ).key
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
         static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
@@ -165,27 +163,23 @@ class AscendTarget(RuleTarget):
 
     def _build_graph(
         self, name: str, text: str, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> str:
-        """The key of a graph's offline model, built if the cache does not have it."""
+    ) -> Entry:
+        """A graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
         key = key_of("model", text, toolchain.identity, driver.soc(), *precision)
 
         def build() -> dict[str, bytes]:
-            shared = compile_shared(toolchain, text)
-            with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-                path = Path(folder, "graph.so")
-                path.write_bytes(shared)
-                library = ctypes.CDLL(str(path))
-                define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-                assert define is not None
-                model = driver.build(define, name, *precision)
+            shared = compile_shared(toolchain, text, symbols=(ENTRY,))
+            library = load_content(self.name, shared, (ENTRY,))
+            define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
+            assert define is not None
+            model = driver.build(define, name, *precision)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip
 
-        cache.get_or_build("model", key, build)
-        return key
+        return cache.get_or_build("model", key, build)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
@@ -194,13 +188,18 @@ class AscendTarget(RuleTarget):
         steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
         written = {step["graph"]: step["written"] for step in steps}
 
-        def loaded(name: str, key: str, text: str, dynamic: bool) -> Model:
-            return self._load_graph(
-                name, key, text, dynamic, written[name], toolchain, cache, config
-            )
+        def entry_of(name: str, key: str) -> Entry:
+            found = cache.get("model", key)  # it may be gone since the program was stored
+            text = plain["texts"][name]
+            return found or self._build_graph(name, text, toolchain, cache, config)
+
+        def loaded(name: str, entry: Entry, dynamic: bool) -> Model:
+            soc = json.loads(entry.read("facts.json"))["soc"]
+            driver = self._driver(toolchain, cache)
+            return Model(driver, entry.read("graph.om"), soc, dynamic, written[name])
 
         models = {
-            name: loaded(name, key, plain["texts"][name], plain["dynamic"][name])
+            name: loaded(name, entry_of(name, key), plain["dynamic"][name])
             for name, key in artifact.units.items()
         }
         geared: dict[tuple[str, str], Model] = {}
@@ -214,26 +213,11 @@ class AscendTarget(RuleTarget):
                 return
             text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
             if (name, text) not in geared:
-                key = self._build_graph(name, text, toolchain, cache, config)
-                geared[name, text] = loaded(name, key, text, False)
+                entry = self._build_graph(name, text, toolchain, cache, config)
+                geared[name, text] = loaded(name, entry, False)
             geared[name, text](inputs, outputs)
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
-
-    def _load_graph(
-        self, name: str, key: str, text: str, dynamic: bool, written: Sequence[int],
-        toolchain: Toolchain, cache: Cache, config: Config,
-    ) -> Model:  # fmt: skip
-        driver = self._driver(toolchain, cache)
-        entry = cache.get("model", key)
-        if entry is None:  # removed since the program was stored
-            key = self._build_graph(name, text, toolchain, cache, config)
-            entry = cache.get("model", key)
-        if entry is None:
-            detail = f"model {key} cannot be stored or read"
-            raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
-        soc = json.loads(entry.read("facts.json"))["soc"]
-        return Model(driver, entry.read("graph.om"), soc, dynamic, written)
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from dicp.cache import Cache
+from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.expr import Call
@@ -27,6 +28,7 @@ from dicp.target import (
     Source,
     tensors_of,
 )
+from dicp.toolchain import load_library
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.render.kernel import render
@@ -115,8 +117,13 @@ class CpuTarget(RuleTarget):
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         units = dict(artifact.units)
-        if any(not self._load_unit(key, cache) for key in set(units.values())):
-            units = self._rebuild(artifact, cache, config)
+        entries = {
+            key: cache.get("unit", key) for key in set(units.values()) - set(self._libraries)
+        }
+        if None in entries.values():
+            units, entries = self._rebuild(artifact, cache, config)
+        for key, entry in entries.items():
+            self._load_unit(key, entry, [name for name in units if units[name] == key])
         functions = {
             name: _address(self._libraries[key], name)
             for name, key in units.items() if name != "driver"
@@ -128,25 +135,23 @@ class CpuTarget(RuleTarget):
         _keep_freed_memory()
         return LoopExecutable(program, Native(functions, run), self._pool, artifact.objects)
 
-    def _load_unit(self, key: str, cache: Cache) -> bool:
-        if key not in self._libraries:
-            entry = cache.get("unit", key)
-            if entry is None:
-                return False
-            self._libraries[key] = ctypes.CDLL(str(entry.path("unit.so")))
-        return True
+    def _load_unit(self, key: str, entry: Entry | None, kernels: Sequence[str]) -> None:
+        assert entry is not None
+        symbols = ["dicp_run" if name == "driver" else name for name in kernels]
+        self._libraries[key] = load_library(self.name, entry, symbols)
 
-    def _rebuild(self, artifact: Artifact, cache: Cache, config: Config) -> dict[str, str]:
-        """Units were removed from the cache since the program was stored: compile them again."""
+    def _rebuild(
+        self, artifact: Artifact, cache: Cache, config: Config
+    ) -> tuple[dict[str, str], dict[str, Entry | None]]:
+        """Units were removed from the cache since the program was stored: compile them again.
+
+        What is loaded is what was built: others may be clearing the cache all the while.
+        """
         texts, plain = artifact.program["texts"], artifact.program["program"]
-        units = Units.open(config, cache, self._begun).build(texts, sources_of(plain))
-        for key in set(units.values()):
-            if not self._load_unit(key, cache):
-                raise ToolchainError(
-                    "cpu", "the kernel cache", f"unit {key} cannot be stored or read",
-                    "Point DICP_CACHE_DIR at a writable folder.",
-                )  # fmt: skip
-        return units
+        made = Units.open(config, cache, self._begun)
+        units = made.build(texts, sources_of(plain))
+        wanted = set(units.values()) - set(self._libraries)
+        return units, {key: made.entries[key] for key in wanted}
 
     # ---- identity and health --------------------------------------------------------------------
 
@@ -172,7 +177,7 @@ class CpuTarget(RuleTarget):
         try:
             compile_shared(toolchain, {"t.cpp": 'extern "C" int one() { return 1; }\n'}, "t.cpp")
             checks.append(Check("build", True, "a test kernel compiles"))
-        except CompilerError as error:
+        except (CompilerError, ToolchainError) as error:
             checks.append(Check("build", False, str(error), "Repair the compiler installation."))
         return checks
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from dicp import toolchain as host
 from dicp.config import Config
-from dicp.errors import CompilerError, ToolchainError
 
 BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
@@ -34,8 +31,7 @@ GCC_FLAGS = (
 """What clang++ does not know, and refuses."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
-COMPILERS = ("g++", "clang++")
-TIMEOUT_SECONDS = 600
+TARGET = "cpu"
 
 
 @dataclass(frozen=True)
@@ -52,31 +48,6 @@ class Toolchain:
     @property
     def identity(self) -> str:
         return f"{self.version} {' '.join(self.flags)} {cpu_model()}"
-
-
-@lru_cache(maxsize=16)
-def _locate(requested: str) -> tuple[tuple[str, ...], str]:
-    """The command that starts the compiler, and its version."""
-    names = (requested,) if requested else COMPILERS
-    for name in names:
-        program, *arguments = shlex.split(name)
-        path = shutil.which(program)
-        if path is None:
-            continue
-        command = (path, *arguments)
-        result = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
-        if result.returncode == 0 and result.stdout:
-            return command, result.stdout.splitlines()[0]
-        detail = f"{shlex.join(command)} --version fails"
-        raise ToolchainError("cpu", name, detail, "Reinstall the compiler.")
-    raise ToolchainError(
-        "cpu",
-        "a C++ compiler",
-        f"none of {', '.join(names)} is on the PATH",
-        "Install g++ (Debian: apt install g++), or name a compiler in DICP_CXX.",
-    )
 
 
 @lru_cache(maxsize=1)
@@ -119,36 +90,25 @@ def find_toolchain(config: Config) -> Toolchain:
 
     Raises ToolchainError with what to install.
     """
-    (path, *arguments), version = _locate(config.cxx)
+    (path, *arguments), version = host.find_compiler(TARGET, config.cxx)
     own = () if "clang" in version else GCC_FLAGS
     vector = ("-DDICP_LIBMVEC",) if own and has_libmvec() else ()
     return Toolchain(path, version, (*arguments, *BASE_FLAGS, *own, *vector, *config.cxx_flags))
 
 
-def _run(command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False,
-            timeout=TIMEOUT_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerError("cpu", command, str(error)) from error
+def compile_shared(
+    toolchain: Toolchain,
+    files: dict[str, str],
+    main: str,
+    symbols: Collection[str] = (),
+    stop: threading.Event | None = None,
+) -> bytes:
+    """The shared object built from `main` (other files lie beside it), which defines `symbols`.
 
-
-def compile_shared(toolchain: Toolchain, files: dict[str, str], main: str) -> bytes:
-    """The shared object built from `main` (other files lie beside it).
-
-    Raises CompilerError with the compiler's first messages.
+    Raises CompilerError with the compiler's first messages, and ToolchainError.
     """
-    with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-        for name, text in files.items():
-            Path(folder, name).write_text(text)
-        output = Path(folder, "unit.so")
-        command = [toolchain.compiler, *toolchain.flags, main, "-o", str(output), "-lm"]
-        result = _run(command, folder)
-        if "internal compiler error" in result.stderr:
-            result = _run([*command, *CAUTIOUS_FLAGS], folder)
-        if result.returncode != 0 or not output.exists():
-            comments = [x[3:] for x in files[main].splitlines() if x.startswith("// ")]
-            raise CompilerError("cpu", command, result.stderr, comments)
-        return output.read_bytes()
+    command = [toolchain.compiler, *toolchain.flags, main, "-o", host.OUTPUT, "-lm"]
+    comments = [line[3:] for line in files[main].splitlines() if line.startswith("// ")]
+    return host.compile_shared(
+        TARGET, command, files, symbols, sources=comments, cautious=CAUTIOUS_FLAGS, stop=stop
+    )
