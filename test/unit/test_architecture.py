@@ -24,6 +24,7 @@ RANKS = {
     "torch_private": 0,
     "config": 1,
     "cache": 2,
+    "dtypes": 2,
     "origin": 2,
     "plain": 2,
     "template": 2,
