@@ -104,8 +104,8 @@ def _spans(narrow: torch.finfo, wide: torch.finfo) -> bool:
 
 
 def shortest(number: float, dtype: torch.dtype) -> str:
-    """The shortest decimal of a finite number that `dtype` (16-bit floats: float32) reads back."""
-    if dtype == torch.float64:
+    """The shortest decimal that `dtype` (16-bit floats: float32) reads back as this number."""
+    if dtype == torch.float64 or not math.isfinite(number):
         return repr(number)
     texts = (repr(float(f"{number:.{digits}g}")) for digits in range(6, 10))
     return next((text for text in texts if _single(float(text)) == number), repr(number))

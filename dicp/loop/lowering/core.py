@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.dtypes import converted
 from dicp.loop import ir
 from dicp.loop.index import (
     ZERO,
@@ -137,13 +138,14 @@ class Lowering:
         for item in node.args[0]:  # type: ignore[union-attr]
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
-                val = item.meta["val"]
-                self.graph.outputs.append(self.realize(value, strides_of(val)))
+                self.graph.outputs.append(self._strided_as_eager(item, value))
             else:
                 self.graph.outputs.append(value)
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
+        if decision.kind != "eager" and not all(map(_is_strided, (node, *node.all_input_nodes))):
+            decision = type(decision)("eager", "a tensor without strides")
         self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
@@ -342,8 +344,12 @@ class Lowering:
             lambda idx: [ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)],
         )
 
+    def element(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, or a symbolic size, as an element of a tensor holds it."""
+        return ir.as_stored(self.scalar(value, dtype))
+
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
-        """A number, or a symbolic size, as a constant expression."""
+        """A number, or a symbolic size, as an operand of arithmetic in `dtype`."""
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             value = value.node.expr
         if isinstance(value, sympy.Basic):
@@ -352,6 +358,8 @@ class Lowering:
                     return ir.index_value(Index(normal(value)), dtype)
                 return ir.cast(_symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
+        if isinstance(value, complex) or converted(value, dtype) is None:
+            raise NoRule(f"{value} as {dtype}")
         return ir.const(value, dtype)
 
     # ---- memory ---------------------------------------------------------------------------
@@ -470,7 +478,7 @@ class Lowering:
         def out_of(val: Any) -> Any:
             if isinstance(val, torch.Tensor):
                 name = self._name("e")
-                if self._sizes_known(val):
+                if val.layout == torch.strided and self._sizes_known(val):
                     ref = self._tensor_ref(name, val, "temp")
                 else:
                     ref = Ref(name, (), val.dtype, (), "temp", opaque=True)
@@ -550,6 +558,13 @@ class Lowering:
             self._seed = Ref("seed", (1,), torch.int64, (1,), "seed")
         self._random_sites += 1
         return self._seed, self._random_sites
+
+
+def _is_strided(node: fx.Node) -> bool:
+    """Whether no value of a node is a tensor of another layout, such as sparse ones."""
+    val = node.meta.get("val")
+    values = val if isinstance(val, (tuple, list)) else [val]
+    return all(v.layout == torch.strided for v in values if isinstance(v, torch.Tensor))
 
 
 def results_by_use(node: fx.Node) -> Any:

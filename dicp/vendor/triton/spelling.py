@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from dicp.dtypes import shortest
 from dicp.loop.ops import REDUCTIONS
 
 ELEMENT = {
@@ -136,7 +137,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         return str(int(value))
     real = float(value)
-    return repr(real) if math.isfinite(real) else f"float('{real}')"
+    return shortest(real, dtype) if math.isfinite(real) else f"float('{real}')"
 
 
 def start_number(op: str, dtype: torch.dtype) -> float | int | bool:
