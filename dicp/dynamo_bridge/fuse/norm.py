@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import (
     Dims,
@@ -24,8 +25,7 @@ from dicp.dynamo_bridge.fuse.terms import (
     rounded,
     sizes_of,
 )
-from dicp.dynamo_bridge.infer import value_of
-from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index
-from dicp.loop.ir import Expr, apply, cast, const, opmath
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
+from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.rules import RuleTable
@@ -444,9 +444,7 @@ def full(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
 def _filled(number: int) -> Callable[..., Value]:
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
         meta = lw.meta()
-        return lw.pointwise(
-            sizes_of(meta.shape), meta.dtype, lambda idx: const(number, meta.dtype)
-        )
+        return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: const(number, meta.dtype))
 
     return lowered
 
