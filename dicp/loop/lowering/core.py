@@ -37,7 +37,7 @@ from dicp.loop.lowering.layout import (
 )
 from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.origin import Origin, origin_of, unsupported
-from dicp.target import LowerContext, NodeReport
+from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload
 
 
@@ -144,8 +144,8 @@ class Lowering:
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
-        if decision.kind != "eager" and not all(map(_is_strided, (node, *node.all_input_nodes))):
-            decision = type(decision)("eager", "a tensor without strides")
+        if decision.kind != "eager" and (reason := unreadable(node)):
+            decision = type(decision)("eager", reason)
         self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
@@ -558,13 +558,6 @@ class Lowering:
             self._seed = Ref("seed", (1,), torch.int64, (1,), "seed")
         self._random_sites += 1
         return self._seed, self._random_sites
-
-
-def _is_strided(node: fx.Node) -> bool:
-    """Whether no value of a node is a tensor of another layout, such as sparse ones."""
-    val = node.meta.get("val")
-    values = val if isinstance(val, (tuple, list)) else [val]
-    return all(v.layout == torch.strided for v in values if isinstance(v, torch.Tensor))
 
 
 def results_by_use(node: fx.Node) -> Any:
