@@ -81,3 +81,15 @@ def test_sparse_inputs_beside_dense_ones() -> None:
     doubled, product = torch.compile(fn, backend="cpugraph")(s, x)
     torch.testing.assert_close(doubled.to_dense(), torch.eye(3) * 2)
     torch.testing.assert_close(product, x + 1)
+
+
+@BACKENDS
+def test_digits_of_integers_are_refused_as_by_eager(backend: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.round(x, decimals=-1)
+
+    compiled = torch.compile(fn, backend=backend)
+    x = torch.tensor([15.0, 25.0, -35.2, 1234.0])
+    assert torch.equal(compiled(x), fn(x))
+    with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
+        compiled(x.long())

@@ -13,7 +13,7 @@ from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
-from dicp.loop.lowering.rules import RuleTable
+from dicp.loop.lowering.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POINTWISE = RuleTable()
@@ -137,6 +137,8 @@ for _name, _op in {
 def _rounded(op: str) -> Callable[..., Value]:
     def lowered(lw: Lowering, x: Value, decimals: int = 0) -> Value:
         if not x.dtype.is_floating_point:
+            if decimals:
+                raise NoRule("integers rounded to digits, which eager refuses")
             return lw.map(lambda e: e, x)
         if not decimals:
             return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
