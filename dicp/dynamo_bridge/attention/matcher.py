@@ -64,6 +64,9 @@ prims = torch.ops.prims
 FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
 """The fused operator that inference graphs carry, by device type, where there is only one."""
 
+LARGEST_SCALE = 2.0**16
+"""Numbers that scores are multiplied or divided by are below it, and above its inverse."""
+
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 
@@ -243,13 +246,14 @@ def _broadcasts(mask: fx.Node, match: Match) -> bool:
 
 
 def _is_scale(scale: Any) -> bool:
-    """A positive number, or a tensor of one element.
+    """A positive number of moderate size, or a tensor of one element.
 
-    (Fused operators look for the largest score before they scale.)
+    (Fused operators look for the largest score before they scale; and masks are added to scores
+    instead of put in their place, which is the same for finite ones.)
     """
     number = uniform_value(scale)
     if scale is None or number is not None:
-        return number is None or 0 < number < math.inf
+        return number is None or 1 / LARGEST_SCALE < number < LARGEST_SCALE
     sizes = sizes_of(scale)
     return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
 

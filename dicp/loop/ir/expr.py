@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import torch
 
-from dicp.dtypes import HALVES as LOW_PRECISION
-from dicp.dtypes import Number, converted, shortest
+from dicp.dtypes import HALVES, Number, converted, shortest
 from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.ops import CHECKED_OPS, SCALAR_OPS
 from dicp.origin import Origin
+
+LOW_PRECISION = HALVES
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 
