@@ -39,7 +39,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 PASSES = (CANONICALIZE, MASKS, FUSE, CANONICALIZE)
-SAMPLE = 12
+SAMPLE = 8
 
 
 # ---- sources -------------------------------------------------------------------------------------

@@ -360,8 +360,10 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
         return None
     q, k, v = (attention.unit_stride(forward, x) for x in found)
-    added = [bound.get(name) for name in ("mask", "more", "keep", "drop")]
-    mask = attention.mask_of(forward, (q, k, v), *added, fill=attention.fill_of(pair.match))
+    mask = attention.mask_of(
+        forward, (q, k, v), bound.get("mask"), bound.get("more"), bound.get("keep"),
+        bound.get("drop"), attention.fill_of(pair.match),
+    )  # fmt: skip
     if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = attention.as_taken(forward, mask.bias, q)
