@@ -34,6 +34,27 @@ class Decision:
     reason: str = ""
 
 
+def unreadable(node: fx.Node) -> str:
+    """Why kernels cannot read or write a node's tensors in memory; empty where they can.
+
+    Eager calls know sparse tensors, and the bits that make a tensor the negative or the conjugate
+    of what its memory holds.
+    """
+    for value in map(_tensors, (node, *node.all_input_nodes)):
+        for tensor in value:
+            if tensor.layout != torch.strided:
+                return "a tensor without strides"
+            if tensor.is_neg() or tensor.is_conj():
+                return "a tensor whose memory holds its negative or conjugate"
+    return ""
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a target's hardware and libraries can do; graph passes read these and nothing else."""

@@ -177,7 +177,9 @@ class Emitter:
         if expr.op == "acc":
             found = self._reduction(expr.attr)
             is_place = found is not None and found.op.startswith("arg")
-            return f"at_{expr.attr}" if is_place else local(expr.attr)
+            is_truth = found is not None and accumulator_type(found) != VALUE_TYPE[found.dtype]
+            result = f"at_{expr.attr}" if is_place else local(expr.attr)
+            return f"({result} != 0)" if is_truth else result
         if expr.op == "saved":
             return f"saved_{expr.attr}[{self._inner_position()}]"
         depth = max(self._depth_of(expr), guard_depth if guard else 0)

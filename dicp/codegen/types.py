@@ -7,6 +7,7 @@ import math
 import sympy
 import torch
 
+from dicp.dtypes import shortest
 from dicp.loop.ir.ops import REDUCTIONS
 
 VALUE_TYPE = {
@@ -98,8 +99,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
             return f"d_nan{suffix}"
         if math.isinf(number):
             return f"({'-' if number < 0 else ''}d_inf{suffix})"
-        text = repr(number)
-        text = text if any(c in text for c in ".e") else text + ".0"
+        text = shortest(number, dtype)
         return (
             f"{text}{suffix}" if number >= 0 and not text.startswith("-") else f"({text}{suffix})"
         )

@@ -54,20 +54,33 @@ class CompiledGraph(torch_private.OutputCode):
 
     Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
     A graph without a stored form has `artifact_json` None: it works and is never stored.
+    `tangents` are the positions of gradients that autograd hands over: their negative and conjugate
+    bits are known at no earlier time than the call.
     """
 
-    def __init__(self, artifact_json: str | None, executable: Executable | None) -> None:
+    def __init__(
+        self,
+        artifact_json: str | None,
+        executable: Executable | None,
+        tangents: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.artifact_json = artifact_json
         self.executable = executable
+        self.tangents = tangents
         self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         assert self.executable is not None, "a stored graph runs after post_compile"
+        for position in self.tangents:
+            tangent = inputs[position]
+            if tangent.is_neg() or tangent.is_conj():
+                inputs = inputs if isinstance(inputs, list) else list(inputs)
+                inputs[position] = tangent.resolve_conj().resolve_neg()
         return self.executable(inputs)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledGraph, (self.artifact_json, None)
+        return CompiledGraph, (self.artifact_json, None, self.tangents)
 
     def prepare_for_serialization(self) -> None:
         self.executable = None
@@ -294,6 +307,7 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         with _collection_paused():
             made["backward"] = job.compile_graph(graph, list(inputs), backward_info)
+            made["backward"].tangents = _tangents(graph)
         return _untraced(made["backward"])
 
     def store(compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any) -> None:
@@ -352,6 +366,15 @@ def _untraced(function: Any) -> Any:
 
 def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
     return graph.graph.output_node().args[0]  # type: ignore[return-value]
+
+
+def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the tensors among the inputs that are gradients of forward's results."""
+    inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
+    return tuple(
+        position for position, node in inputs
+        if node.name.startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+    )  # fmt: skip
 
 
 def _same_names(

@@ -252,7 +252,8 @@ def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str) -> str:
 
 def _layout(val: Any) -> str:
     if isinstance(val, torch.Tensor) and val.layout == torch.strided:
-        return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device}"
+        bits = f"{val.is_conj()} {val.is_neg()}"
+        return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device} {bits}"
     return f"{type(val).__name__} {val}"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import converted
 from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
@@ -142,12 +143,18 @@ class Builder(abc.ABC):
     # ---- leaves ---------------------------------------------------------------------------------
 
     def const(self, content: Any, dtype: torch.dtype) -> Value:
-        """A constant: a number, or a flat list of numbers."""
+        """A constant: a number, or a flat list of numbers, as `dtype` holds them.
+
+        Raises NoRule for a number that is not known in this dtype.
+        """
         shape = () if isinstance(content, (bool, int, float)) else (len(content),)
-        numbers = (content,) if shape == () else tuple(content)
+        given = (content,) if shape == () else tuple(content)
+        numbers = tuple(converted(number, dtype) for number in given)
+        if None in numbers:
+            raise NoRule(f"{content} as {dtype}")
         key = (dtype, shape, tuple((type(n), str(n)) for n in numbers))
         if key not in self._constants:
-            known = numbers if all(isinstance(n, int) for n in numbers) else None
+            known = given if all(isinstance(n, int) for n in given) else None
             self._constants[key] = self._leaf(
                 "const", self.fake(shape, dtype), known, numbers=numbers
             )
@@ -166,9 +173,7 @@ class Builder(abc.ABC):
     def number(self, value: Any, dtype: torch.dtype) -> Value:
         """A 0-dim value: a number, or a symbolic number that the host computes."""
         if isinstance(value, (bool, int, float)):
-            if not dtype.is_floating_point and dtype != torch.bool:
-                value = int(value)
-            return self.const(float(value) if dtype.is_floating_point else value, dtype)
+            return self.const(value, dtype)
         key = ("sizes", dtype, _expression(value))
         if key not in self._constants:
             known = (value,) if isinstance(value, torch.SymInt) else None

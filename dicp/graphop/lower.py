@@ -25,7 +25,7 @@ from dicp.graphop.program import (
 from dicp.graphop.strides import dense_order, inverse
 from dicp.origin import origin_of, unsupported, user_line
 from dicp.rules import NoRule, RuleTable
-from dicp.target import Decision, LowerContext, NodeReport
+from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload
 
 
@@ -140,7 +140,7 @@ class Lowering:
         if not self.builder.writes_over_inputs:
             return False
         place, source = node.args[0], self._map(node.args[1])
-        if not isinstance(place, fx.Node) or place.op != "placeholder":
+        if not isinstance(place, fx.Node) or place.op != "placeholder" or unreadable(node):
             return False
         entry = self.env[place]
         if not isinstance(source, Entry) or source.value is None or source.slot is not None:
@@ -165,7 +165,8 @@ class Lowering:
     def _decision(self, node: fx.Node) -> Decision:
         if node.target is torch.ops.aten.copy_.default:
             return Decision("library", "a result is written over an input after its graph")
-        return self.decide(node)
+        reason = unreadable(node)
+        return Decision("eager", reason) if reason else self.decide(node)
 
     def _convert(self, node: fx.Node, val: Any) -> Any:
         rule = self.rules.get(node.target)

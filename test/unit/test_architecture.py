@@ -26,6 +26,7 @@ RANKS = {
     "config": 1,
     "store": 1,
     "cache": 2,
+    "dtypes": 2,
     "origin": 2,
     "serialize": 2,
     "template": 2,

@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 import torch
 
+from dicp.dtypes import HALVES, Number, converted, shortest
 from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.ops import CHECKED_OPS, SCALAR_OPS
 from dicp.origin import Origin
+
+LOW_PRECISION = HALVES
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 
@@ -100,8 +103,14 @@ class Load:
     coords: tuple[Index, ...]
 
 
-def const(value: float | int | bool, dtype: torch.dtype) -> Expr:
-    return Expr("const", dtype, attr=value)
+def const(value: Number, dtype: torch.dtype) -> Expr:
+    """A number as an operand of arithmetic in `dtype`: of 16-bit floats that is float32.
+
+    (An element of a tensor is rounded to its dtype: `as_stored(const(..))`.)
+    """
+    held = converted(value, torch.float32 if dtype in LOW_PRECISION else dtype)
+    assert held is not None, f"{value} in {dtype}"
+    return Expr("const", dtype, attr=held)
 
 
 def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
@@ -111,9 +120,6 @@ def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
 
 def load(ref: Ref, coords: Sequence[Index]) -> Expr:
     return Expr("load", ref.dtype, attr=Load(ref, tuple(coords)))
-
-
-LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 
 
 def cast(value: Expr, dtype: torch.dtype) -> Expr:
@@ -127,15 +133,18 @@ def rounded(value: Expr, dtype: torch.dtype) -> Expr:
     """`value` converted to `dtype` as a program's own conversion does it, 16-bit floats too."""
     if value.dtype == dtype:
         return value
-    if value.op == "const" and dtype not in LOW_PRECISION:
-        return const(_convert(value.attr, dtype), dtype)
-    return Expr("cast", dtype, (value,))
+    held = converted(value.attr, dtype) if value.op == "const" else None
+    return Expr("cast", dtype, (value,)) if held is None else const(held, dtype)
 
 
 def as_stored(value: Expr) -> Expr:
     """`value` as it would be read back from memory: a 16-bit float is rounded."""
-    if value.dtype not in LOW_PRECISION or value.op == "const":
+    if value.dtype not in LOW_PRECISION:
         return value
+    if value.op == "const":
+        held = converted(value.attr, value.dtype)
+        assert held is not None
+        return const(held, value.dtype)
     return Expr("cast", value.dtype, (value,))
 
 
@@ -157,14 +166,6 @@ def opmath(value: Expr, dtype: torch.dtype) -> Expr:
 def masked(test: Expr, value: Expr) -> Expr:
     """`value`, its loads made only where `test` holds (elsewhere they count as zero)."""
     return Expr("masked", value.dtype, (test, value))
-
-
-def _convert(value: float | int | bool, dtype: torch.dtype) -> float | int | bool:
-    if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return float(value)
-    return int(torch.tensor(value).to(dtype))
 
 
 def apply(op: str, dtype: torch.dtype, *args: Expr, attr: Any = None) -> Expr:
@@ -389,7 +390,8 @@ def show(expr: Expr) -> str:
 
 def _show_one(expr: Expr, shown: dict[int, str]) -> str:
     if expr.op == "const":
-        return repr(expr.attr)
+        value = expr.attr
+        return shortest(value, expr.dtype) if isinstance(value, float) else repr(value)
     if expr.op == "index":
         return f"index({_show_index(expr.attr, shown)})"
     if expr.op in ("load", "read"):

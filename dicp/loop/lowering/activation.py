@@ -56,7 +56,7 @@ def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
     return elementwise(
         lw, (x,),
-        lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.scalar(value, dtype), x),
+        lambda x: select(compare("le", x, lw.element(limit, dtype)), lw.element(value, dtype), x),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.dtypes import converted
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Routine
 from dicp.loop.ir.index import (
@@ -36,7 +37,7 @@ from dicp.loop.lowering.layout import (
 )
 from dicp.origin import Origin, origin_of, unsupported
 from dicp.rules import NoRule, RuleTable
-from dicp.target import LowerContext, NodeReport
+from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload
 
 
@@ -137,13 +138,14 @@ class Lowering:
         for item in node.args[0]:  # type: ignore[union-attr]
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
-                val = item.meta["val"]
-                self.graph.outputs.append(self.realize(value, strides_of(val)))
+                self.graph.outputs.append(self._strided_as_eager(item, value))
             else:
                 self.graph.outputs.append(value)
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
+        if decision.kind != "eager" and (reason := unreadable(node)):
+            decision = type(decision)("eager", reason)
         self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
@@ -342,8 +344,12 @@ class Lowering:
             lambda idx: [ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)],
         )
 
+    def element(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, or a symbolic size, as an element of a tensor holds it."""
+        return ir.as_stored(self.scalar(value, dtype))
+
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
-        """A number, or a symbolic size, as a constant expression."""
+        """A number, or a symbolic size, as an operand of arithmetic in `dtype`."""
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             value = value.node.expr
         if isinstance(value, sympy.Basic):
@@ -352,6 +358,8 @@ class Lowering:
                     return ir.index_value(Index(normal(value)), dtype)
                 return ir.cast(_symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
+        if isinstance(value, complex) or converted(value, dtype) is None:
+            raise NoRule(f"{value} as {dtype}")
         return ir.const(value, dtype)
 
     # ---- memory ---------------------------------------------------------------------------
@@ -470,7 +478,7 @@ class Lowering:
         def out_of(val: Any) -> Any:
             if isinstance(val, torch.Tensor):
                 name = self._name("e")
-                if self._sizes_known(val):
+                if val.layout == torch.strided and self._sizes_known(val):
                     ref = self._tensor_ref(name, val, "temp")
                 else:
                     ref = Ref(name, (), val.dtype, (), "temp", opaque=True)

@@ -234,7 +234,7 @@ def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: st
     def body(idx: tuple[Index, ...]) -> Expr:
         if isinstance(source, Value):
             return cast(source.at(idx), x.dtype)
-        return lw.scalar(source, x.dtype)
+        return lw.element(source, x.dtype)
 
     def target(idx: tuple[Index, ...]) -> list[Index]:
         coords = list(idx)

@@ -272,9 +272,12 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
+MOST_PIECES = 128
+"""Concatenated in one kernel: each element is chosen by as many tests, nested as deeply."""
+
+
 @view_rule(aten.cat)
 def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """One kernel per piece, each storing into its part of the result."""
     meta = lw.meta()
     shape = sizes_of(meta.shape)
     pieces = [p for p in tensors if not (p.ndim == 1 and p.shape[0] == 0 and len(shape) != 1)]
@@ -287,7 +290,12 @@ def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
 def concatenate(
     lw: Lowering, pieces: Sequence[Value], dim: int, shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """Nested selects for a few pieces read once each: a load is only made where it applies."""
+    """Nested selects for a few pieces read once each: a load is only made where it applies.
+
+    Of very many pieces the library's copies, one by one.
+    """
+    if len(pieces) > MOST_PIECES:
+        return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
     starts: list[Size] = [0]
     for piece in pieces:
         starts.append(normal(starts[-1] + piece.shape[dim]))
@@ -335,7 +343,7 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
         item = x.at(place)
         if inside is None:
             return item
-        filler = lw.scalar(value, x.dtype)
+        filler = lw.element(value, x.dtype)
         return ir.Expr("where", x.dtype, (inside, ir.masked(inside, item), filler))
 
     return lw.pointwise(shape, x.dtype, body)

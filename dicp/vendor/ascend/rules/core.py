@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.builder import Builder, Dialect
+from dicp.dtypes import HALVES, converted
+from dicp.graphop.builder import Builder, Dialect, NoRule
 from dicp.graphop.program import Value
 from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
@@ -17,7 +18,6 @@ from dicp.vendor.ascend.semantics import SEMANTICS
 
 GE = Dialect("GE", PROTOTYPES, SEMANTICS)
 
-HALVES = frozenset({torch.float16, torch.bfloat16})
 Number = bool | int | float
 Operand = Any
 """A value, or a number (which may be symbolic)."""
@@ -170,9 +170,7 @@ def holds(dtype: torch.dtype, number: Any) -> bool:
     """Whether a number keeps its value in `dtype`; a symbolic one may not."""
     if not isinstance(number, (bool, int, float)):
         return False
-    if number != number:
-        return True
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype)) == float(number)
+    return number != number or converted(number, dtype) == number
 
 
 def axes_of(dims: Any, rank: int) -> list[int]:
