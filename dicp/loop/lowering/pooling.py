@@ -17,7 +17,6 @@ import torch
 from dicp.loop import ir
 from dicp.loop.index import (
     Index,
-    Indirect,
     Size,
     contiguous_strides,
     flatten,
@@ -28,7 +27,7 @@ from dicp.loop.index import (
 )
 from dicp.loop.ir import Expr, apply, cast, const, masked
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import place, scattered
+from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.rules import NoRule, RuleTable
@@ -74,7 +73,7 @@ class Window:
     def nearest(self, o: Index, k: Index) -> Index:
         """Window point `k` moved to the nearest point of the window that exists (dilation 1)."""
         place, tests = self.at(o, k)
-        return clamped(place, self.size) if tests else place
+        return clamped(ir.index_value(place), self.size) if tests else place
 
     def _last(self, k: Index) -> Size | None:
         top = k.maximum()
@@ -136,7 +135,7 @@ class Adaptive:
         if not tests:
             return place
         last = ir.index_value(self.end(o)) + -1
-        return _indirect(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
+        return proven(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
 
     def count(self, o: Index, include_padding: bool) -> Expr:
         return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
@@ -149,17 +148,6 @@ class Adaptive:
 
 
 AnyWindow = Window | Adaptive
-
-
-def _indirect(at: Expr, size: Size) -> Index:
-    return Index(0, ((Indirect(at, size), 1),))
-
-
-def clamped(place: Index, size: Size) -> Index:
-    """`place` moved into 0 .. size-1, so that reading there needs no test."""
-    at = apply("maximum", torch.int64, ir.index_value(place), const(0, torch.int64))
-    last = ir.index_value(Index(normal(size - 1)))
-    return _indirect(apply("minimum", torch.int64, at, last), size)
 
 
 def _static(values: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
@@ -445,7 +433,8 @@ def _chosen_windows(
             for w, o in zip(windows, over, strict=True)
             for op, bound in (("ge", Index(0)), ("lt", Index(w.out)))
         ]
-        o = [*lead, *(clamped(o, w.out) for w, o in zip(windows, over, strict=True))]
+        at_windows = zip(windows, over, strict=True)
+        o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
         here = ir.index_value(flatten(at, strides))
         hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
         assert hit is not None
@@ -456,17 +445,36 @@ def _chosen_windows(
 
 
 def scatter_to_chosen(lw: Lowering, g: Value, x: Value, index: Value, n: int) -> Value:
-    """Gradients stored into zeros at the flat places `index`."""
-    lead, size = x.shape[:-n], product(x.shape[-n:])
-    dtype = _accumulator(x.dtype)
+    """Gradients added to zeros at the flat places `index`."""
+    lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
+    result = _at_flat_places(lw, g, index, x.shape, n, _accumulator(x.dtype), "sum")
+    return lw.cast(result, x.dtype)
+
+
+def _at_flat_places(
+    lw: Lowering, x: Value, index: Value, shape: Sequence[Size], n: int, dtype: torch.dtype,
+    op: str,
+) -> Value:  # fmt: skip
+    """Zeros of `shape` with `x` combined in at flat places of the last `n` axes."""
+    lead, size = shape[:-n], product(shape[-n:])
+    places = Indices(lw, index, size, wrap=False)
     zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))
     result = scattered(
-        lw, zeros, g.shape,
-        lambda idx: cast(g.at(idx), dtype),
-        lambda idx: [*idx[:-n], place(lw, index.at(idx), size, negative=False)],
-        "sum",
+        lw, zeros, x.shape,
+        lambda idx: cast(x.at(idx), dtype),
+        lambda idx: [*idx[:-n], places.at(idx)],
+        op,
     )  # fmt: skip
-    return lw.cast(lw.reshape(result, x.shape), x.dtype)
+    return lw.reshape(result, shape)
+
+
+def _max_unpool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, index: Value, *sizes: Any) -> Value:
+        shape = sizes_of(lw.meta().shape)
+        lw.require_equal(x.shape, index.shape, "elements do not fit the indices")
+        return _at_flat_places(lw, x, index, shape, n, x.dtype, "store")
+
+    return lowered
 
 
 def _max_pool_backward(n: int) -> Callable[..., Value]:
@@ -497,6 +505,8 @@ POOLING.add(aten.adaptive_max_pool2d.default, _adaptive_max_pool(2))
 POOLING.add(aten.adaptive_max_pool3d.default, _adaptive_max_pool(3))
 POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward(2))
 POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
+POOLING.add(aten.max_unpool2d.default, _max_unpool(2))
+POOLING.add(aten.max_unpool3d.default, _max_unpool(3))
 
 
 __all__ = ["POOLING", "Window"]

@@ -15,6 +15,7 @@ import torch
 from dicp.loop.index import Size, Var, normal, quotient
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Store
+from dicp.loop.ops import INDEX_CHECKS
 from dicp.plain import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
@@ -133,7 +134,7 @@ def _launch(
         "warps": tiling.warps,
         "stages": tiling.stages,
         "elements": [ELEMENT[r.dtype] for r in args],
-        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": False,
         "reaches": list(writer.reaches),
     }

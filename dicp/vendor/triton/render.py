@@ -11,6 +11,7 @@ from dicp.loop.index import Index, Size, Var, product
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, Phase, Store
 from dicp.loop.onehot import without_single_hits
+from dicp.loop.ops import INDEX_CHECKS
 from dicp.vendor.triton import tiles
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.reduction import Reduction, Walked
@@ -95,7 +96,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
         "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
-        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": tile.persistent,
         "reaches": list(writer.reaches),
     }
