@@ -111,9 +111,12 @@ class Bound:
         ]  # fmt: skip
         lost = [k for k in positions if given[k] is None or given[k].layout != torch.strided]
 
+        read = {self.placement.root(slot) for slot in self.placement.launched}
+        by_kernels = {k for k, slot in self.placement.inputs if slot in read}
+
         def absent(position: int, tensor: Any) -> int:
-            """Only what is empty may have no memory: a storage may have been given back."""
-            if tensor.numel():
+            """Kernels read no storage that was given back; what is empty has none."""
+            if tensor.numel() and position in by_kernels:
                 raise InputMismatchError(position, "a tensor with memory", "one without storage")
             return nowhere
 

@@ -74,6 +74,9 @@ class Value:
 class Lowering:
     """Walks one FX graph and fills an `ir.Graph`."""
 
+    gathers_windows = False
+    """Whether a pooling's gradient is gathered: stores that collide are slow, and in any order."""
+
     def __init__(
         self,
         gm: fx.GraphModule,
@@ -357,16 +360,19 @@ class Lowering:
 
     # ---- what eager refuses ---------------------------------------------------------------
 
-    def require_equal(self, left: Sequence[Size], right: Sequence[Size], detail: str) -> None:
+    def require_equal(
+        self, left: Sequence[Size], right: Sequence[Size], detail: str, *, eager: bool = True
+    ) -> None:
         """Leaves a call whose sizes differ to eager, which refuses it in its own words.
 
-        Where sizes are symbols, each run is checked.
+        Where sizes are symbols, each run is checked, and so it is where eager refuses nothing
+        (`eager` is False) and reads out of bounds.
         """
         if len(left) != len(right):
             raise NoRule(f"{detail}: {len(left)} and {len(right)} axes")
         for a, b in zip(left, right, strict=True):
             rest = normal(a - b)
-            if rest != 0 and isinstance(rest, int):
+            if rest != 0 and isinstance(rest, int) and eager:
                 raise NoRule(f"{detail}: {a} and {b}")
             if rest != 0:
                 self._require("equal", a, b, detail)

@@ -274,6 +274,7 @@ def average_backward(
     lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
     dtype, n = _accumulator(g.dtype), len(windows)
+    lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
@@ -420,7 +421,10 @@ def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 def _chosen_windows(
     lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
 ) -> Value:
-    """Each input point sums the gradients of the windows whose maximum it is."""
+    """Each input point sums the gradients of the windows whose maximum it is: nothing collides.
+
+    What names a place outside of its window adds nothing, as in the framework's kernels for GPUs.
+    """
     n = len(windows)
     dtype = _accumulator(g.dtype)
     strides = contiguous_strides(x.shape[-n:])
@@ -444,9 +448,14 @@ def _chosen_windows(
     return lw.cast(total, x.dtype)
 
 
-def scatter_to_chosen(lw: Lowering, g: Value, x: Value, index: Value, n: int) -> Value:
-    """Gradients added to zeros at the flat places `index`."""
+def scatter_to_chosen(
+    lw: Lowering, g: Value, x: Value, index: Value, n: int, none: bool = False
+) -> Value:
+    """Gradients added to zeros at the flat places `index`, of which -1 may stand for none."""
     lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
+    if none:
+        g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
+        index = lw.map(lambda i: select(compare("eq", i, -1), 0, i), index)
     result = _at_flat_places(lw, g, index, x.shape, n, _accumulator(x.dtype), "sum")
     return lw.cast(result, x.dtype)
 
@@ -483,9 +492,9 @@ def _max_pool_backward(n: int) -> Callable[..., Value]:
         ceil_mode: bool, index: Value,
     ) -> Value:  # fmt: skip
         windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
-        if any(w.dilation != 1 for w in windows):
-            return scatter_to_chosen(lw, g, x, index, n)
-        return _chosen_windows(lw, g, x, index, windows)
+        if lw.gathers_windows and all(w.dilation == 1 for w in windows):
+            return _chosen_windows(lw, g, x, index, windows)
+        return scatter_to_chosen(lw, g, x, index, n, none=True)
 
     return lowered
 

@@ -456,11 +456,10 @@ def diagonal_scatter(
     lw: Lowering, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     a, b = wrap(dim1, x.ndim), wrap(dim2, x.ndim)
-    rows, columns, rest = x.shape[a], x.shape[b], src.shape[-1:]
-    if isinstance(rows, int) and isinstance(columns, int):
-        rest = (max(min(rows + min(offset, 0), columns - max(offset, 0)), 0),)
+    rows, columns = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
     kept = [s for k, s in enumerate(x.shape) if k not in (a, b)]
-    lw.require_equal(src.shape, [*kept, *rest], UNLIKE_THE_SLICE)
+    length = normal(sympy.Max(sympy.Min(rows, columns), 0))
+    lw.require_equal(src.shape, [*kept, length], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[a] + offset)

@@ -42,6 +42,8 @@ OWN_RULES = RULES.merged(ATTENTION)
 class TritonLowering(Lowering):
     """Lowering that combines colliding stores in types that the hardware combines in memory."""
 
+    gathers_windows = True
+
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
         """Short types are combined in 32 bits: floats are rounded once, and integers wrap around
         when they are stored as they would have at every step."""
