@@ -271,6 +271,32 @@ def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: 
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
 
 
+@rule(aten.index_copy.default)
+def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.ndim == 0 or source.ndim != x.ndim:
+        raise NoRule("slices of a 0-dim tensor")
+    dim %= x.ndim
+    column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(index, column), source.shape)
+    return _scatter(g, x, dim, places, source)
+
+
+def _max_unpool(n: int) -> Any:
+    def apply(g: Ge, x: Value, index: Value, *sizes: Any) -> Value:
+        """Zeros, and `x` at flat places of the last `n` dimensions."""
+        lead = list(x.shape[:-n])
+        flat = [*lead, math.prod(x.shape[-n:])]
+        zeros = g.full([*lead, math.prod(g.shape[-n:])], 0, x.dtype)
+        out = _scatter(g, zeros, len(lead), g.reshape(index, flat), g.reshape(x, flat))
+        return g.reshape(out, g.shape)
+
+    return apply
+
+
+RULES.add(aten.max_unpool2d.default, _max_unpool(2))
+RULES.add(aten.max_unpool3d.default, _max_unpool(3))
+
+
 def _times(g: Ge, x: Value, alpha: Any) -> Value:
     return x if alpha == 1 else g.binary("Mul", x, alpha)
 
@@ -289,14 +315,22 @@ def put(g: Ge, x: Value, index: Value, source: Value, accumulate: bool = False) 
 def embedding_dense_backward(
     g: Ge, dy: Value, indices: Value, num_weights: Any, padding_idx: Any, by_freq: bool
 ) -> Value:
-    """Each gradient added to its row; rows of the padding index get none."""
+    """Each gradient added to its row, but for the padding's and for rows that do not exist."""
     count = math.prod(indices.shape)
     width = dy.shape[-1]
     flat = g.reshape(g.cast(indices, torch.int64), [count])
     rows = g.reshape(g.wide(dy), [count, width])
+    inside = g.op(
+        "LogicalAnd",
+        g.op("GreaterEqual", flat, g.const(0, torch.int64)),
+        g.op("Less", flat, g.number(num_weights, torch.int64)),
+    )
+    kept = inside
     if not (isinstance(padding_idx, int) and padding_idx < 0):
-        skipped = g.op("Equal", flat, g.number(padding_idx, torch.int64))
-        rows = g.where(g.unsqueeze(skipped, 1), 0.0, rows, rows.dtype)
+        other = g.op("NotEqual", flat, g.number(padding_idx, torch.int64))
+        kept = g.op("LogicalAnd", inside, other)
+    rows = g.where(g.unsqueeze(kept, 1), rows, 0.0, rows.dtype)
+    flat = g.where(inside, flat, 0, torch.int64)
     if by_freq:
         zeros = g.full([num_weights], 0, rows.dtype)
         ones = g.full([count], 1, rows.dtype)
