@@ -3,6 +3,7 @@
 #   make test    all tests          make unit    the internal ones only
 #   make ascend  a part of the operator and model tests on ascendgraph's simulator; all of them:
 #                test/ascend_scripts/run_test_ops.sh all, run_test_models.sh all
+#   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit ascend lint format env clean
+.PHONY: demo test unit ascend sanitize lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -30,6 +31,14 @@ ascend: $(READY)
 	    test/op/test_pointwise.py test/op/test_matmul.py test/op/test_normalization.py \
 	    test/model/test_llama.py
 	$(PYTEST) --backend ascendgraph --dynamic true test/op/test_matmul.py
+
+SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
+    -fno-sanitize-recover=all
+sanitize: $(READY)
+	env LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 DICP_CXX=g++ \
+	    DICP_CXX_FLAGS="$(SANITIZE)" OMP_NUM_THREADS=1 \
+	    $(RUN) -m pytest -n $(JOBS) -p no:cacheprovider test/op
 
 lint: $(READY)
 	$(RUN) -m ruff check .

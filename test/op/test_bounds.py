@@ -54,8 +54,6 @@ BOUNDS = [
     Bound("index_fill", lambda x, i: x.index_fill(1, i, 3.0), (2,), WIDTH),
     Bound("index_add", lambda x, i: x.index_add(1, i, x[:, :2]), (2,), WIDTH),
     Bound("index_reduce", lambda x, i: x.index_reduce(1, i, x[:, :2], "amin"), (2,), WIDTH),
-    Bound("embedding_dense_backward",
-          lambda x, i: aten.embedding_dense_backward(x[:3], i, 4, 1, False), (3,), ROWS),
     Bound("max_unpool2d", lambda x, i: F.max_unpool1d(x[:, :4], i, 2), (4, 4), 8),
     Bound("max_unpool2d", lambda x, i: F.max_unpool2d(x[None, :, :4], i, 2), (1, 4, 4), 64),
     Bound("max_unpool3d", lambda x, i: F.max_unpool3d(x[None, None, :2, :2], i, 2),
@@ -149,6 +147,24 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("slice_scatter", lambda x, v: x.slice_scatter(v, 0, 1, 3), (X, torch.rand(3, 5))),
     ("diagonal_scatter", lambda x, v: x.diagonal_scatter(v), (X, torch.rand(1))),
 ]
+
+
+@pytest.mark.static_only
+def test_the_gradient_of_a_lookup_alone(backend: BackendUnderTest, dynamic: bool) -> None:
+    """Eager refuses the lookup, of which nothing else is left in the graph."""
+
+    def fn(g: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        gradient: torch.Tensor = aten.embedding_dense_backward(g, i, ROWS, 1, False)
+        return gradient * 2
+
+    compiled, g = torch.compile(fn, backend=backend), X[:3]
+    torch.testing.assert_close(compiled(g, _rows(3)), fn(g, _rows(3)))
+    for bad in (ROWS, -1, -ROWS - 1, 2**40):
+        assert isinstance(outcome(compiled, g, _rows(bad)), Exception), f"{bad} is accepted"
+
+
+def _rows(last: int) -> torch.Tensor:
+    return torch.tensor([0, 1, last])
 
 
 @pytest.mark.static_only

@@ -426,20 +426,19 @@ def embedding_dense_backward(
     width = g.shape[-1]
     zeros = lw.pointwise((num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype))
 
+    # The lookup, which is not run where only its gradient is wanted, refuses these indices.
+    rows = Indices(lw, index, num_weights, wrap=False)
+
     def body(idx: tuple[Index, ...]) -> Expr:
-        """What eager drops adds nothing: the padding's row and rows that do not exist."""
-        row = cast(index.at(idx[:-1]), torch.int64)
-        keep = apply(
-            "bitwise_and", torch.bool,
-            compare("ge", row, 0), compare("lt", row, lw.scalar(num_weights, torch.int64)),
-        )  # fmt: skip
-        if not (isinstance(padding_idx, int) and padding_idx < 0):
-            other = compare("ne", row, lw.scalar(padding_idx, torch.int64))
-            keep = apply("bitwise_and", torch.bool, keep, other)
-        return select(keep, g.at(idx), 0.0)
+        item = g.at(idx)
+        if isinstance(padding_idx, int) and padding_idx < 0:
+            return item
+        padding = lw.scalar(padding_idx, torch.int64)
+        skip = compare("eq", cast(index.at(idx[:-1]), torch.int64), padding)
+        return select(skip, 0.0, item)
 
     def target(idx: tuple[Index, ...]) -> list[Index]:
-        return [clamped(cast(index.at(idx[:-1]), torch.int64), num_weights), idx[-1]]
+        return [rows.at(idx[:-1]), idx[-1]]
 
     return scattered(lw, zeros, g.shape, body, target, "sum")
 

@@ -186,7 +186,7 @@ d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) 
 
 // Integer division by zero is reported through `status`, as PyTorch raises it.
 // The first thread that fails fills `status`: code, site, and for an index its value and the size.
-d_inline void d_report(
+static __attribute__((noinline, cold)) void d_report(
     int64_t* status, int64_t code, int64_t site, int64_t index = 0, int64_t size = 0) {
   if (!__sync_bool_compare_and_swap(status, (int64_t)0, code)) return;
   status[1] = site; status[2] = index; status[3] = size;

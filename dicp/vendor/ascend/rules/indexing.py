@@ -315,22 +315,14 @@ def put(g: Ge, x: Value, index: Value, source: Value, accumulate: bool = False) 
 def embedding_dense_backward(
     g: Ge, dy: Value, indices: Value, num_weights: Any, padding_idx: Any, by_freq: bool
 ) -> Value:
-    """Each gradient added to its row, but for the padding's and for rows that do not exist."""
+    """Each gradient added to its row; rows of the padding index get none."""
     count = math.prod(indices.shape)
     width = dy.shape[-1]
     flat = g.reshape(g.cast(indices, torch.int64), [count])
     rows = g.reshape(g.wide(dy), [count, width])
-    inside = g.op(
-        "LogicalAnd",
-        g.op("GreaterEqual", flat, g.const(0, torch.int64)),
-        g.op("Less", flat, g.number(num_weights, torch.int64)),
-    )
-    kept = inside
     if not (isinstance(padding_idx, int) and padding_idx < 0):
-        other = g.op("NotEqual", flat, g.number(padding_idx, torch.int64))
-        kept = g.op("LogicalAnd", inside, other)
-    rows = g.where(g.unsqueeze(kept, 1), rows, 0.0, rows.dtype)
-    flat = g.where(inside, flat, 0, torch.int64)
+        skipped = g.op("Equal", flat, g.number(padding_idx, torch.int64))
+        rows = g.where(g.unsqueeze(skipped, 1), 0.0, rows, rows.dtype)
     if by_freq:
         zeros = g.full([num_weights], 0, rows.dtype)
         ones = g.full([count], 1, rows.dtype)
