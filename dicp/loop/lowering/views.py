@@ -9,8 +9,9 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Ref
+from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
@@ -22,7 +23,6 @@ from dicp.loop.index import (
     normal,
     variable,
 )
-from dicp.loop.ir import Call, Ref
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
 from dicp.loop.lowering.rules import NoRule, RuleTable
