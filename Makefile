@@ -4,6 +4,7 @@
 #   make ascend  a part of the operator and model tests on ascendgraph's simulator; all of them:
 #                test/ascend_scripts/run_test_ops.sh all, run_test_models.sh all
 #   make docs    draw the picture of the rooms from the code
+#   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit ascend docs lint format env clean
+.PHONY: demo test unit ascend sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -34,6 +35,14 @@ ascend: $(READY)
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
+
+SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
+    -fno-sanitize-recover=all
+sanitize: $(READY)
+	env LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 DICP_CXX=g++ \
+	    DICP_CXX_FLAGS="$(SANITIZE)" OMP_NUM_THREADS=1 \
+	    $(RUN) -m pytest -n $(JOBS) -p no:cacheprovider test/op
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -296,15 +296,33 @@ class DeviceMovedError(DicpError):
 
 
 class IndexOutOfBoundsError(DicpError, IndexError):
-    """An index outside its dimension, found by a compiled kernel (check_bounds=True)."""
+    """An index outside its dimension, found before or by a compiled kernel (check_bounds=True)."""
 
-    def __init__(self, op: str, user_line: str, detail: str) -> None:
+    def __init__(
+        self, op: str, user_line: str, index: int | None, size: int, wraps: bool = True
+    ) -> None:
+        self.op = op
+        self.user_line = user_line
+        self.index = index
+        """None: any index into an empty dimension."""
+        self.size = size
+        what = "an index" if index is None else str(index)
+        rule = ", or from -1 backwards" if wraps else " and may not be negative"
+        super().__init__(
+            f"{op}: index out of range: {what} in a dimension of size {size}.{_at(user_line)} "
+            f"Indices count from 0{rule}; clamp them, or enlarge the dimension."
+        )
+
+
+class SizeMismatchError(DicpError, RuntimeError):
+    """Arguments whose sizes do not fit together, found before a compiled graph runs."""
+
+    def __init__(self, op: str, user_line: str, detail: str, left: int, right: int) -> None:
         self.op = op
         self.user_line = user_line
         self.detail = detail
         super().__init__(
-            f"{op}: index out of range: {detail}.{_at(user_line)} Indices count from 0, or from -1 "
-            "backwards; clamp them, or enlarge the dimension."
+            f"{op}: {detail}: {left} and {right}.{_at(user_line)} Make these sizes equal."
         )
 
 

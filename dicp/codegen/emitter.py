@@ -30,7 +30,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
-from dicp.loop.ir.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+from dicp.loop.ir.ops import BESIDE_NUMBER, CHECKED_OPS, INDEX_CHECKS, REDUCTIONS, SCALAR_OPS
 
 
 @dataclass
@@ -266,8 +266,9 @@ class Emitter:
             return f"d_exp_weight({args[0]})"
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op == "check_index":
-            return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{guarded(guard)})"
+        if expr.op in INDEX_CHECKS:
+            site = f"status, {self._site(expr)}{guarded(guard)}"
+            return f"d_{expr.op}({args[0]}, {args[1]}, {site})"
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
         width = "d" if expr.dtype == torch.float64 else "f"
         return _spelling(expr).format(*args, site=site, width=width)

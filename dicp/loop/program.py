@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Ref
+from dicp.loop.ir.expr import Call, Ref, Requirement
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.schedule.kernels import Schedule
@@ -114,6 +114,7 @@ class ProgramBuilder:
             "symbols": self._symbols(),
             "outputs": [self.encode(o) for o in graph.outputs],
             "steps": steps,
+            "requirements": [self._requirement(r) for r in graph.requirements],
             "constants": {},
             "buffers": self.buffers,
         }
@@ -130,6 +131,14 @@ class ProgramBuilder:
             for r, call in routines.items()
         ]
         return LoopProgram(plain, texts, nodes, reports, self.objects)
+
+    def _requirement(self, requirement: Requirement) -> dict[str, Any]:
+        return {
+            "kind": requirement.kind,
+            "sizes": [encode_size(requirement.left), encode_size(requirement.right)],
+            "detail": requirement.detail,
+            "origin": str(requirement.origin),
+        }
 
     def _is_tensor(self, ref: Ref) -> bool:
         return bool(ref.shape) or ref.name in {r.name for r in self._tensor_inputs()}

@@ -27,6 +27,7 @@ from dicp.errors import (
     ModelMismatchError,
     PrototypeError,
     SimulatorForbiddenError,
+    SizeMismatchError,
     TargetNotFoundError,
     ToolchainError,
     UnknownOptionError,
@@ -139,9 +140,20 @@ CASES: list[tuple[DicpError, str]] = [
         "moving the model.",
     ),
     (
-        IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", "9 in a size of 4"),
-        "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x). "
+        IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", 9, 4, wraps=False),
+        "aten.embedding.default: index out of range: 9 in a dimension of size 4. "
+        "At: m.py:2: emb(x). Indices count from 0 and may not be negative; clamp them, or enlarge "
+        "the dimension.",
+    ),
+    (
+        IndexOutOfBoundsError("aten.index.Tensor", "", None, 0),
+        "aten.index.Tensor: index out of range: an index in a dimension of size 0. "
         "Indices count from 0, or from -1 backwards; clamp them, or enlarge the dimension.",
+    ),
+    (
+        SizeMismatchError("aten.put.default", "m.py:3", "numbers of elements differ", 2, 3),
+        "aten.put.default: numbers of elements differ: 2 and 3. At: m.py:3. "
+        "Make these sizes equal.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),

@@ -52,7 +52,8 @@ class Expr:
     """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, or an `Origin`.
 
     Kinds beyond SCALAR_OPS: "const", "index" (an Index as int64), "load", "cast", "acc" (the
-    finished value of a reduction in the same kernel), "saved" (a value kept for a later phase).
+    finished value of a reduction in the same kernel), "saved" (a value kept for a later phase),
+    and INDEX_CHECKS (an index that must lie below a size).
     """
 
     op: str
@@ -358,6 +359,21 @@ def refs_in(value: Any) -> Iterator[Ref]:
 Node = Compute | Call
 
 
+@dataclass(frozen=True)
+class Requirement:
+    """What the sizes of a run must satisfy, checked before it starts.
+
+    equal: `left` is `right`. indexable: a dimension of `left` is not empty where there are `right`
+    indices into it.
+    """
+
+    kind: Literal["equal", "indexable"]
+    left: Size
+    right: Size
+    detail: str
+    origin: Origin
+
+
 @dataclass
 class Graph:
     """A lowered graph before scheduling."""
@@ -367,6 +383,7 @@ class Graph:
     """Graph input position -> sympy expression, for inputs that are sizes."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     """Refs, Sizes, plain values or None, in order."""
 

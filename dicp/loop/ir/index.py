@@ -274,7 +274,7 @@ def floordiv(value: Index, divisor: Size) -> Index:
     if divisor == 1:
         return value
     exact, rest = _split(value, divisor)
-    if _below(rest, divisor):
+    if is_below(rest, divisor):
         return exact
     atom = _floor_atom(*_reduce(rest, divisor))
     return combine([(exact, 1), (Index(0, ((atom, 1),)), 1)])
@@ -294,12 +294,12 @@ def mod(value: Index, divisor: Size) -> Index:
     if divisor == 1:
         return ZERO
     _, rest = _split(value, divisor)
-    if _below(rest, divisor):
+    if is_below(rest, divisor):
         return rest
     return Index(0, ((Mod(rest, divisor), 1),))
 
 
-def _below(rest: Index, divisor: Size) -> bool:
+def is_below(rest: Index, divisor: Size) -> bool:
     """Whether `0 <= rest < divisor` at every point."""
     top = rest.maximum()
     return top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest)

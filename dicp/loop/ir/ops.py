@@ -116,6 +116,11 @@ CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""
 
 
+INDEX_CHECKS = frozenset({"check_index", "wrap_index"})
+"""An index and a size: the index, which must lie in 0 .. size-1. "wrap_index" counts negative ones
+from the end first."""
+
+
 @dataclass(frozen=True)
 class Reduction:
     """A reduction: its starting value per dtype class and how two partial results combine."""

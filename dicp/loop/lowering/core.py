@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from dicp.dtypes import converted
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Routine
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Requirement, Routine
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -23,6 +23,7 @@ from dicp.loop.ir.index import (
     contiguous_strides,
     domain,
     flatten,
+    is_positive,
     normal,
     reshape_coords,
 )
@@ -73,6 +74,9 @@ class Value:
 
 class Lowering:
     """Walks one FX graph and fills an `ir.Graph`."""
+
+    gathers_windows = False
+    """Whether a pooling's gradient is gathered: stores that collide are slow, and in any order."""
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class Lowering:
         result: Any = None
         if decision.kind != "eager":
             entry = self.rules.get(node.target)
-            mark = len(self.graph.nodes)
+            mark, demands = len(self.graph.nodes), len(self.graph.requirements)
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
                 result = (
@@ -160,7 +164,7 @@ class Lowering:
                 )
             except NoRule as reason:
                 dropped = {id(n) for n in self.graph.nodes[mark:]}
-                del self.graph.nodes[mark:]
+                del self.graph.nodes[mark:], self.graph.requirements[demands:]
                 for nodes in self._readers.values():
                     nodes[:] = [n for n in nodes if id(n) not in dropped]
                 decision = type(decision)("eager", str(reason))
@@ -361,6 +365,38 @@ class Lowering:
         if isinstance(value, complex) or converted(value, dtype) is None:
             raise NoRule(f"{value} as {dtype}")
         return ir.const(value, dtype)
+
+    # ---- what eager refuses ---------------------------------------------------------------
+
+    def require_equal(
+        self, left: Sequence[Size], right: Sequence[Size], detail: str, *, eager: bool = True
+    ) -> None:
+        """Leaves a call whose sizes differ to eager, which refuses it in its own words.
+
+        Where sizes are symbols, each run is checked, and so it is where eager refuses nothing
+        (`eager` is False) and reads out of bounds.
+        """
+        if len(left) != len(right):
+            raise NoRule(f"{detail}: {len(left)} and {len(right)} axes")
+        for a, b in zip(left, right, strict=True):
+            rest = normal(a - b)
+            if rest != 0 and isinstance(rest, int) and eager:
+                raise NoRule(f"{detail}: {a} and {b}")
+            if rest != 0:
+                self._require("equal", a, b, detail)
+
+    def require_indexable(self, size: Size, count: Size) -> None:
+        """An empty dimension takes no index: such a call is left to eager, which refuses it."""
+        if is_positive(size) or count == 0:
+            return
+        if size == 0 and is_positive(count):
+            raise NoRule("an index into an empty dimension")
+        self._require("indexable", size, count, "an index into a dimension of size 0")
+
+    def _require(
+        self, kind: Literal["equal", "indexable"], left: Size, right: Size, detail: str
+    ) -> None:
+        self.graph.requirements.append(Requirement(kind, left, right, detail, self.origin))
 
     # ---- memory ---------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
-from dicp.loop.lowering.rules import NoRule, RuleTable
-from dicp.rules import RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POINTWISE = RuleTable()

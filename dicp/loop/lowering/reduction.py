@@ -309,6 +309,7 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
     if not y.ndim:
         return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, y.ndim)
+    lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
     s = total(lw, gy, [axis], dtype)
     return lw.map(lambda p, y, s: cast(p - cast(y, dtype) * s, out), gy, y, s, dtype=out)
@@ -320,6 +321,7 @@ def log_softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype
     dtype = wide(g.dtype)
     if not y.ndim:
         return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
+    lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     s = total(lw, g, [wrap(dim, y.ndim)], dtype)
 
     def body(g: Expr, y: Expr, s: Expr) -> Expr:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any
 
 import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.expr import Call, Ref
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -239,15 +240,40 @@ def repeat(lw: Lowering, x: Value, repeats: Sequence[Any]) -> Value:
 def as_strided(
     lw: Lowering, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Value:
-    """A view of the storage: the tensor is put into memory and aliased."""
+    """A view of the storage: the tensor is put into memory and aliased.
+
+    Left to eager unless it provably stays inside the tensor: only a run knows how large the storage
+    of an input is, and where in it the input begins.
+    """
     assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
     ref = lw.realize(x, strides_of(source))
     shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
-    alias_ref = Ref(
-        lw._name("v"), sizes_of(size), x.dtype, sizes_of(stride), "alias", shift, base=ref
-    )
+    *views, root = _chain(ref)
+    sizes, strides = sizes_of(size), sizes_of(stride)
+    if root.role in ("input", "alias") and offset is not None:
+        raise NoRule("an offset into the storage of an input")
+    start = normal(shift + sum(r.offset for r in views))
+    room = normal(_extent(root.shape, root.strides) - _extent(sizes, strides) - start)
+    if not (is_positive(normal(start + 1)) and is_positive(normal(room + 1))):
+        raise NoRule("a view that may reach past the tensor")
+    alias_ref = Ref(lw._name("v"), sizes, x.dtype, strides, "alias", shift, base=ref)
     return lw.value_of(alias_ref)
+
+
+def _chain(ref: Ref) -> Iterator[Ref]:
+    """A buffer, what it is a view of, and so on to an input, a fresh result or what a call made."""
+    while ref.base is not None and not isinstance(ref.producer, Call):
+        yield ref
+        ref = ref.base
+    yield ref
+
+
+def _extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size:
+    """Elements of memory from the first to the last, both included."""
+    if any(s == 0 for s in shape):
+        return 0
+    return normal(1 + sum((s - 1) * t for s, t in zip(shape, strides, strict=True)))
 
 
 def _copy(lw: Lowering, x: Value, **kwargs: Any) -> Value:
@@ -375,10 +401,25 @@ def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Val
     return lw.pointwise(x.shape, x.dtype, body)
 
 
+UNLIKE_THE_SLICE = "the source does not fit the slice it replaces"
+
+
+def _require_slice(
+    lw: Lowering, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
+) -> None:
+    """Leaves to eager, which refuses it, a source that is not as large as the slice."""
+    shape = list(x.shape)
+    size, given = x.shape[dim], (0 if start is None else start, end, step)
+    known = isinstance(size, int) and all(isinstance(v, (int, NoneType)) for v in given)
+    shape[dim] = len(range(*slice(*given).indices(size))) if known else src.shape[dim]
+    lw.require_equal(src.shape, shape, UNLIKE_THE_SLICE)
+
+
 @view_rule(aten.select_scatter)
 def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> Value:
     dim = wrap(dim, x.ndim)
     at = normal(x.shape[dim] + index) if isinstance(index, int) and index < 0 else normal(index)
+    lw.require_equal(src.shape, [*x.shape[:dim], *x.shape[dim + 1 :]], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[dim])
@@ -395,6 +436,7 @@ def slice_scatter(
     step: int = 1,
 ) -> Value:  # fmt: skip
     dim = wrap(dim, x.ndim)
+    _require_slice(lw, x, src, dim, start, end, step)
     first = slice_start(x.shape[dim], start)
     last = normal(first + (src.shape[dim] - 1) * step)
 
@@ -422,6 +464,10 @@ def diagonal_scatter(
     lw: Lowering, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     a, b = wrap(dim1, x.ndim), wrap(dim2, x.ndim)
+    rows, columns = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
+    kept = [s for k, s in enumerate(x.shape) if k not in (a, b)]
+    length = normal(sympy.Max(sympy.Min(rows, columns), 0))
+    lw.require_equal(src.shape, [*kept, length], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[a] + offset)

@@ -185,8 +185,11 @@ d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0)
 d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`, as PyTorch raises it.
-d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
-  if (status[0] == 0) { status[0] = code; status[1] = site; }
+// The first thread that fails fills `status`: code, site, and for an index its value and the size.
+static __attribute__((noinline, cold)) void d_report(
+    int64_t* status, int64_t code, int64_t site, int64_t index = 0, int64_t size = 0) {
+  if (!__sync_bool_compare_and_swap(status, (int64_t)0, code)) return;
+  status[1] = site; status[2] = index; status[3] = size;
 }
 #define d_status status
 template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
@@ -391,9 +394,17 @@ d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
   }
   return low;
 }
-d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+d_inline int64_t d_check_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
   if (i >= 0 && i < n) return i;
-  if (active) d_report(status, 1, site);
+  if (active) d_report(status, 1, site, i, n);
+  return 0;
+}
+d_inline int64_t d_wrap_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+  const int64_t at = i < 0 ? i + n : i;
+  if (at >= 0 && at < n) return at;
+  if (active) d_report(status, 1, site, i, n);
   return 0;
 }
 

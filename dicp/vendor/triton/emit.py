@@ -17,7 +17,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
-from dicp.loop.ir.ops import CHECKED_OPS
+from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
 from dicp.serialize import encode_size
 from dicp.vendor.triton.shortcuts import Shortcuts
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
@@ -243,9 +243,9 @@ class Emitter:
         args = self._draw(expr, guard) if drawn else [self.value(a, guard) for a in expr.args]
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op == "check_index":
+        if expr.op in INDEX_CHECKS:
             site, message = self._site(expr)
-            return f"d.check_index({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
+            return f"d.{expr.op}({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
                 f"{site}, {message})"
             )
         if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:

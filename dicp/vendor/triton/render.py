@@ -13,6 +13,7 @@ from dicp.gpu.work_partition import Shared, along
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Store
+from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.passes.one_hot import without_single_hits
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.facts import GPU
@@ -100,7 +101,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
         "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
-        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": tile.persistent,
         "reaches": list(writer.reaches),
     }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dicp.dtypes import HALVES, converted
-from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
 from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode

@@ -271,6 +271,32 @@ def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: 
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
 
 
+@rule(aten.index_copy.default)
+def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.ndim == 0 or source.ndim != x.ndim:
+        raise NoRule("slices of a 0-dim tensor")
+    dim %= x.ndim
+    column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(index, column), source.shape)
+    return _scatter(g, x, dim, places, source)
+
+
+def _max_unpool(n: int) -> Any:
+    def apply(g: Ge, x: Value, index: Value, *sizes: Any) -> Value:
+        """Zeros, and `x` at flat places of the last `n` dimensions."""
+        lead = list(x.shape[:-n])
+        flat = [*lead, math.prod(x.shape[-n:])]
+        zeros = g.full([*lead, math.prod(g.shape[-n:])], 0, x.dtype)
+        out = _scatter(g, zeros, len(lead), g.reshape(index, flat), g.reshape(x, flat))
+        return g.reshape(out, g.shape)
+
+    return apply
+
+
+RULES.add(aten.max_unpool2d.default, _max_unpool(2))
+RULES.add(aten.max_unpool3d.default, _max_unpool(3))
+
+
 def _times(g: Ge, x: Value, alpha: Any) -> Value:
     return x if alpha == 1 else g.binary("Mul", x, alpha)
 
