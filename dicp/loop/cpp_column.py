@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import sympy
 
-from dicp.loop.cpp_emit import Scope, local, margin
+from dicp.loop.cpp_emit import Scope, is_place, local, margin
 from dicp.loop.cpp_loops import CHUNKS, JAM, PARALLEL_COST, Loops, block_end, in_fours
 from dicp.loop.cpp_text import VALUE_TYPE, start_value
 from dicp.loop.index import Size, Var, product
@@ -36,7 +36,7 @@ class Columns(Loops):
             else sympy.oo
         )
         many = not isinstance(tiles, int) or tiles >= 4
-        positions = any(s.op.startswith("arg") for s in accumulators)
+        positions = any(map(is_place, accumulators))
         split = (
             not many
             and not running
@@ -77,12 +77,12 @@ class Columns(Loops):
     def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
         ctype = VALUE_TYPE[stmt.dtype]
         lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
-        if stmt.op.startswith("arg"):
+        if is_place(stmt):
             lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
         return lines + self._fill_array(stmt, pad, size)
 
     def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
-        zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
+        zero = f" acc_at_{stmt.name}[c] = 0;" if is_place(stmt) else ""
         start = start_value(stmt.op, stmt.dtype)
         return [
             f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"
@@ -238,7 +238,7 @@ class Columns(Loops):
         stmts = [s for p in phases for s in p.stmts]
         body = self._push((column,), scope.indent + 1)
         for stmt in accs:
-            source = "acc_at_" if stmt.op.startswith("arg") else "acc_"
+            source = "acc_at_" if is_place(stmt) else "acc_"
             body.lines.append(
                 f"{margin(body.indent)}const auto {_result(stmt)} = "
                 f"{source}{stmt.name}[{column.key} - tile];"
@@ -250,4 +250,4 @@ class Columns(Loops):
 
 
 def _result(stmt: Accumulate) -> str:
-    return f"at_{stmt.name}" if stmt.op.startswith("arg") else local(stmt.name)
+    return f"at_{stmt.name}" if is_place(stmt) else local(stmt.name)

@@ -61,6 +61,8 @@ class Emitter:
         """Where elements are put that are written a cache line at a time."""
         self.flagged: set[str] = set()
         """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
+        self.kept_at: dict[str, str] = {}
+        """Where a block keeps the value whose position is looked for, by its accumulator."""
         self.laned: set[str] = set()
         """What is accumulated or kept in a place of its own for each place in a cache line."""
         self._uses: dict[int, frozenset[Var]] = {}
@@ -94,8 +96,7 @@ class Emitter:
             if isinstance(stmt, Store):
                 stores.append(pad + self._store(stmt, value))
             elif isinstance(stmt, Accumulate):
-                position = self._index(stmt.position) if stmt.position is not None else ""
-                scope.lines.append(pad + self._combine(stmt, value, position))
+                scope.lines.append(pad + self._combine(stmt, value, self._position(stmt)))
             elif isinstance(stmt, Running):
                 scope.lines.append(pad + self._combine(stmt, value, ""))
                 # The running value changes at every point: what reads it stays in this loop.
@@ -131,18 +132,14 @@ class Emitter:
     def _declare(self, stmt: Accumulate | Running) -> str:
         ctype = accumulator_type(stmt)
         text = f"{ctype} {local(stmt.name)} = {start_value(stmt.op, stmt.dtype)};"
-        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.op.startswith("arg") else "")
+        return text + (f" int64_t at_{stmt.name} = 0;" if is_place(stmt) else "")
 
     def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
         name = local(stmt.name)
-        if stmt.op.startswith("arg"):
-            at = f"at_{stmt.name}"
-            if position == "chunk":
-                position = f"part_at_{stmt.name}[chunk]"
-            return (
-                f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
-                f"{at} = {position}; }}"
-            )
+        if stmt.name in self.kept_at:
+            return f"block_{stmt.name}[{self.kept_at[stmt.name]}] = {value};"
+        if is_place(stmt):
+            return f"d_take_{stmt.op[3:]}({value}, {position}, {name}, at_{stmt.name});"
         nan = f"nan_{stmt.name}"
         if stmt.name in self.laned:
             name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
@@ -156,15 +153,13 @@ class Emitter:
 
     def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
         slot = f"acc_{stmt.name}[{at}]"
-        if stmt.op.startswith("arg"):
-            assert stmt.position is not None
-            position = self._index(stmt.position)
-            return (
-                f"{{ const bool better = d_better_{stmt.op[3:]}({value}, {slot}); "
-                f"{slot} = better ? {value} : {slot}; "
-                f"acc_at_{stmt.name}[{at}] = better ? {position} : acc_at_{stmt.name}[{at}]; }}"
-            )
+        if is_place(stmt):
+            pair = f"{slot}, acc_at_{stmt.name}[{at}]"
+            return f"d_take_{stmt.op[3:]}({value}, {self._position(stmt)}, {pair});"
         return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
+
+    def _position(self, stmt: Accumulate) -> str:
+        return "" if stmt.position is None else f"(int64_t)({self._index(stmt.position)})"
 
     # ---- expressions ------------------------------------------------------------------------
 
@@ -176,8 +171,8 @@ class Emitter:
             return self._masked(expr, guard, guard_depth)
         if expr.op == "acc":
             found = self._reduction(expr.attr)
-            is_place = found is not None and found.op.startswith("arg")
-            return f"at_{expr.attr}" if is_place else local(expr.attr)
+            place = found is not None and is_place(found)
+            return f"at_{expr.attr}" if place else local(expr.attr)
         if expr.op == "saved":
             return f"saved_{expr.attr}[{self._inner_position()}]"
         depth = max(self._depth_of(expr), guard_depth if guard else 0)
@@ -348,6 +343,11 @@ def is_copy(stmt: Store) -> bool:
     """Whether a statement stores what it reads: bits are moved, whatever they mean."""
     value = stmt.value
     return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
+
+
+def is_place(stmt: Accumulate | Running) -> bool:
+    """Whether it reduces pairs of a value and its position."""
+    return stmt.op in ("argmax", "argmin")
 
 
 def margin(depth: int) -> str:

@@ -105,6 +105,19 @@ CASES = [
         dtypes=(torch.int64, torch.uint8),
     ),
     op(
+        "first_of_equals_in_another_order",
+        lambda x: (
+            x.transpose(0, 1).reshape(35, 40).argmax(0),
+            x.permute(2, 0, 1).reshape(40, 35).argmin(1),
+            x.transpose(0, 2).argmax(),
+        ),
+        T((5, 7, 40), 0, 3),
+        dtypes=(torch.float32, torch.int64),
+        layouts=("contiguous",),
+        fixed=(5, 7, 40),
+        grad=False,
+    ),
+    op(
         "any_all",
         lambda x: (x.any(), x.all(), x.any(0), x.all(1), x.any(-1, keepdim=True)),
         T(X, 0, 2),

@@ -67,6 +67,21 @@ def test_places_of_extrema_in_long_rows(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("width", [300, 1000])
+def test_places_of_what_is_computed(width: int) -> None:
+    """A value computed twice, in vectors and by itself, may differ; places do not depend on it."""
+    x = torch.randn(64, width)
+
+    def places(x: Tensor) -> tuple[Tensor, ...]:
+        return x.sin().argmax(1), x.abs().log().max(1).indices, x.cos().argmin(1)
+
+    run = torch.compile(places, backend="cpugraph", options={"cxx_flags": "-march=x86-64"})
+    kept = (x.double().sin(), x.abs().double().log(), -x.double().cos())
+    for found, values in zip(run(x), kept, strict=True):
+        assert found.min() >= 0 and found.max() < width
+        assert (values.amax(1) - values.gather(1, found[:, None])[:, 0]).max() < 1e-6
+
+
 def test_tanh_stays_within_one() -> None:
     x = torch.linspace(-12, 12, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])

@@ -133,11 +133,26 @@ template <class T> d_inline T d_fmin(T a, T b) {
   const T m = a < b ? a : b;
   return d_isnan(b) ? a : m;
 }
-template <class T> d_inline bool d_better_max(T a, T b) {
-  return (a > b) | (d_isnan(a) & !d_isnan(b));
-}
-template <class T> d_inline bool d_better_min(T a, T b) {
-  return (a < b) | (d_isnan(a) & !d_isnan(b));
+// Pairs of a value and its position: a NaN beats every number, and the first of equals wins.
+#define d_pair_reduction(kind, sign) \
+  template <class T> d_inline bool d_better_##kind(T a, T b) { return (a sign b) | (d_isnan(a) & !d_isnan(b)); } \
+  template <class T> d_inline void d_take_##kind(T x, int64_t at, T& best, int64_t& best_at) { \
+    const bool better = d_better_##kind(x, best); \
+    best = better ? x : best; \
+    best_at = better ? at : best_at; \
+  }
+d_pair_reduction(max, >) d_pair_reduction(min, <)
+template <class T> d_inline void d_swap(T& a, T& b) { const T x = a; a = b; b = x; }
+// The first place of `value` among n values, or of a NaN, which is the extremum wherever there is one.
+template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
+  int32_t first = n ? (int32_t)n - 1 : 0;
+#pragma omp simd reduction(min: first)
+  for (int32_t i = 0; i < (int32_t)n; ++i) {
+    const int32_t at = (x[i] == value) | d_isnan(x[i]) ? i : 0x7fffffff;
+    first = at < first ? at : first;
+  }
+  value = n ? x[first] : value;
+  return first;
 }
 
 d_inline float d_abs(float x) { return __builtin_fabsf(x); }
