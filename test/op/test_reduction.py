@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -83,6 +84,17 @@ CASES = [
                 [float("-inf"), float("-inf"), float("-inf")],
             ]
         ),
+        dtypes=(torch.float32,),
+        layouts=("contiguous",),
+    ),
+    op(
+        "extrema_of_what_is_computed",  # the gradient asks which elements are equal to them
+        lambda x: (
+            x.log1p().amax(1),
+            x.tan().amin(0),
+            torch.linalg.vector_norm(x.sinh(), math.inf),
+        ),
+        T((13, 37), 0.1, 0.9),
         dtypes=(torch.float32,),
         layouts=("contiguous",),
     ),
