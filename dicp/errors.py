@@ -242,6 +242,19 @@ class DeviceMemoryError(DicpError, MemoryError):
         )
 
 
+class HostMemoryError(DicpError, MemoryError):
+    """A kernel on the host got no memory for what it keeps while it runs."""
+
+    def __init__(self, operators: Sequence[str], wanted: int) -> None:
+        self.operators = operators
+        self.wanted = wanted
+        more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
+        super().__init__(
+            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace. "
+            "Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+        )
+
+
 class ModelMismatchError(DicpError):
     """A built model does not fit the device that is to run it."""
 

@@ -123,7 +123,7 @@ def recompute_in_backward(node: fx.Node) -> None:
 
 
 def do_not_recompute(node: fx.Node) -> None:
-    """Have the partitioner save `node` or what is made of it, unless the program asked otherwise."""
+    """Have the partitioner save `node`, or what is made of it, where the program says nothing."""
     node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 

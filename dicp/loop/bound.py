@@ -15,7 +15,12 @@ from typing import Any
 
 import torch
 
-from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
+from dicp.errors import (
+    HostMemoryError,
+    IndexOutOfBoundsError,
+    InputMismatchError,
+    IntegerDivisionByZeroError,
+)
 from dicp.loop.machine import Machine, Pool
 from dicp.loop.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.plain import callable_of, decode_argument, evaluate_size, resolve_operator
@@ -199,6 +204,8 @@ class Bound:
     def _raise(self, step: Step) -> None:
         code, site = self.status[0], self.status[1]
         self.status[0] = 0
+        if code == 3:
+            raise HostMemoryError(step["origins"], site)
         check, origin = step["sites"][site - 1]
         operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
         detail = f"check {site} ({check}) of kernel {step['kernel']}"

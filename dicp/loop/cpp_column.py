@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import sympy
+import torch
 
 from dicp.loop.cpp_emit import Scope, is_place, local, margin
 from dicp.loop.cpp_loops import CHUNKS, JAM, PARALLEL_COST, Loops, block_end, in_fours
@@ -57,12 +58,9 @@ class Columns(Loops):
         else:
             stmts: list[Accumulate | Running] = [*accumulators, *running]
             for stmt in stmts:
-                scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
+                scope.lines += self._accumulator_array(stmt, pad)
             self._sweep_columns(scope, inner, column, kernel.inner, None)
         self._column_tail(scope, tail, column, accumulators)
-        if split:
-            for stmt in accumulators:
-                scope.lines.append(f"{pad}d_free(acc_{stmt.name});")
         head = [
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
@@ -74,19 +72,13 @@ class Columns(Loops):
         work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
         return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
 
-    def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
-        ctype = VALUE_TYPE[stmt.dtype]
-        lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
+    def _accumulator_array(self, stmt: Accumulate | Running, pad: str) -> list[str]:
+        lines = [pad + self._array(stmt.dtype, f"acc_{stmt.name}", COLUMN_TILE)]
+        clear = f"acc_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if is_place(stmt):
-            lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
-        return lines + self._fill_array(stmt, pad, size)
-
-    def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
-        zero = f" acc_at_{stmt.name}[c] = 0;" if is_place(stmt) else ""
-        start = start_value(stmt.op, stmt.dtype)
-        return [
-            f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"
-        ]
+            lines.append(pad + self._array(torch.int64, f"acc_at_{stmt.name}", COLUMN_TILE))
+            clear += f" acc_at_{stmt.name}[c] = 0;"
+        return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
 
     def _sweep_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
@@ -164,10 +156,10 @@ class Columns(Loops):
             f"{pad}const int64_t block_end = {block_end('block', ROW_BLOCK, high)};",
         ]
         for stmt in long:
-            ctype = VALUE_TYPE[stmt.dtype]
             lines.append(
-                f"{pad}{ctype} acc_{stmt.name}[{width}]; "
-                f"for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
+                pad
+                + self._array(stmt.dtype, f"acc_{stmt.name}", width)
+                + f" for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
             )
         return lines
 
@@ -188,10 +180,8 @@ class Columns(Loops):
         width = "(tile_end - tile)"
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
-            scope.lines.append(
-                f"{pad}{ctype}* acc_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * "
-                f"{CHUNKS} * {width});"
-            )
+            shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
+            scope.lines.append(pad + shared)
         total, times = self._size(inner[0].size), ""
         if len(inner) == 1 and isinstance(inner[0].size, int) and in_fours(inner[0]):
             total, times = str(inner[0].size // JAM), f" * {JAM}"

@@ -10,6 +10,8 @@ import torch
 
 from dicp.loop import ir
 from dicp.loop.cpp_text import (
+    STACK_BYTES,
+    STORAGE_TYPE,
     VALUE_TYPE,
     conversion,
     literal,
@@ -31,6 +33,9 @@ from dicp.loop.index import (
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
 from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+
+LINE_BYTES = 64
+"""A cache line: what is written past the caches at once, and then not read before."""
 
 
 @dataclass
@@ -68,6 +73,38 @@ class Emitter:
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
+        self._stack_bytes = 0
+        self.room_bytes = 0
+        """What each thread's part of the kernel's workspace takes."""
+
+    # ---- memory of a kernel's own ---------------------------------------------------------------
+
+    def _array(self, dtype: torch.dtype, name: str, count: int, stored: bool = False) -> str:
+        """Declares an array of one thread: on its stack, or in the workspace where that is full."""
+        ctype = (STORAGE_TYPE if stored else VALUE_TYPE)[dtype]
+        size = -(-count * max(dtype.itemsize, 1 if stored else 4) // LINE_BYTES) * LINE_BYTES
+        if self._stack_bytes + size <= STACK_BYTES:
+            self._stack_bytes += size
+            return f"{ctype} {name}[{count}];"
+        place = f"d_own_room(rooms, room_bytes) + {self.room_bytes}"
+        self.room_bytes += size
+        return f"{ctype}* const {name} = ({ctype}*)({place});"
+
+    def _allocated(self, ctype: str, name: str, count: str) -> str:
+        """Declares memory that all threads share, which is freed when the scope ends."""
+        return (
+            f"const d_room<{ctype}> room_{name}({count}, status); "
+            f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
+        )
+
+    def workspace(self) -> list[str]:
+        """What a kernel begins with: the memory of its threads' arrays, if there are any."""
+        if not self.room_bytes:
+            return []
+        return [
+            f"  constexpr int64_t room_bytes = {self.room_bytes};",
+            "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
+        ]
 
     def _all_stmts(self) -> list[Stmt]:
         return [s for p in self.kernel.phases for s in p.stmts]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Emitter, accumulator_type, local, margin, nan_bits
+from dicp.loop.cpp_emit import LINE_BYTES, Emitter, accumulator_type, local, margin, nan_bits
 from dicp.loop.cpp_text import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.loop.index import FloorDiv, Indirect, Mod, Var, product
 from dicp.loop.ir import Load, Ref
@@ -18,8 +18,6 @@ from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Store
 from dicp.loop.ops import REDUCTIONS
 from dicp.loop.ranges import Range
 
-LINE_BYTES = 64
-"""A cache line: what is written past the caches at once, and then not read before."""
 MIN_SWEEP = 128
 """Elements of a loop below which an accumulator for each place in a line costs too much."""
 BEYOND_NEAR = 1 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dicp.loop.cpp_emit import Scope, is_copy, margin
 from dicp.loop.cpp_lines import deep_variables
 from dicp.loop.cpp_loops import Loops, block_end
-from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.index import Index, Var
 from dicp.loop.ir import Expr, Ref
 from dicp.loop.kernel import Store
@@ -144,9 +143,9 @@ class Pointwise(Loops):
             if found is None:
                 continue
             start, stride = found
-            name, ctype = f"turned{number}", STORAGE_TYPE[ref.dtype]
+            name = f"turned{number}"
             scope.lines += [
-                f"{margin(scope.indent)}{ctype} {name}[{TILE * TILE}];",
+                margin(scope.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
                 f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
                 f"{TILE}, end0 - tile0, end1 - tile1);",
             ]

@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from dicp.loop import ir
-from dicp.loop.cpp_emit import Scope, is_place, local, margin, nan_bits
-from dicp.loop.cpp_lines import LINE_BYTES, distinct
+from dicp.loop.cpp_emit import LINE_BYTES, Scope, is_place, local, margin, nan_bits
+from dicp.loop.cpp_lines import distinct
 from dicp.loop.cpp_loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
 from dicp.loop.cpp_planes import Planes
-from dicp.loop.cpp_text import VALUE_TYPE, literal, start_value
+from dicp.loop.cpp_text import VALUE_TYPE, literal
 from dicp.loop.index import Var, product
-from dicp.loop.ir import Expr, Ref
-from dicp.loop.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.ir import Ref
+from dicp.loop.kernel import Accumulate, Phase, Running, Save, Store
 from dicp.loop.ranges import Range
 
 PLACE_BLOCK = 256
@@ -89,8 +87,7 @@ class Rows(Planes):
         tail = self._push(inner, 1 + len(inner))
         for ref, stmt in self._sums().items():
             name, ctype = self._arg(ref), VALUE_TYPE[ref.dtype]
-            bytes_ = f"sizeof({ctype}) * parts * {width}"
-            lines.append(f"  {ctype}* all_{name} = ({ctype}*)d_alloc({bytes_});")
+            lines.append("  " + self._allocated(ctype, f"all_{name}", f"parts * {width}"))
             own += [
                 f"    {ctype}* part_{name} = all_{name} + part * {width};",
                 f"    {each} part_{name}[c] = 0;",
@@ -111,8 +108,7 @@ class Rows(Planes):
             *own, *self._nest(loops, body, 2, ("low", "high")), "  }",
         ]  # fmt: skip
         lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
-        lines += [*total, *self._nest(inner, tail.lines, 1)]
-        return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
+        return [*lines, *total, *self._nest(inner, tail.lines, 1)]
 
     def _weights_of(self, phase: Phase, sums: Phase) -> bool:
         """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
@@ -174,6 +170,7 @@ class Rows(Planes):
     ) -> None:  # fmt: skip
         """The inner loops of one phase; accumulators are declared before them."""
         places: dict[Accumulate, Accumulate] = {}
+        read = set(phase.stmts)
         if loops and not serial:
             phase, places = _with_extrema(phase)
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
@@ -181,7 +178,7 @@ class Rows(Planes):
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
         pad = margin(scope.indent)
-        for stmt in accumulators:
+        for stmt in (s for s in accumulators if s in read):
             flag = f" {nan_bits(stmt)} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(pad + self._declare(stmt) + ("" if stmt in in_block else flag))
             self.local_names[stmt.name] = len(self.scopes) - 1
@@ -213,8 +210,9 @@ class Rows(Planes):
         for stmt in phase.stmts:
             if isinstance(stmt, Save):
                 size = product(v.size for v in self.kernel.inner)
-                ctype = VALUE_TYPE[stmt.dtype]
-                scope.lines.append(f"{margin(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
+                assert isinstance(size, int), "rows are kept whose length is known"
+                array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
+                scope.lines.append(margin(scope.indent) + array)
         if not loops:
             self._stmts(phase.stmts, scope)
             return
@@ -284,7 +282,9 @@ class Rows(Planes):
         is found among them, since a value that is computed again may differ in its last bits."""
         name, ctype = place.name, VALUE_TYPE[place.dtype]
         return [
-            f"{pad}{ctype} blocks_{name}[{2 * PLACE_BLOCK}]; int64_t count_{name} = 0;",
+            pad
+            + self._array(place.dtype, f"blocks_{name}", 2 * PLACE_BLOCK)
+            + f" int64_t count_{name} = 0;",
             f"{pad}{ctype} *block_{name} = blocks_{name}, "
             f"*kept_{name} = blocks_{name} + {PLACE_BLOCK};",
         ]
@@ -294,7 +294,7 @@ class Rows(Planes):
         name, step = place.name, self._size(place.position.coefficient(var))
         found = f"d_first(kept_{name}, count_{name}, {local(name)})"
         lines = [f"{pad}at_{name} += {step} * {found};"]
-        if best.name != f"best_{name}":
+        if best.name in self.local_names:
             lines.append(f"{pad}{local(best.name)} = {local(name)};")
         return lines
 
@@ -411,4 +411,4 @@ def _with_extrema(phase: Phase) -> tuple[Phase, dict[Accumulate, Accumulate]]:
             own = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
             places[stmt] = found.setdefault((own.op, own.dtype, ir.show(own.value)), own)
     stmts = dict.fromkeys((*places.values(), *phase.stmts))
-    return replace(phase, stmts=tuple(stmts)), places
+    return replace(phase, stmts=tuple(stmts)) if places else phase, places

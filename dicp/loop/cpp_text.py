@@ -27,6 +27,9 @@ STORAGE_TYPE = VALUE_TYPE | {
 """Element types in memory: 16-bit floats are held as bits and widened on load, and so are truth
 values, since loops that load or store `bool` are not vectorized."""
 
+STACK_BYTES = 1 << 16
+"""What one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
+
 
 def widened(place: str, dtype: torch.dtype) -> str:
     if dtype == torch.bool:

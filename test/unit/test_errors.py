@@ -18,6 +18,7 @@ from dicp.errors import (
     DicpError,
     DicpWarning,
     GraphRejectedError,
+    HostMemoryError,
     IndexOutOfBoundsError,
     InferenceMismatchError,
     InputMismatchError,
@@ -136,6 +137,12 @@ CASES: list[tuple[DicpError, str]] = [
         IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", "9 in a size of 4"),
         "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x). "
         "Indices count from 0, or from -1 backwards; clamp them, or enlarge the dimension.",
+    ),
+    (
+        HostMemoryError(["aten.sin.default (sin) at m.py:3", "aten.sum.default (sum_1)"], 4096),
+        "aten.sin.default (sin) at m.py:3 and 1 more: the host has no 4096 bytes free for the "
+        "kernel's workspace. Use a smaller batch or fewer threads, or free tensors that are no "
+        "longer needed.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),

@@ -56,6 +56,29 @@ extern "C" float fmodf(float, float);
 // Whole cache lines: vectors that cross from one to the next take twice as long.
 d_inline void* d_alloc(uint64_t bytes) { return aligned_alloc(64, (bytes + 64) / 64 * 64); }
 d_inline void d_free(void* p) { free(p); }
+// The first failure of a kernel: its code, and the place in the code or the bytes that were wanted.
+d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
+  if (status[0] == 0) { status[0] = code; status[1] = site; }
+}
+#ifdef _OPENMP
+extern "C" int omp_get_max_threads(void);
+extern "C" int omp_get_thread_num(void);
+d_inline int64_t d_threads() { return omp_get_max_threads(); }
+d_inline int64_t d_thread() { return omp_get_thread_num(); }
+#else
+d_inline int64_t d_threads() { return 1; }
+d_inline int64_t d_thread() { return 0; }
+#endif
+// Memory for `count` elements while a scope lasts; null, and reported, where there is none.
+template <class T> struct d_room {
+  T* const at;
+  d_room(int64_t count, int64_t* status) : at((T*)d_alloc(count * sizeof(T))) {
+    if (!at) d_report(status, 3, count * sizeof(T));
+  }
+  ~d_room() { d_free(at); }
+};
+// The calling thread's part of the memory that a team has.
+d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
 // Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
 d_inline int64_t d_parts(int64_t rows) {
   const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
@@ -200,9 +223,6 @@ d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0)
 d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`, as PyTorch raises it.
-d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
-  if (status[0] == 0) { status[0] = code; status[1] = site; }
-}
 #define d_status status
 template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }

@@ -122,7 +122,10 @@ def group_of(name: str) -> Group | None:
 
 
 def _body(call: str, element: str) -> str:
-    return f"  {call.format(element)};"
+    """The call, and a report where the routine found no memory and left its results unwritten."""
+    return (
+        f"  d_lacking = 0; {call.format(element)}; if (d_lacking) d_report(status, 3, d_lacking);"
+    )
 
 
 def headers() -> dict[str, str]:
