@@ -250,8 +250,8 @@ class HostMemoryError(DicpError, MemoryError):
         self.wanted = wanted
         more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
         super().__init__(
-            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace. "
-            "Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace."
+            " Use a smaller batch or fewer threads, or free tensors that are no longer needed."
         )
 
 

@@ -32,7 +32,7 @@ from dicp.loop.index import (
 )
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
-from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+from dicp.loop.ops import BEHIND_NUMBER, BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
 
 LINE_BYTES = 64
 """A cache line: what is written past the caches at once, and then not read before."""
@@ -370,9 +370,9 @@ class Emitter:
 
 def _spelling(expr: Expr) -> str:
     """The C++ format string of an operator, the cheapest that is right for these operands."""
-    last = expr.args[-1]
-    if last.op == "const" and last.attr == last.attr and expr.op in BESIDE_NUMBER:
-        return BESIDE_NUMBER[expr.op]
+    for operand, table in ((expr.args[-1], BESIDE_NUMBER), (expr.args[0], BEHIND_NUMBER)):
+        if operand.op == "const" and operand.attr == operand.attr and expr.op in table:
+            return table[expr.op]
     return SCALAR_OPS[expr.op].cpp
 
 

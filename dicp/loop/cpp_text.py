@@ -121,6 +121,9 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: boo
         return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
     if target == torch.float16:
         return f"d_round_f16((float){text})" if rounded else f"(float){text}"
-    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
-        return f"({VALUE_TYPE[target]})(int64_t){text}"
+    if source.is_floating_point and target == torch.int64:
+        return f"d_to_int64({text})"
+    if source.is_floating_point and not target.is_floating_point:
+        whole = f"d_to_int32({text})"
+        return whole if target == torch.int32 else f"({VALUE_TYPE[target]}){whole}"
     return f"({VALUE_TYPE[target]}){text}"

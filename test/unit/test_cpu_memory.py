@@ -1,4 +1,4 @@
-"""Memory that kernels take for themselves: little of a thread's stack, and an error where none is."""
+"""Memory that kernels take for themselves: little of a stack, an error where there is none."""
 
 from __future__ import annotations
 
@@ -61,10 +61,9 @@ def test_small_stacks(name: str) -> None:
 def no_memory(tmp_path: Path) -> tuple[str, ...]:
     """Flags with which kernels find no memory."""
     header = tmp_path / "none.h"
-    header.write_text(
-        'extern "C" inline void* no_memory_at_all(unsigned long, unsigned long) { return nullptr; }\n'
-    )
-    return ("-include", str(header), "-Daligned_alloc=no_memory_at_all")
+    none = "void* no_room(unsigned long, unsigned long) { return nullptr; }"
+    header.write_text(f'extern "C" inline {none}\n')
+    return ("-include", str(header), "-Daligned_alloc=no_room")
 
 
 def test_kernel_without_memory(no_memory: tuple[str, ...]) -> None:

@@ -96,11 +96,11 @@ d_inline d_bf16 d_to_bf16(float x) {
 }
 d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
 d_inline float d_from_f16(d_f16 h) {
-  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16;
-  const uint32_t rest = ((uint32_t)h & 0x7fffu) << 13;
-  const float scaled = d_float(rest) * 0x1p112f;
-  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? (rest | 0x7f800000u) : d_bits(scaled);
-  return d_float(sign | special);
+  // No step is subnormal in float, so that nothing becomes zero where subnormals are flushed.
+  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16, size = (uint32_t)h & 0x7fffu;
+  const uint32_t small = d_bits(d_float(0x3f000000u | size) - 0.5f);
+  const uint32_t normal = (size << 13) + (size >= 0x7c00u ? 224u << 23 : 112u << 23);
+  return d_float(sign | (size < 0x400u ? small : normal));
 }
 d_inline d_f16 d_to_f16(float x) {
   const uint32_t sign = d_bits(x) & 0x80000000u;
@@ -114,6 +114,22 @@ d_inline d_f16 d_to_f16(float x) {
   return (d_f16)(magnitude | (sign >> 16));
 }
 d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
+
+// ---- integers of numbers ---------------------------------------------------------------------
+// What does not fit, NaN included, is the lowest integer, as in PyTorch on x86; C++ leaves it open.
+// Shorter integers are the lowest bits of one of 32.
+d_inline int32_t d_to_int32(float x) {
+  return (x >= -0x1p31f) & (x < 0x1p31f) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int32_t d_to_int32(double x) {
+  return (x > -0x1.00000002p31) & (x < 0x1p31) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int64_t d_to_int64(float x) {
+  return (x >= -0x1p63f) & (x < 0x1p63f) ? (int64_t)x : INT64_MIN;
+}
+d_inline int64_t d_to_int64(double x) {
+  return (x >= -0x1p63) & (x < 0x1p63) ? (int64_t)x : INT64_MIN;
+}
 
 // ---- limits ----------------------------------------------------------------------------------
 template <class T> d_inline T d_lowest();
@@ -149,12 +165,12 @@ template <class T> d_inline T d_minimum(T a, T b) {
   return d_isnan(a) ? a : m;
 }
 template <class T> d_inline T d_fmax(T a, T b) {
-  const T m = a > b ? a : b;
-  return d_isnan(b) ? a : m;
+  const T m = b > a ? b : a;
+  return d_isnan(a) ? b : m;
 }
 template <class T> d_inline T d_fmin(T a, T b) {
-  const T m = a < b ? a : b;
-  return d_isnan(b) ? a : m;
+  const T m = b < a ? b : a;
+  return d_isnan(a) ? b : m;
 }
 // Pairs of a value and its position: a NaN beats every number, and the first of equals wins.
 #define d_pair_reduction(kind, sign) \

@@ -20,10 +20,12 @@ BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
-    # Products and sums keep their own rounding, as in eager; and g++ 12 miscompiles masked ones
-    # when it contracts them.
     "-ffp-contract=off",
 )  # fmt: skip
+JOINED_PRODUCTS = "-ffp-contract=fast"
+"""Products and sums of generated kernels keep their own rounding, as in eager; and g++ 12
+miscompiles sums of a condition's products when it joins them. Routines are joined instead: half of
+their arithmetic, and none of their sums takes a product under a condition."""
 GCC_FLAGS = (
     # Partial redundancies are removed by branches, and loops with branches stay scalar.
     "-fno-tree-pre",
