@@ -352,6 +352,16 @@ class CacheWarning(DicpWarning):
     """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
 
 
+class SerialWarning(DicpWarning):
+    """The host's compiler has no OpenMP."""
+
+    def __init__(self, compiler: str) -> None:
+        super().__init__(
+            f"{compiler} does not take -fopenmp: generated kernels run on one thread. Install its "
+            "OpenMP runtime (Debian: apt install libomp-dev), or name another compiler in DICP_CXX."
+        )
+
+
 class SimulatorWarning(DicpWarning):
     """A simulator stands in for a device: its numerics count, its speed does not."""
 

@@ -8,16 +8,17 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from dicp.config import Config
-from dicp.errors import CompilerError, ToolchainError
+from dicp.errors import CompilerError, SerialWarning, ToolchainError
 
 BASE_FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
     "-ffp-contract=off",
@@ -34,6 +35,8 @@ GCC_FLAGS = (
     "-fno-tree-slp-vectorize",
 )  # fmt: skip
 """What clang++ does not know, and refuses."""
+LIBMVEC = {"x86_64": (2, 35), "AMD64": (2, 35), "aarch64": (2, 40)}
+"""The first glibc with all vector functions that kernels use; 2.38 and 2.39 have some on ARM."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 COMPILERS = ("g++", "clang++")
@@ -108,12 +111,40 @@ def cache_bytes() -> float:
 
 
 def has_libmvec() -> bool:
-    """Whether the C library brings vector math (glibc 2.35 or later on x86-64)."""
+    """Whether the C library brings all vector math that kernels use."""
     name, version = platform.libc_ver()
-    if name != "glibc" or platform.machine() not in ("x86_64", "AMD64"):
+    first = LIBMVEC.get(platform.machine())
+    if name != "glibc" or first is None:
         return False
     major, minor = (int(x) for x in version.split(".")[:2])
-    return (major, minor) >= (2, 35)
+    return (major, minor) >= first
+
+
+def vector_math(is_clang: bool) -> tuple[str, ...]:
+    """Flags by which loops call the C library's vector functions; clang++ knows them on x86."""
+    if not has_libmvec():
+        return ()
+    if not is_clang:
+        return ("-DDICP_LIBMVEC",)
+    on_x86 = platform.machine() in ("x86_64", "AMD64")
+    link = "-Wl,--push-state,--no-as-needed,-lmvec,--pop-state"
+    return ("-fveclib=libmvec", link) if on_x86 else ()
+
+
+@lru_cache(maxsize=16)
+def _parallel_flags(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags for threads; where the compiler has none of them, as Apple's, kernels run serially."""
+    with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
+        Path(folder, "probe.cpp").write_text("int probe() { return 0; }\n")
+        for flag in ("-fopenmp", "-fopenmp-simd"):
+            parts = [*command, "-shared", "-fPIC", flag, "probe.cpp", "-o", "probe.so"]
+            if _run(parts, folder).returncode == 0:
+                break
+        else:
+            flag = ""
+    if flag != "-fopenmp":
+        warnings.warn(SerialWarning(shlex.join(command)), stacklevel=2)
+    return (flag,) if flag else ()
 
 
 def find_toolchain(config: Config) -> Toolchain:
@@ -121,9 +152,11 @@ def find_toolchain(config: Config) -> Toolchain:
 
     Raises ToolchainError with what to install.
     """
-    (path, *arguments), version = _locate(config.cxx)
-    own = () if "clang" in version else GCC_FLAGS
-    vector = ("-DDICP_LIBMVEC",) if own and has_libmvec() else ()
+    command, version = _locate(config.cxx)
+    path, *arguments = command
+    is_clang = "clang" in version
+    own = _parallel_flags(command) if is_clang else ("-fopenmp", *GCC_FLAGS)
+    vector = vector_math(is_clang)
     return Toolchain(path, version, (*arguments, *BASE_FLAGS, *own, *vector, *config.cxx_flags))
 
 
