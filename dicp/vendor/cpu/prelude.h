@@ -297,7 +297,7 @@ typedef float d_far __attribute__((vector_size(D_VECTOR_BYTES)));
 #elif defined(__SSE__)
 #define d_store_far(to, v) __builtin_ia32_movntps(to, v)
 #else
-#define d_store_far(to, v) __builtin_memcpy(to, &(v), sizeof(d_far))
+d_inline void d_store_far(float* to, d_far v) { __builtin_memcpy(to, &v, sizeof(v)); }
 #endif
 // Whole lines written past the caches, which then need not read them first.
 template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
