@@ -255,6 +255,19 @@ class DeviceMemoryError(DicpError, MemoryError):
         )
 
 
+class HostMemoryError(DicpError, MemoryError):
+    """A kernel on the host got no memory for what it keeps while it runs."""
+
+    def __init__(self, operators: Sequence[str], wanted: int) -> None:
+        self.operators = operators
+        self.wanted = wanted
+        more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
+        super().__init__(
+            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace."
+            " Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+        )
+
+
 class ModelMismatchError(DicpError):
     """A built model does not fit the device that is to run it."""
 
@@ -368,6 +381,16 @@ class DicpWarning(UserWarning):
 
 class CacheWarning(DicpWarning):
     """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
+
+
+class SerialWarning(DicpWarning):
+    """The host's compiler has no OpenMP."""
+
+    def __init__(self, compiler: str) -> None:
+        super().__init__(
+            f"{compiler} does not take -fopenmp: generated kernels run on one thread. Install its "
+            "OpenMP runtime (Debian: apt install libomp-dev), or name another compiler in DICP_CXX."
+        )
 
 
 class SimulatorWarning(DicpWarning):

@@ -144,6 +144,11 @@ def recompute_in_backward(node: fx.Node) -> None:
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
 
+def do_not_recompute(node: fx.Node) -> None:
+    """Have the partitioner save `node`, or what is made of it, where the program says nothing."""
+    node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
 def saved_for_backward(node: fx.Node) -> None:
     """Leave to the partitioner whether `node` is computed again, whatever the program asked."""
     node.meta.pop("recompute", None)

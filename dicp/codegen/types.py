@@ -28,6 +28,9 @@ STORAGE_TYPE = VALUE_TYPE | {
 """Element types in memory: 16-bit floats are held as bits and widened on load, and so are truth
 values, since loops that load or store `bool` are not vectorized."""
 
+STACK_BYTES = 1 << 16
+"""What one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
+
 
 def widened(place: str, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
@@ -118,6 +121,9 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: boo
         return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
     if target == torch.float16:
         return f"d_round_f16((float){text})" if rounded else f"(float){text}"
-    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
-        return f"({VALUE_TYPE[target]})(int64_t){text}"
+    if source.is_floating_point and target == torch.int64:
+        return f"d_to_int64({text})"
+    if source.is_floating_point and not target.is_floating_point:
+        whole = f"d_to_int32({text})"
+        return whole if target == torch.int32 else f"({VALUE_TYPE[target]}){whole}"
     return f"({VALUE_TYPE[target]}){text}"

@@ -23,7 +23,7 @@ from torch import fx
 
 from dicp import torch_private
 from dicp.cache import Cache, Entry, key_of
-from dicp.dynamo_bridge.passes.joint import drop_copies, merge_equal_nodes
+from dicp.dynamo_bridge.passes.joint import drop_copies, keep_compared, merge_equal_nodes
 from dicp.errors import CacheWarning
 
 Kind = Literal["forward", "backward", "inference"]
@@ -116,6 +116,7 @@ class _Job:
     def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
         drop_copies(joint.graph)
         merge_equal_nodes(joint.graph)
+        keep_compared(joint.graph)
         if self.joint_passes is not None:
             self.joint_passes(joint, inputs)
         settings = {"ban_recompute_materialized_backward": not self.recompute_operands}

@@ -18,6 +18,7 @@ from dicp.errors import (
     DicpError,
     DicpWarning,
     GraphRejectedError,
+    HostMemoryError,
     IndexOutOfBoundsError,
     InferenceMismatchError,
     InputMismatchError,
@@ -154,6 +155,12 @@ CASES: list[tuple[DicpError, str]] = [
         SizeMismatchError("aten.put.default", "m.py:3", "numbers of elements differ", 2, 3),
         "aten.put.default: numbers of elements differ: 2 and 3. At: m.py:3. "
         "Make these sizes equal.",
+    ),
+    (
+        HostMemoryError(["aten.sin.default (sin) at m.py:3", "aten.sum.default (sum_1)"], 4096),
+        "aten.sin.default (sin) at m.py:3 and 1 more: the host has no 4096 bytes free for the "
+        "kernel's workspace. Use a smaller batch or fewer threads, or free tensors that are no "
+        "longer needed.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),

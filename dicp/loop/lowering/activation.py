@@ -32,7 +32,7 @@ def _exp(x: Expr) -> Expr:
 def _softplus_of(x: Expr) -> Expr:
     """log(1 + exp(x)) without overflow: max(x, 0) + log1p(exp(-|x|))."""
     tail = apply("log1p", x.dtype, _exp(-apply("abs", x.dtype, x)))
-    return apply("maximum", x.dtype, x, const(0.0, x.dtype)) + tail
+    return apply("maximum", x.dtype, const(0.0, x.dtype), x) + tail
 
 
 def _mish(x: Expr) -> Expr:

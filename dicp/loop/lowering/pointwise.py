@@ -274,11 +274,16 @@ def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
     dtype = lw.meta().dtype
     args = [v for v in (low, high) if v is not None]
 
+    def limited(op: str, e: Expr, bound: Expr, given: Any) -> Expr:
+        return (
+            apply(op, dtype, e, bound) if isinstance(given, Value) else apply(op, dtype, bound, e)
+        )
+
     def body(e: Expr, *bounds: Expr) -> Expr:
         rest = list(map(ir.as_stored, bounds))
         if low is not None:
-            e = apply("maximum", dtype, e, rest.pop(0))
-        return apply("minimum", dtype, e, rest.pop(0)) if high is not None else e
+            e = limited("maximum", e, rest.pop(0), low)
+        return limited("minimum", e, rest.pop(0), high) if high is not None else e
 
     return elementwise(lw, (x, *args), body)
 
@@ -315,11 +320,11 @@ def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
 
 
 def maximum(a: Expr, b: float) -> Expr:
-    return apply("maximum", a.dtype, a, const(b, a.dtype))
+    return apply("maximum", a.dtype, const(b, a.dtype), a)
 
 
 def minimum(a: Expr, b: float) -> Expr:
-    return apply("minimum", a.dtype, a, const(b, a.dtype))
+    return apply("minimum", a.dtype, const(b, a.dtype), a)
 
 
 POINTWISE.add(aten.relu, unary(lambda x: maximum(x, 0)))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dicp.errors import (
+    HostMemoryError,
     IndexOutOfBoundsError,
     InputMismatchError,
     IntegerDivisionByZeroError,
@@ -217,6 +218,8 @@ class Bound:
     def _raise(self, step: Step) -> None:
         code, site, index, size = self.status
         self.status[0] = 0
+        if code == 3:
+            raise HostMemoryError(step["origins"], site)
         check, origin = step["sites"][site - 1]
         operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
         if code == 2:

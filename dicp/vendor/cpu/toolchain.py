@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
 import threading
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,15 +14,18 @@ from pathlib import Path
 
 from dicp import toolchain as host
 from dicp.config import Config
+from dicp.errors import CompilerError, SerialWarning
 
 BASE_FLAGS = (
-    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-fwrapv",
+    "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
-    # Products and sums keep their own rounding, as in eager; and g++ 12 miscompiles masked ones
-    # when it contracts them.
     "-ffp-contract=off",
 )  # fmt: skip
+JOINED_PRODUCTS = "-ffp-contract=fast"
+"""Products and sums of generated kernels keep their own rounding, as in eager; and g++ 12
+miscompiles sums of a condition's products when it joins them. Routines are joined instead: half of
+their arithmetic, and none of their sums takes a product under a condition."""
 GCC_FLAGS = (
     # Partial redundancies are removed by branches, and loops with branches stay scalar.
     "-fno-tree-pre",
@@ -29,6 +34,8 @@ GCC_FLAGS = (
     "-fno-tree-slp-vectorize",
 )  # fmt: skip
 """What clang++ does not know, and refuses."""
+LIBMVEC = {"x86_64": (2, 35), "AMD64": (2, 35), "aarch64": (2, 40)}
+"""The first glibc with all vector functions that kernels use; 2.38 and 2.39 have some on ARM."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 TARGET = "cpu"
@@ -77,12 +84,42 @@ def cache_bytes() -> float:
 
 
 def has_libmvec() -> bool:
-    """Whether the C library brings vector math (glibc 2.35 or later on x86-64)."""
+    """Whether the C library brings all vector math that kernels use."""
     name, version = platform.libc_ver()
-    if name != "glibc" or platform.machine() not in ("x86_64", "AMD64"):
+    first = LIBMVEC.get(platform.machine())
+    if name != "glibc" or first is None:
         return False
     major, minor = (int(x) for x in version.split(".")[:2])
-    return (major, minor) >= (2, 35)
+    return (major, minor) >= first
+
+
+def vector_math(is_clang: bool) -> tuple[str, ...]:
+    """Flags by which loops call the C library's vector functions; clang++ knows them on x86."""
+    if not has_libmvec():
+        return ()
+    if not is_clang:
+        return ("-DDICP_LIBMVEC",)
+    on_x86 = platform.machine() in ("x86_64", "AMD64")
+    link = "-Wl,--push-state,--no-as-needed,-lmvec,--pop-state"
+    return ("-fveclib=libmvec", link) if on_x86 else ()
+
+
+@lru_cache(maxsize=16)
+def _parallel_flags(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags for threads; where the compiler has none of them, as Apple's, kernels run serially."""
+    files = {"probe.cpp": 'extern "C" int probe() { return 0; }\n'}
+    for flag in ("-fopenmp", "-fopenmp-simd"):
+        parts = [*command, "-shared", "-fPIC", flag, "probe.cpp", "-o", host.OUTPUT]
+        try:
+            host.compile_shared(TARGET, parts, files, ("probe",))
+        except CompilerError:
+            continue
+        break
+    else:
+        flag = ""
+    if flag != "-fopenmp":
+        warnings.warn(SerialWarning(shlex.join(command)), stacklevel=2)
+    return (flag,) if flag else ()
 
 
 def find_toolchain(config: Config) -> Toolchain:
@@ -90,9 +127,11 @@ def find_toolchain(config: Config) -> Toolchain:
 
     Raises ToolchainError with what to install.
     """
-    (path, *arguments), version = host.find_compiler(TARGET, config.cxx)
-    own = () if "clang" in version else GCC_FLAGS
-    vector = ("-DDICP_LIBMVEC",) if own and has_libmvec() else ()
+    command, version = host.find_compiler(TARGET, config.cxx)
+    path, *arguments = command
+    is_clang = "clang" in version
+    own = _parallel_flags(command) if is_clang else ("-fopenmp", *GCC_FLAGS)
+    vector = vector_math(is_clang)
     return Toolchain(path, version, (*arguments, *BASE_FLAGS, *own, *vector, *config.cxx_flags))
 
 

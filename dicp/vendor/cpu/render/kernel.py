@@ -49,7 +49,7 @@ def render(kernel: Kernel, far_bytes: float = math.inf) -> CppKernel:
         head.append(f"  {const}{ctype}* {name} = ({const}{ctype}*)args[{k}];")
     for k, name in enumerate(writer.symbols.values()):
         head.append(f"  const int64_t {name} = sizes[{k}];")
-    body = "\n".join([*head, *lines])
+    body = "\n".join([*head, *writer.workspace(), *lines])
     name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
     return CppKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites)

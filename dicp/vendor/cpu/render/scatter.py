@@ -104,9 +104,9 @@ class Scatter(Pointwise):
         at = self.value(place.expr)
         self._pop(head)
         lines = [
-            f"  int64_t* first = (int64_t*)d_alloc(sizeof(int64_t) * ({places} + 1));",
-            f"  int64_t* listed = (int64_t*)d_alloc(sizeof(int64_t) * {rows});",
-            f"  int64_t* places = (int64_t*)d_alloc(sizeof(int64_t) * {rows});",
+            "  " + self._allocated("int64_t", "first", f"{places} + 1"),
+            "  " + self._allocated("int64_t", "listed", rows),
+            "  " + self._allocated("int64_t", "places", rows),
             f"  for (int64_t place = 0; place <= {places}; ++place) first[place] = 0;",
             f"  {self._for(row)} {{", *head.lines,
             f"    places[{row.key}] = {at};", f"    ++first[{at}];", "  }",
@@ -129,7 +129,7 @@ class Scatter(Pointwise):
         if self.kernel.fresh:
             target = self._at_place(store, place)
             lines.append(f"    if (!begun) {self._for(last)} {target} = 0;")
-        return [*lines, "  }", "  }", *(f"  d_free({x});" for x in ("first", "listed", "places"))]
+        return [*lines, "  }", "  }"]
 
     def _added_together(self, store: Store, place: Indirect, count: int) -> list[str]:
         row, last = self.kernel.rows
