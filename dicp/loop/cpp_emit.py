@@ -332,7 +332,7 @@ class Emitter:
         for symbol in sorted(size.free_symbols, key=str):
             if symbol not in self.symbols:
                 self.symbols[symbol] = f"n{len(self.symbols)}"
-            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
+            renamed[symbol] = sympy.Symbol(self.symbols[symbol], **symbol.assumptions0)
         return f"({size_text(size.xreplace(renamed))})"
 
 

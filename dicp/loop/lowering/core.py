@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 from torch.fx.node import map_arg
 
@@ -37,7 +38,7 @@ from dicp.loop.lowering.layout import (
 from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.origin import Origin, origin_of, unsupported
 from dicp.target import LowerContext, NodeReport
-from dicp.torch_private import OpOverload
+from dicp.torch_private import OpOverload, is_proved, shape_env_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,7 @@ class Lowering:
         self.env: dict[fx.Node, Any] = {}
         self.reports: list[NodeReport] = []
         self.node: fx.Node | None = None
+        self.shape_env = shape_env_of(gm)
         self._origins: tuple[Origin, ...] = ()
         self._count = 0
         self._seed: Ref | None = None
@@ -342,9 +344,23 @@ class Lowering:
             lambda idx: [ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)],
         )
 
+    def proves(self, relation: Any) -> bool:
+        """Whether a relation between numbers and symbolic integers holds whatever these are, by
+        the guards that were taken; takes none."""
+        if isinstance(relation, (bool, BooleanAtom)):
+            return bool(relation)
+        return self.shape_env is not None and is_proved(relation, self.shape_env)
+
+    def require(self, relation: Any, otherwise: str) -> None:
+        """Leave the node to eager, which checks its arguments, unless `relation` is proved."""
+        if not self.proves(relation):
+            raise NoRule(otherwise)
+
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
         """A number, or a symbolic size, as a constant expression."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, torch.SymInt):
+            value = as_size(value)
+        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
             value = value.node.expr
         if isinstance(value, sympy.Basic):
             if not value.is_number:
@@ -353,6 +369,10 @@ class Lowering:
                 return ir.cast(_symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
         return ir.const(value, dtype)
+
+    def real(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, which may be symbolic, as a constant of a floating-point type."""
+        return self.scalar(float(value) if isinstance(value, (bool, int)) else value, dtype)
 
     # ---- memory ---------------------------------------------------------------------------
 

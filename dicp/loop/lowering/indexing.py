@@ -349,7 +349,7 @@ def nll_loss_forward(
 
     def picked(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
         label = target.at(idx if target.ndim else [])
-        skip = compare("eq", label, ignore_index)
+        skip = compare("eq", label, lw.scalar(ignore_index, label.dtype))
         at = place(lw, select(skip, 0, label), x.shape[-1], negative=False)
         scale = cast(weight.at([at]), dtype) if weight is not None else const(1.0, dtype)
         scale = select(skip, 0.0, scale)
@@ -385,7 +385,7 @@ def nll_loss_backward(
             if (reduction == 1)
             else grad
         )
-        skip = compare("eq", label, ignore_index)
+        skip = compare("eq", label, lw.scalar(ignore_index, torch.int64))
         hit = compare("eq", label, ir.index_value(idx[-1]))
         hit = apply("bitwise_and", torch.bool, hit, apply("logical_not", torch.bool, skip))
         if weight is not None:
