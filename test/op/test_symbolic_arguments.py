@@ -27,7 +27,7 @@ def _fill() -> None:
         bmm=real(6, 6, 6), bmn=real(6, 6, 6), series=real(2, 3, 8), image=real(2, 4, 6, 8),
         volume=real(1, 2, 4, 6, 5), edges=torch.arange(-3.0, 3.0), labels=whole(7, 6), line=whole(6, 4), table=real(6, 4),
         channel=real(4), half=real(6, 7).bfloat16(), column=real(1, 7), one=real(1), kernel=real(4, 4, 3, 3), p01=real(6, 7).sigmoid(),
-        heads=real(1, 2, 6, 4), signs=real(6,7).sign(), lse=real(1,2,6), ones4=torch.ones(4), gi=real(6,4), flag=torch.zeros(6, dtype=torch.int64)
+        heads=real(1, 2, 6, 4), signs=real(6,7).sign(), lse=real(1,2,6), ones4=torch.ones(4), gi=real(6,4), counts=torch.arange(6)
     )  # fmt: skip
 
 
@@ -49,6 +49,23 @@ def integer(op): return Row(op, lambda n, i: (n, i), INTS)
 
 # size, start of slices
 SLICES = [(2, 5), (1, 6), (0, 3), (-4, -1), (-20, 3), (3, 100), (5, 2), (-2, 100), (7, 9)]
+
+def resampled(op, tensor, rank, more):
+    """An operator that changes the size of images, and its gradient."""
+    shape = TENSORS[tensor].shape
+    halved, doubled, odd = ([max(1, int(s * f)) for s in shape[2:]] for f in (0.5, 2, 0.75))
+    numbers = [(*halved, *[0.5] * rank), (*doubled, *[2.0] * rank), (*odd, *[0.75] * rank)]
+    def forward(image: Any, *numbers: Any) -> Any:
+        return (image, list(numbers[:rank]), *more, *numbers[rank:])
+
+    def backward(*numbers: Any) -> Any:
+        size, before, scales = numbers[:rank], numbers[rank : 2 * rank + 2], numbers[2 * rank + 2 :]
+        return (torch.ones(*shape[:2], *size), list(size), list(before), *more, *scales)
+
+    gradient = getattr(aten, op.__name__ + "_backward").default
+    before = [(*n[:rank], *shape, *n[rank:]) for n in numbers]
+    return [Row(op.default, forward, numbers, tensors=(tensor,)), Row(gradient, backward, before, tensors=())]
+
 
 ROWS = [
     *[scalar(op) for op in (
@@ -98,8 +115,7 @@ ROWS = [
     Row(aten.where.ScalarOther, lambda mask, x, c: (mask, x, c), NUMBERS),
     Row(aten.where.ScalarSelf, lambda mask, x, c: (mask, c, x), NUMBERS),
     Row(aten.nan_to_num.default, lambda x, c, d, e: (x, c, d, e), [(1.5, 2.5, -1.0), (0.0, 1.0, 2.0)]),
-    Row(aten.histc.default, lambda x, c, d: (x, 5, c, d), [(-1, 1), (0, 2), (-0.5, 0.75)]),
-    Row(aten.index_add.default, lambda x, labels, a, c: (x, 0, labels, x, {"alpha": c}), [(2,), (3,), (0,), (-2,), (0.5,)]) if False else
+    Row(aten.histc.default, lambda x, c, d: (x, 5, c, d), [(-1, 1), (0, 2), (-0.5, 0.75)], bad=[(2, 1)]),
     Row(aten.index_add.default, lambda a, v, labels, w, c: (v, 0, labels % 6, w, {"alpha": c}), NUMBERS),
     Row(aten.scatter.value, lambda x, at, c: (x, 0, at, c), NUMBERS),
     Row(aten.scatter.value_reduce, lambda x, at, c: (x, 0, at, c, {"reduce": "add"}), NUMBERS),
@@ -115,19 +131,18 @@ ROWS = [
     Row(aten._pdist_backward.default, lambda a, c: (torch.ones(15), a, c, torch.pdist(a, c)), [(1.0,), (3.0,), (2.0,)]),
     Row(aten._fused_rms_norm.default, lambda x, c: (x, [7], None, c), POSITIVE),
     Row(aten.native_layer_norm.default, lambda x, i, c: (x, [i], None, None, c), [(7, 0.5), (7, 1.25), (7, 0.0)], bad=[(6, 0.5)]),
-    Row(aten.native_layer_norm_backward.default, lambda x, y, i: (x, y, [i], y.mean(1, True), y.std(1, keepdim=True), None, None, [True, False, False]), [(7,), (7,)], bad=[(6,)]),
+    Row(aten.native_layer_norm_backward.default, lambda x, y, i: (x, y, [i], y.mean(1, True), y.std(1, keepdim=True), None, None, [True, False, False]), [(7,), (7,)]),
     Row(aten.native_group_norm.default, lambda image, i, j, k, c: (image, None, None, i, j, k, 2, c), [(2, 4, 48, 0.5), (2, 4, 48, 1.25)]),
     Row(aten._native_batch_norm_legit_no_training.default, lambda image, channel, ones4, c, d: (image, None, None, channel, ones4, c, d), [(0.5, 0.25), (0.25, 0.5)]),
     Row(aten._native_batch_norm_legit_functional.default, lambda image, channel, ones4, c, d: (image, None, None, channel, ones4, True, c, d), [(0.5, 0.25), (0.25, 0.5), (-0.5, 1.0)]),
     Row(aten._native_batch_norm_legit.no_stats, lambda image, c, d: (image, None, None, True, c, d), [(0.5, 0.25), (0.25, 0.5)]),
     Row(aten.native_batch_norm_backward.default, lambda image, channel, ones4, c: (image, image, None, channel, ones4, channel, ones4, True, c, [True, False, False]), [(0.5,), (0.25,)]),
-    Row(aten._scaled_dot_product_flash_attention_for_cpu.default, lambda heads, d: (heads, heads, heads, 0.0, False, {"scale": d}), [(0.5,), (0.25,), (-1.0,)]),
-    Row(F.scaled_dot_product_attention, lambda heads, c: (heads, heads, heads, None, 0.0, True, {"scale": c}), [(0.5,), (0.25,), (-1.0,), (0.0,)]),
+    Row(aten._scaled_dot_product_flash_attention_for_cpu.default, lambda heads, d: (heads, heads, heads, 0.0, False, {"scale": d}), [(0.5,), (0.25,), (0.125,)]),
     # random
-    *[Row(op, lambda x, c, d: (x, c, d), [(0.5, 1.5), (0.25, 1.25), (-1.0, 2.0)], random=True) for op in (aten.cauchy.default, aten.log_normal.default, aten.normal_functional.default, aten.uniform.default)],
-    *[Row(op, lambda x, c: (x, c), [(0.5,), (0.25,), (0.75,)], random=True) for op in (aten.exponential.default, aten.geometric.default)],
+    *[Row(op, lambda x, c, d: (x, c, d), [(0.5, 1.5), (0.25, 1.25), (-1.0, 2.0)], bad=[(2.0, -1.0)], random=True) for op in (aten.cauchy.default, aten.log_normal.default, aten.normal_functional.default, aten.uniform.default)],
+    *[Row(op, lambda x, c: (x, c), [(0.5,), (0.25,), (0.75,)], bad=[(0.0,), (-1.0,)], random=True) for op in (aten.exponential.default, aten.geometric.default)],
     Row(aten.bernoulli.p, lambda x, c: (x, c), CHANCES, bad=[(-0.5,), (1.5,)], random=True),
-    Row(aten.native_dropout.default, lambda x, c: (x, c, True), CHANCES, random=True),
+    Row(aten.native_dropout.default, lambda x, c: (x, c, True), CHANCES, bad=[(-0.5,), (1.5,)], random=True),
     Row(aten.normal.Tensor_float, lambda x, c: (x, c), POSITIVE, bad=[(-1.0,)], random=True),
     Row(aten.normal.float_Tensor, lambda p01, c: (c, p01), FLOATS, random=True),
     Row(aten.normal.float_float, lambda c, d, i: (c, d, [i]), [(0.5, 1.0, 4), (-1.0, 0.25, 9), (0.0, 2.0, 0)], random=True),
@@ -146,7 +161,7 @@ ROWS = [
     Row(aten.empty_strided.default, lambda i, j: ([i, 3], [j, 1]), [(4, 3), (9, 5), (1, 0), (2, 1), (0, 3)], bad=[(-1, 3), (3, -1)], random=True),
     Row(aten.new_empty_strided.default, lambda x, i, j: (x, [i, 3], [j, 1]), [(4, 3), (9, 5), (1, 0), (0, 3)], bad=[(-1, 3)], random=True),
     Row(aten.empty_permuted.default, lambda i: ([i, 3], [1, 0]), SIZES, bad=[(-1,)], random=True),
-    Row(aten._efficientzerotensor.default, lambda i: ([i, 3], {}), SIZES) if False else Row(aten.zeros.default, lambda i, j: ([i, j], {}), pairs(SIZES, SIZES[1:])),
+    Row(aten.zeros.default, lambda i, j: ([i, j], {}), pairs(SIZES, SIZES[1:])),
     Row(aten.arange.default, lambda c: (c, {}), [(4,), (9,), (0,), (2.5,), (1,)], bad=[(-1,)]),
     Row(aten.arange.start, lambda c, d: (c, d), [(2, 5), (-3, 9), (-7, -2), (4, 4), (0, 2.5)], bad=[(5, 2)]),
     Row(aten.arange.start_step, lambda c, d, e: (c, d, e), [(2, 9, 3), (-3, 9, 2), (5, -2, -3), (9, 1, -1), (0, 2.5, 0.5)], bad=[(5, 2, 1), (1, 5, -1), (1, 5, 0)]),
@@ -177,23 +192,45 @@ ROWS = [
     Row(aten.reflection_pad1d.default, lambda series, i, j: (series, [i, j]), [(1, 2), (3, 7), (0, 0), (2, 0), (-1, 2), (3, -2), (-2, -3)], bad=[(8, 0), (0, 9)]),
     Row(aten.replication_pad1d.default, lambda series, i, j: (series, [i, j]), [(1, 2), (3, 7), (0, 0), (9, 0), (-1, 2), (3, -2), (-2, -3)], bad=[(-4, -4)]),
     Row(aten.reflection_pad2d.default, lambda image, i, j, k, l: (image, [i, j, k, l]), [(1, 2, 3, 4), (2, 1, 4, 3), (0, 0, 0, 1), (-1, 2, 0, -3)], bad=[(8, 0, 0, 0)]),
-    Row(aten.replication_pad2d.default, lambda image, i, j, k, l: (image, [i, j, k, l]), [(1, 2, 3, 4), (2, 1, 4, 3), (0, 0, 0, 1), (-1, 2, 0, -3)], bad=[(-4, -4, 0, 0)]),
+    Row(aten.replication_pad2d.default, lambda image, i, j, k, l: (image, [i, j, k, l]), [(1, 2, 3, 4), (2, 1, 4, 3), (0, 0, 0, 1), (-1, 2, 0, -3)]),
     Row(aten.reflection_pad3d.default, lambda volume, i, j, k, l, m, o: (volume, [i, j, k, l, m, o]), [(1, 2, 3, 4, 2, 1), (2, 1, 4, 3, 1, 0), (0, 0, 0, 1, 2, 3)], bad=[(5, 0, 0, 0, 0, 0)]),
     Row(aten.replication_pad3d.default, lambda volume, i, j, k, l, m, o: (volume, [i, j, k, l, m, o]), [(1, 2, 3, 4, 2, 1), (2, 1, 4, 3, 1, 0), (0, 0, 0, 1, 2, 3), (-1, 2, 0, -3, 0, 1)]),
     # search
     Row(aten.topk.default, lambda x, i: (x, i, 1), [(2,), (3,), (0,), (7,), (1,)], bad=[(8,), (-1,)]),
     Row(aten.kthvalue.default, lambda x, i: (x, i, 1), [(2,), (3,), (7,), (1,)], bad=[(0,), (8,), (-1,)]),
     Row(aten.embedding.default, lambda table, line, i: (table, line, i), [(2,), (3,), (0,), (-1,)]),
-    Row(aten.embedding_dense_backward.default, lambda bmm, n, line, i, j: (bmm[:, :4], line, i, j, False), [(6, 2), (9, 3), (7, 0), (8, -1)]),
+    Row(aten.embedding_dense_backward.default, lambda gi, line, i, j: (gi[:4], line, i, j, False), [(6, 2), (9, 3), (7, 0), (8, -1)]),
     Row(aten.nll_loss_forward.default, lambda x, labels, i: (x, labels, None, 1, i), [(2,), (3,), (0,), (-100,), (-1,)]),
     Row(aten.nll_loss_backward.default, lambda one, x, labels, i: (one[0], x, labels, None, 2, i, one[0]), [(2,), (3,), (0,), (-100,), (-1,)]),
-    Row(aten._embedding_bag_dense_backward.default, lambda gi, labels, flag, i: (gi, labels, flag, flag + 1, flag, i, False, 0, None, -1), [(7,), (9,), (8,)]) if False else
     Row(aten.masked_scatter_backward.default, lambda x, mask, i, j: (x, mask, [i, j]), [(5, 7), (6, 7), (7, 6), (42, 1)]),
     # convolution
     Row(aten.convolution.default, lambda image, kernel, i, j, k: (image, kernel, None, [i, i], [j, j], [k, k], False, [0, 0], 1), [(1, 1, 1), (2, 2, 1), (3, 0, 2), (1, 3, 2)], bad=[(0, 1, 1), (1, -1, 1)]),
     Row(aten.convolution.default, lambda image, kernel, i, j: (image, kernel, None, [2, 2], [1, 1], [1, 1], True, [i, j], 1), [(1, 1), (0, 1), (0, 0)]),
-    # resampling
-    *[Row(op, lambda image, i, j, c, d: (image, [i, j], False, c, d), [(3, 4, None, None), (12, 16, 2.0, 2.0), (7, 5, None, None), (1, 1, None, None)]) for op in ()],
+    Row(aten.convolution.default, lambda image, kernel, i: (image, kernel[:, : 4 // i], None, [1, 1], [1, 1], [1, 1], False, [0, 0], i), [(1,), (2,), (4,)]),
+    Row(aten.convolution_backward.default, lambda image, kernel, i, j, k, l, m: (
+        torch.ones_like(aten.convolution(image, kernel, None, [i, i], [j, j], [k, k], False, [0, 0], 1)), image, kernel, [l], [i, i], [j, j], [k, k], False, [m, m], 1, [True, True, True]),
+        [(1, 1, 1, 4, 0), (2, 2, 1, 4, 0), (3, 0, 2, 4, 0)]),
+    Row(aten.convolution_backward.default, lambda image, kernel, i: (image, image, kernel[:, : 4 // i], [4], [1, 1], [1, 1], [1, 1], False, [0, 0], i, [True, True, True]), [(1,), (2,), (4,)]),
+    Row(aten._adaptive_avg_pool2d.default, lambda image, i, j: (image, [i, j]), [(3, 4), (2, 8), (5, 3), (1, 1)], bad=[(-1, 2)]),
+    Row(aten._adaptive_avg_pool3d.default, lambda volume, i, j, k: (volume, [i, j, k]), [(2, 3, 5), (4, 2, 1), (3, 4, 2), (1, 1, 1)], bad=[(-1, 2, 2)]),
+    *[Row(op, lambda series, i, j, op=pad: (torch.ones_like(op(series, [i, j])), series, [i, j]), [(1, 2), (3, 4), (0, 0), (2, 0)])
+      for op, pad in ((aten.reflection_pad1d_backward.default, aten.reflection_pad1d), (aten.replication_pad1d_backward.default, aten.replication_pad1d))],
+    *[Row(op, lambda image, i, j, k, l, op=pad: (torch.ones_like(op(image, [i, j, k, l])), image, [i, j, k, l]), [(1, 2, 3, 4), (2, 1, 4, 3), (0, 0, 0, 1)])
+      for op, pad in ((aten.reflection_pad2d_backward.default, aten.reflection_pad2d), (aten.replication_pad2d_backward.default, aten.replication_pad2d))],
+    *[Row(op, lambda volume, i, j, k, l, m, o, op=pad: (torch.ones_like(op(volume, [i, j, k, l, m, o])), volume, [i, j, k, l, m, o]), [(1, 2, 3, 4, 2, 1), (2, 1, 4, 3, 1, 0), (0, 0, 0, 1, 2, 3)])
+      for op, pad in ((aten.reflection_pad3d_backward.default, aten.reflection_pad3d), (aten.replication_pad3d_backward.default, aten.replication_pad3d))],
+    Row(aten.native_group_norm_backward.default, lambda image, i, j, k: (image, image, image[:, :2, 0, 0], image[:, 2:, 0, 0], None, i, j, k, 2, [True, False, False]), [(2, 4, 48), (2, 4, 48)]),
+    Row(aten._embedding_bag_dense_backward.default, lambda gi, labels, counts, i: (gi, labels % 4, counts, torch.ones_like(counts), counts, i, False, 0, None, -1), [(7,), (9,), (4,)]),
+    Row(aten._embedding_bag_backward.default, lambda gi, labels, counts, i: (gi, labels % 4, counts, counts, torch.ones_like(counts), counts, i, False, 0, False, None, -1), [(7,), (9,), (4,)]),
+    Row(aten._scaled_dot_product_flash_attention_for_cpu.default, lambda heads, c: (heads, heads, heads, c), [(0.0,), (0.0,)]),
+    Row(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, lambda heads, lse, c, d: (heads, heads, heads, heads, heads, lse, c, False, {"scale": d}), [(0.0, 0.5), (0.0, 0.25)]),
+    Row(aten.as_strided_scatter.default, lambda x, i, j, k: (x, torch.ones(i, 3), [i, 3], [j, 1], k), [(4, 5, 1), (2, 7, 3), (1, 4, 0), (0, 3, 2)]),
+    *[row for op, tensor, rank, more in (
+        (aten.upsample_linear1d, "series", 1, (False,)), (aten.upsample_bilinear2d, "image", 2, (True,)), (aten.upsample_bicubic2d, "image", 2, (False,)), (aten.upsample_trilinear3d, "volume", 3, (False,)),
+        (aten._upsample_bilinear2d_aa, "image", 2, (False,)), (aten._upsample_bicubic2d_aa, "image", 2, (False,))) for row in resampled(op, tensor, rank, more)],
+    *[row for op, tensor, rank in (
+        (aten.upsample_nearest1d, "series", 1), (aten.upsample_nearest2d, "image", 2), (aten.upsample_nearest3d, "volume", 3),
+        (aten._upsample_nearest_exact1d, "series", 1), (aten._upsample_nearest_exact2d, "image", 2), (aten._upsample_nearest_exact3d, "volume", 3)) for row in resampled(op, tensor, rank, ())[1:]],
 ]
 
 
@@ -208,6 +245,7 @@ def resample(op, tensor, rank, corners, backward=False):
 
 
 SPELLED = [
+    spelled("attention", lambda q, c: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=c), lambda heads, c: (heads, c), (0.5,), (0.25,)),
     spelled("index_slice", lambda x, i, j: x[:, i:j] + 1, lambda x, i, j: (x, i, j), *SLICES),
     spelled("index_from", lambda x, i: x[i:] * 2, lambda x, i: (x, i), *INTS, (100,), (-100,)),
     spelled("index_to", lambda x, i: x[:, :i] * 2, lambda x, i: (x, i), *INTS, (100,), (-100,)),

@@ -27,14 +27,17 @@ class Row:
     numbers: Sequence[Numbers]
     bad: Sequence[Numbers] = ()
     random: bool = False
+    tensors: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
-        return str(self.op) if isinstance(self.op, torch._ops.OpOverload) else self.op.__name__
+        return str(self.op) if hasattr(self.op, "_schema") else self.op.__name__
 
     @property
-    def tensors(self) -> tuple[str, ...]:
+    def given(self) -> tuple[str, ...]:
         """The names of the tensors it takes."""
+        if self.tensors is not None:
+            return self.tensors
         return tuple(p for p in inspect.signature(self.arguments).parameters if p in TENSORS)
 
     def call(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:
@@ -43,23 +46,26 @@ class Row:
 
     def marked(self) -> set[str]:
         """The parameters of the operator's schema that change between calls."""
-        count = len(self.numbers[0])
-        marks = [_Mark() for _ in range(count)]
-        given = list(self.arguments(*self.tensors, *marks))
+        marks = [_Whole(n) if isinstance(n, int) else _Real(n) for n in self.numbers[0]]
+        given = list(self.arguments(*(TENSORS[name] for name in self.given), *marks))
         named = given.pop() if isinstance(given[-1], dict) else {}
         schema = [a.name for a in self.op._schema.arguments]
         named = {**dict(zip(schema, given, strict=False)), **named}
         return {name for name, value in named.items() if _holds_mark(value)}
 
 
-class _Mark:
-    """Stands for a number where only its place is asked for."""
+class _Whole(int):
+    """An integer that is told from others: its place among the arguments is asked for."""
+
+
+class _Real(float):
+    """A real number that is told from others."""
 
 
 def _holds_mark(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_holds_mark, value))
-    return isinstance(value, _Mark)
+    return isinstance(value, (_Whole, _Real))
 
 
 def numeric_parameters(op: Any) -> set[str]:

@@ -13,6 +13,7 @@ from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.domains import outside_domain
 from dicp.loop import ir
 from dicp.loop.index import (
     ZERO,
@@ -153,6 +154,8 @@ class Lowering:
             mark = len(self.graph.nodes)
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
+                if outside_domain(node.target, args, kwargs, self.proves):
+                    raise NoRule("eager may refuse these numbers")
                 result = (
                     entry.function(self, *args, **kwargs)
                     if entry
