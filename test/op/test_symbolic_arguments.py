@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
-from support.symbolic import TENSORS, Row
+from support import BackendUnderTest
+from support.symbolic import (
+    TENSORS,
+    Row,
+    accepted,
+    batches,
+    numeric_parameters,
+    problems_of,
+)
+
+from dicp.target import discover
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -50,6 +61,16 @@ def integer(op): return Row(op, lambda n, i: (n, i), INTS)
 # size, start of slices
 SLICES = [(2, 5), (1, 6), (0, 3), (-4, -1), (-20, 3), (3, 100), (5, 2), (-2, 100), (7, 9)]
 
+NOT_TRACED = {
+    aten.upsample_linear1d_backward.default, aten.upsample_bilinear2d_backward.default,
+    aten.upsample_bicubic2d_backward.default, aten.upsample_trilinear3d_backward.default,
+    aten._upsample_bicubic2d_aa_backward.default, aten.upsample_nearest1d_backward.default,
+    aten.upsample_nearest3d_backward.default, aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact3d_backward.default, aten.rand.generator, aten.randn.generator,
+}  # fmt: skip
+"""Operators whose shape functions in PyTorch take no symbolic sizes."""
+
+
 def resampled(op, tensor, rank, more):
     """An operator that changes the size of images, and its gradient."""
     shape = TENSORS[tensor].shape
@@ -64,7 +85,8 @@ def resampled(op, tensor, rank, more):
 
     gradient = getattr(aten, op.__name__ + "_backward").default
     before = [(*n[:rank], *shape, *n[rank:]) for n in numbers]
-    return [Row(op.default, forward, numbers, tensors=(tensor,)), Row(gradient, backward, before, tensors=())]
+    rows = [Row(op.default, forward, numbers, tensors=(tensor,)), Row(gradient, backward, before, tensors=())]
+    return [row for row in rows if row.op not in NOT_TRACED]
 
 
 ROWS = [
@@ -230,7 +252,7 @@ ROWS = [
         (aten._upsample_bilinear2d_aa, "image", 2, (False,)), (aten._upsample_bicubic2d_aa, "image", 2, (False,))) for row in resampled(op, tensor, rank, more)],
     *[row for op, tensor, rank in (
         (aten.upsample_nearest1d, "series", 1), (aten.upsample_nearest2d, "image", 2), (aten.upsample_nearest3d, "volume", 3),
-        (aten._upsample_nearest_exact1d, "series", 1), (aten._upsample_nearest_exact2d, "image", 2), (aten._upsample_nearest_exact3d, "volume", 3)) for row in resampled(op, tensor, rank, ())[1:]],
+        (aten._upsample_nearest_exact1d, "series", 1), (aten._upsample_nearest_exact2d, "image", 2), (aten._upsample_nearest_exact3d, "volume", 3)) for row in resampled(op, tensor, rank, ()) if "backward" in row.name],
 ]
 
 
@@ -322,3 +344,48 @@ def _inplace_select(x, i):
     y[i] = 3
     y[:, i] *= 2
     return y
+
+
+BATCHES = list(batches([*ROWS, *SPELLED], 45))
+
+
+@pytest.mark.parametrize("k", range(len(BATCHES)))
+def test_changing_numbers_give_what_eager_gives(k: int, backend: BackendUnderTest) -> None:
+    with torch._dynamo.config.patch(recompile_limit=32, fail_on_recompile_limit_hit=True):
+        problems = problems_of(BATCHES[k], backend)
+    assert not problems, "\n".join([f"{len(problems)} problems", *problems[:20]])
+
+
+def test_numbers_that_eager_refuses_raise(backend: BackendUnderTest) -> None:
+    refused = [(row, numbers) for row in [*ROWS, *SPELLED] for numbers in row.bad]
+    taken = [f"{row.name}{n}" for row, n in refused if accepted(row, n, backend)]
+    assert not taken
+
+
+@pytest.mark.parametrize("target", sorted(discover()))
+def test_every_number_that_may_be_symbolic_has_a_row(target: str) -> None:
+    covered: dict[Any, set[str]] = {}
+    for row in ROWS:
+        covered.setdefault(row.op, set()).update(row.changing())
+    missing = {
+        str(op): sorted(numeric_parameters(op) - covered.get(op, set()))
+        for op in discover()[target]().facts.keep
+        if _has_tensors(op) and op not in NOT_TRACED and not _is_of_another_device(op)
+    }
+    assert not {op: names for op, names in missing.items() if names}
+
+
+def _has_tensors(op: Any) -> bool:
+    schema = op._schema
+    return any("Tensor" in str(v.type) for v in (*schema.arguments, *schema.returns))
+
+
+def _is_of_another_device(op: Any) -> bool:
+    """Attention kernels of GPUs, results written into given tensors, operators of our own."""
+    name = str(op)
+    return (
+        ("attention" in name and "for_cpu" not in name)
+        or name.endswith(".grad_input")
+        or not name.startswith("aten.")
+        or name == "aten._efficientzerotensor.default"
+    )
