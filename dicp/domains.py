@@ -1,4 +1,4 @@
-"""The numbers that eager takes for operators whose own kernels check them: others are its to refuse.
+"""The numbers that eager takes for operators whose kernels check them: it refuses others itself.
 
 A call is compiled where what is said here of its numbers is proved. Operators whose checks are part
 of their shape functions need no row: tracing them runs these checks.

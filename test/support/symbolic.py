@@ -1,4 +1,4 @@
-"""Operators called with changing numbers: what the table of `test_symbolic_arguments` is made of."""
+"""Operators called with changing numbers: what `test_symbolic_arguments` lists, and its checks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Row:
     """An operator and the numbers it is called with, one tuple after the other.
 
     `arguments` takes tensors of TENSORS, by the names of its parameters or those in `tensors`, and
-    then the numbers; it returns the operator's arguments, the last of which may be a dict of keyword
-    arguments. Eager refuses the numbers in `bad`.
+    then the numbers; it returns the operator's arguments, the last of which may be a dict of
+    keyword arguments. Eager refuses the numbers in `bad`.
     """
 
     op: Callable[..., Any]

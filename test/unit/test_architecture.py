@@ -24,6 +24,7 @@ RANKS = {
     "torch_private": 0,
     "config": 1,
     "cache": 2,
+    "domains": 2,
     "origin": 2,
     "serialize": 2,
     "template": 2,
