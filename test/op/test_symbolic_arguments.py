@@ -17,7 +17,7 @@ from support.symbolic import (
     problems_of,
 )
 
-from dicp.target import discover
+from dicp.target import discover, find_target
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -434,6 +434,10 @@ SPELLED = [
             (-100,)),
     spelled("gather", lambda x, i: x.gather(1, torch.arange(i)[None].expand(6, i) * 2 % 7),
             lambda x, i: (x, i), (2,), (3,), (0,), (7,), (1,)),
+    spelled("gather_at", lambda x, n, i: x.gather(1, n[0, i:].abs()[:0]),
+            lambda x, n, i: (x, n, i), *INTS),
+    spelled("scatter_at", lambda x, n, i: x.scatter(1, n[0, i:].abs()[:0], x),
+            lambda x, n, i: (x, n, i), *INTS),
     spelled("gather_dim", lambda x, at, i: x.gather(i, at[:, :6]), lambda x, at, i: (x, at, i),
             (0,), (1,), (-1,), (-2,), bad=[(2,)]),
     spelled("cumsum_dim", lambda x, i: x.cumsum(i), lambda x, i: (x, i), (0,), (1,), (-1,),
@@ -564,7 +568,7 @@ def test_every_number_that_may_be_symbolic_has_a_row(target: str) -> None:
         covered.setdefault(row.op, set()).update(row.changing())
     missing = {
         str(op): sorted(numeric_parameters(op) - covered.get(op, set()))
-        for op in discover()[target]().facts.keep
+        for op in find_target(target).facts.keep
         if _has_tensors(op) and op not in NOT_TRACED and not _is_of_another_device(op)
     }
     assert not {op: names for op, names in missing.items() if names}

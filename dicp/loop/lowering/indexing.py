@@ -38,6 +38,8 @@ def place(
 @rule(aten.gather)
 def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     dim = wrap(dim, x.ndim)
+    if _is_empty(index):
+        return lw.pointwise(index.shape, x.dtype, lambda idx: const(0, x.dtype))
     if x.ndim == 0:
         return lw.pointwise(index.shape, x.dtype, lambda idx: x.at(()))
     if index.ndim == 0:
@@ -50,6 +52,11 @@ def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool 
         return x.at(coords)
 
     return lw.pointwise(index.shape, x.dtype, body)
+
+
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(size == 0 for size in index.shape)
 
 
 @rule(aten.index_select)
@@ -223,6 +230,8 @@ def _masked_put(
 
 
 def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str) -> Value:
+    if _is_empty(index):
+        return lw.map(lambda e: e, x)
     if x.ndim == 0 or index.ndim == 0:
         lifted = [
             lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v
