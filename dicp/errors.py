@@ -295,6 +295,19 @@ class InputMismatchError(DicpError):
         )
 
 
+class ResultMismatchError(DicpError):
+    """The sizes of a result depend on data, and are not those the program promised."""
+
+    def __init__(self, op: str, expected: Sequence[int], got: Sequence[int]) -> None:
+        self.op = op
+        self.expected = tuple(expected)
+        self.got = tuple(got)
+        super().__init__(
+            f"{op} gave a tensor of sizes {list(got)}, where checks in the program (torch._check) "
+            f"promise {list(expected)}. Correct the check, or remove it."
+        )
+
+
 class DeviceMovedError(DicpError):
     """The model or its inputs went to another device after compilation."""
 

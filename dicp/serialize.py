@@ -67,6 +67,7 @@ _OPERATIONS = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv,
     ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
     ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or,
+    ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift,
 )  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max, "min": min, "abs": abs, "int": int, "float": float,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import sympy
 import torch
 from torch import fx
 
@@ -204,6 +205,52 @@ def overloads_of(namespace: str) -> Iterator[OpOverload]:
 def python_size(size: Any) -> str:
     """A symbolic size as a Python expression of its symbols' names."""
     return str(PythonPrinter().doprint(size))
+
+
+def size_expression(size: torch.SymInt) -> sympy.Expr:
+    """The expression of a symbolic integer; its symbols' signs are those that ShapeEnv has proved.
+
+    A size's symbol is positive from the start. That of an integer argument, or of a size that
+    depends on data, is of any sign until a guard bounds it.
+    """
+    node = size.node
+    ranges = node.shape_env.var_to_range
+    signs = {
+        symbol: _with_sign(symbol, ranges[symbol].lower, ranges[symbol].upper)
+        for symbol in node.expr.free_symbols
+        if symbol.is_nonnegative is None and symbol in ranges
+    }
+    return node.expr.xreplace(signs) if signs else node.expr
+
+
+def _with_sign(symbol: sympy.Symbol, low: Any, high: Any) -> sympy.Symbol:
+    for sign, holds in (
+        ("positive", low >= 1), ("nonnegative", low >= 0),
+        ("negative", high <= -1), ("nonpositive", high <= 0),
+    ):  # fmt: skip
+        if holds:
+            return sympy.Symbol(symbol.name, integer=True, **{sign: True})
+    return symbol
+
+
+def shape_env_of(gm: fx.GraphModule) -> ShapeEnv | None:
+    """The ShapeEnv of the symbols in a graph's arguments; None where no argument is symbolic."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        for size in val.shape if isinstance(val, torch.Tensor) else (val,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env  # type: ignore[no-any-return]
+    return None
+
+
+def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
+    """Whether ranges and guards of ShapeEnv prove a relation between symbolic integers.
+
+    Takes no guard. Symbols are known by name, whatever signs `size_expression` gave them.
+    """
+    own = {symbol.name: symbol for symbol in shape_env.var_to_range}
+    known = {symbol: own.get(str(symbol), symbol) for symbol in relation.free_symbols}
+    return shape_env._maybe_evaluate_static(relation.xreplace(known)) is sympy.true
 
 
 def floor_division(size: Any, divisor: int) -> Any:

@@ -13,6 +13,7 @@ from dicp.codegen.types import (
     STORAGE_TYPE,
     VALUE_TYPE,
     conversion,
+    has_spelling,
     literal,
     size_text,
     start_value,
@@ -62,7 +63,8 @@ class Emitter:
         self.kernel = kernel
         self.args: dict[Ref, str] = {}
         self.stored = {s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)}
-        self.symbols: dict[sympy.Symbol, str] = {}
+        self.symbols: dict[sympy.Expr, str] = {}
+        """Sizes that are arguments of the kernel, and their names in it."""
         self.scopes: list[Scope] = []
         self.sites: list[tuple[str, str]] = []
         self.array_names: set[str] = set()
@@ -369,12 +371,16 @@ class Emitter:
     def _size(self, size: Size) -> str:
         if isinstance(size, int):
             return str(size) if size >= 0 else f"({size})"
-        renamed = {}
-        for symbol in sorted(size.free_symbols, key=str):
-            if symbol not in self.symbols:
-                self.symbols[symbol] = f"n{len(self.symbols)}"
-            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
+        if not has_spelling(size):  # the host computes it
+            return self._handed_over(size)
+        renamed = {
+            symbol: sympy.Symbol(self._handed_over(symbol), **symbol.assumptions0)
+            for symbol in sorted(size.free_symbols, key=str)
+        }
         return f"({size_text(size.xreplace(renamed))})"
+
+    def _handed_over(self, size: sympy.Expr) -> str:
+        return self.symbols.setdefault(size, f"n{len(self.symbols)}")
 
 
 def _spelling(expr: Expr) -> str:

@@ -62,6 +62,21 @@ REAL_SIZES = {
 """Sizes that go through a real number, such as a length times a scale factor."""
 
 
+_SPELLED = frozenset(
+    {*REAL_SIZES, "Add", "Mul", "FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing",
+     "Max", "Min"}
+)  # fmt: skip
+
+
+def has_spelling(size: sympy.Expr) -> bool:
+    """Whether `size_text` writes this size."""
+    if size.is_Integer or size.is_Symbol or size.is_Float:
+        return True
+    kind = type(size).__name__
+    power = kind in ("Pow", "PowByNatural") and size.args[1].is_Integer and size.args[1] > 0
+    return (power or kind in _SPELLED) and all(map(has_spelling, size.args))
+
+
 def size_text(size: sympy.Expr) -> str:
     """C++ of a symbolic size, divided and rounded as Python does it."""
     if size.is_Integer or size.is_Symbol:

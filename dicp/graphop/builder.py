@@ -207,6 +207,10 @@ class Builder(abc.ABC):
 
     # ---- questions about sizes ------------------------------------------------------------------
 
+    def proves(self, relation: Any) -> bool:
+        """Whether a relation between sizes holds whatever the symbols are; adds no guard."""
+        return bool(statically_known_true(relation))
+
     def same(self, left: Any, right: Any) -> bool:
         """Two sizes that are equal whatever the symbols are; adds no guard."""
         return isinstance(left, int) and left == right or statically_known_true(left == right)

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
+from dicp.domains import outside_domain
 from dicp.errors import InferenceMismatchError
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
@@ -178,6 +179,8 @@ class Lowering:
         self.builder.sources = [e.fake if isinstance(e, Entry) else None for e in given]
         args = self._map(node.args, self.value)
         kwargs = self._map(dict(node.kwargs), self.value)
+        if outside_domain(node.target, args, kwargs, self.builder.proves):
+            raise NoRule("eager may refuse these numbers")
         result = rule.function(self.builder, *args, **kwargs)
         if not isinstance(val, (tuple, list)):
             entry = self._checked(node, result, val)

@@ -27,6 +27,7 @@ RANKS = {
     "store": 1,
     "cache": 2,
     "dtypes": 2,
+    "domains": 2,
     "origin": 2,
     "serialize": 2,
     "template": 2,

@@ -27,6 +27,7 @@ from dicp.errors import (
     LaunchError,
     ModelMismatchError,
     PrototypeError,
+    ResultMismatchError,
     SimulatorForbiddenError,
     SizeMismatchError,
     TargetNotFoundError,
@@ -133,6 +134,11 @@ CASES: list[tuple[DicpError, str]] = [
         "input 1 of the compiled graph is float16[2, 3]; the graph was compiled for "
         "float32[2, 3]. Call the function returned by torch.compile, which recompiles where that "
         "is needed, and not the compiled graph itself.",
+    ),
+    (
+        ResultMismatchError("aten::nonzero", (4, 1), (0, 1)),
+        "aten::nonzero gave a tensor of sizes [0, 1], where checks in the program (torch._check) "
+        "promise [4, 1]. Correct the check, or remove it.",
     ),
     (
         DeviceMovedError("cpu", "meta"),

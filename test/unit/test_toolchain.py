@@ -15,7 +15,6 @@ from dicp.toolchain import COMPILERS
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
 from dicp.vendor.cpu.toolchain import (
     BASE_FLAGS,
-    COMPILERS,
     compile_shared,
     find_toolchain,
     vector_math,

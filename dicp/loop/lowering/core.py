@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import sympy
 import torch
+from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.domains import outside_domain
 from dicp.dtypes import converted
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Requirement, Routine
@@ -39,7 +41,7 @@ from dicp.loop.lowering.layout import (
 from dicp.origin import Origin, origin_of, unsupported
 from dicp.rules import NoRule, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
-from dicp.torch_private import OpOverload
+from dicp.torch_private import OpOverload, is_proved, shape_env_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ class Lowering:
         self.env: dict[fx.Node, Any] = {}
         self.reports: list[NodeReport] = []
         self.node: fx.Node | None = None
+        self.shape_env = shape_env_of(gm)
         self._origins: tuple[Origin, ...] = ()
         self._count = 0
         self._seed: Ref | None = None
@@ -157,6 +160,8 @@ class Lowering:
             mark, demands = len(self.graph.nodes), len(self.graph.requirements)
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
+                if outside_domain(node.target, args, kwargs, self.proves):
+                    raise NoRule("eager may refuse these numbers")
                 result = (
                     entry.function(self, *args, **kwargs)
                     if entry
@@ -352,9 +357,23 @@ class Lowering:
         """A number, or a symbolic size, as an element of a tensor holds it."""
         return ir.as_stored(self.scalar(value, dtype))
 
+    def proves(self, relation: Any) -> bool:
+        """Whether a relation between numbers and symbolic integers holds whatever these are, by
+        the guards that were taken; takes none."""
+        if isinstance(relation, (bool, BooleanAtom)):
+            return bool(relation)
+        return self.shape_env is not None and is_proved(relation, self.shape_env)
+
+    def require(self, relation: Any, otherwise: str) -> None:
+        """Leave the node to eager, which checks its arguments, unless `relation` is proved."""
+        if not self.proves(relation):
+            raise NoRule(otherwise)
+
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
-        """A number, or a symbolic size, as an operand of arithmetic in `dtype`."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        """A number, or a symbolic size, as a constant expression."""
+        if isinstance(value, torch.SymInt):
+            value = as_size(value)
+        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
             value = value.node.expr
         if isinstance(value, sympy.Basic):
             if not value.is_number:
@@ -365,6 +384,10 @@ class Lowering:
         if isinstance(value, complex) or converted(value, dtype) is None:
             raise NoRule(f"{value} as {dtype}")
         return ir.const(value, dtype)
+
+    def real(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, which may be symbolic, as a constant of a floating-point type."""
+        return self.scalar(float(value) if isinstance(value, (bool, int)) else value, dtype)
 
     # ---- what eager refuses ---------------------------------------------------------------
 

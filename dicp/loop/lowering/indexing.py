@@ -102,6 +102,11 @@ def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool 
     return lw.pointwise(index.shape, x.dtype, body)
 
 
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(size == 0 for size in index.shape)
+
+
 @rule(aten.index_select)
 def index_select(lw: Lowering, x: Value, dim: int, index: Value) -> Value:
     if x.ndim == 0:
@@ -300,6 +305,8 @@ def _masked_put(
 
 
 def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str) -> Value:
+    if _is_empty(index):
+        return lw.map(lambda e: e, x)
     if x.ndim == 0 or index.ndim == 0:
         lifted = [
             lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v
@@ -456,7 +463,7 @@ def nll_loss_forward(
 
     def picked(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
         label = target.at(idx if target.ndim else [])
-        skip = compare("eq", label, ignore_index)
+        skip = compare("eq", label, lw.scalar(ignore_index, label.dtype))
         label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
         at = proven(label, x.shape[-1])
         scale = cast(weight.at([at]), dtype) if weight is not None else const(1.0, dtype)
@@ -493,7 +500,7 @@ def nll_loss_backward(
             if (reduction == 1)
             else grad
         )
-        skip = compare("eq", label, ignore_index)
+        skip = compare("eq", label, lw.scalar(ignore_index, torch.int64))
         label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
         hit = compare("eq", label, ir.index_value(idx[-1]))
         hit = apply("bitwise_and", torch.bool, hit, apply("logical_not", torch.bool, skip))

@@ -398,20 +398,25 @@ def hardtanh(lw: Lowering, x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
 
 
 @rule(aten.leaky_relu)
-def leaky_relu(lw: Lowering, x: Value, slope: float = 0.01) -> Value:
-    return elementwise(lw, (x,), lambda x: select(compare("gt", x, 0), x, x * slope))
+def leaky_relu(lw: Lowering, x: Value, slope: Any = 0.01) -> Value:
+    return elementwise(
+        lw, (x,), lambda x: select(compare("gt", x, 0), x, x * lw.scalar(slope, x.dtype))
+    )
 
 
 @rule(aten.leaky_relu_backward)
-def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: float, is_result: bool) -> Value:
-    return elementwise(lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * slope))
+def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: Any, is_result: bool) -> Value:
+    return elementwise(
+        lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * lw.scalar(slope, x.dtype))
+    )
 
 
 @rule(aten.elu)
 def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
     def body(x: Expr) -> Expr:
-        low = apply("expm1", x.dtype, x * float(input_scale)) * float(alpha * scale)
-        return select(compare("gt", x, 0), x * float(scale), low)
+        low = apply("expm1", x.dtype, x * lw.real(input_scale, x.dtype))
+        low = low * lw.real(alpha * scale, x.dtype)
+        return select(compare("gt", x, 0), x * lw.real(scale, x.dtype), low)
 
     return elementwise(lw, (x,), body)
 

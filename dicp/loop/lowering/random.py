@@ -216,8 +216,6 @@ RANDOM.add(aten.log_normal.default, _transformed("philox_normal", _log_normal, 1
 
 @rule(aten.geometric.default)
 def geometric(lw: Lowering, x: Value, p: float, *, generator: Any = None) -> Value:
-    if p >= 1:
-        raise NoRule("a geometric distribution that is constant")
     return _transformed("philox_uniform", _geometric)(lw, x, p, generator=generator)
 
 

@@ -179,7 +179,7 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 
 
 def moments(
-    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: float = 0
+    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
     """Mean and variance along `axes` (kept), the variance from centred squares."""
     mu = average(lw, x, axes, dtype)
@@ -190,13 +190,15 @@ def moments(
         return d * d
 
     sums = lw.reduce("sum", x.shape, axes, dtype, squares)
-    freedom = lw.scalar(count, dtype) - float(correction) if correction else lw.scalar(count, dtype)
+    freedom = lw.scalar(count, dtype)
+    if correction != 0:
+        freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
     return mu, lw.map(lambda s: s / freedom, sums)
 
 
-def _correction(correction: Any) -> float:
-    return 1.0 if correction is None else float(correction)
+def _correction(correction: Any) -> Any:
+    return 1.0 if correction is None else correction
 
 
 @rule(aten.var.correction, aten.var.dim, aten.var.default)

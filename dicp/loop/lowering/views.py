@@ -88,11 +88,7 @@ def select(lw: Lowering, x: Value, dim: int, index: Size) -> Value:
     dim = wrap(dim, x.ndim)
     if not isinstance(index, (int, sympy.Basic)):
         raise NoRule("select by a tensor index")
-    if isinstance(index, int) and index < 0:
-        index = normal(x.shape[dim] + index)
-    elif not isinstance(index, int) and not index.is_nonnegative:
-        raise NoRule("select at an index of unknown sign")
-    at = Index(normal(index))
+    at = Index(from_start(lw, x.shape[dim], index))
     shape = [s for i, s in enumerate(x.shape) if i != dim]
     return lw.view(x, shape, lambda idx: [*idx[:dim], at, *idx[dim:]])
 
@@ -104,19 +100,21 @@ def narrow(lw: Lowering, x: Value, dim: int, start: Size, step: int, size: Size)
     )
 
 
-def slice_start(size: Size, start: Any) -> Size:
+def from_start(lw: Lowering, size: Size, index: Any) -> Size:
+    """`index` along an axis of `size`, counted from the end where it is negative."""
+    index = normal(index)
+    if lw.proves(index >= 0):
+        return index
+    lw.require(index < 0, "an index of unknown sign")
+    return normal(size + index)
+
+
+def slice_start(lw: Lowering, size: Size, start: Any) -> Size:
     """The first index of `x[start:]`, clamped as Python slices are."""
-    if start is None:
-        return 0
-    start = normal(start)
-    if isinstance(start, int) and isinstance(size, int):
-        return min(max(start + size, 0), size) if start < 0 else min(start, size)
-    if isinstance(start, int) and start < 0:
-        moved = normal(size + start)
-        return moved if is_positive(normal(moved + 1)) else normal(sympy.Max(0, moved))
-    if start == 0 or is_positive(normal(size - start + 1)):
-        return start
-    return normal(sympy.Min(start, size))
+    start = 0 if start is None else from_start(lw, size, start)
+    if not lw.proves(start >= 0):
+        start = normal(sympy.Max(0, start))
+    return start if lw.proves(start <= size) else normal(sympy.Min(start, size))
 
 
 @view_rule(aten.slice.Tensor, aten.slice_copy.Tensor, kind="view")
@@ -125,13 +123,13 @@ def slice_(
 ) -> Value:
     dim = wrap(dim, x.ndim)
     size = sizes_of(lw.meta().shape)[dim]
-    return narrow(lw, x, dim, slice_start(x.shape[dim], start), step, size)
+    return narrow(lw, x, dim, slice_start(lw, x.shape[dim], start), step, size)
 
 
 @view_rule(aten.narrow.default, kind="view")
 def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> Value:
     dim = wrap(dim, x.ndim)
-    return narrow(lw, x, dim, slice_start(x.shape[dim], start), 1, normal(length))
+    return narrow(lw, x, dim, slice_start(lw, x.shape[dim], start), 1, normal(length))
 
 
 @view_rule(
@@ -418,7 +416,7 @@ def _require_slice(
 @view_rule(aten.select_scatter)
 def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> Value:
     dim = wrap(dim, x.ndim)
-    at = normal(x.shape[dim] + index) if isinstance(index, int) and index < 0 else normal(index)
+    at = from_start(lw, x.shape[dim], index)
     lw.require_equal(src.shape, [*x.shape[:dim], *x.shape[dim + 1 :]], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
@@ -437,7 +435,7 @@ def slice_scatter(
 ) -> Value:  # fmt: skip
     dim = wrap(dim, x.ndim)
     _require_slice(lw, x, src, dim, start, end, step)
-    first = slice_start(x.shape[dim], start)
+    first = slice_start(lw, x.shape[dim], start)
     last = normal(first + (src.shape[dim] - 1) * step)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:

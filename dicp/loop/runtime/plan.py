@@ -20,6 +20,7 @@ from dicp.errors import (
     IndexOutOfBoundsError,
     InputMismatchError,
     IntegerDivisionByZeroError,
+    ResultMismatchError,
     SizeMismatchError,
 )
 from dicp.loop.runtime.device import Machine, Pool
@@ -251,10 +252,10 @@ class Bound:
         def call(env: Environment) -> None:
             result = op(*args(env), **named(env))
             if isinstance(result, torch.Tensor):
-                self._receive(env, outs[0], result)
+                self._receive(env, outs[0], result, step)
                 return
             for slot, value in zip(outs, _flat(result), strict=False):
-                self._receive(env, slot, value)
+                self._receive(env, slot, value, step)
 
         return call
 
@@ -285,10 +286,15 @@ class Bound:
         held = slot in place.from_call or slot in place.allocated_views or slot in self._views
         return self.buffers[slot].base is None or held
 
-    def _receive(self, env: Environment, slot: int, value: Any) -> None:
+    def _receive(self, env: Environment, slot: int, value: Any, step: Step) -> None:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            if value.shape == buffer.shape and value.stride() != buffer.strides and value.numel():
+            if value.shape != buffer.shape:
+                if buffer.shape:  # what has sizes that nobody knows is given none
+                    raise ResultMismatchError(
+                        str(step["call"]).rstrip("."), buffer.shape, value.shape
+                    )
+            elif value.stride() != buffer.strides and value.numel():
                 copy = torch.empty_strided(
                     buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
                 )

@@ -66,9 +66,9 @@ def arange(g: Ge, start: Any, end: Any, step: Any = 1, **options: Any) -> Value:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     work = wide if dtype.is_floating_point else torch.int64
     places = g.arange(g.shape[0], work)
-    if step != 1:
+    if not g.same(step, 1):
         places = g.op("Mul", places, g.number(step, work))
-    if start != 0:
+    if not g.same(start, 0):
         places = g.op("Add", places, g.number(start, work))
     return g.cast(places, dtype)
 

@@ -40,9 +40,16 @@ def index_select(g: Ge, x: Value, dim: int, index: Value) -> Value:
 
 @rule(aten.gather.default)
 def gather(g: Ge, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if _is_empty(index):
+        return g.full(index.shape, 0, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
         return g.broadcast(g.reshape(x, [1] * index.ndim), index.shape)
     return g.op("GatherElements", x, index, dim=dim % x.ndim)
+
+
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(isinstance(size, int) and size == 0 for size in index.shape)
 
 
 @rule(aten.take.default)
@@ -179,6 +186,8 @@ def _put_where(
 def _scatter(
     g: Ge, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
+    if _is_empty(index):
+        return g.op("Identity", x)
     if x.ndim == 0 or index.ndim == 0:
         shape = [1]
         x, index, source = (g.reshape(v, shape) for v in (x, index, source))

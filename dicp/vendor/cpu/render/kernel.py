@@ -31,7 +31,7 @@ class CppKernel:
     name: str
     body: str
     args: tuple[Ref, ...]
-    symbols: tuple[sympy.Symbol, ...]
+    symbols: tuple[sympy.Expr, ...]
     kernel: Kernel
     sites: tuple[tuple[str, str], ...]
     """What each checked place in the code is, and its origin, for error messages."""
