@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import fx
 
 from dicp.config import Config
-from dicp.target import KernelReport, NodeReport
+from dicp.target import KernelReport, NodeReport, Program, Source
 from dicp.torch_private import frame_seconds
 
 
@@ -109,9 +109,11 @@ class Observer:
         if self._folder is not None:
             self._write(f"{name}.txt", graph_text(gm))
 
-    def text(self, name: str, text: str) -> None:
+    def program(self, program: Program, source: Source) -> None:
         if self._folder is not None:
-            self._write(name, text)
+            self._write("program.txt", program.text())
+            for name, text in source.files.items():
+                self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:
         assert self._folder is not None

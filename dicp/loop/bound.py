@@ -200,7 +200,10 @@ class Bound:
         code, site = self.status[0], self.status[1]
         self.status[0] = 0
         check, origin = step["sites"][site - 1]
-        operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
+        operator = "; ".join(
+            f"{o.op} ({o.node})" for o in ([origin] if origin else step["origins"])
+        )
+        line = origin.user_line if origin else ""
         detail = f"check {site} ({check}) of kernel {step['kernel']}"
         if code == 2:
             raise IntegerDivisionByZeroError(operator, line)
@@ -395,5 +398,5 @@ def _flat(result: Any) -> list[Any]:
 
 
 def _range_name(step: Step) -> str:
-    operators = dict.fromkeys(origin.partition(" ")[0] for origin in step["origins"])
+    operators = dict.fromkeys(origin.op for origin in step["origins"])
     return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]

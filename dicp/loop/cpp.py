@@ -18,6 +18,7 @@ from dicp.loop.cpp_scatter import Scatter
 from dicp.loop.cpp_text import STORAGE_TYPE
 from dicp.loop.ir import Ref
 from dicp.loop.kernel import Kernel, KernelKind
+from dicp.origin import Origin
 
 WRITERS: dict[KernelKind, type[Loops]] = {
     "pointwise": Pointwise, "row": Rows, "column": Columns, "scatter": Scatter
@@ -33,7 +34,7 @@ class CppKernel:
     args: tuple[Ref, ...]
     symbols: tuple[sympy.Symbol, ...]
     kernel: Kernel
-    sites: tuple[tuple[str, str], ...]
+    sites: tuple[tuple[str, Origin | None], ...]
     """What each checked place in the code is, and its origin, for error messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 

@@ -31,6 +31,7 @@ from dicp.loop.index import (
 from dicp.loop.ir import Expr, Load, Ref
 from dicp.loop.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
 from dicp.loop.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+from dicp.origin import Origin
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Emitter:
         self.stored = {s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)}
         self.symbols: dict[sympy.Symbol, str] = {}
         self.scopes: list[Scope] = []
-        self.sites: list[tuple[str, str]] = []
+        self.sites: list[tuple[str, Origin | None]] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
         self.staged: dict[tuple[Ref, Index], str] = {}
@@ -284,7 +285,7 @@ class Emitter:
         return ir.show(top.value) == ir.show(expr.args[0])
 
     def _site(self, expr: Expr) -> int:
-        self.sites.append((expr.op, str(expr.attr or "")))
+        self.sites.append((expr.op, expr.attr))
         return len(self.sites)
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:

@@ -17,7 +17,7 @@ from dicp.loop.fusion import Across
 from dicp.loop.ir import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.machine import Native, WorkspacePool
-from dicp.loop.program import LoopProgram, ProgramBuilder
+from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime import LoopExecutable
 from dicp.loop.schedule import schedule
 from dicp.target import (
@@ -35,7 +35,7 @@ from dicp.torch_private import OpOverload, disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
-from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text
+from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 PAST_BLAS = ONEDNN.merged(ROUTINES)
@@ -120,21 +120,22 @@ class CpuTarget(Target):
         return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
-        comments = {r.name: r.sources for r in program.reports}
-        own = {n: body for n, body in program.kernel_texts.items() if group_of(n) is None}
-        return Source({"kernels.cpp": unit_text("prelude.h", own, comments)})
+        texts = program.kernel_texts
+        own = {n: body for n, body in texts.items() if group_of(n) is None}
+        comments = sources_of(program.plain)
+        return Source(texts, lambda: {"kernels.cpp": unit_text("prelude.h", own, comments)})
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         groups = expected_groups(gm, train)
         if groups and _is_blas_slow(config):
             Units.open(config, cache, self._begun).begin(groups)
 
-    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
+    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
         units = Units.open(config, cache, self._begun)
         return Artifact(
             self.name,
-            {"program": program.plain, "texts": program.kernel_texts},
-            units.build(program.kernel_texts, sources_of(program.plain)),
+            {"program": program.plain, "texts": source.texts},
+            units.build(source.texts, sources_of(program.plain)),
             program.objects,
         )
 

@@ -105,7 +105,7 @@ class Plan:
     def job(self, step: Mapping[str, Any], variant: Variant) -> Job:
         name = step["kernel"]
         return Job(name, self.texts[name], step["launch"], len(step["symbols"]), variant,
-                   step["origins"])  # fmt: skip
+                   tuple(map(str, step["origins"])))  # fmt: skip
 
     def jobs(self) -> list[Job]:
         """Every kernel as it is wanted first, each once."""
@@ -197,8 +197,9 @@ class DeviceSegment:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
                 raise LaunchError(
-                    "triton", step["kernel"], self.device.driver.describe(result), step["origins"]
-                )
+                    "triton", step["kernel"], self.device.driver.describe(result),
+                    tuple(map(str, step["origins"])),
+                )  # fmt: skip
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan
