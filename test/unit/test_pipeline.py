@@ -21,7 +21,7 @@ from dicp.dynamo_bridge.aot import GraphInfo
 from dicp.dynamo_bridge.graph_cache import find_graph
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.partition import split_data_dependent
-from dicp.dynamo_bridge.passes import Pass, PassContext
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.errors import DicpWarning, FallbackWarning, IndexOutOfBoundsError, InferenceMismatchError
 from dicp.target import Artifact, Executable, LowerContext, Source
 from dicp.vendor.cpu.target import CpuTarget

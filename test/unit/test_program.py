@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dicp.dynamo_bridge.graph_cache import StoredGraph
 from dicp.loop.program import ProgramBuilder
-from dicp.plain import decode_constant, evaluate_size, resolve_operator
+from dicp.serialize import decode_constant, evaluate_size, resolve_operator
 from dicp.target import Artifact
 
 
