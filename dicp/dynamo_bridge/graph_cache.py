@@ -166,9 +166,9 @@ def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str, facts: ShapeFa
             layouts.append(_layout(node.meta.get("val")))
         if node.op == "get_attr":
             constants.append(_constant_digest(gm, str(node.target)))
-    gm.recompile()
+    code = gm.graph.python_code("self").src  # compiling it, for `gm.code`, is remembered for good
     static = list(map(str, info.static_inputs))
-    return key_of(identity, info.kind, static, gm.code, layouts, constants, facts.known())
+    return key_of(identity, info.kind, static, code, layouts, constants, facts.known())
 
 
 def _layout(val: Any) -> str:

@@ -38,6 +38,10 @@ class GraphReport:
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
 
+    def drop_programs(self) -> None:
+        """Keep of the kernels their names and operators."""
+        self.kernels = [KernelReport(kernel.name, kernel.origins) for kernel in self.kernels]
+
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {k}" for k, n in self.counts.items())
         lines = [f"{self.kind} graph {self.name} ({self.cache}): {counts}"]

@@ -125,6 +125,11 @@ class ProgramBuilder:
         ]
         return LoopProgram(plain, texts, nodes, reports, self.objects)
 
+    def release(self) -> None:
+        """Forget what computed the buffers: reports keep kernels, and not the graph with them."""
+        for ref in self.numbers:
+            ref.producer = None
+
     def _is_tensor(self, ref: Ref) -> bool:
         return bool(ref.shape) or ref.name in {r.name for r in self._tensor_inputs()}
 

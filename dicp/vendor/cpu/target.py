@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import Native, WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import Across
 from dicp.loop.schedule.kernels import schedule
 from dicp.target import (
@@ -29,7 +31,7 @@ from dicp.target import (
     Source,
     Target,
 )
-from dicp.torch_private import OpOverload, disable_current_modes
+from dicp.torch_private import OpOverload
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.render.scatter import without_zeros
@@ -41,8 +43,10 @@ OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 PAST_BLAS = ONEDNN.merged(ROUTINES)
 """What is made otherwise where BLAS is the slower library."""
 RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
-LARGEST_MAPPED = (32 << 20) - (8 << 10)
-"""Bytes of a block that with its header and alignment just stays below glibc's bound."""
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+)
+"""The function that runs a segment."""
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -70,7 +74,7 @@ class CpuTarget(Target):
     )
 
     def __init__(self) -> None:
-        self._libraries: dict[str, ctypes.CDLL] = {}
+        self._libraries = Libraries()
         self._pool = WorkspacePool()
         self._begun: Begun = {}
 
@@ -111,7 +115,10 @@ class CpuTarget(Target):
         plan.steps = without_zeros(plan.steps)
         far = cache_bytes()
         rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
-        return ProgramBuilder(plan).build(rendered, lowering.reports)
+        builder = ProgramBuilder(plan)
+        program = builder.build(rendered, lowering.reports)
+        builder.release()
+        return program
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
@@ -140,39 +147,36 @@ class CpuTarget(Target):
         )
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        units = dict(artifact.units)
-        if any(not self._load_unit(key, cache) for key in set(units.values())):
-            units = self._rebuild(artifact, cache, config)
+        units, program = dict(artifact.units), artifact.program["program"]
+        libraries = self._loaded(units, cache)
+        missing = units.values() - libraries.keys()
+        if missing:  # removed from the cache since the program was stored: compile them again
+            texts = artifact.program["texts"]
+            units = Units.open(config, cache, self._begun).build(texts, sources_of(program))
+            libraries = self._loaded(units, cache)
+            missing = units.values() - libraries.keys()
+        if missing:
+            raise ToolchainError(
+                "cpu", "the kernel cache", f"unit {min(missing)} cannot be stored or read",
+                "Point DICP_CACHE_DIR at a writable folder.",
+            )  # fmt: skip
         functions = {
-            name: _address(self._libraries[key], name)
-            for name, key in units.items() if name != "driver"
-        }  # fmt: skip
-        run = self._libraries[units["driver"]].dicp_run
-        run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-        run.restype = ctypes.c_int64
-        program = artifact.program["program"]
-        _keep_freed_memory()
-        return LoopExecutable(program, Native(functions, run), self._pool, artifact.objects)
+            name: libraries[key].address(name) for name, key in units.items() if name != "driver"
+        }
+        run = _RUN(libraries[units["driver"]].address("dicp_run"))
+        machine = Native(functions, run, tuple(libraries.values()))
+        return LoopExecutable(program, machine, self._pool, artifact.objects)
 
-    def _load_unit(self, key: str, cache: Cache) -> bool:
-        if key not in self._libraries:
-            entry = cache.get("unit", key)
-            if entry is None:
-                return False
-            self._libraries[key] = ctypes.CDLL(str(entry.path("unit.so")))
-        return True
-
-    def _rebuild(self, artifact: Artifact, cache: Cache, config: Config) -> dict[str, str]:
-        """Units were removed from the cache since the program was stored: compile them again."""
-        texts, plain = artifact.program["texts"], artifact.program["program"]
-        units = Units.open(config, cache, self._begun).build(texts, sources_of(plain))
+    def _loaded(self, units: Mapping[str, str], cache: Cache) -> dict[str, NativeLibrary]:
+        """The units that are loaded, or found in the cache."""
+        found: dict[str, NativeLibrary] = {}
         for key in set(units.values()):
-            if not self._load_unit(key, cache):
-                raise ToolchainError(
-                    "cpu", "the kernel cache", f"unit {key} cannot be stored or read",
-                    "Point DICP_CACHE_DIR at a writable folder.",
-                )  # fmt: skip
-        return units
+            library = self._libraries.find(key)
+            if library is None and (entry := cache.get("unit", key)) is not None:
+                library = self._libraries.load(key, entry.path("unit.so"))
+            if library is not None:
+                found[key] = library
+        return found
 
     # ---- identity and health --------------------------------------------------------------------
 
@@ -206,25 +210,6 @@ class CpuTarget(Target):
 def _is_blas_slow(config: Config) -> bool:
     """Whether this machine runs our own kernels, and oneDNN's, faster than BLAS."""
     return fastest_linear(Cache.open(config)) == "onednn"
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what a step frees, for the next step to take without page faults.
-
-    glibc hands the end of its heap back once twice the largest block ever mapped and freed lies
-    there unused, 256 KiB at first; a block is mapped by itself up to 32 MiB (mallopt(3),
-    M_MMAP_THRESHOLD). Freeing one of that size, never written to, keeps up to 64 MiB. Other C
-    libraries, and one whose thresholds the user has set, take no notice. A training step of Swin
-    had 4000 page faults without, and takes 0.84 of the time.
-    """
-    with disable_current_modes():  # loading happens while the framework traces
-        torch.empty(LARGEST_MAPPED, dtype=torch.uint8)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert address is not None
-    return address
 
 
 def _tensors_of(node: fx.Node) -> list[torch.Tensor]:

@@ -136,6 +136,7 @@ class TritonTarget(Target):
         builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
         program = builder.build(rendered, lowering.reports, device)
         program.plain["static"] = sorted(context.static_inputs)
+        builder.release()
         return program
 
     def chooser(self, name: str, config: Config) -> Chooser:
