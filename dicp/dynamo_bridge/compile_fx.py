@@ -74,6 +74,7 @@ class Compilation:
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
         self.lines: Mapping[str, str] = user_lines(gm)
+        self.identity = ""
 
     def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls in the place of its graph."""
@@ -160,7 +161,7 @@ class Compilation:
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
-        run: list[Executable] = []
+        run: list[Any] = []
         for part in parts:
             if part.compiled:
                 compiled = self._compile(part.gm, part.info, observer).executable

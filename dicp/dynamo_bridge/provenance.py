@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import fx
 
@@ -43,7 +44,7 @@ def inherit(node: fx.Node, origins: Sequence[fx.Node]) -> None:
             node.meta.setdefault(key, value)
     if not node.meta.get("stack_trace"):
         located = (origin.meta for origin in reversed(origins) if origin.meta.get("stack_trace"))
-        found = next(located, {})
+        found: dict[str, Any] = next(located, {})
         node.meta |= {key: found[key] for key in _LINE_KEYS if key in found}
     node.meta[SOURCES] = union_sources(origins)
 
