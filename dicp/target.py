@@ -20,6 +20,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config, Option
 from dicp.errors import InvalidTargetError, TargetNotFoundError
+from dicp.origin import Origin
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
@@ -93,11 +94,21 @@ class Check:
 class NodeReport:
     """What became of one operator of the graph, and where it stands in the user's program."""
 
-    name: str
-    op: str
+    origin: Origin
     decision: DecisionKind
     reason: str
-    user_line: str
+
+    @property
+    def name(self) -> str:
+        return self.origin.node
+
+    @property
+    def op(self) -> str:
+        return self.origin.op
+
+    @property
+    def user_line(self) -> str:
+        return self.origin.user_line
 
 
 @dataclass(frozen=True)
@@ -105,8 +116,12 @@ class KernelReport:
     """One generated kernel: its name, the graph nodes it computes, and its loop program."""
 
     name: str
-    sources: tuple[str, ...]
+    origins: tuple[Origin, ...]
     describe: Callable[[], str] = field(default=str, repr=False, compare=False)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(map(str, self.origins))
 
     @property
     def text(self) -> str:
@@ -115,9 +130,14 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated source text by file name, and the key of each kernel in it."""
+    """Generated source text: of each kernel (or graph) by name, and as files for people."""
 
-    files: Mapping[str, str]
+    texts: Mapping[str, str]
+    as_files: Callable[[], Mapping[str, str]] = field(repr=False)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return self.as_files()
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ class LowerContext:
 
 
 class Program(Protocol):
-    """A lowered graph: readable text, reports, and a plain (JSON) form."""
+    """A lowered graph: readable text and reports."""
 
     nodes: Sequence[NodeReport]
 
@@ -139,21 +159,24 @@ class Program(Protocol):
 
     def kernels(self) -> Sequence[KernelReport]: ...
 
-    def to_json(self) -> dict[str, Any]: ...
-
 
 Executable = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A built program in plain form: everything `Target.load` needs, in this or another process."""
+    """A built program: everything `Target.load` needs, in this or another process.
+
+    `program` and `units` hold what JSON can hold, and Origins.
+    """
 
     target: str
     program: dict[str, Any]
     units: Mapping[str, Any] = field(default_factory=dict)
     objects: Sequence[Any] = ()
     """What has no plain form (a subgraph, say); an artifact with objects lives in memory only."""
+    baked: Sequence[Origin] = ()
+    """Origins whose user lines stand in the built code, and cannot be changed in it."""
 
 
 class Target(abc.ABC):
@@ -192,8 +215,8 @@ class Target(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def build(self, program: Any, cache: Cache, config: Config) -> Artifact:
-        """Compile what the cache does not hold yet."""
+    def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
+        """Compile what the cache does not hold yet of a program and its rendered source."""
 
     @abc.abstractmethod
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:

@@ -42,6 +42,7 @@ check_release(torch.__version__)
 from torch._C._dynamo import guards as native_guards
 from torch._dynamo import compiled_autograd
 from torch._dynamo.backends import registry as backend_registry
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
@@ -67,6 +68,7 @@ from torch._logging._internal import log_state, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
+    SYMPY_INTERP,
     ShapeEnv,
     free_symbols,
     free_unbacked_symbols,
@@ -460,15 +462,94 @@ def current_shape_env() -> ShapeEnv | None:
     return context.fake_mode.shape_env if context is not None and context.fake_mode else None
 
 
+def ranges_of(symints: Iterable[torch.SymInt]) -> list[str]:
+    """The values that ShapeEnv allows the symbols of `symints`."""
+    nodes = [symint.node for symint in symints]
+    return [f"{n.expr} in {n.shape_env.bound_sympy(n.expr)}" for n in nodes]
+
+
+def is_plain_symbol(size: Any) -> bool:
+    """Whether a size is a symbol alone, so that its value is the symbol's."""
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.is_Symbol)
+
+
 def backed_symints(inputs: list[Any]) -> list[torch.SymInt]:
     return autograd_cache.AOTAutogradCache._filter_backed_symints(inputs)
 
 
+class ShapeFacts:
+    """What ShapeEnv knows of the symbols in one graph, and what it has learnt since."""
+
+    def __init__(self, shape_env: ShapeEnv | None, symbols: Iterable[Any]) -> None:
+        self.shape_env = shape_env
+        self.symbols = sorted(symbols, key=str)
+        self._before = len(shape_env.guards) if shape_env is not None else 0
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> ShapeFacts:
+        shape_env, symbols = None, set[Any]()
+        for node in gm.graph.nodes:
+            for value in pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                    shape_env = value.node.shape_env
+                    symbols |= free_symbols(value)
+                elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                    sizes = [s for s in (*value.shape, *value.stride()) if type(s) is not int]
+                    for size in sizes:
+                        shape_env = size.node.shape_env
+                        symbols |= free_symbols(size)
+        return cls(shape_env, symbols)
+
+    def known(self) -> list[str]:
+        """What holds so far: the symbols' ranges, and the guards that speak of them."""
+        if self.shape_env is None:
+            return []
+        ranges = [f"{s} in {self.shape_env.var_to_range.get(s)}" for s in self.symbols]
+        ours = set(self.symbols)
+        guards = (guard.expr for guard in self.shape_env.guards[: self._before])
+        return ranges + sorted(str(expr) for expr in guards if ours & expr.free_symbols)
+
+    def added(self) -> list[str] | None:
+        """The guards added since, as Python; None where one speaks of other symbols too."""
+        if self.shape_env is None:
+            return []
+        new = [guard.expr for guard in self.shape_env.guards[self._before :]]
+        if any(expr.free_symbols - set(self.symbols) for expr in new):
+            return None
+        return [str(PythonPrinter().doprint(expr)) for expr in new]
+
+    def hold(self, guards: Iterable[str]) -> bool:
+        """Whether `guards` hold for the sizes that this compilation is for; adds no guard."""
+        hints = {str(symbol): value for symbol, value in self._hints().items()}
+        return all(eval(guard, SYMPY_INTERP, hints) for guard in guards)
+
+    def add(self, guards: Iterable[str]) -> None:
+        """Add guards that hold to this compilation's own."""
+        if self.shape_env is None:
+            return
+        of_kind = {int: self.shape_env.create_symintnode, float: self.shape_env.create_symfloatnode}
+        symbolic = {
+            str(symbol): of_kind[type(value)](symbol, hint=value)
+            for symbol, value in self._hints().items()
+        }
+        for guard in guards:
+            assert bool(eval(guard, SYMPY_INTERP, symbolic)), guard
+
+    def _hints(self) -> dict[Any, int | float]:
+        """The symbols' values in the call that this compilation is for."""
+        values: dict[Any, Any] = getattr(self.shape_env, _HINTS, {})
+        found = {symbol: values[symbol] for symbol in self.symbols if symbol in values}
+        return {s: int(v) if s.is_integer else float(v) for s, v in found.items()}
+
+
+_HINTS: Final = "backed_var_to_val" if release_of(torch.__version__) >= (2, 13) else "var_to_val"
+
+
 def guards_on(symints: list[torch.SymInt]) -> str:
     """The guards taken on `symints` so far, as an expression ("" for none)."""
-    shape_env = current_shape_env()
-    if shape_env is None:
+    if not symints:
         return ""
+    shape_env = symints[0].node.shape_env  # a backward compiled later is in no tracing context
     guards = shape_env.get_pruned_guards(symints)
     return shape_env.produce_guards_expression(placeholders=symints, guards=guards) or ""
 
@@ -478,8 +559,8 @@ _hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cach
 
 def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     """Whether `expression` holds for the present sizes; takes no guard in doing so."""
-    shape_env = current_shape_env()
-    if shape_env is None:
+    if not symints:
         return False
+    shape_env = symints[0].node.shape_env
     hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))

@@ -41,6 +41,7 @@ from dicp.loop.ir.ops import (
     REDUCTIONS,
     SCALAR_OPS,
 )
+from dicp.origin import Origin
 
 LINE_BYTES = 64
 """A cache line: what is written past the caches at once, and then not read before."""
@@ -66,7 +67,7 @@ class Emitter:
         self.symbols: dict[sympy.Expr, str] = {}
         """Sizes that are arguments of the kernel, and their names in it."""
         self.scopes: list[Scope] = []
-        self.sites: list[tuple[str, str]] = []
+        self.sites: list[tuple[str, Origin | None]] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
         self.staged: dict[tuple[Ref, Index], str] = {}
@@ -327,7 +328,7 @@ class Emitter:
         return ir.show(top.value) == ir.show(expr.args[0])
 
     def _site(self, expr: Expr) -> int:
-        self.sites.append((expr.op, str(expr.attr or "")))
+        self.sites.append((expr.op, expr.attr))
         return len(self.sites)
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:

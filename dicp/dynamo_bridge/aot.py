@@ -24,6 +24,7 @@ from torch import fx
 from dicp import torch_private
 from dicp.cache import Cache, Entry, key_of
 from dicp.dynamo_bridge.passes.joint import drop_copies, keep_compared, merge_equal_nodes
+from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.errors import CacheWarning
 
 Kind = Literal["forward", "backward", "inference"]
@@ -47,6 +48,10 @@ class GraphInfo:
     kind: Kind
     static_inputs: tuple[int, ...] = ()
     user_outputs: int = 0
+
+
+class OtherLinesError(Exception):
+    """Stored code has user lines in it, and the graph at hand comes from others."""
 
 
 class CompiledGraph(torch_private.OutputCode):
@@ -114,6 +119,7 @@ class _Job:
     keep_inference_input_mutations: bool
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
+        mark_dynamo_nodes(joint.graph)
         drop_copies(joint.graph)
         merge_equal_nodes(joint.graph)
         keep_compared(joint.graph)
@@ -143,7 +149,8 @@ def compile_graphs(
 
     compile_graph: makes each functional graph executable; the backward graph's turn comes with the
         first backward run, or at once where its sizes are symbolic.
-    load_graph: makes a graph executable again from the `artifact_json` stored of it.
+    load_graph: makes a graph executable again from the `artifact_json` stored of it; may raise
+        OtherLinesError.
     identity: names everything else the result depends on: backend, target, versions, options, and
         the decompositions and passes in use.
     cache: where results are stored; None compiles without.
@@ -248,6 +255,7 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
         graph, None, state.aot_config, default_partition_fn=job.partition
     )
     graph = torch_private.rematerialize_checkpoints(graph)
+    mark_dynamo_nodes(graph.graph)
     made: list[CompiledGraph] = []
 
     def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
@@ -407,8 +415,9 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
         return _Slot()
     try:
         symints = tuple(_all_symints(fake_inputs))
+        ranges = torch_private.ranges_of(symints)
         base = key_of(
-            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), job.identity
+            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), ranges, job.identity
         )
     except torch_private.NotCacheableError as error:
         job.on_cache("bypass", str(error))
@@ -423,6 +432,8 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
             if guards and not torch_private.guards_hold(guards, list(symints)):
                 continue
             loaded = _load(job, entry, fake_inputs, aot_config)
+        except OtherLinesError:
+            continue
         except Exception as error:  # whatever is wrong with it, it can be compiled again
             job.on_cache("damaged", f"{type(error).__name__}: {error}")
             warnings.warn(
@@ -440,7 +451,8 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
 def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
     """The symbolic sizes among the inputs; guards on any other symbol could not be stored."""
     symints = torch_private.backed_symints(fake_inputs)
-    known = {symbol for symint in symints for symbol in torch_private.free_symbols(symint)}
+    plain = [symint for symint in symints if torch_private.is_plain_symbol(symint)]
+    known = {symbol for symint in plain for symbol in torch_private.free_symbols(symint)}
     for value in fake_inputs:
         if isinstance(value, (torch.Tensor, torch.SymInt)):
             unknown = torch_private.free_symbols(value) - known

@@ -30,12 +30,15 @@ from dicp.torch_private import register_repeatedly
 
 SUFFIX = "graph"
 KEPT_REPORTS = 256
+KEPT_PROGRAMS = 16
+"""Of so many reports the kernels can be shown, which are kept in memory for it."""
 
 
 class Backend:
     """A `torch.compile` backend for one target, with options fixed beforehand if given.
 
-    `reports` holds one GraphReport per graph compiled through this object, newest last.
+    `reports` holds one GraphReport per graph compiled through this object, newest last; kernels'
+    programs are shown by the newest alone.
     """
 
     def __init__(self, target: str | None = None, **options: Any) -> None:
@@ -60,6 +63,8 @@ class Backend:
 
         def keep(report: GraphReport) -> None:
             self.reports.append(report)
+            if len(self.reports) > KEPT_PROGRAMS:
+                self.reports[-1 - KEPT_PROGRAMS].drop_programs()
             made.append(report)
 
         run = compile_fx(gm, example_inputs, target, config, keep)

@@ -109,8 +109,9 @@ class LaunchPlan(Generic[AnyJob]):
     def job(self, step: Mapping[str, Any], variant: Variant) -> AnyJob:
         name = step["kernel"]
         return self.job_type(
-            name, self.texts[name], step["launch"], len(step["symbols"]), variant, step["origins"]
-        )
+            name, self.texts[name], step["launch"], len(step["symbols"]), variant,
+            tuple(map(str, step["origins"])),
+        )  # fmt: skip
 
     def jobs(self) -> list[AnyJob]:
         """Every kernel as it is wanted first, each once."""
@@ -204,8 +205,9 @@ class DeviceSegment:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
                 raise LaunchError(
-                    driver.target, step["kernel"], driver.describe(result), step["origins"]
-                )
+                    driver.target, step["kernel"], driver.describe(result),
+                    tuple(map(str, step["origins"])),
+                )  # fmt: skip
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan

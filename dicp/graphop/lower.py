@@ -312,9 +312,7 @@ class Lowering:
             raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Decision) -> None:
-        self.reports.append(
-            NodeReport(node.name, str(node.target), decision.kind, decision.reason, user_line(node))
-        )
+        self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))
 
 
 def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:

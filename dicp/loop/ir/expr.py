@@ -8,6 +8,7 @@ only when a kernel is written out.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -60,6 +61,20 @@ class Expr:
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
     attr: Any = None
+    _structure: str = field(default="", init=False, repr=False)
+
+    @property
+    def structure(self) -> str:
+        """A digest of what is computed, tensors told apart by their layouts alone."""
+        if not self._structure:
+            object.__setattr__(self, "_structure", _structure_of(self))
+        return self._structure
+
+    @property
+    def key(self) -> str:
+        """A text to sort by, the same in every process: the structure, then the tensors' names."""
+        names = dict.fromkeys(e.attr.ref.name for e in walk(self) if isinstance(e.attr, Load))
+        return ",".join([self.structure, *(f"{len(name)}{name}" for name in names)])
 
     def __add__(self, other: Expr | float) -> Expr:
         return _binary("add", self, other)
@@ -172,6 +187,15 @@ def masked(test: Expr, value: Expr) -> Expr:
 def apply(op: str, dtype: torch.dtype, *args: Expr, attr: Any = None) -> Expr:
     assert SCALAR_OPS[op].arity == len(args), (op, len(args))
     return Expr(op, dtype, args, attr)
+
+
+def _structure_of(expr: Expr) -> str:
+    attr = "" if isinstance(expr.attr, Origin) else expr.attr
+    if isinstance(attr, Load):
+        ref = attr.ref
+        attr = (ref.dtype, ref.role, ref.shape, ref.strides, *map(str, attr.coords))
+    parts = (expr.op, expr.dtype, *(arg.structure for arg in expr.args), attr)
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 def walk(expr: Expr, seen: set[int] | None = None) -> Iterator[Expr]:
@@ -423,7 +447,7 @@ def _show_one(expr: Expr, shown: dict[int, str]) -> str:
 def _show_index(index: Index, shown: dict[int, str]) -> str:
     text = str(index)
     for inner in _indirect_exprs(index):
-        text = text.replace(f"[{id(inner):x}]", f"[{shown[id(inner)]}]")
+        text = text.replace(f"[{inner.key}]", f"[{shown[id(inner)]}]")
     return text
 
 

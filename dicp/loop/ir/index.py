@@ -145,7 +145,7 @@ class Indirect:
 
     @property
     def key(self) -> str:
-        return f"[{id(self.expr):x}]"
+        return f"[{self.expr.key}]"
 
 
 Atom: TypeAlias = Var | FloorDiv | Mod | Indirect
@@ -269,7 +269,8 @@ def combine(parts: Iterable[tuple[Index, Size]]) -> Index:
     joined = _rejoin(normal(const), kept)
     if joined is not None:
         return joined
-    kept.sort(key=lambda t: t[0].key)
+    if len(kept) > 1:
+        kept.sort(key=lambda t: t[0].key)
     return Index(normal(const), tuple(kept))
 
 

@@ -186,11 +186,7 @@ class Lowering:
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
             origin = self._origins[-1]
-            self.reports.append(
-                NodeReport(
-                    node.name, str(node.target), decision.kind, decision.reason, origin.user_line
-                )
-            )
+            self.reports.append(NodeReport(origin, decision.kind, decision.reason))
 
     # ---- tensors --------------------------------------------------------------------------
 

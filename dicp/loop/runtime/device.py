@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dicp.loop.runtime.native import NativeLibrary
 from dicp.serialize import evaluate_size
 
 
@@ -52,6 +53,8 @@ class Native:
 
     functions: Mapping[str, int]
     run_segment: Callable[..., int]
+    libraries: Sequence[NativeLibrary] = ()
+    """Where these lie."""
 
     def segment(
         self,

@@ -222,7 +222,10 @@ class Bound:
         if code == 3:
             raise HostMemoryError(step["origins"], site)
         check, origin = step["sites"][site - 1]
-        operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
+        operator = "; ".join(
+            f"{o.op} ({o.node})" for o in ([origin] if origin else step["origins"])
+        )
+        line = origin.user_line if origin else ""
         if code == 2:
             raise IntegerDivisionByZeroError(operator, line)
         raise IndexOutOfBoundsError(operator, line, index, size, check == "wrap_index")
@@ -431,5 +434,5 @@ def _flat(result: Any) -> list[Any]:
 
 
 def _range_name(step: Step) -> str:
-    operators = dict.fromkeys(origin.partition(" ")[0] for origin in step["origins"])
+    operators = dict.fromkeys(origin.op for origin in step["origins"])
     return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]

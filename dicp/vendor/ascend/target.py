@@ -126,13 +126,16 @@ class AscendTarget(RuleTarget):
         return program
 
     def render(self, program: GraphProgram, config: Config) -> Source:
-        return Source({f"{graph.name}.cpp": render_graph(graph) for graph in program.graphs})
+        texts = {graph.name: render_graph(graph) for graph in program.graphs}
+        return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
 
-    def build(self, program: GraphProgram, cache: Cache, config: Config) -> Artifact:
+    def build(
+        self, program: GraphProgram, source: Source, cache: Cache, config: Config
+    ) -> Artifact:
         toolchain = find_toolchain(config)
         while True:
             try:
-                return self._build(program, toolchain, cache, config)
+                return self._build(program, source, toolchain, cache, config)
             except GraphRejectedError as error:
                 if config.rejected == "error" or not error.node or program.retry is None:
                     raise
@@ -140,11 +143,12 @@ class AscendTarget(RuleTarget):
                     FallbackWarning(f"{error.aten} runs eagerly: {error.message}"), stacklevel=2
                 )
                 program = program.retry(frozenset({error.node}))
+                source = self.render(program, config)
 
     def _build(
-        self, program: GraphProgram, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> Artifact:
-        texts = {graph.name: render_graph(graph) for graph in program.graphs}
+        self, program: GraphProgram, source: Source, toolchain: Toolchain, cache: Cache,
+        config: Config,
+    ) -> Artifact:  # fmt: skip
         dynamic = {
             graph.name: any(-1 in _dims(node.outputs[0].fake) for node in graph.inputs)
             for graph in program.graphs
@@ -153,12 +157,17 @@ class AscendTarget(RuleTarget):
         for graph in program.graphs:
             try:
                 units[graph.name] = self._build_graph(
-                    graph.name, texts[graph.name], toolchain, cache, config
+                    graph.name, source.texts[graph.name], toolchain, cache, config
                 ).key
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
         static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
-        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic, "static": static}
+        plain = {
+            "program": program.plain,
+            "texts": source.texts,
+            "dynamic": dynamic,
+            "static": static,
+        }
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(

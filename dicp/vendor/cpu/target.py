@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import fx
@@ -13,9 +14,10 @@ from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.expr import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
-from dicp.loop.program import LoopProgram, ProgramBuilder
+from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import Native, WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import Across
 from dicp.loop.schedule.kernels import schedule
 from dicp.target import (
@@ -29,20 +31,21 @@ from dicp.target import (
     tensors_of,
 )
 from dicp.toolchain import load_library
-from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.render.scatter import without_zeros
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
-from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text
+from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 PAST_BLAS = ONEDNN.merged(ROUTINES)
 """What is made otherwise where BLAS is the slower library."""
 RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
-LARGEST_MAPPED = (32 << 20) - (8 << 10)
-"""Bytes of a block that with its header and alignment just stays below glibc's bound."""
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+)
+"""The function that runs a segment."""
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -71,7 +74,7 @@ class CpuTarget(RuleTarget):
     rules = OWN_RULES
 
     def __init__(self) -> None:
-        self._libraries: dict[str, ctypes.CDLL] = {}
+        self._libraries = Libraries()
         self._pool = WorkspacePool()
         self._begun: Begun = {}
 
@@ -88,7 +91,10 @@ class CpuTarget(RuleTarget):
         plan.steps = without_zeros(plan.steps)
         far = cache_bytes()
         rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
-        return ProgramBuilder(plan).build(rendered, lowering.reports)
+        builder = ProgramBuilder(plan)
+        program = builder.build(rendered, lowering.reports)
+        builder.release()
+        return program
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules, with the matrix products of the library that is fastest here."""
@@ -97,61 +103,58 @@ class CpuTarget(RuleTarget):
         return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
 
     def render(self, program: LoopProgram, config: Config) -> Source:
-        comments = {r.name: r.sources for r in program.reports}
-        own = {n: body for n, body in program.kernel_texts.items() if group_of(n) is None}
-        return Source({"kernels.cpp": unit_text("prelude.h", own, comments)})
+        texts = program.kernel_texts
+        own = {n: body for n, body in texts.items() if group_of(n) is None}
+        comments = sources_of(program.plain)
+        return Source(texts, lambda: {"kernels.cpp": unit_text("prelude.h", own, comments)})
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         groups = expected_groups(gm, train)
         if groups and _is_blas_slow(config):
             Units.open(config, cache, self._begun).begin(groups)
 
-    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
+    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
         units = Units.open(config, cache, self._begun)
         return Artifact(
             self.name,
-            {"program": program.plain, "texts": program.kernel_texts},
-            units.build(program.kernel_texts, sources_of(program.plain)),
+            {"program": program.plain, "texts": source.texts},
+            units.build(source.texts, sources_of(program.plain)),
             program.objects,
         )
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        units = dict(artifact.units)
-        entries = {
-            key: cache.get("unit", key) for key in set(units.values()) - set(self._libraries)
-        }
-        if None in entries.values():
-            units, entries = self._rebuild(artifact, cache, config)
-        for key, entry in entries.items():
-            self._load_unit(key, entry, [name for name in units if units[name] == key])
+        units, program = dict(artifact.units), artifact.program["program"]
+        libraries = self._loaded(units, lambda key: cache.get("unit", key))
+        if units.values() - libraries.keys():
+            # Units were removed since the program was stored. What is loaded is what is built now:
+            # others may be clearing the cache all the while.
+            made = Units.open(config, cache, self._begun)
+            units = made.build(artifact.program["texts"], sources_of(program))
+            libraries = self._loaded(units, made.entries.__getitem__)
         functions = {
-            name: _address(self._libraries[key], name)
-            for name, key in units.items() if name != "driver"
-        }  # fmt: skip
-        run = self._libraries[units["driver"]].dicp_run
-        run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
-        run.restype = ctypes.c_int64
-        program = artifact.program["program"]
-        _keep_freed_memory()
-        return LoopExecutable(program, Native(functions, run), self._pool, artifact.objects)
+            name: libraries[key].address(name) for name, key in units.items() if name != "driver"
+        }
+        run = _RUN(libraries[units["driver"]].address("dicp_run"))
+        machine = Native(functions, run, tuple(libraries.values()))
+        return LoopExecutable(program, machine, self._pool, artifact.objects)
 
-    def _load_unit(self, key: str, entry: Entry | None, kernels: Sequence[str]) -> None:
-        assert entry is not None
-        symbols = ["dicp_run" if name == "driver" else name for name in kernels]
-        self._libraries[key] = load_library(self.name, entry, symbols)
-
-    def _rebuild(
-        self, artifact: Artifact, cache: Cache, config: Config
-    ) -> tuple[dict[str, str], dict[str, Entry | None]]:
-        """Units were removed from the cache since the program was stored: compile them again.
-
-        What is loaded is what was built: others may be clearing the cache all the while.
-        """
-        texts, plain = artifact.program["texts"], artifact.program["program"]
-        made = Units.open(config, cache, self._begun)
-        units = made.build(texts, sources_of(plain))
-        wanted = set(units.values()) - set(self._libraries)
-        return units, {key: made.entries[key] for key in wanted}
+    def _loaded(
+        self, units: Mapping[str, str], entry_of: Callable[[str], Entry | None]
+    ) -> dict[str, NativeLibrary]:
+        """The units that are loaded, or whose entries are there."""
+        found: dict[str, NativeLibrary] = {}
+        for key in set(units.values()):
+            library = self._libraries.find(key)
+            entry = entry_of(key) if library is None else None
+            if entry is not None:
+                names = (name for name in units if units[name] == key)
+                symbols = ["dicp_run" if name == "driver" else name for name in names]
+                library = self._libraries.load(
+                    key, partial(load_library, self.name, entry, symbols)
+                )
+            if library is not None:
+                found[key] = library
+        return found
 
     # ---- identity and health --------------------------------------------------------------------
 
@@ -185,22 +188,3 @@ class CpuTarget(RuleTarget):
 def _is_blas_slow(config: Config) -> bool:
     """Whether this machine runs our own kernels, and oneDNN's, faster than BLAS."""
     return fastest_linear(Cache.open(config)) == "onednn"
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what a step frees, for the next step to take without page faults.
-
-    glibc hands the end of its heap back once twice the largest block ever mapped and freed lies
-    there unused, 256 KiB at first; a block is mapped by itself up to 32 MiB (mallopt(3),
-    M_MMAP_THRESHOLD). Freeing one of that size, never written to, keeps up to 64 MiB. Other C
-    libraries, and one whose thresholds the user has set, take no notice. A training step of Swin
-    had 4000 page faults without, and takes 0.84 of the time.
-    """
-    with disable_current_modes():  # loading happens while the framework traces
-        torch.empty(LARGEST_MAPPED, dtype=torch.uint8)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert address is not None
-    return address

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
@@ -177,11 +177,6 @@ def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
 def header_texts() -> dict[str, str]:
     """The C++ files a unit may include, by name."""
     return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
-
-
-def sources_of(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Kernel name -> what it computes, from a program in plain form."""
-    return {s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s}
 
 
 def _one_line(text: str) -> str:

@@ -15,6 +15,7 @@ from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Store
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.passes.one_hot import without_single_hits
+from dicp.origin import Origin
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.reduction import Reduction, Walked
@@ -31,7 +32,7 @@ class TritonKernel:
     args: tuple[Ref, ...]
     symbols: tuple[Size, ...]
     kernel: Kernel
-    sites: tuple[tuple[str, str], ...]
+    sites: tuple[tuple[str, Origin | None], ...]
     """What each checked place in the code is, and its origin, for error messages."""
     extra: Mapping[str, Any]
     """The launch: axes with their sizes and blocks, warps, and what the compiler must be told."""

@@ -28,7 +28,7 @@ from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import Shared, shared_out, taken_along
 from dicp.loop.ir.expr import Call, Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.program import LoopProgram, ProgramBuilder
+from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import Across
@@ -129,6 +129,7 @@ class TritonTarget(RuleTarget):
         builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
         program = builder.build(rendered, lowering.reports, device)
         program.plain["static"] = sorted(context.static_inputs)
+        builder.release()
         return program
 
     def chooser(self, name: str, config: Config) -> Chooser:
@@ -165,19 +166,21 @@ class TritonTarget(RuleTarget):
         return LoopExecutable(program, machine, OwnMemory(device))
 
     def render(self, program: LoopProgram, config: Config) -> Source:
-        return Source({"kernels.py": kernel_file(program.kernel_texts, program.plain)})
+        texts = program.kernel_texts
+        return Source(texts, lambda: {"kernels.py": kernel_file(texts, program.plain)})
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         if device_of(gm, "example_value") != "cpu":
             self._workers.warm_up(config.jobs)
 
-    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
-        plain = {"program": program.plain, "texts": program.kernel_texts}
+    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
+        plain = {"program": program.plain, "texts": source.texts}
         device = torch.device(program.plain["device"])
         if device.type != "cpu":
-            plan = Plan(program.plain, program.kernel_texts, architecture(device))
+            plan = Plan(program.plain, source.texts, architecture(device))
             self._builder(cache, config).build(plan.jobs())
-        return Artifact(self.name, plain, {}, program.objects)
+        checked = [at for step in program.plain["steps"] for _, at in step.get("sites", ()) if at]
+        return Artifact(self.name, plain, {}, program.objects, baked=tuple(checked))
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         program, texts = artifact.program["program"], artifact.program["texts"]
@@ -320,9 +323,7 @@ def device_of(gm: fx.GraphModule, values: str = "val") -> str:
 
 def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
     """The kernels as a Python file, each under the operators it computes."""
-    comments: dict[str, Sequence[str]] = {
-        s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s
-    }
+    comments = sources_of(plain)
     kernels = [
         {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
         for name, body in texts.items()

@@ -13,6 +13,7 @@ import sympy
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, KernelKind
+from dicp.origin import Origin
 from dicp.vendor.cpu.render.inner_reduction import Rows
 from dicp.vendor.cpu.render.loops import Loops
 from dicp.vendor.cpu.render.outer_reduction import Columns
@@ -33,7 +34,7 @@ class CppKernel:
     args: tuple[Ref, ...]
     symbols: tuple[sympy.Expr, ...]
     kernel: Kernel
-    sites: tuple[tuple[str, str], ...]
+    sites: tuple[tuple[str, Origin | None], ...]
     """What each checked place in the code is, and its origin, for error messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
