@@ -2,7 +2,7 @@
 
 from support.backends import BackendUnderTest
 from support.cases import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, Op, created_on, op
-from support.compare import Rule, assert_matches, check_tensor
+from dicp.compare import Rule, assert_matches, check_tensor
 from support.inputs import T, index
 
 __all__ = [

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from support.backends import BackendUnderTest
-from support.compare import Rule, check_tensor, storage_relations
+from dicp.compare import Rule, check_tensor, storage_relations
 from support.inputs import (
     LAYOUT_OF,
     Sizes,

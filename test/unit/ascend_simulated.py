@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.compare import Rule, assert_matches
+from dicp.compare import Rule, assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend

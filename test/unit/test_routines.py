@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_matches
+from dicp.compare import assert_matches
 from torch import Tensor, fx
 
 from dicp.config import Config

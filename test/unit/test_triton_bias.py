@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import Rule, check_tensor
+from dicp.compare import Rule, check_tensor
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend

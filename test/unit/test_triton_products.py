@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import TritonRecorder, calls, kernels, portable, record
-from support.compare import assert_matches
+from dicp.compare import assert_matches
 from torch import Tensor
 
 from dicp.cache import Cache

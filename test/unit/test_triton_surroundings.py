@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from recorder import TritonRecorder, record
-from support.compare import Rule, assert_matches
+from dicp.compare import Rule, assert_matches
 from test_triton_launch import Named, StandIn, first_kernel, job, plan_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
