@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.target import Target
-from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions
+from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions, pytree
 
 aten = torch.ops.aten
 
@@ -22,13 +22,35 @@ MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
 
+def _copy_of(view: OpOverload) -> Callable[..., Any]:
+    """The decomposition of `view_copy`: a view, and its elements in fresh contiguous memory."""
+
+    def fresh(part: Any) -> Any:
+        return part.clone(memory_format=torch.contiguous_format)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(fresh, view(*args, **kwargs))
+
+    return rule
+
+
+VIEW_COPIES: dict[Any, Callable[..., Any]] = {
+    aten.detach_copy.default: _copy_of(aten.alias.default),
+    aten.select_copy.int: _copy_of(aten.select.int),
+    aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
+    aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
+}
+"""Copies of views that PyTorch itself does not decompose. A rule of their own could only forget
+that a copy shares no memory with what it was made from."""
+
+
 @lru_cache(maxsize=32)
 def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; the framework's own table is left as it is."""
     keep = target.facts.keep | WHOLE | MUTATING
     return {
         op: rule
-        for op, rule in all_decompositions.items()
+        for op, rule in (*all_decompositions.items(), *VIEW_COPIES.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
 

@@ -149,9 +149,7 @@ def _note_exactness(scope: Scope, name: str) -> None:
     """A value is exact where eager has no rounding errors, which float64 would not have."""
     pairs = zip(scope.values[name], scope.wide[name], strict=True)
     same = all(
-        a.shape == b.shape
-        and bool(((a == b) | ((a != a) & (b != b))).all())
-        for a, b in pairs
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs
     )
     (scope.exact.add if same else scope.exact.discard)(name)
 

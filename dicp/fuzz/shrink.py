@@ -16,9 +16,7 @@ from dicp.fuzz.program import CALLS, NAME, NumberInput, Program, Statement, Tens
 SMALL = ("0", "1", "2")
 
 
-def shrunk(
-    find: Find, seconds: float, failing: Callable[[Program, Mode], str] = fails
-) -> Find:
+def shrunk(find: Find, seconds: float, failing: Callable[[Program, Mode], str] = fails) -> Find:
     """The smallest find reached in the time. `failing` says how a program fails, or nothing."""
     end = time.monotonic() + seconds
     best = find

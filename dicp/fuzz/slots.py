@@ -224,9 +224,7 @@ def _narrowed(rng: random.Random, shapes: Sequence[Sequence[int]]) -> list[tuple
         return [tuple(shape) for shape in shapes]
     cut = rng.randint(0, rank)
     ones = {d for d in range(rank) if rng.random() < 0.3}
-    return [
-        tuple(1 if d in ones else shape[d] for d in range(cut, rank)) for shape in shapes
-    ]
+    return [tuple(1 if d in ones else shape[d] for d in range(cut, rank)) for shape in shapes]
 
 
 def _formed(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]]) -> Callable[[Draw], str]:
@@ -247,7 +245,9 @@ def _formed(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]]) -> Callabl
     return draw
 
 
-def _index(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]], name: str) -> Callable[[Draw], str]:
+def _index(
+    form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]], name: str
+) -> Callable[[Draw], str]:
     """Indices into dimension `name` of the subject, as an expression that keeps them in range."""
 
     def draw(self: Draw) -> str:
@@ -260,7 +260,8 @@ def _index(form: Callable[[Draw, tuple[int, ...]], tuple[int, ...]], name: str) 
         tensor = self.scope.new_tensor(shapes, "int64", plain=True)
         dim = "-1" if name == "last" else self.args.get(name, "0")
         size = f"{subject}.numel()" if name == "all" else f"{subject}.shape[{dim}]"
-        return f"({tensor} % {size})" if self.rng.random() < 0.8 else f"({tensor} % {size} - {size})"
+        negative = f" - {size}" if self.rng.random() < 0.2 else ""
+        return f"({tensor} % {size}{negative})"
 
     return draw
 

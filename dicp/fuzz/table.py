@@ -3,11 +3,12 @@
 A template is Python source. A slot `{kind}` or `{kind_anything}` is drawn by the function of that
 kind in `dicp.fuzz.slots`; the first tensor slot is the subject that shapes of the others follow:
 
-    x any dtype, f float, k integer, b bool       the subject
-    y as the subject, broadcastable; z exactly its shape and dtype; g float, j integer, m bool; w bool
-    of exactly its shape
+    x any dtype, f float, k integer, b bool, r2 float of rank 2     the subject
+    y as the subject, broadcastable; z exactly its shape and dtype
+    g float, j integer, m bool, broadcastable; w bool of exactly its shape
     d dimension, dd dimensions, s scalar, q positive scalar, n small integer, p positive one, c bool
-    t another dtype (a cast), t_float a floating point one, a dtype to accumulate in, i indices of the first dimension, il of the last, h of the subject's shape
+    t another dtype (a cast), t_float a floating point one, a dtype to accumulate in
+    i indices of the first dimension, il of the last, h of the subject's shape, along d
 
 A row that is not valid for the values drawn raises in eager and is drawn anew.
 """

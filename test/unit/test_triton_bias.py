@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dicp.compare import Rule, check_tensor
 from torch import Tensor
 
+from dicp.compare import Rule, check_tensor
 from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.fuse import attention, sdpa
 
