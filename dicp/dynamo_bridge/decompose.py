@@ -34,14 +34,31 @@ def _copy_of(view: OpOverload) -> Callable[..., Any]:
     return rule
 
 
-VIEW_COPIES: dict[Any, Callable[..., Any]] = {
+def _eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """PyTorch's own counts more than 255 rows in uint16, for which eager has no `arange`."""
+    rows = torch.arange(n, device=device)
+    columns = rows if m is None else torch.arange(m, device=device)
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.eye.default: _eye,
+    aten.eye.m: _eye,
     aten.detach_copy.default: _copy_of(aten.alias.default),
     aten.select_copy.int: _copy_of(aten.select.int),
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
 }
-"""Copies of views that PyTorch itself does not decompose. A rule of their own could only forget
-that a copy shares no memory with what it was made from."""
+"""Decompositions that PyTorch lacks or that come in the place of its own. The copies of views have
+no lowering rules: one could only forget that a copy shares no memory with what it was made from."""
 
 
 @lru_cache(maxsize=32)
@@ -50,7 +67,7 @@ def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     keep = target.facts.keep | WHOLE | MUTATING
     return {
         op: rule
-        for op, rule in (*all_decompositions.items(), *VIEW_COPIES.items())
+        for op, rule in (*all_decompositions.items(), *OWN.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
 
