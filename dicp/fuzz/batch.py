@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from dicp.compare import significant_strides
 from dicp.fuzz.check import REFERENCE, Mode, Problem, check, evaluate, is_unstable, quiet
 from dicp.fuzz.generate import generate
 from dicp.fuzz.program import CALLS, Program, TensorInput, merged
 from dicp.fuzz.slots import SIZES, Choices
 from dicp.fuzz.table import ROWS
+from dicp.torch_private import FakeTensorMode
 
 ODD_SIZES = ((5, 1), (7, 0), (2, 6), (1, 4))
 
@@ -100,7 +102,7 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if fails(find.program, replace(batch.mode, backend=REFERENCE)):
+        if fails(find.program, replace(batch.mode, backend=REFERENCE)) or _strides_foretold(find):
             outcome.pytorch.append(find)
         elif _unstable(find):
             outcome.unstable.append(find.program)
@@ -166,6 +168,35 @@ def described(error: Exception) -> str:
     while cause.__cause__ is not None:
         cause = cause.__cause__
     return f"{type(cause).__name__}: {str(cause)[:600]}"
+
+
+def _strides_foretold(find: Find) -> bool:
+    """Whether PyTorch's own inference gives other strides than eager: those it compiles for."""
+    if "strides" not in find.text:
+        return False
+    try:
+        return foretold_strides(find.program) != actual_strides(find.program)
+    except Exception:
+        return False
+
+
+def actual_strides(program: Program) -> list[Any]:
+    values = [each.build(0) for each in program.inputs]
+    with quiet():
+        return _strides(program.function()(*values))
+
+
+def foretold_strides(program: Program) -> list[Any]:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values = [each.build(0) for each in program.inputs]
+    with quiet():
+        fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
+        with mode:
+            return _strides(program.function()(*fakes))
+
+
+def _strides(outputs: Sequence[Any]) -> list[Any]:
+    return [significant_strides(v) if isinstance(v, torch.Tensor) else None for v in outputs]
 
 
 def _unstable(find: Find) -> bool:

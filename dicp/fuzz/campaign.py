@@ -37,7 +37,7 @@ class Plan:
     jobs: int = 1
     batch: int = 32
     without: tuple[str, ...] = ()
-    shrink_seconds: float = 30.0
+    shrink_seconds: float = 15.0
     batch_seconds: float = 600.0
     """A batch that takes longer hangs."""
 

@@ -75,7 +75,12 @@ def _without(program: Program, removed: range) -> Iterator[Program]:
     """Without some statements; what others need of them becomes an input."""
     kept = [each for k, each in enumerate(program.statements) if k not in removed]
     lost = [name for k in removed for name in program.statements[k].targets]
+    held = [each.name for each in program.inputs if isinstance(each, TensorInput)]
+    held += [name for each in kept for name in each.targets]
+    operands = {name for k in removed for name in program.statements[k].uses()} & set(held)
     outputs = tuple(name for name in program.outputs if name not in lost)
+    if len(outputs) < len(program.outputs):  # what it was computed from comes in its place
+        outputs += tuple(sorted(operands - set(outputs)))
     needed = set(lost) & set().union(*(each.uses() for each in kept))
     if not needed:
         yield replace(program, statements=tuple(kept), outputs=outputs)
@@ -105,7 +110,7 @@ def _as_input(program: Program, name: str) -> TensorInput:
     shapes, dtype = [], "float32"
     for call in range(CALLS):
         seen: dict[str, torch.Tensor] = {}
-        evaluate(program.function(hook=seen.__setitem__ and _recorder(seen)), program, call)
+        evaluate(program.function(hook=_recorder(seen)), program, call)
         shapes.append(tuple(seen[name].shape))
         dtype = str(seen[name].dtype).removeprefix("torch.")
     return TensorInput(name, dtype, tuple(shapes))

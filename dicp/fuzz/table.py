@@ -91,7 +91,7 @@ ARITHMETIC = _rows("""
     torch.where({b}, {n}, {p}) | where
     {x}.masked_fill({m}, {s}) | masked_fill
     {x}.masked_fill({m}, torch.tensor({n})) | masked_fill
-    torch.copysign({f}, {g})
+    torch.copysign({f}, {g}.nan_to_num()) | copysign
     torch.copysign({f}, {s})
     torch.atan2({f}, {g})
     torch.abs({x})
@@ -186,7 +186,7 @@ JUMPS = _rows(
     torch.round({f}, decimals={n}) | round
     torch.frac({f}) | trunc sub
     torch.sign({x})
-    torch.signbit({x})
+    torch.signbit({x}.nan_to_num()) | signbit
     torch.sgn({x}) | sign
     torch.isinf({x})
     torch.isnan({x})
