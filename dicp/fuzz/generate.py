@@ -77,12 +77,10 @@ def _continues(scope: Scope, statement: Statement) -> bool:
 
 def _wide(row: Row, args: dict[str, str]) -> str:
     """The template in float64: a cast keeps its rounding, a sum is accumulated in float64."""
-    casts = [slot for slot in row.slots if slot.split("_")[0] == "t"]
-    if casts:
-        return f"widened({row.template})"
-    if "a" in row.slots:
-        return row.template.replace("{a}", "torch.float64")
-    return ""
+    accumulated = row.template.replace("{a}", "torch.float64")
+    if any(slot.split("_")[0] == "t" for slot in row.slots):
+        return f"widened({accumulated})"
+    return accumulated if "a" in row.slots else ""
 
 
 def _executed(scope: Scope, statement: Statement) -> bool:

@@ -610,6 +610,48 @@ POOLING = _rows("""
     F.max_unpool1d(*F.max_pool1d({r3}, 2, return_indices=True), 2) | max_pool2d_with_indices
 """)  # noqa: E501
 
+PATTERNS = _rows("""
+    {f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + {q}) | rsqrt mean
+    {f}.to({a}) * torch.rsqrt({f}.to({a}).pow(2).mean(-1, keepdim=True) + {q}) | rsqrt mean
+    F.rms_norm({f}.to({t_float}), {f}.shape[-1:]) | rsqrt mean _to_copy
+    ({f} - {f}.mean({d}, keepdim=True)) / ({f}.var({d}, correction=0, keepdim=True) + {q}).sqrt() | var
+    ({f} - {f}.mean(-1, keepdim=True)) * torch.rsqrt(({f} - {f}.mean(-1, keepdim=True)).square().mean(-1, keepdim=True) + {q}) | rsqrt
+    F.layer_norm({f} + {z}, {f}.shape[-1:]) + {q} | native_layer_norm add
+    {f} * 0.5 * (1 + torch.erf({f} * 0.7071067811865476)) | erf
+    {f} * 0.5 * (1 + torch.erf({f} * {s})) | erf
+    0.5 * {f} * (1 + torch.tanh(0.7978845608028654 * ({f} + 0.044715 * {f} ** 3))) | tanh
+    0.5 * {f} * (1 + torch.tanh({q} * ({f} + {q_b} * {f} ** {p}))) | tanh
+    {f} * torch.sigmoid({q} * {f}) | sigmoid
+    F.silu({f}) * {z} | silu
+    F.gelu({f}.to({t_float})) | gelu
+    torch.exp({f} - {f}.amax({d}, keepdim=True)) / torch.exp({f} - {f}.amax({d}, keepdim=True)).sum({d}, keepdim=True) | exp
+    torch.exp({f} - {f}.amax({d}, keepdim=True)) / torch.exp({f} - {f}.amax({d}, keepdim=True)).sum({d_b}, keepdim=True) | exp
+    {f}.exp() / {f}.exp().sum({d}, keepdim=True) | exp
+    torch.log({f}.exp().sum({d})) | logsumexp
+    F.softmax({r3} @ {z}.mT * {q} + {r3}[:1, :, :1], {d}) @ {z_b} | bmm _softmax
+    F.softmax(({r3} @ {z}.mT / {q}).masked_fill(torch.ones({r3}.shape[1], {r3}.shape[1], dtype=torch.bool).triu({n}), -inf), -1) @ {z_b} | bmm triu
+    F.softmax(({r4} @ {z}.mT).masked_fill(torch.ones({r4}.shape[2], {r4}.shape[2], dtype=torch.bool).triu({p}), {s}), -1) @ {z_b} | bmm triu
+    F.softmax({r4} @ {z}.transpose({d}, {d_b}) * {q}, -1) @ {z_b} | bmm _softmax
+    F.scaled_dot_product_attention({r4}, {z}, {z_b}, attn_mask=torch.ones({r4}.shape[2], {r4}.shape[2], dtype=torch.bool).tril({n})) | bmm tril
+    F.scaled_dot_product_attention({r4}, {z}[:, :1], {z_b}[:, :1], enable_gqa=True, scale={q}) | bmm
+    F.scaled_dot_product_attention({r4}, {z}, {z_b}, attn_mask={r4}[:, :, :, :1]) | bmm
+    -F.log_softmax({r2}, -1).gather(1, {classes}[:, None]).mean() | _log_softmax gather
+    torch.cat([-{f}[..., {f}.shape[-1] // 2:], {f}[..., :{f}.shape[-1] // 2]], -1) * {z} + {f} * {z_b} | cat
+    F.relu(F.linear({f}, {weight}, {weight}[:, 0])) + {q} | addmm
+    F.silu(F.linear({f}, {weight})) * F.linear({f}, {weight_b}) | mm
+    F.normalize({f}, p={p}, dim={d}) * {z} | sum
+    {f}.repeat_interleave({p}, {d}).sum({d_b}) | expand
+    torch.where({m}, {f}, torch.zeros_like({f})).sum({d}) / {m}.sum().clamp(min=1) | where sum
+""") + _rows(  # noqa: E501
+    """
+    ({f} * 4).round().clamp(-8, 7).to(torch.int8).to({t_float}) * 0.25 | _to_copy round
+    torch.where({f} > {s}, {f}, {z}).sum({d}) | where gt
+    {f}.topk(1, {d})[1] + {f}.argmax({d}, keepdim=True) | topk argmax
+    """,
+    exact=True,
+)
+"""What the passes on graphs look for, and near misses of it."""
+
 IN_PLACE = _rows(
     """
     {x}.add_({y}) | add copy_
@@ -665,5 +707,6 @@ ROWS: tuple[Row, ...] = (
     *CREATION,
     *LIBRARY,
     *POOLING,
+    *PATTERNS,
     *IN_PLACE,
 )
