@@ -56,6 +56,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.select_copy.int: _copy_of(aten.select.int),
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
+    aten.view_copy.default: _copy_of(aten.reshape.default),  # whatever the strides
 }
 """Decompositions that PyTorch lacks or that come in the place of its own. The copies of views have
 no lowering rules: one could only forget that a copy shares no memory with what it was made from."""

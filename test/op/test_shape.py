@@ -128,6 +128,7 @@ COPIES = [
             torch.unfold_copy(x, 0, 2, 1),
             torch.unsqueeze_copy(x, 0),
             torch.view_copy(x, (1, 6, -1)),
+            torch.view_copy(torch.diagonal_scatter(x[:, :6], x[0, :6]), (-1,)),
         ),
         X,
         fixed=(6,),
