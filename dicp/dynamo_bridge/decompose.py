@@ -21,6 +21,9 @@ WHOLE = frozenset(
 MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY_WRITING
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
+UNTRACEABLE = frozenset({aten.bucketize.Scalar})
+"""Operators whose decomposition makes a constant tensor that tracing takes for unknown data."""
+
 
 def _copy_of(view: OpOverload) -> Callable[..., Any]:
     """The decomposition of `view_copy`: a view, and its elements in fresh contiguous memory."""
@@ -65,7 +68,7 @@ no lowering rules: one could only forget that a copy shares no memory with what 
 @lru_cache(maxsize=32)
 def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; the framework's own table is left as it is."""
-    keep = target.facts.keep | WHOLE | MUTATING
+    keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     return {
         op: rule
         for op, rule in (*all_decompositions.items(), *OWN.items())

@@ -169,7 +169,7 @@ ACTIVATION = _rows("""
     F.smooth_l1_loss({f}, {z}) | mean
     F.huber_loss({f}, {z}, delta={q}) | mean
     F.binary_cross_entropy_with_logits({f}, torch.sigmoid({z})) | mean
-    F.kl_div(F.log_softmax({f}, {d}), F.softmax({z}, {d})) | mean
+    F.kl_div(F.log_softmax({f}, {d}), F.softmax(1 - {z}, {d})) | mean
     F.cosine_similarity({f}, {z}, {d}) | sum
     F.normalize({f}, dim={d}) | sum
     F.cross_entropy({r2}, {classes}) | nll_loss_forward nll_loss_backward
@@ -290,10 +290,10 @@ REDUCTION = _rows("""
     {x}.min() | min
     {x}.max({d}, keepdim={c})[0] | max
     {x}.min({d}, keepdim={c})[0] | min
-    {x}.median() | median
-    {f}.nanmedian() | nanmedian
-    {x}.median({d})[0] | median
-    {f}.nanmedian({d})[0] | nanmedian
+    {x}.contiguous().median() | median
+    {f}.contiguous().nanmedian() | nanmedian
+    {x}.contiguous().median({d})[0] | median
+    {f}.contiguous().nanmedian({d})[0] | nanmedian
     {f}.var({dd}, correction={c}, keepdim={c_b}) | var
     torch.var({f}, unbiased={c}) | var
     torch.var({f}, {d}) | var
@@ -309,7 +309,7 @@ REDUCTION = _rows("""
     {x}.cummin({d})[0] | cummin
     {x}.sort({d}, {c})[0] | sort
     {x}.topk(({x}.shape[{d}] + 1) // 2, {d})[0] | topk
-    {x}.kthvalue(1, {d})[0] | kthvalue
+    {x}.contiguous().kthvalue(1, {d})[0] | kthvalue
     torch.trace({r2}) | sum diagonal
     torch.nansum({f}, {dd}) | isnan where sum
     torch.aminmax({x}, dim={d})[0] | amin
