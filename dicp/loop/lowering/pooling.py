@@ -371,24 +371,28 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
         test = both([t for _, tests in found for t in tests])
         return guarded(test, x.at([*lead, *places]), start), places, test
 
+    def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        item, places, test = point(idx, k)
+        here = ir.index_value(flatten(places, strides))
+        return item, here if test is None else select(test, here, const(-1, torch.int64))
+
+    def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        """Of two neighbouring parts of a window; one at place -1 counts for nothing."""
+        better = compare("gt", b[0], a[0])
+        if floating:
+            better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
+        if exact:
+            better = apply("bitwise_or", torch.bool, better, compare("lt", a[1], 0))
+            better = apply("bitwise_and", torch.bool, better, compare("ge", b[1], 0))
+        return select(better, b[0], a[0]), select(better, b[1], a[1])
+
     def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
-        best, where = const(start, x.dtype), const(-1, torch.int64)
-        for number, k in enumerate(constants(counts)):
-            item, places, test = point(idx, k)
-            here = ir.index_value(flatten(places, strides))
-            if number == 0 and test is None:
-                best, where = item, here
-                continue
-            better = compare("gt", item, best)
-            if test is not None:
-                first = compare("lt", where, 0)
-                better = apply("bitwise_or", torch.bool, better, first)
-                better = apply("bitwise_and", torch.bool, test, better)
-            if floating:
-                nan = apply("isnan", torch.bool, item)
-                better = apply("bitwise_or", torch.bool, better, nan)
-            best, where = select(better, item, best), select(better, here, where)
-        return best, where
+        # A balanced tree: a chain as deep as the window is large would end the recursion of passes.
+        parts = [counted(idx, k) for k in constants(counts)]
+        while len(parts) > 1:
+            pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[2 * len(pairs) :]
+        return parts[0]
 
     shape = sizes_of(lw.meta(0).shape)
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])

@@ -36,17 +36,17 @@ def wrap(axis: int, rank: int) -> int:
     return axis % rank if rank else 0
 
 
-@view_rule(aten.view.default, aten.reshape, aten._unsafe_view, aten.view_copy.default, kind="view")
+@view_rule(aten.view.default, aten.reshape, aten._unsafe_view, kind="view")
 def view(lw: Lowering, x: Value, shape: Sequence[Any]) -> Value:
     return lw.reshape(x, sizes_of(lw.meta().shape))
 
 
-@view_rule(aten.permute, aten.permute_copy, kind="view")
+@view_rule(aten.permute, kind="view")
 def permute(lw: Lowering, x: Value, dims: Sequence[int]) -> Value:
     return lw.permute(x, dims)
 
 
-@view_rule(aten.transpose.int, aten.transpose_copy.int, kind="view")
+@view_rule(aten.transpose.int, kind="view")
 def transpose(lw: Lowering, x: Value, a: int, b: int) -> Value:
     order = list(range(x.ndim))
     if order:
@@ -54,17 +54,17 @@ def transpose(lw: Lowering, x: Value, a: int, b: int) -> Value:
     return lw.permute(x, order)
 
 
-@view_rule(aten.t, aten.t_copy, kind="view")
+@view_rule(aten.t, kind="view")
 def t(lw: Lowering, x: Value) -> Value:
     return lw.permute(x, list(reversed(range(x.ndim))))
 
 
-@view_rule(aten.expand, aten.expand_copy, aten.broadcast_to, kind="view")
+@view_rule(aten.expand, aten.broadcast_to, kind="view")
 def expand(lw: Lowering, x: Value, shape: Sequence[Any], *, implicit: bool = False) -> Value:
     return lw.expand(x, sizes_of(lw.meta().shape))
 
 
-@view_rule(aten.squeeze, aten.squeeze_copy, kind="view")
+@view_rule(aten.squeeze, kind="view")
 def squeeze(lw: Lowering, x: Value, dims: Any = None) -> Value:
     if dims is None:
         dims = range(x.ndim)
@@ -73,17 +73,17 @@ def squeeze(lw: Lowering, x: Value, dims: Any = None) -> Value:
     return lw.squeeze(x, axes)
 
 
-@view_rule(aten.unsqueeze, aten.unsqueeze_copy, kind="view")
+@view_rule(aten.unsqueeze, kind="view")
 def unsqueeze(lw: Lowering, x: Value, dim: int) -> Value:
     return lw.unsqueeze(x, dim % (x.ndim + 1))
 
 
-@view_rule(aten.alias, aten.detach, aten.alias_copy, aten.detach_copy, kind="view")
+@view_rule(aten.alias, aten.detach, kind="view")
 def alias(lw: Lowering, x: Value) -> Value:
     return x
 
 
-@view_rule(aten.select.int, aten.select_copy.int, kind="view")
+@view_rule(aten.select.int, kind="view")
 def select(lw: Lowering, x: Value, dim: int, index: Size) -> Value:
     dim = wrap(dim, x.ndim)
     if not isinstance(index, (int, sympy.Basic)):
@@ -117,7 +117,7 @@ def slice_start(lw: Lowering, size: Size, start: Any) -> Size:
     return start if lw.proves(start <= size) else normal(sympy.Min(start, size))
 
 
-@view_rule(aten.slice.Tensor, aten.slice_copy.Tensor, kind="view")
+@view_rule(aten.slice.Tensor, kind="view")
 def slice_(
     lw: Lowering, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
@@ -135,8 +135,6 @@ def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> 
 @view_rule(
     aten.split.Tensor,
     aten.split_with_sizes,
-    aten.split_copy.Tensor,
-    aten.split_with_sizes_copy,
     kind="view",
 )
 def split(lw: Lowering, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
@@ -150,7 +148,7 @@ def split(lw: Lowering, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
     return pieces
 
 
-@view_rule(aten.unbind.int, aten.unbind_copy.int, kind="view")
+@view_rule(aten.unbind.int, kind="view")
 def unbind(lw: Lowering, x: Value, dim: int = 0) -> list[Value]:
     dim = wrap(dim, x.ndim)
     size = x.shape[dim]
@@ -159,7 +157,7 @@ def unbind(lw: Lowering, x: Value, dim: int = 0) -> list[Value]:
     return [select(lw, x, dim, i) for i in range(size)]
 
 
-@view_rule(aten.diagonal, aten.diagonal_copy, kind="view")
+@view_rule(aten.diagonal, kind="view")
 def diagonal(lw: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     a, b = wrap(dim1, x.ndim), wrap(dim2, x.ndim)
     shape = sizes_of(lw.meta().shape)
@@ -174,7 +172,7 @@ def diagonal(lw: Lowering, x: Value, offset: int = 0, dim1: int = 0, dim2: int =
     return lw.view(x, shape, coords)
 
 
-@view_rule(aten.unfold, aten.unfold_copy, kind="view")
+@view_rule(aten.unfold, kind="view")
 def unfold(lw: Lowering, x: Value, dim: int, size: int, step: int) -> Value:
     dim = wrap(dim, x.ndim)
     shape = sizes_of(lw.meta().shape)
@@ -234,7 +232,7 @@ def repeat(lw: Lowering, x: Value, repeats: Sequence[Any]) -> Value:
     return lw.pointwise(shape, x.dtype, body)
 
 
-@view_rule(aten.as_strided.default, aten.as_strided_copy, kind="view")
+@view_rule(aten.as_strided.default, kind="view")
 def as_strided(
     lw: Lowering, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Value:

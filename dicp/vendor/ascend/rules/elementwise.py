@@ -217,11 +217,14 @@ def signbit(g: Ge, x: Value) -> Value:
     return g.op("Less", g.op("Bitcast", x, type=bits), g.number(0, bits))
 
 
-@rule(aten.copysign.Tensor)
-def copysign(g: Ge, x: Value, y: Value) -> Value:
-    x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)
-    size = g.op("Abs", x)
-    return g.op("SelectV2", signbit(g, y), g.op("Neg", size), size)
+@rule(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(g: Ge, x: Value, y: Any) -> Value:
+    size = g.op("Abs", g.cast(x, g.dtype))
+    if isinstance(y, Value):
+        return g.op("SelectV2", signbit(g, g.cast(y, g.dtype)), g.op("Neg", size), size)
+    if not isinstance(y, int | float):
+        raise NoRule("the sign of a symbolic number")
+    return g.op("Neg", size) if math.copysign(1.0, y) < 0 else size
 
 
 # ---- sums and products ---------------------------------------------------------------------------

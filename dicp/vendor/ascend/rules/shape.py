@@ -19,21 +19,18 @@ RULES = RuleTable()
 rule = RULES.register
 
 
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default,
-      aten.squeeze_copy.default, aten.squeeze_copy.dim,
-      aten.squeeze_copy.dims, aten.unsqueeze_copy.default, aten.squeeze.default, aten.squeeze.dim,
-      aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
+      aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
 def reshape(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.reshape(x, g.shape)
 
 
-@rule(aten.expand.default, aten.broadcast_to.default, aten.expand_copy.default)
+@rule(aten.expand.default, aten.broadcast_to.default)
 def expand(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.broadcast(x, g.shape)
 
 
-@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default,
-      aten.alias_copy.default, aten.detach_copy.default)  # fmt: skip
+@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default)
 def alias(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
     return x
 
@@ -48,12 +45,12 @@ def copy(g: Ge, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return g.broadcast(g.cast(source, g.dtype), g.shape)
 
 
-@rule(aten.permute.default, aten.permute_copy.default, prims.transpose.default)
+@rule(aten.permute.default, prims.transpose.default)
 def permute(g: Ge, x: Value, dims: Sequence[int]) -> Value:
     return g.transpose(x, [d % x.ndim for d in dims])
 
 
-@rule(aten.transpose.int, aten.transpose_copy.int)
+@rule(aten.transpose.int)
 def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
     order = list(range(x.ndim))
     if x.ndim:
@@ -62,7 +59,7 @@ def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
     return g.transpose(x, order)
 
 
-@rule(aten.t.default, aten.t_copy.default)
+@rule(aten.t.default)
 def t(g: Ge, x: Value) -> Value:
     return g.transpose(x, list(range(x.ndim))[::-1])
 
@@ -89,7 +86,7 @@ def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
     return index if g.proves(index <= size) else torch.sym_min(index, size)
 
 
-@rule(aten.slice.Tensor, aten.slice_copy.Tensor)
+@rule(aten.slice.Tensor)
 def slice(
     g: Ge, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
@@ -113,7 +110,7 @@ def narrow(g: Ge, x: Value, dim: int, start: Any, length: Any) -> Value:
     return g.slice(x, dim % x.ndim, start, start + length)
 
 
-@rule(aten.select.int, aten.select_copy.int)
+@rule(aten.select.int)
 def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
     index = from_start(g, index, x.shape[dim])
@@ -207,7 +204,7 @@ def _check_inside(
         raise NoRule("a view of memory around the tensor")
 
 
-@rule(aten.as_strided.default, aten.as_strided_copy.default)
+@rule(aten.as_strided.default)
 def as_strided(
     g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
 ) -> Value:
@@ -236,7 +233,7 @@ def copy_strided(g: Ge, x: Value, strides: Sequence[Any]) -> Value:
     return g.op("Identity", x)
 
 
-@rule(aten.diagonal.default, aten.diagonal_copy.default)
+@rule(aten.diagonal.default)
 def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
     strides = _row_major(x.shape)
@@ -248,7 +245,7 @@ def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
     return as_strided_of(g, x, g.shape, steps, start)
 
 
-@rule(aten.unfold.default, aten.unfold_copy.default)
+@rule(aten.unfold.default)
 def unfold(g: Ge, x: Value, dimension: int, size: int, step: int) -> Value:
     if x.ndim == 0:
         return g.reshape(x, g.shape)
@@ -302,12 +299,12 @@ def stack(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
     return g.op("Pack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
 
 
-@rule(aten.split.Tensor, aten.split_copy.Tensor)
+@rule(aten.split.Tensor)
 def split(g: Ge, x: Value, size: Any, dim: int = 0) -> list[Value]:
     return split_sizes(g, x, [part.shape[dim] for part in g.meta], dim)
 
 
-@rule(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
+@rule(aten.split_with_sizes.default)
 def split_with_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
     return split_sizes(g, x, list(sizes), dim)
 
@@ -327,7 +324,7 @@ def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     return parts
 
 
-@rule(aten.unbind.int, aten.unbind_copy.int)
+@rule(aten.unbind.int)
 def unbind(g: Ge, x: Value, dim: int = 0) -> list[Value]:
     dim %= x.ndim
     count = x.shape[dim]
