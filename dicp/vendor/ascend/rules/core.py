@@ -11,6 +11,7 @@ from dicp.graphop.builder import Builder, Dialect, NoRule
 from dicp.graphop.program import Value
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
+from dicp.vendor.ascend.installation import EVERY_OPERATOR, Operators
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 
@@ -27,9 +28,28 @@ class Ge(Builder):
 
     writes_over_inputs = True
 
-    def __init__(self, fake_mode: FakeTensorMode | None) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode | None, operators: Operators = EVERY_OPERATOR
+    ) -> None:
         super().__init__(GE, fake_mode)
+        self.operators = operators
+        """What the installation has."""
         self._once: dict[Any, Any] = {}
+
+    def has(self, *kinds: str) -> bool:
+        """Whether the installation has all these operators."""
+        return self.operators.kinds.issuperset(kinds)
+
+    def ops(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
+        if not self.has(kind) and kind in self.dialect.prototypes:
+            raise NoRule(f"the installed CANN has no {kind}")
+        return super().ops(kind, *operands, **attrs)
+
+    def ints_input(self, numbers: Sequence[int]) -> Value:
+        """Numbers that the host hands over though they are known: GE takes no graph without an
+        input."""
+        return self._leaf("sizes", self.fake([len(numbers)], torch.int64), None,
+                          sizes=tuple(numbers))  # fmt: skip
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What several rules need, masks say: made at its first use."""

@@ -26,6 +26,8 @@ from dicp.vendor.ascend.simulator.memory import Order
 
 FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
+SHAPES = "input_shape"
+
 DTYPE_NUMBERS = frozenset({"dst_type"})
 """Attributes of type Int that hold the number of a dtype."""
 
@@ -53,6 +55,11 @@ class Model:
     order: Order
     kinds: list[str] = field(default_factory=list)
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether sizes of its inputs change from run to run."""
+        return any(-1 in (tensor.dims or ()) for tensor in self.inputs)
+
     def check_shared(self, given: int, made: int) -> None:
         """Raise Refused unless result `made` may go over input `given`: both have one buffer."""
         calls, outputs = self.interpreter.calls, self.interpreter.outputs
@@ -66,8 +73,10 @@ class Model:
 class Compiler:
     """Compiles one recorded graph."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, options: Mapping[str, str] | None = None) -> None:
         self.graph = json.loads(text)
+        self.options = options
+        """What the graph is built with; None where a built one is loaded."""
         self.types = {op["name"]: op["type"] for op in self.graph["ops"]}
         self.calls: list[Call | torch.Tensor | int] = []
         self.places: dict[str, int] = {}
@@ -79,6 +88,7 @@ class Compiler:
 
     def compile(self) -> Model:
         """Raises Refused."""
+        self._check_ends()
         for op in self.graph["ops"]:
             place = len(self.calls)
             self._add(op)
@@ -91,6 +101,7 @@ class Compiler:
         count = len(self.graph["inputs"])
         if sorted(self.inputs) != list(range(count)):
             raise Refused(f"Data indices are {sorted(self.inputs)}, not those of {count} inputs")
+        self._check_shapes()
         order = self._checked_order(outputs)
         return Model(
             Interpreter(self.calls, outputs),
@@ -99,6 +110,29 @@ class Compiler:
             order,
             self.kinds,
         )
+
+    def _check_ends(self) -> None:
+        """Refused where GE would drop a result: it walks from the inputs."""
+        reached = set(self.graph["inputs"])
+        if not reached:
+            raise Refused("the graph has no inputs")
+        for op in self.graph["ops"]:
+            sources = {*op["controls"], *(source for _, _, source, _ in op["inputs"])}
+            if not reached.isdisjoint(sources):
+                reached.add(op["name"])
+        for name, _ in self.graph["outputs"]:
+            if name not in reached:
+                raise Refused(f"{name} ({self.types[name]}): no path leads to it from an input")
+
+    def _check_shapes(self) -> None:
+        """Refused where inputs of changing sizes are not listed by the option for these."""
+        names = [op["name"] for op in self.graph["ops"] if op["type"] in ("Data", "RefData")]
+        changing = any(-1 in (tensor.dims or ()) for tensor in self.inputs.values())
+        if self.options is None or not changing:
+            return
+        listed = [part.rpartition(":")[0] for part in self.options.get(SHAPES, "").split(";")]
+        if set(listed) != set(names):
+            raise Refused(f"option {SHAPES} lists {listed}, the inputs are {names}")
 
     def _checked_order(self, outputs: Sequence[Source]) -> Order:
         """The order of reads and writes; Refused where a write may come before a read."""

@@ -10,6 +10,7 @@
 #include "ge/ge_api.h"
 #include "ge/ge_ir_build.h"
 #include "graph/graph.h"
+#include "graph/operator_factory.h"
 
 namespace {
 
@@ -56,7 +57,7 @@ std::string hex(const std::vector<uint8_t>& bytes) {
 
 struct Callbacks {
   int (*build)(const char* graph, const char* options, char* message, size_t room);
-  int (*load)(const void* model, size_t size, char* message, size_t room);
+  int (*load)(const void* model, size_t size, bool with_memory, char* message, size_t room);
   int (*run)(int model, const void* inputs, size_t in, const void* outputs, size_t out,
              char* message, size_t room);
   void (*unload)(int model);
@@ -94,6 +95,9 @@ Operator::Operator(const char* name, const char* type) : record_(new Record) {
   record_->name = name;
   record_->type = type;
 }
+Operator OperatorFactory::CreateOperator(const char* name, const char* type) {
+  return Operator(name, type);
+}
 Operator::Operator(const Operator& other) : record_(other.record_) { ++record_->users; }
 Operator& Operator::operator=(const Operator& other) {
   ++other.record_->users;
@@ -125,10 +129,10 @@ Operator& Operator::AddControlInput(const Operator& source) {
   ++source.record()->users;
   return record_->controls.push_back(source.record()), *this;
 }
-void Operator::DynamicInputRegister(const char* port, uint32_t count) {
+void Operator::DynamicInputRegister(const char* port, uint32_t count, bool) {
   record_->counts.push_back("[\"input\"," + quoted(port) + "," + integer(count) + "]");
 }
-void Operator::DynamicOutputRegister(const char* port, uint32_t count) {
+void Operator::DynamicOutputRegister(const char* port, uint32_t count, bool) {
   record_->counts.push_back("[\"output\"," + quoted(port) + "," + integer(count) + "]");
 }
 
@@ -144,7 +148,7 @@ Operator& Operator::SetAttr(const char* n, float v) { return put(*this, n, "Floa
 Operator& Operator::SetAttr(const char* n, const char* v) {
   return put(*this, n, "String", quoted(v));
 }
-Operator& Operator::SetAttr(const char* n, DataType v) { return put(*this, n, "Type", integer(v)); }
+Operator& Operator::SetAttr(const char* n, const DataType& v) { return put(*this, n, "Type", integer(v)); }
 Operator& Operator::SetAttr(const char* n, const Tensor& v) {
   return put(*this, n, "Tensor",
              "{\"desc\":" + desc_text(v.GetTensorDesc()) + ",\"data\":" + hex(v.bytes()) + "}");
@@ -300,11 +304,14 @@ extern "C" {
 void dicp_simulator_connect(Callbacks callbacks) { python = callbacks; }
 
 aclError aclInit(const char*) { return ACL_SUCCESS; }
+aclError aclrtGetDeviceCount(uint32_t* count) { return *count = 1, ACL_SUCCESS; }
 aclError aclrtSetDevice(int32_t) { return ACL_SUCCESS; }
+aclError aclrtGetDevice(int32_t* device) { return *device = 0, ACL_SUCCESS; }
 aclError aclrtCreateStream(aclrtStream* stream) { return *stream = nullptr, ACL_SUCCESS; }
 aclError aclrtSynchronizeStream(aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtMalloc(void** memory, size_t size, aclrtMemMallocPolicy) {
-  *memory = std::malloc(size ? size : 1);
+  if (size == 0) return ACL_ERROR_INVALID_PARAM;
+  *memory = std::malloc(size);
   return *memory ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
 }
 aclError aclrtFree(void* memory) { return std::free(memory), ACL_SUCCESS; }
@@ -340,12 +347,18 @@ aclError aclmdlGetDesc(aclmdlDesc* d, uint32_t model) { return d->model = model,
 aclError aclmdlQuerySizeFromMem(const void*, size_t, size_t* work, size_t* weights) {
   return *work = 0, *weights = 0, ACL_SUCCESS;
 }
-aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, void*, size_t,
-                                  void*, size_t) {
-  int handle = python.load(model, size, message, sizeof message);
-  if (handle < 0) return ACL_ERROR_GE_EXEC_LOAD_MODEL;
+static aclError load(const void* model, size_t size, bool with_memory, uint32_t* id) {
+  int handle = python.load(model, size, with_memory, message, sizeof message);
+  if (handle < 0) return ACL_ERROR_GE_FAILURE;
   *id = static_cast<uint32_t>(handle);
   return ACL_SUCCESS;
+}
+aclError aclmdlLoadFromMem(const void* model, size_t size, uint32_t* id) {
+  return load(model, size, false, id);
+}
+aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, void*, size_t,
+                                  void*, size_t) {
+  return load(model, size, true, id);
 }
 aclError aclmdlExecuteAsync(uint32_t model, const aclmdlDataset* in, aclmdlDataset* out,
                             aclrtStream) {
