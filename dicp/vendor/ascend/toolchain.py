@@ -115,9 +115,16 @@ def _locate(requested: str) -> tuple[tuple[str, ...], str]:
 @lru_cache(maxsize=1)
 def simulator_identity() -> str:
     """A digest of the simulator's headers, library and driver."""
-    files = sorted(INCLUDES.rglob("*.h"))
-    texts = [f.read_text() for f in (*files, FOLDER / "simulator" / "library.cpp")]
-    return key_of(texts, (FOLDER / "driver.cpp").read_text())[:16]
+    texts = [file.read_text() for file in sorted(INCLUDES.rglob("*.h"))]
+    return key_of(texts, _simulator_sources(), (FOLDER / "driver.cpp").read_text())[:16]
+
+
+def _simulator_sources() -> list[str]:
+    """The sources of the simulator's library, which take their common header in as text."""
+    shared = (FOLDER / "simulator" / "callbacks.h").read_text()
+    include = '#include "callbacks.h"'
+    texts = [(FOLDER / "simulator" / name).read_text() for name in ("ge.cpp", "acl.cpp")]
+    return [text.replace(include, shared) for text in texts]
 
 
 # ---- compiling -----------------------------------------------------------------------------------
@@ -161,7 +168,7 @@ def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
     """
     sources = [(FOLDER / "driver.cpp").read_text()]
     if toolchain.simulated:
-        sources.append((FOLDER / "simulator" / "library.cpp").read_text())
+        sources += _simulator_sources()
     entry = cache.get_or_build(
         "unit",
         key_of("driver", sources, toolchain.identity),

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class Simulator:
     def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
         def build() -> int:
             self.options = json.loads(options)
-            self._compiled[graph.decode()] = Compiler(graph.decode(), self.options).compile()
+            self._compiled[graph.decode()] = self.compile(graph.decode(), self.options)
             return 0
 
         return _guarded(build, message, room)
@@ -74,7 +74,7 @@ class Simulator:
         def load() -> int:
             text = ctypes.string_at(data, size).decode()
             handle = next(self._handles)
-            model = self._compiled.pop(text, None) or Compiler(text).compile()
+            model = self._compiled.pop(text, None) or self.compile(text, None)
             if with_memory and model.is_dynamic:
                 raise Refused("a model of changing sizes manages its memory itself")
             self.models[handle] = model
@@ -96,6 +96,10 @@ class Simulator:
         self.models.pop(handle, None)
 
     # ---- the work -------------------------------------------------------------------------------
+
+    def compile(self, text: str, options: Mapping[str, str] | None) -> Model:
+        """A graph, checked and made runnable; `options` are None where a built one is loaded."""
+        return Compiler(text, options).compile()
 
     def _execute(self, model: Model, given: Sequence[Any], made: Sequence[Any]) -> None:
         with disable_current_modes(), torch.no_grad():
