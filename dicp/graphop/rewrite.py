@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dicp.graphop.builder import Builder
+from dicp.graphop.builder import Builder, NoRule
 from dicp.graphop.program import Item, Node, Operand, Result, Value
 
 Rewritten = Sequence[Value] | Mapping[Value, Value] | None
@@ -42,7 +42,10 @@ def _visit(
     node.inputs = {port: current(operand) for port, operand in node.inputs.items()}
     rewrite = rewrites.get(node.kind)
     builder.origin = node.origin
-    new = rewrite(builder, node) if rewrite else None
+    try:
+        new = rewrite(builder, node) if rewrite else None
+    except NoRule:  # an operator that the vendor's installation lacks
+        new = None
     if new is None:
         builder.nodes.append(node)
         return

@@ -104,7 +104,7 @@ def _attrs(text: str) -> dict[str, tuple[str, str | None]]:
 
 
 class HeaderCompiler(Compiler):
-    """Refuses, too, what a header set does not declare: operators, names, dtypes."""
+    """Refuses what a header set does not declare, too: operators, names, dtypes."""
 
     declared: Mapping[str, Operator] = {}
 
@@ -142,8 +142,8 @@ class Device(Simulator):
         return compiler.compile()
 
 
-def install(root: Path, header_set: str = "2025", version: str | None = None) -> Path:
-    """Writes an installation to `root`."""
+def install(root: Path, header_set: str = "2025", like: Path | None = None) -> Path:
+    """Writes an installation to `root`, with the libraries of the installation `like`."""
     shutil.copytree(INCLUDES, root / "include")
     headers: dict[str, list[str]] = {}
     for operator in operators(header_set).values():
@@ -152,11 +152,14 @@ def install(root: Path, header_set: str = "2025", version: str | None = None) ->
     folder.mkdir(parents=True)
     for name, rows in headers.items():
         (folder / name).write_text("\n\n".join(rows))
-    version = version or SETS[header_set]
+    version = SETS[header_set]
     (root / "version.cfg").write_text(
         f"# version: 1.0\nruntime_running_version=[7.6.0.1.220:{version}]\n"
         f"runtime_installed_version=[7.6.0.1.220:{version}]\n"
     )
+    if like is not None:
+        (root / "lib64").symlink_to(like / "lib64")
+        return root
     (root / "lib64").mkdir()
     built = root / "lib64" / "libascendcl.so"
     sources = [str(INCLUDES.parent / "ge.cpp"), str(HERE / "cann.cpp")]

@@ -129,4 +129,4 @@ def test_everything_that_can_be_emitted_compiles() -> None:
 
 def test_formats_have_public_numbers() -> None:
     assert FORMATS == {"NCHW": 0, "NHWC": 1, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4,
-                       "FRACTAL_NZ": 29}  # fmt: skip
+                       "FRACTAL_NZ": 29, "NCDHW": 30}  # fmt: skip

@@ -107,6 +107,13 @@ REFERENCE = """
 
 WRITTEN = REFERENCE + " y.AddControlInput(late);"
 
+POOLED = (
+    "auto x = In(0, {1, 1, 32, 32}, ge::DT_FLOAT16, ge::FORMAT_FORMAT); "
+    'auto y = Of("MaxPoolV3", x); y.SetAttr("ksize", Dims{1, 1, SIZE, SIZE}); '
+    'y.SetAttr("strides", Dims{1, 1, 1, 1}); y.SetAttr("padding_mode", "CALCULATED"); '
+    'y.SetAttr("pads", Dims{0, 0, 0, 0}); y.SetAttr("data_format", "NCHW"); Out(g, x, y);'
+)
+
 REFUSED = {
     "operator": (FLOAT + 'auto y = Make("Absolute"); y.SetInput("x", x); Out(g, x, y);',
                  "made: there is no operator 'Absolute'"),
@@ -162,6 +169,15 @@ REFUSED = {
                             r"made \(Abs\): no path leads to it from an input"),
     "changing sizes": ('auto x = In(0, {-1, 3}, ge::DT_FLOAT); Out(g, x, Of("Abs", x));',
                        r"option input_shape lists \[''\], the inputs are \['in'\]"),
+    "an image without a format": (POOLED.replace("FORMAT_FORMAT", "FORMAT_ND").replace("SIZE", "2"),
+                                  r"made \(MaxPoolV3\): input 'x' is an image or a filter"),
+    "a large window": (POOLED.replace("FORMAT_FORMAT", "FORMAT_NCHW").replace("SIZE", "16"),
+                       r"pooling of \[1, 1, 16, 16\] .* is beyond the limits"),
+    "another axis": (FLOAT + 'auto y = Of("Sort", x); y.SetAttr("axis", int64_t{0}); '
+                     "Out(g, x, y);", "it sorts along the last of 2 axes, not along 0"),
+    "an empty part": (FLOAT + 'auto y = Of("SplitVD", x); y.SetAttr("size_splits", Dims{0, 3}); '
+                      'y.SetAttr("split_dim", int64_t{1}); y.SetAttr("num_split", int64_t{2}); '
+                      "Out(g, x, y);", r"parts of \[0, 3\]: each has an element"),
     "value": (FLOAT + 'auto c = Make("Const"); auto y = Make("Add"); y.SetInput("x1", x); '
               'y.SetInput("x2", c); Out(g, x, y);', "'value' is missing"),
 }  # fmt: skip

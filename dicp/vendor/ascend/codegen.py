@@ -18,6 +18,7 @@ from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
 from dicp.template import render_template
 from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
+from dicp.vendor.ascend.formats import PLAIN, plain_format
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 
 FOLDER = Path(__file__).parent
@@ -74,10 +75,17 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
     names = node_names(graph)
     references = _references(graph)
     unreached = _unreached(graph, given)
+    images = _image_formats(graph)
     blocks: list[dict[str, Any]] = []
     for node in graph.nodes:
         comment = _one_line(str(node.origin)) if node.origin else ""
-        lines = _lines(node, names, inputs.get(node, -1), node in references, ports)
+        if node in inputs:
+            kind = "RefData" if node in references else "Data"
+            described = _desc(node.outputs[0], images.get(node, ""))
+            lines = [f'auto {names[node]} = Input("{kind}", "{names[node]}", {inputs[node]}, '
+                     f"{described});"]  # fmt: skip
+        else:
+            lines = _lines(node, names, ports)
         if node in unreached and given:
             lines.append(f"{names[node]}.AddControlInput({names[given[0]]});")
         if blocks and blocks[-1]["comment"] == comment:
@@ -98,7 +106,7 @@ def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
 
 
 def _unreached(graph: Graph, given: Sequence[Node]) -> set[Node]:
-    """The nodes of results that depend on no input: GE drops what no path from an input leads to."""
+    """The nodes of results that no path from an input leads to: GE would drop them."""
     reached = set(given)
     for node in graph.nodes:
         sources = {*node.after, *(value.node for value in node.operands())}
@@ -138,14 +146,23 @@ def _call(function: str, kind: str, items: Sequence[str]) -> list[str]:
     return f"{function}({kind}{{{text}}});".replace("\n", "\n      ").split("\n")
 
 
-def _lines(
-    node: Node, names: Mapping[Node, str], index: int, written: bool, ports: PortNames
-) -> list[str]:
+def _image_formats(graph: Graph) -> dict[Node, str]:
+    """The format that those who read an input as an image or a filter want it declared with."""
+    found: dict[Node, str] = {}
+    for node in graph.operators:
+        for port, operand in node.inputs.items():
+            if not isinstance(operand, Value):
+                continue
+            fmt = plain_format(node.kind, port, operand.ndim)
+            if node.kind == "TransData" and node.attrs["src_format"] in PLAIN:
+                fmt = node.attrs["src_format"]
+            if fmt != "ND":
+                found[operand.node] = fmt
+    return found
+
+
+def _lines(node: Node, names: Mapping[Node, str], ports: PortNames) -> list[str]:
     name = names[node]
-    if index >= 0:
-        value = node.outputs[0]
-        kind = "RefData" if written else "Data"
-        return [f'auto {name} = Input("{kind}", "{name}", {index}, {_desc(value)});']
     if node.kind in ("const", "sizes"):
         return [_constant(node, name)]
     return _operator(node, names, PROTOTYPES[node.kind], ports)
@@ -159,9 +176,10 @@ def _sizes(sizes: Sequence[Any]) -> str:
     return "{" + ", ".join(map(_size, sizes)) + "}"
 
 
-def _desc(value: Value) -> str:
-    """Sizes, dtype and format of a value; of a blocked one, its storage and what it stands for."""
-    fmt = value.node.formats.get(str(value.index))
+def _desc(value: Value, plain: str = "") -> str:
+    """Sizes, dtype and format of a value, `plain` if it has none of its own; of a blocked one, its
+    storage and what it stands for."""
+    fmt = value.node.formats.get(str(value.index), plain)
     dtype = _dtype(value.dtype)
     if fmt in BLOCKED:
         stored = _sizes(storage_dims(fmt, value.shape))
@@ -240,6 +258,11 @@ def _operator(
         if operand is not None:
             called = ports.get((node.kind, port.name), port.name)
             chain += _inputs(called, operand, names, ports)
+            fmt = plain_format(
+                node.kind, port.name, operand.ndim if isinstance(operand, Value) else 0
+            )
+            if isinstance(operand, Value) and fmt != "ND":
+                chain.append(f'.InDesc("{called}", {_desc(operand, fmt)})')
     for port in prototype.outputs:
         if port.arity == "many":
             chain.append(f'.DynamicOut("{port.name}", {len(node.outputs)})')
@@ -247,18 +270,18 @@ def _operator(
         spec = prototype.attr(attr)
         assert spec is not None
         chain.append(f'.{spec.type}("{attr}", {_attr(spec, value)})')
+    many = prototype.outputs[0].arity == "many"
     for output in node.outputs:
-        if str(output.index) in node.formats:
-            given = prototype.outputs[output.index].name
+        given = prototype.outputs[0 if many else output.index].name
+        fmt = plain_format(node.kind, given, output.ndim)
+        if str(output.index) in node.formats or fmt != "ND":
             given = ports.get((node.kind, given), given)
-            chain.append(f'.OutDesc("{given}", {_desc(output)})')
+            chain.append(f'.OutDesc("{given}", {_desc(output, fmt)})')
     lines = _wrapped([f'auto {name} = Op("{name}", "{node.kind}")', *chain])
     return lines + [f"{name}.AddControlInput({names[n]});" for n in node.after if n in names]
 
 
-def _inputs(
-    port: str, operand: Operand, names: Mapping[Node, str], ports: PortNames
-) -> list[str]:
+def _inputs(port: str, operand: Operand, names: Mapping[Node, str], ports: PortNames) -> list[str]:
     def source(value: Value) -> str:
         output = output_name(value, ports)
         return names[value.node] + (f', "{output}"' if output else "")

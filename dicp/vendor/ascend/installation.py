@@ -1,4 +1,4 @@
-"""An installed CANN: where it is, its version, what its headers declare, whether a device answers."""
+"""An installed CANN: its place, its version, what its headers declare, which devices answer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import ctypes
 import importlib.util
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from dicp.config import vendor_variable
 from dicp.errors import ToolchainError
 from dicp.graphop.prototype import Prototype
-from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 
 OLDEST_CANN = (7, 0)
 DEFAULT_ROOTS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann",
@@ -140,6 +142,8 @@ class Declared:
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     attrs: frozenset[str]
+    dtypes: Mapping[str, frozenset[torch.dtype]]
+    """By input, where the declaration lists them one by one."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,11 @@ class Operators:
 
     kinds: frozenset[str]
     ports: Mapping[tuple[str, str], str]
+    dtypes: Mapping[tuple[str, str], frozenset[torch.dtype]]
+    """By operator and input: what it takes, where that is known."""
 
 
-EVERY_OPERATOR = Operators(frozenset(PROTOTYPES), {})
+EVERY_OPERATOR = Operators(frozenset(PROTOTYPES), {}, {})
 
 _ARITIES = {"INPUT": "one", "OPTIONAL_INPUT": "optional", "DYNAMIC_INPUT": "many",
             "OUTPUT": "one", "DYNAMIC_OUTPUT": "many"}  # fmt: skip
@@ -159,6 +165,10 @@ _PART = re.compile(
     r"\.\s*(INPUT|OPTIONAL_INPUT|DYNAMIC_INPUT|OUTPUT|DYNAMIC_OUTPUT|ATTR|REQUIRED_ATTR)"
     r"\s*\(\s*(\w+)\s*,"
 )
+_LISTED = re.compile(
+    r"\.\s*(?:OPTIONAL_|DYNAMIC_)?INPUT\s*\(\s*(\w+)\s*,\s*TensorType\s*\(\s*\{([^{}()]*)\}\s*\)"
+)
+_BY_NAME = {name: dtype for dtype, (name, _) in DTYPES.items()}
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -173,9 +183,17 @@ def declared_operators(texts: Iterable[str]) -> dict[str, Declared]:
                 tuple(port for what, port in ports if "INPUT" in what),
                 tuple(port for what, port in ports if "OUTPUT" in what),
                 frozenset(name for what, name in parts if what not in _ARITIES),
+                dict(_listed_dtypes(body)),
             )
             found.setdefault(kind, declared)
     return found
+
+
+def _listed_dtypes(body: str) -> Iterator[tuple[str, frozenset[torch.dtype]]]:
+    for port, text in _LISTED.findall(body):
+        names = [name.strip().removeprefix("ge::") for name in text.split(",")]
+        if all(name.startswith("DT_") for name in names):
+            yield port, frozenset(_BY_NAME[name] for name in names if name in _BY_NAME)
 
 
 def usable_operators(declared: Mapping[str, Declared]) -> Operators:
@@ -183,19 +201,27 @@ def usable_operators(declared: Mapping[str, Declared]) -> Operators:
     lists; a port may have another name."""
     kinds: set[str] = set()
     ports: dict[tuple[str, str], str] = {}
+    dtypes: dict[tuple[str, str], frozenset[torch.dtype]] = {}
     for kind, prototype in PROTOTYPES.items():
         given = declared.get(kind)
         names = None if given is None else _port_names(prototype, given)
-        if names is not None:
+        if given is not None and names is not None:
             kinds.add(kind)
+            dtypes |= {
+                (kind, name): given.dtypes[called] for name, called in names.items()
+                if called in given.dtypes
+            }  # fmt: skip
             ports |= {(kind, name): called for name, called in names.items() if name != called}
-    return Operators(frozenset(kinds), ports)
+    return Operators(frozenset(kinds), ports, dtypes)
 
 
 def _port_names(prototype: Prototype, declared: Declared) -> dict[str, str] | None:
     """What the declaration calls each port; None where the operator is another one."""
     names: dict[str, str] = {}
-    for ports, given in ((prototype.inputs, declared.inputs), (prototype.outputs, declared.outputs)):
+    for ports, given in (
+        (prototype.inputs, declared.inputs),
+        (prototype.outputs, declared.outputs),
+    ):
         known = {name for name, _ in given}
         free = [name for name, _ in given if name not in {port.name for port in ports}]
         for port in ports:

@@ -19,7 +19,7 @@ from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.torch_private import FakeTensorMode, disable_current_modes
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
-from dicp.vendor.ascend.formats import accepts, produced_format
+from dicp.vendor.ascend.formats import PLAIN, accepts, plain_format, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 from dicp.vendor.ascend.simulator.memory import Order
@@ -27,6 +27,12 @@ from dicp.vendor.ascend.simulator.memory import Order
 FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
 SHAPES = "input_shape"
+
+CONSTANTS = frozenset({
+    ("Conv2DBackpropInput", "input_size"), ("Conv2DBackpropFilter", "filter_size"),
+    ("Conv3DBackpropInput", "input_size"), ("Conv3DBackpropFilter", "filter_size"),
+})  # fmt: skip
+"""Inputs that have to be constants."""
 
 DTYPE_NUMBERS = frozenset({"dst_type"})
 """Attributes of type Int that hold the number of a dtype."""
@@ -258,10 +264,21 @@ class Compiler:
     def _check_formats(
         self, op: Mapping[str, Any], prototype: Prototype, ports: Mapping[str, Any]
     ) -> None:
+        declared = {
+            port: FORMAT_NAMES[desc["format"]]
+            for direction, port, desc in op["descs"] if direction == "input"
+        }  # fmt: skip
         for port in prototype.inputs:
             given = ports.get(port.name)
             for source in given if isinstance(given, list) else [given] if given else []:
-                fmt = self._result(*source).format
+                made = self._result(*source)
+                fmt = declared.get(port.name, made.format) if made.format in PLAIN else made.format
+                rank = len(made.dims or ())
+                if fmt == "ND" and plain_format(prototype.kind, port.name, rank) != "ND":
+                    raise Refused(
+                        f"{op['name']} ({prototype.kind}): input {port.name!r} is an image or a "
+                        "filter, and its format is ND"
+                    )
                 if not accepts(prototype.kind, port.name, fmt):
                     raise Refused(
                         f"{op['name']} ({prototype.kind}): input {port.name!r} does not take "
@@ -296,6 +313,9 @@ class Compiler:
             elif port.name in call.meaning.host:
                 constant = self.calls[source[0]]
                 if not isinstance(constant, torch.Tensor):
+                    if (call.prototype.kind, port.name) in CONSTANTS:
+                        raise Refused(f"{call.name} ({call.prototype.kind}): {port.name!r} is no "
+                                      "constant")  # fmt: skip
                     return None
                 arguments.append(constant.tolist())
             else:
