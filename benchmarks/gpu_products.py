@@ -20,13 +20,13 @@ from torch import Tensor, fx
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.gpu.products import Product
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget, choice, measured
 from dicp.vendor.triton.builder import Builder, Workers
 from dicp.vendor.triton.gemm import tf32_allowed
-from dicp.vendor.triton.products import Product
 
 SQUARES = (512, 1024, 2048, 4096, 8192)
 TYPES = ("bfloat16", "float16", "float32")

@@ -23,7 +23,7 @@ from torch import fx
 
 from dicp import torch_private
 from dicp.cache import Cache, Entry, key_of
-from dicp.dynamo_bridge.joint import drop_copies, merge_equal_nodes
+from dicp.dynamo_bridge.passes.joint import drop_copies, merge_equal_nodes
 from dicp.errors import CacheWarning
 
 Kind = Literal["forward", "backward", "inference"]

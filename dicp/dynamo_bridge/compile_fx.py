@@ -15,17 +15,17 @@ from torch import fx
 
 from dicp.cache import Cache, key_of
 from dicp.config import Config
+from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
-from dicp.dynamo_bridge.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.attention.masks import MASKS
+from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import decompositions
-from dicp.dynamo_bridge.freeze import FrozenExecutable, split_frozen, static_positions
-from dicp.dynamo_bridge.fuse import FUSE
-from dicp.dynamo_bridge.fuse.attention_training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.infer import Inference
+from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.layout import LAYOUT
-from dicp.dynamo_bridge.masks import MASKS
 from dicp.dynamo_bridge.observe import GraphReport, Observer
-from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
+from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
 from dicp.errors import (
     CompilerError,
     FallbackWarning,

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.canonicalize import remove_dead
-from dicp.dynamo_bridge.infer import is_channels_last
-from dicp.dynamo_bridge.passes import Pass, PassContext
+from dicp.dynamo_bridge.analysis.inference import is_channels_last
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
+from dicp.dynamo_bridge.passes.canonicalize import remove_dead
 
 aten = torch.ops.aten
 

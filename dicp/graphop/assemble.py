@@ -18,7 +18,7 @@ from dicp.graphop.program import (
     Result,
     Slot,
 )
-from dicp.plain import encode_argument, encode_constant, encode_operator, encode_size
+from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
 
 
 def plain_size(size: Any) -> int | str:

@@ -14,7 +14,7 @@ import torch
 
 from dicp.errors import InputMismatchError
 from dicp.graphop.strides import inverse
-from dicp.plain import (
+from dicp.serialize import (
     decode_argument,
     decode_constant,
     evaluate,

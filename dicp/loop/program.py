@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import sympy
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Size
-from dicp.loop.ir import Call, Ref
-from dicp.loop.kernel import Kernel
-from dicp.loop.schedule import Schedule
-from dicp.plain import encode_argument, encode_constant, encode_operator, encode_size
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Ref
+from dicp.loop.ir.index import Size
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.schedule.kernels import Schedule
+from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
 from dicp.target import KernelReport, NodeReport
 from dicp.torch_private import python_size
 

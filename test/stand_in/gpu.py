@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from dicp.vendor.triton.builder import Binary, Builder, Job
+from dicp.gpu.build import Binary
+from dicp.vendor.triton.builder import Builder, Job
 from dicp.vendor.triton.driver import Driver
 from dicp.vendor.triton.simulator import interpreter
 from stand_in import operators

@@ -15,8 +15,8 @@ from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
 
 from dicp.config import Config
-from dicp.dynamo_bridge.infer import Inference
-from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes
+from dicp.dynamo_bridge.analysis.inference import Inference
+from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.target import Facts
 
 

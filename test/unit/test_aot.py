@@ -18,7 +18,7 @@ from torch import fx, nn
 from dicp import torch_private
 from dicp.cache import Cache
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
-from dicp.dynamo_bridge.joint import drop_copies, merge_equal_nodes
+from dicp.dynamo_bridge.passes.joint import drop_copies, merge_equal_nodes
 from dicp.errors import CacheWarning
 
 # ---- a compiler whose artifact is the graph as JSON ----------------------------------------------

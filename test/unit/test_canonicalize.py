@@ -11,9 +11,9 @@ from support.graphs import Graph, apply, capture, rewrite
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dicp.dynamo_bridge.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.infer import Inference
-from dicp.dynamo_bridge.passes import Pass, PassContext, run_passes, verify_graph
+from dicp.dynamo_bridge.analysis.inference import Inference
+from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes, verify_graph
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.errors import InferenceMismatchError
 
 aten = torch.ops.aten

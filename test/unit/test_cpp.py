@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from recorder import portable, record
 from torch import Tensor, nn
 
+from dicp.codegen.types import conversion, literal, size_text
 from dicp.config import Config
-from dicp.loop.cpp_text import conversion, literal, size_text
-from dicp.loop.index import normal
+from dicp.loop.ir.index import normal
 from dicp.torch_private import NEWEST, release_of
 
 GOLDEN = Path(__file__).parent / "golden"

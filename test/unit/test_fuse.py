@@ -13,8 +13,8 @@ from support.graphs import capture, rewrite
 from torch import Tensor, nn
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.dynamo_bridge.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.fuse import FAMILIES, FUSE
+from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 
 aten = torch.ops.aten
 PASSES = [CANONICALIZE, FUSE, CANONICALIZE]

@@ -12,7 +12,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicp.loop.index import (
+from dicp.loop.ir.index import (
     ZERO,
     FloorDiv,
     Index,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index, Indirect, Var, domain, variable
-from dicp.loop.ir import Compute, Ref, Rewriter
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, Ref, Rewriter
+from dicp.loop.ir.index import Index, Indirect, Var, domain, variable
 from dicp.origin import Origin
 
 F32, I64, BF16 = torch.float32, torch.int64, torch.bfloat16

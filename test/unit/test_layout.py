@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from support.graphs import apply, capture, check_same_numbers, context_of, rewrite
 from torch import Tensor, nn
 
-from dicp.dynamo_bridge.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.infer import is_channels_last
+from dicp.dynamo_bridge.analysis.inference import is_channels_last
 from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 
 PASSES = [CANONICALIZE, LAYOUT, CANONICALIZE]
 symbolic = pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicp.loop.memory import ALIGNMENT, Lifetime, plan
+from dicp.loop.schedule.memory import ALIGNMENT, Lifetime, plan
 
 
 @st.composite

@@ -11,7 +11,7 @@ from recorder import record
 from torch import Tensor
 
 from dicp.loop.program import ProgramBuilder
-from dicp.plain import decode_constant, evaluate_size, resolve_operator
+from dicp.serialize import decode_constant, evaluate_size, resolve_operator
 
 
 def test_plain_form_survives_json() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sympy
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index, Indirect, Size, Var, variable
-from dicp.loop.ir import Expr, Ref
-from dicp.loop.kernel import Store
-from dicp.loop.ranges import split
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.index import Index, Indirect, Size, Var, variable
+from dicp.loop.ir.kernel import Store
+from dicp.loop.passes.split_loops import split
 
 V = Var(0, 16)
 OUT = Ref("out", (16,), torch.float32, (1,), "temp")

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import MAX_BOUND_PLANS
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import MAX_BOUND_PLANS
 from dicp.target import find_target
 
 

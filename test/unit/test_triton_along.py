@@ -16,10 +16,11 @@ from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.vendor.triton import target, tiles
-from dicp.vendor.triton.builder import Workers
-from dicp.vendor.triton.launch import Plan
-from dicp.vendor.triton.tiling import Tiling
+from dicp.gpu import tiles
+from dicp.gpu.tiling import Tiling
+from dicp.vendor.triton import target
+from dicp.vendor.triton.builder import Plan, Workers
+from dicp.vendor.triton.facts import GPU
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def test_rows_that_are_written_are_not_read_ahead() -> None:
 
 
 def test_as_much_is_read_ahead_as_leaves_room_for_two_programs() -> None:
-    assert [tiles.stages(k << 10) for k in (16, 40, 41, 80, 81)] == [3, 3, 2, 2, 1]
+    assert [tiles.stages(k << 10, GPU) for k in (16, 40, 41, 80, 81)] == [3, 3, 2, 2, 1]
 
 
 # ---- sums over everything but channels -----------------------------------------------------------

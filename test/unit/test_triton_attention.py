@@ -18,15 +18,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dicp.config import Config
-from dicp.dynamo_bridge.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.fuse import FUSE
-from dicp.dynamo_bridge.fuse.attention_training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.infer import Inference
-from dicp.dynamo_bridge.joint import merge_equal_nodes
-from dicp.dynamo_bridge.passes import PassContext, run_passes
+from dicp.dynamo_bridge.analysis.inference import Inference
+from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
+from dicp.dynamo_bridge.fuse.families import FUSE
+from dicp.dynamo_bridge.passes.base import PassContext, run_passes
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.passes.joint import merge_equal_nodes
+from dicp.gpu.graph_capture import why_not
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget
-from dicp.vendor.triton.cudagraphs import why_not
 
 aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention.default

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from support.compare import Rule, check_tensor
 from torch import Tensor
 
+from dicp.dynamo_bridge.attention import forward as sdpa
+from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.backend import Backend
-from dicp.dynamo_bridge.fuse import attention, sdpa
 
 aten = torch.ops.aten
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default

@@ -14,10 +14,9 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.loop.index import Index, Var
-from dicp.vendor.triton import draws
-from dicp.vendor.triton.builder import Workers
-from dicp.vendor.triton.launch import Plan
+from dicp.gpu import random_groups as draws
+from dicp.loop.ir.index import Index, Var
+from dicp.vendor.triton.builder import Plan, Workers
 
 FORMS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "elements": (lambda x: F.dropout(x, 0.3), (33, 7)),

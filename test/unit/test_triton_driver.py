@@ -31,13 +31,14 @@ from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import LaunchError, ToolchainError
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.gpu.build import Binary
+from dicp.gpu.launch import Device
+from dicp.gpu.tiling import Tiling
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton import target as triton_target
-from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
+from dicp.vendor.triton.builder import Builder, Job, Plan, Workers
 from dicp.vendor.triton.driver import Driver
-from dicp.vendor.triton.launch import Device, Plan
-from dicp.vendor.triton.tiling import Tiling
 
 HERE = Path(__file__).parent
 STREAM = 0x5500_0000_0040

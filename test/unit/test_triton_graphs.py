@@ -18,9 +18,10 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.errors import FallbackWarning
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
-from dicp.vendor.triton.cudagraphs import MOST_RECORDINGS, Graphed, record_on_device, why_not
+from dicp.gpu.graph_capture import MOST_RECORDINGS, Graphed, why_not
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
+from dicp.vendor.triton.capture import record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
 

@@ -36,13 +36,16 @@ from dicp.errors import (
     SimulatorForbiddenError,
     ToolchainError,
 )
-from dicp.loop.index import Var
-from dicp.loop.kernel import Kernel
+from dicp.gpu import tiles
+from dicp.gpu.build import Binary, Variant
+from dicp.gpu.launch import Device
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Kernel
 from dicp.target import LowerContext, find_target
-from dicp.vendor.triton import TritonTarget, aot, builder, driver, tiles
-from dicp.vendor.triton.builder import Binary, Builder, Job, Variant, Workers
+from dicp.vendor.triton import TritonTarget, aot, builder, driver
+from dicp.vendor.triton.builder import Builder, Job, Plan, Workers
 from dicp.vendor.triton.driver import Driver
-from dicp.vendor.triton.launch import Device, Plan
+from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.simulator import simulated_blocks
 
 COPY = """(a0, a1, n0, INDEX: tl.constexpr, XBLOCK: tl.constexpr):
@@ -82,20 +85,20 @@ def kernel(kind: Any, rows: tuple[int, ...], inner: tuple[int, ...] = ()) -> Ker
 
 def test_blocks_are_powers_of_two_and_programs_many_enough() -> None:
     for count in (1, 31, 1000, 65536, 10**6, 10**9):
-        tile = tiles.pointwise(kernel("pointwise", (count,)))
+        tile = tiles.pointwise(kernel("pointwise", (count,)), GPU)
         block = tile.blocks["x"]
         assert block & (block - 1) == 0 and 32 <= block <= 1024
         assert 1 <= tile.warps <= 4
-    assert tiles.pointwise(kernel("pointwise", (10**9,))).blocks["x"] == 1024
-    assert tiles.pointwise(kernel("pointwise", (65536,))).blocks["x"] == 128
+    assert tiles.pointwise(kernel("pointwise", (10**9,)), GPU).blocks["x"] == 1024
+    assert tiles.pointwise(kernel("pointwise", (65536,)), GPU).blocks["x"] == 128
 
 
 def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
-    short = tiles.reduction(kernel("row", (4096,), (768,)))
+    short = tiles.reduction(kernel("row", (4096,), (768,)), GPU)
     assert short.persistent and short.blocks["r"] == 1024
-    long = tiles.reduction(kernel("row", (64,), (50257,)))
+    long = tiles.reduction(kernel("row", (64,), (50257,)), GPU)
     assert not long.persistent and long.blocks == {"x": 1, "r": 2048}
-    column = tiles.reduction(kernel("column", (768,), (4096,)))
+    column = tiles.reduction(kernel("column", (768,), (4096,)), GPU)
     assert not column.persistent and column.blocks == {"x": 16, "r": 256}
 
 
@@ -121,9 +124,9 @@ def test_many_rows_have_a_warp_each(op: Any, shape: Any, dtype: Any, tile: Any) 
 
 
 def test_what_is_turned_around_spans_whole_lines_both_ways() -> None:
-    assert tiles.crossing(4096, 4096, 4).blocks == {"y": 32, "x": 32}
-    assert tiles.crossing(4096, 4096, 2).blocks == {"y": 64, "x": 64}
-    assert tiles.crossing(8, 4096, 8).blocks == {"y": 8, "x": 32}
+    assert tiles.transposed(4096, 4096, 4, GPU).blocks == {"y": 32, "x": 32}
+    assert tiles.transposed(4096, 4096, 2, GPU).blocks == {"y": 64, "x": 64}
+    assert tiles.transposed(8, 4096, 8, GPU).blocks == {"y": 8, "x": 32}
 
 
 def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:

@@ -13,8 +13,7 @@ from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.vendor.triton.builder import Workers
-from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.builder import Plan, Workers
 
 LONG = 20000
 """Elements of a row that is swept a block at a time; no block divides them."""

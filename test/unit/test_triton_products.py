@@ -18,17 +18,18 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
-from dicp.loop import ir
-from dicp.loop.kernel import Kernel
-from dicp.loop.machine import WorkspacePool
-from dicp.loop.runtime import LoopExecutable
+from dicp.gpu.build import Binary
+from dicp.gpu.products import Chosen, Product, halves
+from dicp.gpu.tiling import Tiling, candidates
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton import aot, choice, measured, target
-from dicp.vendor.triton.builder import Binary, Builder, Job, Workers
+from dicp.vendor.triton.builder import Builder, Job, Workers
 from dicp.vendor.triton.choice import Contest
 from dicp.vendor.triton.gemm import render_product
-from dicp.vendor.triton.products import Chosen, Product, halves
 from dicp.vendor.triton.simulator import Simulator
-from dicp.vendor.triton.tiling import Tiling, candidates
 
 SMALL = Tiling(16, 32, 16, 2, 2)
 IN_PARTS = Tiling(16, 32, 16, 2, 2, 3)

@@ -27,10 +27,10 @@ from dicp import torch_private
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
+from dicp.gpu.launch import Device, StreamPool
 from dicp.vendor.triton import builder
 from dicp.vendor.triton.builder import Builder, Workers
 from dicp.vendor.triton.driver import Driver
-from dicp.vendor.triton.launch import Device, StreamPool
 
 # ---- streams and devices -------------------------------------------------------------------------
 
@@ -221,7 +221,8 @@ before = loaded()
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.vendor.triton import TritonTarget, builder
-from dicp.vendor.triton.builder import Job, Variant
+from dicp.gpu.build import Binary, Variant
+from dicp.vendor.triton.builder import Job, Plan
 
 def refuse(*args):
     raise AssertionError("a compile process")

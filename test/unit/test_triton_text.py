@@ -17,10 +17,12 @@ from recorder import TritonRecorder, portable, record
 from torch import Tensor
 
 from dicp.config import Config
-from dicp.loop import ir
-from dicp.loop.index import domain
-from dicp.vendor.triton.spelling import conversion, literal, operator, start_number, start_value
-from dicp.vendor.triton.split import split_reductions
+from dicp.gpu.split import split_reductions
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.index import domain
+from dicp.loop.ir.ops import identity_of
+from dicp.vendor.triton.facts import GPU
+from dicp.vendor.triton.spelling import conversion, literal, operator, start_value
 
 GOLDEN = Path(__file__).parent / "golden" / "triton"
 
@@ -125,7 +127,7 @@ def test_reductions_start_from_their_neutral_element() -> None:
     assert start_value("max", torch.int64) == str(-(2**63))
     assert start_value("sum", torch.float64) == "0.0"
     assert start_value("all", torch.bool) == "True"
-    assert type(start_number("sum", torch.float32)) is float
+    assert type(identity_of("sum", torch.float32)) is float
 
 
 # ---- split reductions ----------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def test_what_is_read_before_it_is_overwritten_stays_a_result_of_its_own(written
         graph.nodes.append(ir.Compute(again, (size,), ir.const(0.0, torch.float32)))
     body = ir.load(twice, place)
     graph.nodes.append(ir.Compute(total, (size,), body, "reduce", (0,), "sum"))
-    split_reductions(graph, {})
+    split_reductions(graph, {}, GPU)
     first, _ = graph.nodes[-2:]
     assert first.reads() == ([twice] if written else [source])
 

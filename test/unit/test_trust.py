@@ -29,7 +29,7 @@ from dicp.errors import (
     UnknownOptionError,
     UnsupportedOperatorError,
 )
-from dicp.loop.bound import Bound
+from dicp.loop.runtime.plan import Bound
 from dicp.target import find_target
 from dicp.vendor.cpu.toolchain import find_toolchain
 

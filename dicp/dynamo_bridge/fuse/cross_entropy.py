@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import ANY, Match, Term, Var, cast, op
-from dicp.dynamo_bridge.infer import value_of
-from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
 prims = torch.ops.prims

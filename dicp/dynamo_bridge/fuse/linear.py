@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from dicp import operators as ops
-from dicp.dynamo_bridge.canonicalize import permutation_of
+from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import (
     As,
@@ -26,8 +26,8 @@ from dicp.dynamo_bridge.fuse.terms import (
     reshape_source,
     sizes_of,
 )
-from dicp.dynamo_bridge.infer import value_of
-from dicp.dynamo_bridge.passes import PassContext
+from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.dynamo_bridge.passes.canonicalize import permutation_of
 
 aten = torch.ops.aten
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.canonicalize import CASTS, cast_source, uniform_value
-from dicp.dynamo_bridge.infer import expression, value_of
+from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.passes.canonicalize import CASTS, cast_source, uniform_value
 
 aten = torch.ops.aten
 prims = torch.ops.prims

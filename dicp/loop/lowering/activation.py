@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import product
-from dicp.loop.ir import Expr, apply, const
+from dicp.loop.ir.expr import Expr, apply, const
+from dicp.loop.ir.index import product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import (

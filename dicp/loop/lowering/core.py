@@ -12,8 +12,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Routine
+from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
@@ -24,7 +25,6 @@ from dicp.loop.index import (
     normal,
     reshape_coords,
 )
-from dicp.loop.ir import Call, Compute, Expr, Graph, Ref, Routine
 from dicp.loop.lowering.layout import (
     as_size,
     broadcast_shapes,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import ZERO, Index, Indirect, Size, domain, product
-from dicp.loop.ir import Compute, Expr, Ref, apply, cast, const
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, Expr, Ref, apply, cast, const
+from dicp.loop.ir.index import ZERO, Index, Indirect, Size, domain, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop.index import Size, normal
+from dicp.loop.ir.index import Size, normal
 
 
 def as_size(value: Any) -> Size:

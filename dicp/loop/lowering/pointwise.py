@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index
-from dicp.loop.ir import Expr, apply, cast, const, opmath
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
+from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.rules import RuleTable

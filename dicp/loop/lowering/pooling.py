@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const, masked
+from dicp.loop.ir.index import (
     Index,
     Indirect,
     Size,
@@ -26,7 +27,6 @@ from dicp.loop.index import (
     normal,
     product,
 )
-from dicp.loop.ir import Expr, apply, cast, const, masked
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import place, scattered
 from dicp.loop.lowering.layout import sizes_of

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import ZERO, Index, contiguous_strides, flatten
-from dicp.loop.ir import Expr, apply, cast, const
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const
+from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare

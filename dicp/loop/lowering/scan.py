@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import domain
-from dicp.loop.ir import Compute, cast
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, cast
+from dicp.loop.ir.index import domain
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import as_size
 from dicp.loop.lowering.rules import RuleTable

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Index, Indirect, Size, normal
-from dicp.loop.ir import Expr, apply, cast, const
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const
+from dicp.loop.ir.index import Index, Indirect, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import scattered
 from dicp.loop.lowering.layout import as_size

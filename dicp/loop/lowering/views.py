@@ -8,8 +8,9 @@ from typing import Any
 import sympy
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import (
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import (
     ZERO,
     Index,
     Size,
@@ -21,7 +22,6 @@ from dicp.loop.index import (
     normal,
     variable,
 )
-from dicp.loop.ir import Ref
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
 from dicp.loop.lowering.rules import NoRule, RuleTable

@@ -28,7 +28,7 @@ from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Slot
 from dicp.graphop.runtime import GraphExecutable
-from dicp.plain import evaluate_size
+from dicp.serialize import evaluate_size
 from dicp.target import (
     Artifact,
     Check,

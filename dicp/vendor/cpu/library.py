@@ -12,7 +12,7 @@ import torch
 
 from dicp import operators
 from dicp.cache import Cache, key_of
-from dicp.loop.index import Size
+from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.toolchain import cpu_model

@@ -11,15 +11,13 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.cpp import render
-from dicp.loop.cpp_scatter import without_zeros
-from dicp.loop.fusion import Across
-from dicp.loop.ir import Call
+from dicp.loop.ir.expr import Call
 from dicp.loop.lowering import RULES, Lowering, RuleTable
-from dicp.loop.machine import Native, WorkspacePool
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import LoopExecutable
-from dicp.loop.schedule import schedule
+from dicp.loop.runtime.device import Native, WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.schedule.fusion import Across
+from dicp.loop.schedule.kernels import schedule
 from dicp.target import (
     Artifact,
     Check,
@@ -33,6 +31,8 @@ from dicp.target import (
 )
 from dicp.torch_private import OpOverload, disable_current_modes
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
+from dicp.vendor.cpu.render.kernel import render
+from dicp.vendor.cpu.render.scatter import without_zeros
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
 from dicp.vendor.cpu.units import Begun, Units, identity_of, sources_of, unit_text

@@ -17,8 +17,7 @@ from typing import Any
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError
-from dicp.vendor.triton.builder import Builder, Job, Workers
-from dicp.vendor.triton.launch import Plan
+from dicp.vendor.triton.builder import Builder, Job, Plan, Workers
 
 ARCHITECTURES = (80, 90)
 

@@ -25,9 +25,12 @@ from typing import Any
 from dicp.cache import Cache, key_of
 from dicp.config import environment
 from dicp.errors import CompilerError, FallbackWarning, ToolchainError
+from dicp.gpu import build
+from dicp.gpu.build import Binary
+from dicp.gpu.launch import LaunchPlan
+from dicp.vendor.triton.facts import GPU
 
 FOLDER = Path(__file__).parent
-WARP = 32
 SHARED_BYTES = {
     80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448,
     120: 101376, 121: 101376,
@@ -41,50 +44,12 @@ LONGEST_ERROR = 4000
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What one kernel is compiled for."""
-
-    arch: int
-    wide: bool
-    aligned: tuple[bool, ...]
-    """Per pointer, whether its address is known to be a multiple of 16."""
-    even: bool = False
-    """Whether every size handed over is a multiple of 16, which lets loads be wide."""
-
-    def __str__(self) -> str:
-        flags = "".join("01"[a] for a in self.aligned)
-        even = " even" if self.even else ""
-        return f"sm_{self.arch} {'64' if self.wide else '32'} {flags}{even}"
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A compiled kernel and what its launch must know."""
-
-    code: bytes
-    entry: str
-    shared: int
-    warps: int
-    blocks: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A kernel to be built."""
-
-    name: str
-    body: str
-    launch: Mapping[str, Any]
-    sizes: int
-    variant: Variant
-    origins: Sequence[str] = ()
+class Job(build.Job):
+    """A kernel to be built by Triton."""
 
     @property
     def key(self) -> str:
         return key_of("triton", triton_version(), device_functions(), self.request(self.blocks()))
-
-    def blocks(self) -> dict[str, int]:
-        return {name: axis["block"] for name, axis in self.launch["axes"].items()}
 
     def request(self, blocks: Mapping[str, int]) -> dict[str, Any]:
         """The job as the worker reads it."""
@@ -110,19 +75,15 @@ class Job:
             "signature": signature,
             "constants": constants,
             "aligned": [k for k, on in enumerate(flags) if on],
-            "target": ["cuda", self.variant.arch, WARP],
+            "target": ["cuda", self.variant.arch, GPU.lanes],
             "options": options,
         }
 
-    def smaller(self, blocks: Mapping[str, int]) -> dict[str, int] | None:
-        """Blocks that need half the memory, where the kernel's form allows any."""
-        fixed = {"r"} if self.launch["whole"] else set()
-        least = {name: axis.get("least", 1) for name, axis in self.launch["axes"].items()}
-        free = [n for n in blocks if n not in fixed and blocks[n] > least[n]]
-        if not free:
-            return None
-        largest = max(free, key=lambda n: blocks[n])
-        return {**blocks, largest: blocks[largest] // 2}
+
+class Plan(LaunchPlan[Job]):
+    """What a program's kernels are compiled for by Triton."""
+
+    job_type = Job
 
 
 @lru_cache(maxsize=1)

@@ -16,20 +16,20 @@ import torch
 
 from dicp.cache import Cache, key_of
 from dicp.errors import CompilerError, LaunchError, ToolchainError
-from dicp.loop.ir import Call, Graph, Ref
-from dicp.loop.kernel import Kernel
+from dicp.gpu.build import Binary
+from dicp.gpu.products import Chosen, Product, can_be_cut, halves
+from dicp.gpu.tiling import Tiling, candidates
+from dicp.loop.ir.expr import Call, Graph, Ref
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
-from dicp.loop.schedule import Schedule
+from dicp.loop.schedule.kernels import Schedule
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes
-from dicp.vendor.triton.builder import Binary, Builder, Job, triton_version
-from dicp.vendor.triton.cudagraphs import record_on_device
+from dicp.vendor.triton.builder import Builder, Job, Plan, triton_version
+from dicp.vendor.triton.capture import record_on_device
 from dicp.vendor.triton.gemm import render_product
-from dicp.vendor.triton.launch import Plan
 from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
-from dicp.vendor.triton.products import Chosen, Product, can_be_cut, halves
 from dicp.vendor.triton.render import render
-from dicp.vendor.triton.tiling import Tiling, candidates
 
 MARGIN = 0.97
 """What a kernel's time must be of the library's before it takes the library's place."""

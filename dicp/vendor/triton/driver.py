@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from dicp.errors import ToolchainError
-from dicp.vendor.triton.builder import Binary
+from dicp.gpu.build import Binary
+from dicp.vendor.triton.facts import GPU
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so")
 SHARED_WITHOUT_ASKING = 49152
@@ -20,12 +21,16 @@ TOO_OLD = {
     300: "it does not read this format",
 }
 """Results of loading a module that a newer driver cures (cuda.h, CUresult)."""
-NO_CONTEXT = 201
-"""A thread's first call, where neither it nor the framework has touched the device before."""
 
 
 class Driver:
     """Loads compiled kernels and launches them. Raises ToolchainError."""
+
+    target = "triton"
+    device_type = "cuda"
+    lanes = GPU.lanes
+    no_context = 201
+    """A thread's first call, where neither it nor PyTorch has touched the device before."""
 
     def __init__(self, library: Any) -> None:
         self.library = library

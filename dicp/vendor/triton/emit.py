@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
-from dicp.loop.ir import Expr, Load, Ref
-from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
-from dicp.loop.ops import CHECKED_OPS
-from dicp.plain import encode_size
-from dicp.vendor.triton import draws
-from dicp.vendor.triton.reach import NARROW_LIMIT, reach
+from dicp.gpu import random_groups as draws
+from dicp.gpu.index_width import NARROW_LIMIT, reach
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, Load, Ref
+from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
+from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ir.ops import CHECKED_OPS
+from dicp.serialize import encode_size
 from dicp.vendor.triton.shortcuts import Shortcuts
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 

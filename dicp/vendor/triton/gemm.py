@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import Size, Var, normal, quotient
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Kernel, Store
-from dicp.plain import encode_size
+from dicp.gpu.products import RESULT, TOTAL, Product
+from dicp.gpu.tiling import LEAST, Tiling
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, normal, quotient
+from dicp.loop.ir.kernel import Kernel, Store
+from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
-from dicp.vendor.triton.products import RESULT, TOTAL, Product
 from dicp.vendor.triton.render import TritonKernel
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.tiling import LEAST, Tiling
 
 SKELETON = Path(__file__).parent / "gemm.py.jinja"
 GROUP = 8

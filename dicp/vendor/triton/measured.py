@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from dicp.loop.ir import Ref
+from dicp.gpu.products import Product
+from dicp.gpu.tiling import Tiling
+from dicp.loop.ir.expr import Ref
 from dicp.vendor.triton.builder import triton_version
 from dicp.vendor.triton.gemm import tf32_allowed
-from dicp.vendor.triton.products import Product
-from dicp.vendor.triton.tiling import Tiling
 
 FILE = Path(__file__).parent / "products.json"
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.index import Size, Var, product
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
-from dicp.loop.moments import squared_distances
-from dicp.plain import encode_size
-from dicp.vendor.triton import tiles
+from dicp.gpu import tiles
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.passes.moments import squared_distances
+from dicp.serialize import encode_size
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
+from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
 from dicp.vendor.triton.writer import Writer
 
@@ -337,7 +338,7 @@ class Walked(Reduction):
         if written & {ref.root for ref in read}:
             return 1
         whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]
-        return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block)
+        return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block, GPU)
 
     def _share(self) -> tuple[str, str]:
         """The first of the rows that a program walks and the end of them, if it is not all."""

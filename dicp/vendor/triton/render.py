@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicp.loop.index import Index, Size, Var, product
-from dicp.loop.ir import Ref
-from dicp.loop.kernel import Kernel, Phase, Store
-from dicp.loop.onehot import without_single_hits
-from dicp.vendor.triton import tiles
+from dicp.gpu import tiles
+from dicp.gpu.tiles import Tile
+from dicp.gpu.work_partition import Shared, along
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Index, Size, Var, product
+from dicp.loop.ir.kernel import Kernel, Phase, Store
+from dicp.loop.passes.one_hot import without_single_hits
 from dicp.vendor.triton.emit import Axis
+from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.reduction import Reduction, Walked
-from dicp.vendor.triton.shares import Shared, along
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.tiles import Tile
 from dicp.vendor.triton.writer import Writer
 
 
@@ -41,7 +42,7 @@ def render(kernel: Kernel) -> TritonKernel:
     if sums:
         return _walked(kernel, sums)
     if kernel.kind in ("row", "column"):
-        tile = tiles.reduction(kernel)
+        tile = tiles.reduction(kernel, GPU)
         inner = Axis("r", kernel.inner, tile.blocks["r"], 1)
         axes = [Axis("x", kernel.rows, tile.blocks["x"], 0), inner]
         return _finish(Reduction(kernel, axes, not tile.persistent), tile)
@@ -50,14 +51,14 @@ def render(kernel: Kernel) -> TritonKernel:
     cross = _crossing_loop(kernel) if kernel.kind == "pointwise" else None
     if cross is not None:
         return _tiled(kernel, cross)
-    tile = tiles.pointwise(kernel)
+    tile = tiles.pointwise(kernel, GPU)
     return _finish(_Pointwise(kernel, [Axis("x", kernel.rows, tile.blocks["x"], 0)], False), tile)
 
 
 def render_shared(shared: Shared) -> TritonKernel:
     """One program for every share of the rows."""
     kernel = shared.kernel
-    tile = tiles.along(shared.chunk, product(v.size for v in kernel.inner))
+    tile = tiles.cross_row(shared.chunk, product(v.size for v in kernel.inner), GPU)
     axes = [
         Axis("x", kernel.rows, tile.blocks["x"], 0, cut=True),
         Axis("r", kernel.inner, tile.blocks["r"], 1),
@@ -70,7 +71,9 @@ def _walked(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
     kept = set().union(*(s.index.variables() for s in sums))
     parts = tuple(v for v in kernel.rows if v in kept)
     rows = tuple(v for v in kernel.rows if v not in kept)
-    tile = tiles.along(product(v.size for v in rows), product(v.size for v in kernel.inner))
+    tile = tiles.cross_row(
+        product(v.size for v in rows), product(v.size for v in kernel.inner), GPU
+    )
     axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.inner, tile.blocks["r"], 1)]
     return _finish(Walked(kernel, axes, parts, sums), tile)
 
@@ -79,7 +82,9 @@ def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
     """Two axes, so that reads along one and writes along the other both span whole lines."""
     last = kernel.rows[-1]
     outer = (*(v for v in kernel.rows[:-1] if v is not cross), cross)
-    tile = tiles.crossing(cross.size, last.size, min(r.dtype.itemsize for r in _touched(kernel)))
+    tile = tiles.transposed(
+        cross.size, last.size, min(r.dtype.itemsize for r in _touched(kernel)), GPU
+    )
     axes = [Axis("y", outer, tile.blocks["y"], 0), Axis("x", (last,), tile.blocks["x"], 1)]
     return _finish(_Pointwise(kernel, axes, False), tile)
 

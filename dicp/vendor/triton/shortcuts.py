@@ -6,10 +6,11 @@ import math
 
 import torch
 
-from dicp.loop import ir
-from dicp.loop.ir import Expr
-from dicp.loop.kernel import Accumulate, Kernel, Save, Stmt, Store
-from dicp.vendor.triton.spelling import VALUE_TYPE, float32, literal
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ir.ops import float32
+from dicp.vendor.triton.spelling import VALUE_TYPE, literal
 
 FAR = 2.0**60
 """What a divisor and its inverse are less than, where quotients are made by multiplication."""

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from dicp.config import environment
-from dicp.plain import evaluate_size
+from dicp.gpu.index_width import needs_wide
+from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
-from dicp.vendor.triton.reach import needs_wide
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
 MOST_PROGRAMS = 3

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from dicp.loop.ops import REDUCTIONS
+from dicp.loop.ir.ops import identity_of
 
 ELEMENT = {
     torch.float32: "fp32",
@@ -101,9 +101,6 @@ ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"
           "prod": "d.atomic_prod"}  # fmt: skip
 """What combines a value with one in memory, as if in one step."""
 
-ATOMIC_DTYPES = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
-"""Types whose values are combined in memory with the result that PyTorch defines."""
-
 
 def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str]) -> str:
     """`op` applied to `args`; `operand` is the type of the first."""
@@ -125,11 +122,6 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     return f"tl.full([], {number(value, dtype)}, {VALUE_TYPE[dtype]})"
 
 
-def float32(value: float) -> float:
-    """The nearest number of single precision."""
-    return float(torch.tensor(value, dtype=torch.float32))
-
-
 def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return str(bool(value))
@@ -139,23 +131,9 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     return repr(real) if math.isfinite(real) else f"float('{real}')"
 
 
-def start_number(op: str, dtype: torch.dtype) -> float | int | bool:
-    """What a reduction by `op` starts from: it changes no value that is combined with it."""
-    kind = REDUCTIONS[op].start
-    if dtype == torch.bool:
-        return kind in ("one", "highest")
-    if kind in ("zero", "one"):
-        one = kind == "one"
-        return float(one) if dtype.is_floating_point else int(one)
-    if dtype.is_floating_point:
-        return -math.inf if kind == "lowest" else math.inf
-    info = torch.iinfo(dtype)
-    return info.min if kind == "lowest" else info.max
-
-
 def start_value(op: str, dtype: torch.dtype) -> str:
-    """The same as the language writes it."""
-    return number(start_number(op, dtype), dtype)
+    """What a reduction starts from, as the language writes it."""
+    return number(identity_of(op, dtype), dtype)
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:

@@ -16,13 +16,23 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
-from dicp.loop.fusion import Across
-from dicp.loop.ir import Call, Graph
-from dicp.loop.kernel import Kernel
-from dicp.loop.machine import WorkspacePool
+from dicp.gpu import graph_capture
+from dicp.gpu.build import Variant
+from dicp.gpu.launch import Device, OwnMemory, StreamPool
+from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.products import Chooser, Chosen, Product, place_products
+from dicp.gpu.scalars import scalars_to_device
+from dicp.gpu.split import ALONG_LEAST, Shares, split_reductions, split_shares
+from dicp.gpu.tiles import WIDEST_ALONG
+from dicp.gpu.tiling import Tiling
+from dicp.gpu.work_partition import Shared, shared_out, taken_along
+from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import LoopProgram, ProgramBuilder
-from dicp.loop.runtime import LoopExecutable
-from dicp.loop.schedule import Schedule, Step, schedule
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.schedule.fusion import Across
+from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.target import (
     Artifact,
     Check,
@@ -36,33 +46,32 @@ from dicp.target import (
 )
 from dicp.template import render_template
 from dicp.torch_private import OpOverload, first_sizes
-from dicp.vendor.triton import cudagraphs
 from dicp.vendor.triton.builder import (
     Builder,
     Job,
-    Variant,
+    Plan,
     Workers,
     device_functions,
     triton_version,
 )
+from dicp.vendor.triton.capture import record_on_device
 from dicp.vendor.triton.choice import TABLE, Contest, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
+from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.launch import Device, OwnMemory, Plan, StreamPool
-from dicp.vendor.triton.library import ATTENTION, OWN_RULES, TritonLowering
-from dicp.vendor.triton.products import Chooser, Chosen, Product, place_products
 from dicp.vendor.triton.render import TritonKernel, render, render_shared
-from dicp.vendor.triton.scalars import scalars_to_device
-from dicp.vendor.triton.shares import Shared, shared_out, taken_along
 from dicp.vendor.triton.spelling import ELEMENT
-from dicp.vendor.triton.split import ALONG_LEAST, Shares, split_reductions, split_shares
-from dicp.vendor.triton.tiles import WIDEST_ALONG
-from dicp.vendor.triton.tiling import Tiling
 
 FOLDER = Path(__file__).parent
 DTYPES = frozenset(ELEMENT)
 ALONG = Across(widest=WIDEST_ALONG, parts=ALONG_LEAST)
 """Sums over rows in parts: each program keeps those over the rows that it walks."""
+
+
+class TritonLowering(GpuLowering):
+    """Lowering for NVIDIA GPUs."""
+
+    device_facts = GPU
 
 
 class TritonTarget(Target):
@@ -187,11 +196,13 @@ class TritonTarget(Target):
         machine = Device(plan, self._builder(cache, config), find_driver(), index)
         pool = self._pools.setdefault(index, StreamPool(device))
         executable = LoopExecutable(program, machine, pool, artifact.objects)
-        if config.mode not in cudagraphs.MODES:
+        if config.mode not in graph_capture.MODES:
             return executable
         # Memory of a recording is its own: it is not lent to runs on other streams.
         recorded = LoopExecutable(program, machine, OwnMemory(device), artifact.objects)
-        return cudagraphs.Graphed(program, executable, program["static"], recorded)
+        return graph_capture.Graphed(
+            program, executable, program["static"], record_on_device, recorded
+        )
 
     def _simulated(
         self, program: Mapping[str, Any], texts: Mapping[str, str], objects: Sequence[Any]
@@ -283,12 +294,12 @@ def _scheduled(
     graph: Graph, first: Mapping[Any, int], fuse: bool
 ) -> tuple[list[Step], Sequence[Shares]]:
     """The steps, and the sums that some of them take along over rows of any number."""
-    shares = split_reductions(graph, first)
+    shares = split_reductions(graph, first, GPU)
     along = replace(ALONG, whole=frozenset(s.whole.out for s in shares))
     steps = schedule(graph, fuse, along).steps
     if taken_along(steps, shares):
         return steps, shares
-    split_shares(graph, first, shares)
+    split_shares(graph, first, shares, GPU)
     return schedule(graph, fuse, ALONG).steps, ()
 
 

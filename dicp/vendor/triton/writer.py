@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dicp.loop.kernel import Phase, Store
-from dicp.plain import encode_size
+from dicp.loop.ir.kernel import Phase, Store
+from dicp.serialize import encode_size
 from dicp.vendor.triton.emit import Axis, Emitter, Scope
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dicp.loop.index import Size, product
+from dicp.loop.ir.index import Size, product
 from dicp.vendor.cpu.routines import depthwise, pieces
 from dicp.vendor.cpu.routines.common import Axis, Shaped
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from dicp.loop.index import Size, contiguous_strides
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 
 FOLDER = Path(__file__).parent

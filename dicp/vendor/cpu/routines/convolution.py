@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import Index, Size, contiguous_strides, normal, product
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
 from dicp.vendor.cpu.routines import choice, depthwise, pieces

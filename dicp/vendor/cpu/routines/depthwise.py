@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import Size, contiguous_strides, product
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken, rows_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dicp.loop.index import contiguous_strides
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
 from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, call, is_taken

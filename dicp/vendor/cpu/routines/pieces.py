@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.loop.index import Size, product
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, product
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines.common import Axis
 from dicp.vendor.cpu.routines.depthwise import is_channels_last

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dicp import operators
-from dicp.loop.index import Size
-from dicp.loop.ir import Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.routines.common import call, is_few, is_taken, rows_of

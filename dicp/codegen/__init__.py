@@ -1,0 +1,1 @@
+"""What renderers of C-family languages share."""

@@ -1,0 +1,371 @@
+"""Writing C++: scopes, values computed once in the outermost place they can be, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from dicp.codegen.types import (
+    VALUE_TYPE,
+    conversion,
+    literal,
+    size_text,
+    start_value,
+    widened,
+)
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, Load, Ref
+from dicp.loop.ir.index import (
+    FloorDiv,
+    Index,
+    Indirect,
+    Mod,
+    Size,
+    Var,
+    contiguous_strides,
+    flatten,
+    variable,
+)
+from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
+from dicp.loop.ir.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+
+
+@dataclass
+class Scope:
+    """A block of code: the loop variables known in it and the values already computed there."""
+
+    variables: frozenset[Var]
+    indent: int
+    lines: list[str] = field(default_factory=list)
+    values: dict[object, str] = field(default_factory=dict)
+
+
+class Emitter:
+    """The code of one kernel while it is written."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.args: dict[Ref, str] = {}
+        self.stored = {s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)}
+        self.symbols: dict[sympy.Symbol, str] = {}
+        self.scopes: list[Scope] = []
+        self.sites: list[tuple[str, str]] = []
+        self.array_names: set[str] = set()
+        self.local_names: dict[str, int] = {}
+        self.staged: dict[tuple[Ref, Index], str] = {}
+        """Where elements are found that were copied into a tile before the loop."""
+        self.lined: dict[tuple[Ref, Index], str] = {}
+        """Where elements are put that are written a cache line at a time."""
+        self.flagged: set[str] = set()
+        """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
+        self.laned: set[str] = set()
+        """What is accumulated or kept in a place of its own for each place in a cache line."""
+        self._uses: dict[int, frozenset[Var]] = {}
+        self._depth: dict[int, int] = {}
+        self._temp = 0
+
+    def _all_stmts(self) -> list[Stmt]:
+        return [s for p in self.kernel.phases for s in p.stmts]
+
+    # ---- scopes and statements --------------------------------------------------------------
+
+    def _push(self, variables: Sequence[Var], indent: int) -> Scope:
+        known = self.scopes[-1].variables if self.scopes else frozenset()
+        scope = Scope(known | frozenset(variables), indent)
+        self.scopes.append(scope)
+        return scope
+
+    def _pop(self, scope: Scope) -> None:
+        assert self.scopes[-1] is scope
+        self.scopes.pop()
+
+    def _stmts(self, stmts: Iterable[Stmt], scope: Scope) -> None:
+        pad = margin(scope.indent)
+        stores: list[str] = []
+        for stmt in stmts:
+            if isinstance(stmt, Store) and is_copy(stmt):
+                source = self._place(stmt.value.attr)
+                stores.append(f"{pad}{self._target(stmt)} = {source};")
+                continue
+            value = self.value(stmt.value)
+            if isinstance(stmt, Store):
+                stores.append(pad + self._store(stmt, value))
+            elif isinstance(stmt, Accumulate):
+                position = self._index(stmt.position) if stmt.position is not None else ""
+                scope.lines.append(pad + self._combine(stmt, value, position))
+            elif isinstance(stmt, Running):
+                scope.lines.append(pad + self._combine(stmt, value, ""))
+                # The running value changes at every point: what reads it stays in this loop.
+                self.local_names[stmt.name] = len(self.scopes) - 1
+            elif isinstance(stmt, Save):
+                place = f"saved_{stmt.name}[{self._inner_position()}]"
+                if stmt.name in self.laned:
+                    place = f"lanes_{stmt.name}[lane]"
+                scope.lines.append(f"{pad}{place} = {value};")
+            elif isinstance(stmt, Define):
+                ctype = VALUE_TYPE[stmt.dtype]
+                scope.lines.append(f"{pad}const {ctype} {local(stmt.name)} = {value};")
+                self.local_names[stmt.name] = len(self.scopes) - 1
+        scope.lines += stores
+
+    def _inner_position(self) -> str:
+        sizes = [v.size for v in self.kernel.inner]
+        coords = [variable(v) for v in self.kernel.inner]
+        return self._index(flatten(coords, contiguous_strides(sizes)))
+
+    def _target(self, stmt: Store) -> str:
+        place = f"{self._arg(stmt.ref)}[{self._index(stmt.index)}]"
+        return self.lined.get((stmt.ref, stmt.index), place)
+
+    def _store(self, stmt: Store, value: str) -> str:
+        place = self._target(stmt)
+        if stmt.op:
+            old = widened(place, stmt.ref.dtype)
+            value = REDUCTIONS[stmt.op].combine.format(old, value)
+        narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
+        return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
+
+    def _declare(self, stmt: Accumulate | Running) -> str:
+        ctype = accumulator_type(stmt)
+        text = f"{ctype} {local(stmt.name)} = {start_value(stmt.op, stmt.dtype)};"
+        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.op.startswith("arg") else "")
+
+    def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
+        name = local(stmt.name)
+        if stmt.op.startswith("arg"):
+            at = f"at_{stmt.name}"
+            if position == "chunk":
+                position = f"part_at_{stmt.name}[chunk]"
+            return (
+                f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
+                f"{at} = {position}; }}"
+            )
+        nan = f"nan_{stmt.name}"
+        if stmt.name in self.laned:
+            name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
+        if stmt.name in self.flagged:
+            sign = ">" if stmt.op == "max" else "<"
+            return (
+                f"{name} = {value} {sign} {name} ? {value} : {name}; "
+                f"{nan} = d_size_bits({value}) > {nan} ? d_size_bits({value}) : {nan};"
+            )
+        return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
+
+    def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
+        slot = f"acc_{stmt.name}[{at}]"
+        if stmt.op.startswith("arg"):
+            assert stmt.position is not None
+            position = self._index(stmt.position)
+            return (
+                f"{{ const bool better = d_better_{stmt.op[3:]}({value}, {slot}); "
+                f"{slot} = better ? {value} : {slot}; "
+                f"acc_at_{stmt.name}[{at}] = better ? {position} : acc_at_{stmt.name}[{at}]; }}"
+            )
+        return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
+
+    # ---- expressions ------------------------------------------------------------------------
+
+    def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
+        """The C++ name or literal of `expr`, computed in the outermost scope that can."""
+        if expr.op == "const":
+            return literal(expr.attr, expr.dtype)
+        if expr.op == "masked":
+            return self._masked(expr, guard, guard_depth)
+        if expr.op == "acc":
+            found = self._reduction(expr.attr)
+            is_place = found is not None and found.op.startswith("arg")
+            return f"at_{expr.attr}" if is_place else local(expr.attr)
+        if expr.op == "saved":
+            return f"saved_{expr.attr}[{self._inner_position()}]"
+        depth = max(self._depth_of(expr), guard_depth if guard else 0)
+        key = (id(expr), guard)
+        for scope in self.scopes[: depth + 1]:
+            if key in scope.values:
+                return scope.values[key]
+            if (id(expr), "") in scope.values:
+                return scope.values[id(expr), ""]
+        text = self._text(expr, guard, guard_depth)
+        scope = self.scopes[depth]
+        same = (expr.op, expr.dtype, text)
+        name = scope.values.get(same)
+        if name is None:
+            self._temp += 1
+            name = f"x{self._temp}"
+            ctype = VALUE_TYPE[expr.dtype]
+            scope.lines.append(f"{margin(scope.indent)}const {ctype} {name} = {text};")
+            scope.values[same] = name
+        scope.values[key] = name
+        return name
+
+    def _reduction(self, name: str) -> Accumulate | None:
+        for stmt in self._all_stmts():
+            if isinstance(stmt, Accumulate) and stmt.name == name:
+                return stmt
+        return None
+
+    def _masked(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        test, value = expr.args
+        name = self.value(test, guard, guard_depth)
+        depth = max(self._depth_of(test), guard_depth if guard else 0)
+        if guard:
+            both = f"{guard} & {name}"
+            scope = self.scopes[depth]
+            joined = scope.values.get(("guard", both))
+            if joined is None:
+                self._temp += 1
+                joined = f"x{self._temp}"
+                scope.lines.append(f"{margin(scope.indent)}const bool {joined} = {both};")
+                scope.values["guard", both] = joined
+            name = joined
+        return self.value(value, name, depth)
+
+    def _depth_of(self, expr: Expr) -> int:
+        """Index of the outermost scope in which `expr` can be computed."""
+        needed = self._variables(expr)
+        local = self._local_depth(expr)
+        for depth, scope in enumerate(self.scopes):
+            if depth >= local and needed <= scope.variables:
+                return depth
+        return len(self.scopes) - 1
+
+    def _local_depth(self, expr: Expr) -> int:
+        """Scopes before which the row's named values that `expr` reads do not exist."""
+        depth = 0
+        for e in ir.walk(expr):
+            if e.op == "acc":
+                depth = max(depth, self.local_names.get(e.attr, len(self.scopes) - 1))
+            elif e.op == "saved":
+                return len(self.scopes) - 1
+        return depth
+
+    def _variables(self, expr: Expr) -> frozenset[Var]:
+        found = self._uses.get(id(expr))
+        if found is None:
+            parts: set[Var] = set()
+            for arg in expr.args:
+                parts |= self._variables(arg)
+            for index in ir.indices_of(expr):
+                parts |= index.variables()
+                for inner in ir._indirect_exprs(index):
+                    parts |= self._variables(inner)
+            found = self._uses[id(expr)] = frozenset(parts)
+        return found
+
+    def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        if expr.op == "read":
+            return self._read(expr, guard, guard_depth)
+        if expr.op == "index":
+            return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
+        args = [self.value(a, guard, guard_depth) for a in expr.args]
+        if expr.op == "exp" and expr.dtype != torch.float64 and self._never_positive(expr.args[0]):
+            return f"d_exp_weight({args[0]})"
+        if expr.op in ("cast", "widen"):
+            return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
+        if expr.op == "check_index":
+            return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{guarded(guard)})"
+        site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
+        width = "d" if expr.dtype == torch.float64 else "f"
+        return _spelling(expr).format(*args, site=site, width=width)
+
+    def _never_positive(self, expr: Expr) -> bool:
+        """Whether a value is a distance below a maximum, or less than nothing by its form."""
+        if expr.op == "neg":
+            return expr.args[0].op == "abs"
+        if expr.op == "mul" and expr.args[1].op == "const" and expr.args[1].attr < 0:
+            return expr.args[0].op == "mul" and expr.args[0].args[0] is expr.args[0].args[1]
+        if expr.op != "sub" or expr.args[1].op != "acc":
+            return False
+        top = self._reduction(expr.args[1].attr)
+        if top is None or top.op != "max" or top.dtype != expr.dtype:
+            return False
+        return ir.show(top.value) == ir.show(expr.args[0])
+
+    def _site(self, expr: Expr) -> int:
+        self.sites.append((expr.op, str(expr.attr or "")))
+        return len(self.sites)
+
+    def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
+        item: Load = expr.attr
+        text = widened(self._place(item, guard, guard_depth), item.ref.dtype)
+        if guard:
+            zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"
+            return f"{guard} ? {text} : {zero}"
+        return text
+
+    def _place(self, item: Load, guard: str = "", guard_depth: int = 0) -> str:
+        return self.staged.get((item.ref, item.coords[0])) or (
+            f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+        )
+
+    def _arg(self, ref: Ref) -> str:
+        if ref not in self.args:
+            self.args[ref] = f"a{len(self.args)}"
+        return self.args[ref]
+
+    # ---- indices ----------------------------------------------------------------------------
+
+    def _index(self, index: Index, guard: str = "", guard_depth: int = 0) -> str:
+        parts = []
+        for atom, c in index.terms:
+            text = self._atom(atom, guard, guard_depth)
+            parts.append(text if c == 1 else f"{self._size(c)} * {text}")
+        if index.const != 0 or not parts:
+            parts.append(self._size(index.const))
+        return " + ".join(parts)
+
+    def _atom(self, atom: Var | FloorDiv | Mod | Indirect, guard: str, guard_depth: int) -> str:
+        if isinstance(atom, Var):
+            return atom.key
+        if isinstance(atom, Indirect):
+            return self.value(atom.expr, guard, guard_depth)
+        sign = "/" if isinstance(atom, FloorDiv) else "%"
+        inner = self._index(atom.value, guard, guard_depth)
+        return f"(({inner}) {sign} {self._size(atom.divisor)})"
+
+    def _size(self, size: Size) -> str:
+        if isinstance(size, int):
+            return str(size) if size >= 0 else f"({size})"
+        renamed = {}
+        for symbol in sorted(size.free_symbols, key=str):
+            if symbol not in self.symbols:
+                self.symbols[symbol] = f"n{len(self.symbols)}"
+            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
+        return f"({size_text(size.xreplace(renamed))})"
+
+
+def _spelling(expr: Expr) -> str:
+    """The C++ format string of an operator, the cheapest that is right for these operands."""
+    last = expr.args[-1]
+    if last.op == "const" and last.attr == last.attr and expr.op in BESIDE_NUMBER:
+        return BESIDE_NUMBER[expr.op]
+    return SCALAR_OPS[expr.op].cpp
+
+
+def is_copy(stmt: Store) -> bool:
+    """Whether a statement stores what it reads: bits are moved, whatever they mean."""
+    value = stmt.value
+    return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
+
+
+def margin(depth: int) -> str:
+    return "  " * depth
+
+
+def local(name: str) -> str:
+    return f"v_{name}"
+
+
+def guarded(guard: str) -> str:
+    return f", {guard}" if guard else ""
+
+
+def nan_bits(stmt: Accumulate | Running) -> str:
+    """The type of the bits among which an extremum's NaNs are looked for."""
+    return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
+
+
+def accumulator_type(stmt: Accumulate | Running) -> str:
+    return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]

@@ -1,0 +1,1 @@
+"""What passes ask of a graph: inferred values, effects, aliases."""

@@ -1,0 +1,360 @@
+"""Shapes, dtypes and strides of new or changed nodes, by running them on fake tensors.
+
+The framework's fake tensors know every operator's shape, dtype and stride rule, symbolic sizes
+included, so nothing is inferred twice here: a pass asks for the nodes it made or changed, and only
+those (and what depends on them) are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from dicp.dynamo_bridge.analysis.effects import is_pure
+from dicp.dynamo_bridge.provenance import inherit
+from dicp.errors import InferenceMismatchError
+
+aten = torch.ops.aten
+
+
+def expression(size: Any) -> Any:
+    """An integer or its symbolic expression, comparable with `==` without adding a guard."""
+    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return size.node.expr
+    return size
+
+
+def expressions(sizes: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(expression(size) for size in sizes)
+
+
+def shape_of(value: torch.Tensor) -> tuple[Any, ...]:
+    return expressions(value.shape)
+
+
+def strides_of(value: torch.Tensor) -> tuple[Any, ...] | None:
+    """The strides, or None for a tensor without (sparse, nested)."""
+    return expressions(value.stride()) if value.layout == torch.strided else None
+
+
+def same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return _same_field(strides_of(left), strides_of(right))
+
+
+def is_contiguous(value: torch.Tensor) -> bool:
+    """Row-major by its symbolic strides; never adds a guard (unknown counts as no)."""
+    return _is_ordered(value, range(value.dim()))
+
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """A 4-d tensor whose strides order it batch, height, width, channel."""
+    return value.dim() == 4 and _is_ordered(value, (0, 2, 3, 1))
+
+
+def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Dense, with the dimensions from the largest stride to the smallest in `order`."""
+    expected, hint = 1, 1
+    for dim in reversed(order):
+        size, stride = value.shape[dim], value.stride(dim)
+        if expression(size) == 1:
+            continue
+        if _hint(stride) != hint or not equal_sizes(expression(stride), expected):
+            return False
+        expected, hint = expected * expression(size), hint * _hint(size)
+    return True
+
+
+def _hint(size: Any) -> int:
+    """An integer, or what a symbolic one was traced with."""
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else 1 << 20
+    return int(size)
+
+
+def equal_sizes(left: Any, right: Any) -> bool:
+    """Equal expressions, also where products are written differently."""
+    if left == right:
+        return True
+    symbolic = getattr(left, "free_symbols", None) and getattr(right, "free_symbols", None)
+    return bool(symbolic) and sympy.expand(left - right) == 0
+
+
+def value_of(arg: Any) -> Any:
+    """What is known of an argument: a node's `meta["val"]`, anything else itself."""
+    return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
+
+
+def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any, Any] | None:
+    """The first (field, expected, got) in which two inferred values differ, or None."""
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        fields: list[tuple[str, Any, Any]] = [
+            ("shape", shape_of(expected), shape_of(got)),
+            ("dtype", expected.dtype, got.dtype),
+            ("device", expected.device, got.device),
+            ("layout", expected.layout, got.layout),
+        ]
+        if strides:
+            fields.append(("strides", strides_of(expected), strides_of(got)))
+        return next((field for field in fields if not _same_field(*field[1:])), None)
+    if isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
+        if len(expected) != len(got):
+            return ("number of results", len(expected), len(got))
+        pairs = zip(expected, got, strict=True)
+        return next((d for e, g in pairs if (d := difference(e, g, strides))), None)
+    left, right = expression(expected), expression(got)
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) or left != right:
+        return ("value", left, right)
+    return None
+
+
+def _same_field(left: Any, right: Any) -> bool:
+    if left == right:
+        return True
+    if not isinstance(left, tuple) or not isinstance(right, tuple) or len(left) != len(right):
+        return False
+    return all(equal_sizes(a, b) for a, b in zip(left, right, strict=True))
+
+
+class Inference:
+    """Runs nodes on the fake tensors of one graph and keeps `meta["val"]` true."""
+
+    def __init__(self, fake_mode: contextlib.AbstractContextManager[Any] | None) -> None:
+        self._fake_mode = fake_mode
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> Inference:
+        """The inference for `gm`, with the fake mode its values were made in."""
+        for node in gm.graph.nodes:
+            mode = getattr(node.meta.get("val"), "fake_mode", None)
+            if mode is not None:
+                return cls(mode)
+        return cls(None)
+
+    def compute(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The fake result of a call whose arguments may be nodes."""
+        if target is operator.getitem and isinstance(args[0], fx.Node):
+            return value_of(args[0])[args[1]]
+        fake_args = map_arg(tuple(args), value_of)
+        fake_kwargs = map_arg(dict(kwargs), value_of)
+        with self._fake_mode or contextlib.nullcontext(), torch.no_grad():
+            return target(*fake_args, **fake_kwargs)
+
+    def infer(self, node: fx.Node) -> Any:
+        """Compute and store the value of one node."""
+        assert node.op == "call_function", node.op
+        value = self.compute(node.target, node.args, node.kwargs)
+        node.meta["val"] = value
+        node.meta.pop("tensor_meta", None)
+        return value
+
+    def emit(
+        self,
+        before: fx.Node,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        origins: Sequence[fx.Node] = (),
+    ) -> fx.Node:
+        """Insert an inferred call before `before`, standing for the nodes `origins`."""
+        with before.graph.inserting_before(before):
+            node = before.graph.call_function(target, args, dict(kwargs or {}))
+        inherit(node, origins)
+        try:
+            self.infer(node)
+        except BaseException:
+            before.graph.erase_node(node)
+            raise
+        return node
+
+    def update(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
+        """Re-infer `dirty` and everything whose inputs' metadata changed; return what changed.
+
+        A `view` that the new strides no longer allow reads a contiguous copy instead. A graph
+        output keeps the strides it had: it returns a copy in the old layout.
+        """
+        return Propagation(self).run(dirty)
+
+    def check(self, old: fx.Node, new: fx.Node, strides: bool) -> None:
+        """Raise InferenceMismatchError unless `new` may stand in for `old`."""
+        found = difference(old.meta.get("val"), new.meta.get("val"), strides)
+        if found is not None:
+            field, expected, got = found
+            raise InferenceMismatchError(str(old.format_node() or old), field, expected, got)
+
+    def channels_last(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like `value`, channels-last."""
+        _, channels, height, width = value.shape
+        row = channels * width
+        strides = (row * height, 1, row, channels)
+        with self._fake_mode or contextlib.nullcontext():
+            return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+
+    def restride(self, before: fx.Node, node: fx.Node, like: torch.Tensor) -> fx.Node:
+        """A copy of `node`, laid out as `like` (dense strides), inserted before `before`."""
+        origins = (node,)
+        order = stride_order(like)
+        if order == list(range(like.dim())):
+            kwargs = {"memory_format": torch.contiguous_format}
+            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+        if is_channels_last(like):
+            kwargs = {"memory_format": torch.channels_last}
+            return self.emit(before, aten.clone.default, (node,), kwargs, origins)
+        inverse = [order.index(dim) for dim in range(len(order))]
+        out = self.emit(before, aten.permute.default, (node, order), None, origins)
+        kwargs = {"memory_format": torch.contiguous_format}
+        out = self.emit(before, aten.clone.default, (out,), kwargs, origins)
+        return self.emit(before, aten.permute.default, (out, inverse), None, origins)
+
+
+def stride_order(value: torch.Tensor) -> list[int]:
+    """Dimensions from the largest stride to the smallest, symbolic sizes taken by their hint."""
+    if is_contiguous(value):
+        return list(range(value.dim()))
+    hints = [_hint(stride) for stride in value.stride()]
+    sizes = [_hint(size) for size in value.shape]
+    return sorted(range(value.dim()), key=lambda dim: (-hints[dim], sizes[dim] == 1, dim))
+
+
+_STRIDE_SENSITIVE = frozenset({
+    aten.as_strided.default, aten.as_strided_scatter.default, aten.view.dtype,
+    aten._reshape_alias.default,
+})  # fmt: skip
+
+
+def reads_any_strides(target: Any) -> bool:
+    """The operator's numbers do not depend on the strides of its arguments."""
+    return target is aten.copy_.default or (is_pure(target) and target not in _STRIDE_SENSITIVE)
+
+
+_FIRST_FOLLOWS = frozenset({
+    aten._native_batch_norm_legit_no_training.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default, aten.native_batch_norm.default,
+})  # fmt: skip
+"""Operators whose first result has the memory format of their first argument."""
+
+
+def follows_format(target: Any) -> bool:
+    """Pointwise: the result has the format its operands have in common."""
+    return torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def _is_image(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() >= 4
+
+
+class Propagation:
+    """One worklist run of `Inference.update`, in graph order."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._heap: list[tuple[int, fx.Node]] = []
+        self._waiting: set[fx.Node] = set()
+        self._position: dict[fx.Node, int] = {}
+        self._old: dict[fx.Node, Any] = {}
+        self._restored: dict[fx.Node, fx.Node] = {}
+
+    def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
+        roots = list(dirty)
+        if not roots:
+            return []
+        self._position = {node: index for index, node in enumerate(roots[0].graph.nodes)}
+        for node in roots:
+            self._push(node)
+        changed = []
+        while self._heap:
+            node = heapq.heappop(self._heap)[1]
+            self._waiting.discard(node)
+            if self._visit(node):
+                changed.append(node)
+                for user in list(node.users):
+                    if user.op == "call_function":
+                        self._push(user)
+        return changed
+
+    def _push(self, node: fx.Node) -> None:
+        position = self._position.get(node)
+        if position is not None and node not in self._waiting:
+            self._waiting.add(node)
+            heapq.heappush(self._heap, (position, node))
+
+    def _visit(self, node: fx.Node) -> bool:
+        old = node.meta.get("val")
+        if not reads_any_strides(node.target):
+            self._restore_inputs(node)
+            return False
+        try:
+            new = self._channels_last(node, old)
+            if new is None:
+                new = self._inference.infer(node)
+        except (RuntimeError, ValueError):
+            if node.target is not aten.view.default:
+                raise
+            source = self._contiguous(node)
+            node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
+            new = self._inference.infer(node)
+        if difference(old, new) is None:
+            node.meta["val"] = old
+            return False
+        self._old.setdefault(node, old)
+        self._keep_output_strides(node, old)
+        return True
+
+    def _channels_last(self, node: fx.Node, old: Any) -> Any:
+        """The value of an operator that follows its operands' format, where all of them agree.
+
+        What inference would say, without its price: with symbolic sizes it costs tens of
+        milliseconds a node, and a network's whole tail changes format.
+        """
+        out = old[0] if isinstance(old, tuple) and node.target in _FIRST_FOLLOWS else old
+        if not isinstance(out, torch.Tensor) or out.dim() != 4 or not is_contiguous(out):
+            return None
+        sources = [source for source in node.all_input_nodes if _is_image(source)]
+        if node.target in _FIRST_FOLLOWS:
+            sources = sources[:1]
+        elif not follows_format(node.target):
+            return None
+        shape = shape_of(out)
+        values = [source.meta["val"] for source in sources]
+        if any(value.dim() == 4 and shape_of(value) != shape for value in values):
+            return None
+        full = [value for value in values if value.dim() == 4]
+        if not full or not all(is_channels_last(value) for value in full):
+            return None
+        new = self._inference.channels_last(out)
+        node.meta["val"] = (new, *old[1:]) if isinstance(old, tuple) else new
+        return node.meta["val"]
+
+    def _restore_inputs(self, node: fx.Node) -> None:
+        """Give `node` the strides it was traced with: copies of the inputs that changed."""
+        for source in node.all_input_nodes:
+            old = self._old.get(source)
+            if not isinstance(old, torch.Tensor) or same_strides(old, source.meta["val"]):
+                continue
+            if source not in self._restored:
+                self._restored[source] = self._inference.restride(node, source, old)
+            node.replace_input_with(source, self._restored[source])
+
+    def _contiguous(self, view: fx.Node) -> fx.Node:
+        source = view.args[0]
+        assert isinstance(source, fx.Node)
+        kwargs = {"memory_format": torch.contiguous_format}
+        return self._inference.emit(view, aten.clone.default, (source,), kwargs, (source,))
+
+    def _keep_output_strides(self, node: fx.Node, old: Any) -> None:
+        outputs = [user for user in node.users if user.op == "output"]
+        new = node.meta["val"]
+        if not outputs or not isinstance(old, torch.Tensor) or same_strides(old, new):
+            return
+        output = outputs[0]
+        copy = self._inference.restride(output, node, old)
+        output.replace_input_with(node, copy)

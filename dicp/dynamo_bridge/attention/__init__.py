@@ -1,0 +1,1 @@
+"""Attention in FX graphs: matcher, masks, forward, training."""

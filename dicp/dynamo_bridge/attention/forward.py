@@ -1,0 +1,216 @@
+"""One attention call as the framework itself would make it for tensors of this device and layout.
+
+Which of its fused operators takes them (flash, memory-efficient, cuDNN), and what must be padded
+or copied for it, the framework decides: it is asked with the graph's fake tensors, and the
+operators that it runs are written into the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.fuse.engine import Rewriter
+from dicp.torch_private import TorchDispatchMode, pytree
+
+FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+         "_scaled_dot_product_cudnn_attention",
+         "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
+GIVES_GRADIENT_OF_MASK = "_scaled_dot_product_efficient_attention"
+LARGEST_GRID = 2**16
+WIDEST_TRAINED_HEAD = 192
+"""Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How attention is asked for: causal mask, factor of the scores, chance of dropout."""
+
+    causal: bool
+    scale: float
+    chance: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """One operator that the framework ran."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[_Ran] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        result = func(*args, **kwargs)
+        if any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves(result)):
+            self.ran.append(_Ran(func, args, kwargs, result))
+        return result
+
+
+def framework_attention(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
+) -> fx.Node | None:
+    """The attention's result; None where the framework has no fused operator for the tensors."""
+    nodes = [q, k, v, *([mask] if mask is not None else [])]
+    values = [value_of(node) for node in nodes]
+    with torch.no_grad():
+        ran, result = _run(values, call)
+    if not any(step.op.overloadpacket.__name__ in FUSED for step in ran):
+        return None
+    known = {id(value): node for value, node in zip(values, nodes, strict=True)}
+    return known.get(id(result)) if _written(rw, ran, known) else None
+
+
+def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
+    """What the framework runs for the fake tensors q, k, v and perhaps a mask, and its result."""
+    grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
+    recorder = _Recorder()
+    with values[0].fake_mode, recorder:
+        result = F.scaled_dot_product_attention(
+            values[0], values[1], values[2], attn_mask=values[3] if len(values) > 3 else None,
+            dropout_p=call.chance, is_causal=call.causal, scale=call.scale, enable_gqa=grouped,
+        )  # fmt: skip
+    return recorder.ran, result
+
+
+def training_attention(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call,
+    mask_gradient: bool = False,
+) -> fx.Node | None:  # fmt: skip
+    """The call of the fused operator itself, in training; its first result is the attention's.
+
+    None where there is none for the tensors, or it would take q, k and v in another form; or, where
+    the gradient of the mask is wanted, none that gives it.
+    """
+    nodes = [q, k, v, *([mask] if mask is not None else [])]
+    values = [value_of(node) for node in nodes]
+    head = values[0].shape[-1]
+    on_host = values[0].device.type == "cpu"
+    if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
+        return None
+    if mask_gradient and not _in_one_piece(values[0], values[1]):
+        return None
+    choice = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+    with torch.no_grad(), choice if mask_gradient else nullcontext():
+        ran, _ = _run(values, call)
+    wanted = (GIVES_GRADIENT_OF_MASK,) if mask_gradient else FUSED
+    at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in wanted), None)
+    inputs = {id(value) for value in values[:3]}
+    if at is None or any(id(x) in inputs for s in (*ran[:at], *ran[at + 1 :]) for x in s.args):
+        return None
+    known = {id(value): node for value, node in zip(values, nodes, strict=True)}
+    if not _written(rw, [*ran[:at], _with_sums(ran[at])], known):
+        return None
+    made = known[id(ran[at].result[0])].args[0]
+    assert isinstance(made, fx.Node)
+    return made
+
+
+def _in_one_piece(q: Any, k: Any) -> bool:
+    """Whether the operator makes the mask's gradient at once and its kernel can count in it.
+
+    Batches larger than a grid's side are cut, and the parts of that gradient added up instead of
+    put side by side (PyTorch, attention_backward.cu).
+    """
+    batch, heads, rows, _ = q.shape
+    return bool(batch < LARGEST_GRID) and bool(heads * rows * (k.shape[2] + 16) < 2**31)
+
+
+def _with_sums(step: _Ran) -> _Ran:
+    """The call as it is made in training, when the sums of exponentials are wanted, too."""
+    names = [argument.name for argument in step.op._schema.arguments]
+    if "compute_log_sumexp" not in names:
+        return step
+    at = names.index("compute_log_sumexp")
+    return replace(step, args=(*step.args[:at], True, *step.args[at + 1 :]))
+
+
+_NAMES = {
+    "grad_out_": "grad_out", "log_sumexp": "logsumexp", "output": "out",
+    "rng_state": "philox_seed", "unused": "philox_offset", "attn_mask": "attn_bias",
+}  # fmt: skip
+"""Where forward and backward operators name one thing in several ways."""
+
+
+def gradient_arguments(
+    rw: Rewriter, call: fx.Node, grad: fx.Node, of_mask: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The operator that gives the gradients of a fused attention, and what it is called with."""
+    op: Any = call.target
+    name = op.overloadpacket.__name__
+    back = getattr(torch.ops.aten, f"{name}_backward").default
+    known: dict[str, Any] = {"grad_out": grad, "grad_input_mask": [True, True, True, of_mask]}
+    for position, argument in enumerate(op._schema.arguments):
+        given = call.args[position] if position < len(call.args) else argument.default_value
+        known[_NAMES.get(argument.name, argument.name)] = call.kwargs.get(argument.name, given)
+    for position, result in enumerate(op._schema.returns):
+        known[_NAMES.get(result.name, result.name)] = position
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    returned = {_NAMES.get(r.name, r.name) for r in op._schema.returns}
+    for argument in back._schema.arguments:
+        key = _NAMES.get(argument.name, argument.name)
+        value = _result(rw, call, known[key]) if key in returned else known[key]
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return back, tuple(args), kwargs
+
+
+def _result(rw: Rewriter, call: fx.Node, position: int) -> Any:
+    """A result of `call` as backward takes it: what is no tensor is not saved but said again."""
+    value = value_of(call)[position]
+    if isinstance(value, torch.Tensor):
+        return rw(operator.getitem, call, position)
+    if not isinstance(value, torch.SymInt):
+        return value
+    return rw.size(*_sizes(n for n in call.args if isinstance(n, fx.Node))[expression(value)])
+
+
+def _sizes(tensors: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
+    """A tensor and its dimension for every size."""
+    return {expression(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
+
+
+def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
+    """Whether every operator could be written; `known` then holds a node for every tensor."""
+    sizes = _sizes(known.values())
+
+    def node_of(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return rw.size(*sizes[expression(value)])
+        return known[id(value)] if isinstance(value, torch.Tensor) else value
+
+    for step in ran:
+        leaves = pytree.tree_leaves((step.args, step.kwargs))
+        symbolic = [x for x in leaves if isinstance(x, torch.SymInt | torch.SymFloat)]
+        if any(expression(x) not in sizes for x in symbolic):
+            return False  # a size that would have to be computed in the graph
+        args, kwargs = pytree.tree_map(node_of, (step.args, step.kwargs))
+        call = rw(step.op, *args, **kwargs)
+        if isinstance(step.result, torch.Tensor):
+            known[id(step.result)] = call
+            continue
+        for position, value in enumerate(step.result):
+            if isinstance(value, torch.Tensor):
+                known[id(value)] = rw(operator.getitem, call, position)
+    return True

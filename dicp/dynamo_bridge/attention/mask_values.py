@@ -1,0 +1,181 @@
+"""What can be known of an attention mask at compile time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.effects import is_pure
+from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.fuse.terms import sizes_of
+from dicp.dynamo_bridge.passes.canonicalize import cast_source, uniform_value
+from dicp.torch_private import disable_current_modes
+
+aten = torch.ops.aten
+
+HUGE = -1e30
+"""A finite fill below this swallows any score that is added to it, in float32 and wider."""
+
+LOW = -1e3
+"""A number below this hides a key unless its score is as high: then the score's own rounding is as
+large as that of the number."""
+
+_MASK_KIND = "dicp_mask_kind"
+_CONSTANT_LIMIT = 1 << 22
+
+
+def leaves_a_key(bias: fx.Node) -> bool:
+    """Every row is sure to have an entry above -inf."""
+    return _is_finite(bias) or _kind(bias) in ("causal", "alive")
+
+
+def keeps_a_key(bias: fx.Node) -> bool:
+    """Every row is sure to have a key that neither -inf nor a low number hides."""
+    return _kind(bias) in ("causal", "alive")
+
+
+def _is_finite(node: Any) -> bool:
+    """Made of finite constants by `where`, views and conversions."""
+    while isinstance(node, fx.Node):
+        if node.target is aten.where.self:
+            return _is_finite(node.args[1]) and _is_finite(node.args[2])
+        source = node.args[0] if node.args else None
+        if source is not None and node.target in _VIEWS:
+            node = source
+        elif (source := cast_source(node)) is not None:
+            if value_of(node).dtype == torch.float16 and value_of(source).dtype != torch.float16:
+                return False
+            node = source
+        else:
+            break
+    number = uniform_value(node)
+    return number is not None and abs(number) < float("inf")
+
+
+def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether in `dtype`, which is narrower, a mask hides what it hides and adds what it adds.
+
+    Known where it is made of few numbers that `dtype` holds, and one at most that hides keys and
+    is rounded. What is added in general (a bias of positions) is rounded further than scores are.
+    """
+    found = numbers_of(bias)
+    if found is None:
+        return False
+    finite = [x for x in found if abs(x) < float("inf")]
+    rounded = [x for x in finite if float(torch.tensor(x, dtype=dtype)) != x]
+    if dtype == torch.float16 and any(x < torch.finfo(dtype).min for x in finite):
+        return False  # where every key is hidden, the scores would be seen behind the number
+    return len(rounded) <= 1 and all(x < LOW for x in rounded)
+
+
+def numbers_of(node: Any) -> frozenset[float] | None:
+    """The numbers that a mask is made of; None where they are not known."""
+    while isinstance(node, fx.Node) and (source := _same_numbers(node)) is not None:
+        node = source
+    if isinstance(node, fx.Node) and node.target is aten.where.self:
+        chosen = [numbers_of(branch) for branch in node.args[1:]]
+        return None if None in chosen else frozenset().union(*(c for c in chosen if c is not None))
+    number = uniform_value(node)
+    if number is not None:
+        return frozenset({float(number)})
+    return _products(node) or _of_constant(node)
+
+
+def _same_numbers(node: fx.Node) -> fx.Node | None:
+    source = node.args[0] if node.args and node.target in _VIEWS else cast_source(node)
+    return source if isinstance(source, fx.Node) else None
+
+
+def _products(node: Any) -> frozenset[float] | None:
+    """A truth value, or one less it, times a number. (Of whole numbers others make no mask.)"""
+    if not isinstance(node, fx.Node) or node.target not in (aten.mul.Tensor, aten.mul.Scalar):
+        return None
+    test, factor = node.args
+    number = uniform_value(factor)
+    if isinstance(test, fx.Node) and test.target in (aten.rsub.Scalar, aten.sub.Tensor):
+        sides = test.args[::-1] if test.target is aten.rsub.Scalar else test.args
+        test = sides[1] if uniform_value(sides[0]) == 1 else None
+    while isinstance(test, fx.Node) and number is not None:
+        if getattr(value_of(test), "dtype", None) in _WHOLE:
+            return frozenset({0.0, float(number)})
+        test = _same_numbers(test)
+    return None
+
+
+def _of_constant(node: Any) -> frozenset[float] | None:
+    if not isinstance(node, fx.Node):
+        return None
+    with disable_current_modes():
+        value = _constant(node, {})
+        found = [] if value is None else torch.unique(value).tolist()
+    return frozenset(map(float, found)) if 0 < len(found) <= _FEW else None
+
+
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_FEW = 8
+"""Different numbers of a mask that is worth looking at."""
+
+_VIEWS = frozenset({
+    aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,
+    aten.permute.default, aten.clone.default, aten.squeeze.dim, aten.select.int,
+})  # fmt: skip
+
+
+def is_causal_mask(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
+    """A constant that hides the keys after each query and no others, for as many as queries."""
+    rows, columns = (sizes_of(q) or ())[-2], (sizes_of(k) or ())[-2]
+    return (
+        isinstance(rows, int)
+        and rows == columns
+        and (sizes_of(bias) or ())[-2:] == (rows, rows)
+        and _kind(bias) == "causal"
+    )
+
+
+def _kind(bias: fx.Node) -> str:
+    """ "causal", "alive" (no fully masked row) or "unknown", by computing a constant mask."""
+    known: str | None = bias.meta.get(_MASK_KIND)
+    if known is None:
+        with disable_current_modes():
+            value = _constant(bias, {})
+            known = "unknown" if value is None else _classify(value)
+        bias.meta[_MASK_KIND] = known
+    return known
+
+
+def _classify(value: torch.Tensor) -> str:
+    value = value.reshape(1, -1) if value.dim() == 1 else value
+    rows, columns = value.shape[-2:]
+    allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
+    if bool(torch.where(allowed, value == 0, value <= HUGE).all()):
+        return "causal"
+    alive = bool((value.amax(-1) > HUGE).all())
+    return "alive" if alive else "unknown"
+
+
+def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Tensor | None:
+    """The value of a node that depends on no input, computed on the host, or None."""
+    if node in known:
+        return known[node]
+    known[node] = None
+    value = value_of(node)
+    if node.op != "call_function" or not is_pure(node.target):
+        return None
+    if not isinstance(value, torch.Tensor):
+        return None
+    if not all(isinstance(size, int) for size in value.shape) or value.numel() > _CONSTANT_LIMIT:
+        return None
+    inputs = {source: _constant(source, known) for source in node.all_input_nodes}
+    if any(tensor is None for tensor in inputs.values()) or len(known) > 64:
+        return None
+
+    def on_host(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        return inputs[leaf] if isinstance(leaf, fx.Node) else leaf
+
+    args, kwargs = (fx.node.map_aggregate(x, on_host) for x in (node.args, dict(node.kwargs)))
+    known[node] = node.target(*args, **kwargs)
+    return known[node]

@@ -1,0 +1,92 @@
+"""Attention masks in their plainest form, for the fused operator and for its gradient alike.
+
+A constant mask that hides the keys after each query, and no others, becomes the operator's own
+causal flag. A mask chosen by booleans (0 or -inf) is made again in the backward graph from the
+booleans it is chosen by: these are what forward saves, being smaller, and what a target's fused
+gradient can take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.attention.mask_values import is_causal_mask
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
+from dicp.dynamo_bridge.passes.canonicalize import remove_dead
+from dicp.torch_private import disable_current_modes, recompute_in_backward
+
+aten = torch.ops.aten
+
+_CAUSAL_POSITION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
+}
+"""Where the causal flag stands, after the chance of dropout, by operator."""
+
+_QUERY = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: 0,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 1,
+}
+"""Where the query stands; the key is next."""
+
+_SHOWN = frozenset({
+    aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.slice.Tensor,
+    aten.scalar_tensor.default, aten.full.default,
+})  # fmt: skip
+"""Besides `where`, what masks are made with that is free to make again."""
+
+
+def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
+    """True if a mask became a flag."""
+    if "attention" not in context.facts.fusions or not context.config.fuse:
+        return False
+    changed = False
+    for target in _QUERY:
+        for node in gm.graph.find_nodes(op="call_function", target=target):
+            mask = node.kwargs.get("attn_mask")
+            if not isinstance(mask, fx.Node):
+                continue
+            if _is_constant_causal(node, mask):
+                _set_causal(node)
+                changed = True
+            elif context.kind == "joint":
+                _make_again(mask)
+    if changed:
+        remove_dead(gm.graph)
+    return changed
+
+
+def _is_constant_causal(node: fx.Node, mask: fx.Node) -> bool:
+    position = _QUERY[node.target]
+    q, k = node.args[position : position + 2]
+    with disable_current_modes():
+        return is_causal_mask(mask, q, k)
+
+
+def _set_causal(node: fx.Node) -> None:
+    position = _CAUSAL_POSITION[node.target]
+    args: list[Any] = [*node.args[:position], *([0.0] * (position - len(node.args)))]
+    node.args = (*args, True)
+    node.kwargs = {name: v for name, v in node.kwargs.items() if name != "attn_mask"}
+
+
+def _make_again(mask: fx.Node) -> None:
+    """Mark the choice of numbers by booleans, and views of it, to be made in backward too."""
+    way: list[fx.Node] = []
+    node: Any = mask
+    while isinstance(node, fx.Node) and node.target in _SHOWN:
+        way.append(node)
+        node = node.args[0] if node.args else None
+    if not isinstance(node, fx.Node) or node.target is not aten.where.self:
+        return
+    choices = node.args[1:]
+    if all(isinstance(c, fx.Node) and value_of(c).dim() == 0 for c in choices):
+        for made in (*way, node):
+            recompute_in_backward(made)
+
+
+MASKS = Pass("masks", plain_masks)

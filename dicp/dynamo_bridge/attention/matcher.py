@@ -1,0 +1,505 @@
+"""Attention written out: softmax(q k^T * scale + mask) v, as one fused attention call.
+
+Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
+one or two additive masks or `where` with a fill of -inf (or the smallest finite number),
+conversions around the softmax, the softmax as one operator or spelled out, keys and values repeated
+for grouped heads; dropout of the probabilities, where the device's fused operators draw numbers.
+(These are other numbers than eager's for the same seed, as any kernel's here: `fallback_random`
+leaves both to eager.)
+In training the backward part reads the probabilities: see `attention_training.py`.
+
+The fused operator gives zero for a row with every key masked by -inf, where the written-out form
+gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where` on the
+rows' maxima.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.attention.forward import Call, framework_attention
+from dicp.dynamo_bridge.attention.mask_values import (
+    HUGE,
+    is_causal_mask,
+    keeps_a_key,
+    leaves_a_key,
+    numbers_of,
+    survives,
+)
+from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
+from dicp.dynamo_bridge.fuse.terms import (
+    ANY,
+    As,
+    Dims,
+    Match,
+    Number,
+    Peel,
+    Term,
+    Var,
+    copy_source,
+    match_one,
+    one_of,
+    op,
+    reshape_source,
+    same_sizes,
+    sizes_of,
+)
+from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.dynamo_bridge.passes.canonicalize import cast_source, permutation_of, uniform_value
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
+"""The fused operator that inference graphs carry, by device type, where there is only one."""
+
+_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul(Term):
+    """A batched product of `left` and `right`, however the batch is flattened around `bmm`."""
+
+    left: Term
+    right: Term
+
+    def match(self, value: Any, state: Match) -> Iterator[Match]:
+        if not isinstance(value, fx.Node):
+            return
+        product = value
+        if value.target is not aten.bmm.default:
+            source = reshape_source(value)
+            if source is None or source.target is not aten.bmm.default:
+                return
+            product = source
+            state = state.visit(value)
+        sizes, inner = sizes_of(value), sizes_of(product)
+        if sizes is None or inner is None or sizes[-2:] != inner[-2:]:
+            return
+        left = _unflatten(product.args[0], sizes[:-2])
+        right = _unflatten(product.args[1], sizes[:-2])
+        if left is None or right is None:
+            return
+        state = state.visit(product)
+        for node in (*left[1], *right[1]):
+            state = state.visit(node)
+        for first in match_one(self.left, left[0], state):
+            yield from match_one(self.right, right[0], first)
+
+    def roots(self) -> frozenset[Any]:
+        return frozenset({aten.bmm.default, aten.view.default, aten._unsafe_view.default})
+
+
+def _unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The operand with batch dimensions `batch` that `node` is a flattening of, and the way.
+
+    If no such node is left in the graph: `node` itself.
+    """
+    way: list[fx.Node] = []
+    matrix = sizes_of(node)
+    if not isinstance(node, fx.Node) or matrix is None:
+        return None
+    found: fx.Node | None = node
+    while found is not None and sizes_of(found) != (*batch, *matrix[-2:]):
+        way.append(found)
+        found = _row_source(found)
+    return (node, []) if found is None else (found, way)
+
+
+def _row_source(node: fx.Node) -> fx.Node | None:
+    """Sees through copies and reshapes of the leading dimensions."""
+    source = reshape_source(node)
+    left, right = sizes_of(node), sizes_of(source)
+    if source is None or left is None or right is None or left[-2:] != right[-2:]:
+        return None
+    return source
+
+
+def _keeps_rows(node: fx.Node) -> fx.Node | None:
+    """Sees through conversions too."""
+    return cast_source(node) or _row_source(node)
+
+
+def _around(term: Term) -> Peel:
+    return Peel(term, _keeps_rows)
+
+
+def _softmax(x: Term) -> Term:
+    """Softmax over the last dimension: one operator, or exp(x - max) over its sum."""
+    top = As("top", _around(x))
+    shifted = op(aten.sub.Tensor, top, op(aten.amax.default, Var("top"), Dims("top"), True))
+    powers = As("powers", op(aten.exp.default, shifted))
+    total = op(aten.sum.dim_IntList, Var("powers"), Dims("powers"), True)
+    return one_of(
+        op([aten._softmax.default, aten._safe_softmax.default], top, Dims("top"),
+           half_to_float=ANY),
+        op(aten.div.Tensor, powers, total),
+    )  # fmt: skip
+
+
+def written_out(
+    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
+    drop: Term, fill: Number, scores: Term, chance: Number,
+) -> Term:  # fmt: skip
+    # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v,
+    # dropout(softmax(..)) v
+    product = _around(MatMul(q, kt))
+    mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
+    scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
+    masked = As("scores", one_of(
+        op(aten.add.Tensor, scaled, mask),
+        op(aten.add.Tensor, op(aten.add.Tensor, scaled, mask), more),
+        op(aten.where.self, keep, scaled, fill),
+        op(aten.where.self, drop, fill, scaled),
+        op(aten.masked_fill.Scalar, scaled, drop, fill),
+        scaled,
+    ))  # fmt: skip
+    weights = _around(_softmax(masked))
+    kept = op(operator.getitem, op(aten.native_dropout.default, weights, chance, True), 0)
+    return MatMul(one_of(weights, _around(kept)), v)
+
+
+def is_attention(match: Match, context: PassContext) -> bool:
+    """4-d operands of a supported dtype, equal head sizes, a mask that broadcasts to the scores."""
+    values = [value_of(match[name]) for name in ("q", "kt", "v")]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return False
+    q, kt, v = values
+    if q.dtype not in _DTYPES:
+        return False
+    if len({value.dtype for value in values}) != 1:
+        return False
+    if any(value.dim() not in (3, 4) for value in values):
+        return False
+    if expression(q.shape[-1]) != expression(v.shape[-1]):
+        return False
+    if any(expression(size) == 0 for value in values for size in value.shape):
+        return False
+    return (
+        _mask_fits(match)
+        and _drops_alike(match, context)
+        and all(_is_scalar(match.bound.get(name)) for name in ("scale", "inverse"))
+    )
+
+
+def _drops_alike(match: Match, context: PassContext) -> bool:
+    """Whether probabilities are dropped not at all, or by an operator that can."""
+    chance = match.bound.get("chance")
+    if chance is None:
+        return True
+    device = value_of(match["q"]).device.type
+    able = device not in FUSED_BY_DEVICE and not context.config.fallback_random
+    return bool(able and 0 < chance < 1)
+
+
+def _mask_fits(match: Match) -> bool:
+    bound = match.bound
+    masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
+    if not all(_broadcasts(mask, match) for mask in masks):
+        return False
+    dtype, device = value_of(bound["q"]).dtype, value_of(bound["q"]).device.type
+    if "more" in bound:
+        # On the host adding them up costs more than fusing saves; in float16 their sum may be
+        # infinite where no score is.
+        return device not in FUSED_BY_DEVICE and dtype != torch.float16
+    if "mask" in bound:
+        return True
+    if not masks:
+        return True
+    fill = bound["fill"]
+    return bool(fill == float("-inf") or (fill <= HUGE and dtype != torch.float16))
+
+
+def _broadcasts(mask: fx.Node, match: Match) -> bool:
+    """Whether `mask` is of a type that its place wants and of sizes that widen to the scores'."""
+    bound, value = match.bound, value_of(mask)
+    scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
+    root = sizes_of(match.nodes[0])
+    if not isinstance(value, torch.Tensor) or scores is None or sizes is None or root is None:
+        return False
+    if len(sizes) > len(scores) or (len(sizes) > 2 and scores[:-2] != root[:-2]):
+        return False
+    fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
+    added = "mask" in bound
+    return fits and (value.dtype.is_floating_point if added else value.dtype == torch.bool)
+
+
+def _is_scalar(scale: Any) -> bool:
+    """A number, or a tensor of one element known to be one."""
+    if scale is None or isinstance(scale, (int, float)):
+        return True
+    sizes = sizes_of(scale)
+    return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
+
+
+def fused(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
+    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, chance: float | None,
+) -> fx.Node | None:  # fmt: skip
+    found = operands(rw, q, kt, v, grouped=True)
+    if found is None:
+        return None
+    q, factor = _scaled(rw, found[0], scale, inverse)
+    q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
+    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill)
+    if added is None:
+        return None
+    call = Call(added.causal, factor, chance or 0.0)
+    out = _call(rw, q, k, v, added.bias, call)
+    if out is not None and added.may_hide_all and added.bias is not None:
+        out = nan_where_masked(rw, out, added.bias)
+    return None if out is None else as_root(rw, out)
+
+
+def operands(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
+) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Queries, keys and values in four dimensions; `grouped`: keys and values not repeated."""
+    k = _transposed(rw, kt)
+    groups, root = [_ungrouped(k), _ungrouped(v)], sizes_of(rw.root) or ()
+    if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
+        k, v = (x for x in groups if x is not None)
+    else:
+        k, v = _batched(rw, k), _batched(rw, v)
+    if not same_sizes(k, v):
+        return None
+    return _batched(rw, q), k, v
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What is added to the scores: a tensor in four dimensions, or the causal mask as a flag."""
+
+    bias: fx.Node | None
+    causal: bool
+    may_hide_all: bool
+    """Whether a row may have nothing but -inf added."""
+    keeps_a_key: bool = True
+    """Whether every row is known to have a key that is not hidden, by -inf or by a low number."""
+
+
+def mask_of(
+    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
+    drop: Any, fill: float | None,
+) -> Added | None:  # fmt: skip
+    """None where the operator would take another mask: one rounded to the type of the queries."""
+    q, k, _ = found
+    bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
+    if bias is None or is_causal_mask(bias, q, k):
+        return Added(None, bias is not None, False)
+    if _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+        return None
+    return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+
+
+def _narrower(bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the device takes a mask only in the type of queries that have fewer digits."""
+    on_host = value_of(q).device.type in FUSED_BY_DEVICE
+    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+
+
+def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
+    """What is added to the scores in all; nothing is added to one of them by zeros."""
+    if more is None or uniform_value(more) == 0:
+        return mask
+    return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
+
+
+def _call(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
+) -> fx.Node | None:
+    """The device's fused operator, if it has one for these tensors."""
+    value = value_of(q)
+    target = FUSED_BY_DEVICE.get(value.device.type)
+    if target is None:
+        return framework_attention(rw, q, k, v, as_taken(rw, bias, q), call)
+    options: dict[str, Any] = {"scale": call.scale}
+    if bias is not None:
+        options["attn_mask"] = bias
+    return rw(operator.getitem, rw(target, q, k, v, call.chance, call.causal, **options), 0)
+
+
+def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
+    """The mask in the type and with the rows in which the device's fused operators take it."""
+    value = value_of(q)
+    if bias is None or value.device.type in FUSED_BY_DEVICE:
+        return bias
+    if _narrower(bias, q):
+        # The lowest number of the wider type would become -inf, which hides all keys of a row.
+        least = torch.finfo(value.dtype).min
+        known = numbers_of(bias)
+        if known is None or any(float("-inf") < x < least for x in known):
+            hidden = rw(aten.eq.Scalar, bias, float("-inf"))
+            bias = rw(aten.where.self, hidden, bias, rw(aten.clamp_min.default, bias, least))
+    if value_of(bias).dtype != value.dtype:
+        bias = rw(prims.convert_element_type.default, bias, value.dtype)
+    return unit_stride(rw, bias)
+
+
+def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
+    """`out` in the shape and dtype of the root."""
+    if len(sizes_of(rw.root) or ()) == 3:
+        out = rw(aten.squeeze.dim, out, 0)
+    dtype = value_of(rw.root).dtype
+    if value_of(out).dtype != dtype:
+        out = rw(prims.convert_element_type.default, out, dtype)
+    return out
+
+
+def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """`node` in four dimensions, its batch split as the root's is."""
+    root = sizes_of(rw.root)
+    assert root is not None
+    if len(root) == 3:
+        return rw(aten.unsqueeze.default, _original(node), 0)
+    found, way = _unflatten(node, root[:-2]) or (node, [])
+    if way or sizes_of(found) == (*root[:-2], *(sizes_of(found) or ())[-2:]):
+        return _original(found)
+    batch = rw.root.args[1]
+    assert isinstance(batch, (list, tuple))
+    sizes = [*batch[:2], rw.size(node, -2), rw.size(node, -1)]
+    return rw(aten.view.default, node, sizes)
+
+
+def _original(node: fx.Node) -> fx.Node:
+    """What `node` is a copy of: the fused operator takes any strides of the leading dimensions."""
+    while (source := copy_source(node)) is not None:
+        node = source
+    return node
+
+
+def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
+    """`kt` with its last two dimensions swapped back."""
+    node: fx.Node | None = kt
+    while node is not None:
+        rank = len(sizes_of(node) or ())
+        swap = [*range(rank - 2), rank - 1, rank - 2]
+        order = permutation_of(node)
+        if order == swap and isinstance(node.args[0], fx.Node):
+            return node.args[0]
+        node = _row_source(node)
+    rank = len(sizes_of(kt) or ())
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    return rw(aten.permute.default, _original(kt), swap)
+
+
+def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node, float]:
+    """The queries and the number that scales the scores; a scale in a tensor goes to the queries.
+
+    (Sizes and floats that may change between calls come as tensors of one element.)
+    """
+    number = uniform_value(scale if scale is not None else inverse)
+    if number is not None:
+        return q, float(number) if scale is not None else 1.0 / float(number)
+    if scale is None and inverse is None:
+        return q, 1.0
+    target = aten.mul.Tensor if scale is not None else aten.div.Tensor
+    scaled = rw(target, q, scale if scale is not None else inverse)
+    dtype = value_of(q).dtype
+    if value_of(scaled).dtype != dtype:
+        scaled = rw(prims.convert_element_type.default, scaled, dtype)
+    return scaled, 1.0
+
+
+def _ungrouped(node: fx.Node) -> fx.Node | None:
+    """Keys or values (batch, heads, rows, size) before they were repeated for grouped heads."""
+    matrix = (sizes_of(node) or ())[-2:]
+    found = reshape_source(node)
+    while found is not None and found.target is not aten.expand.default:
+        found = reshape_source(found)
+    if found is None or not isinstance(found.args[0], fx.Node):
+        return None
+    narrow, wide = found.args[0], sizes_of(found)
+    before = sizes_of(narrow)
+    if wide is None or before is None or len(wide) != 5 or len(before) != 5:
+        return None
+    repeated = before[2] == 1 and (*before[:2], *before[3:]) == (*wide[:2], *wide[3:])
+    if not repeated or wide[3:] != matrix or narrow.target is not aten.unsqueeze.default:
+        return None
+    heads = narrow.args[0]
+    return heads if narrow.args[1] in (2, -3) and isinstance(heads, fx.Node) else None
+
+
+def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """The fused operator reads rows of the last dimension as if it had stride 1."""
+    if expression(value_of(node).stride(-1)) == 1:
+        return node
+    return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+
+def _as_bias(
+    rw: Rewriter, mask: Any, keep: Any, drop: Any, fill: float | None, q: fx.Node
+) -> fx.Node | None:
+    """The mask as something to add."""
+    dtype = value_of(q).dtype
+    if mask is not None:
+        if value_of(mask).dtype in (dtype, torch.float32) and dtype != torch.float64:
+            return mask  # type: ignore[no-any-return]
+        if value_of(mask).dtype == dtype:
+            return mask  # type: ignore[no-any-return]
+        return rw(prims.convert_element_type.default, mask, dtype)
+    if keep is None and drop is None:
+        return None
+    constant = {"dtype": torch.float64 if dtype == torch.float64 else torch.float32,
+                "device": value_of(q).device}  # fmt: skip
+    zero = rw(aten.full.default, [], 0.0, **constant)
+    low = rw(aten.full.default, [], fill, **constant)
+    if keep is not None:
+        return rw(aten.where.self, keep, zero, low)
+    return rw(aten.where.self, drop, low, zero)
+
+
+def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
+    while len(sizes_of(bias) or ()) < 4:
+        bias = rw(aten.unsqueeze.default, bias, 0)
+    return bias
+
+
+def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
+    """`out` with NaN in the rows whose keys are all hidden by -inf."""
+    top = rw(aten.amax.default, bias, [-1], True)
+    dead = rw(aten.eq.Scalar, top, float("-inf"))
+    value = value_of(out)
+    nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
+    return rw(aten.where.self, dead, nan, out)
+
+
+_FUSED = frozenset(FUSED_BY_DEVICE.values())
+_SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
+
+
+def repeated_heads(q: Term, k: Term, v: Term) -> Term:
+    # attention(q, repeat(k), repeat(v)): the fused operator takes the heads as they were
+    return op(_FUSED, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
+
+
+def _is_repeated(match: Match, context: PassContext) -> bool:
+    k, v = match["k"], match["v"]
+    narrow = [_ungrouped(k), _ungrouped(v)]
+    if any(x is None for x in narrow) or len(k.users) > 1 or len(v.users) > 1:
+        return False
+    return same_sizes(*narrow) and all(
+        (sizes_of(x) or ())[:1] == (sizes_of(match["q"]) or ())[:1] for x in narrow
+    )
+
+
+def _with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:
+    few = [unit_stride(rw, x) for x in (_ungrouped(k), _ungrouped(v)) if x is not None]
+    return rw(rw.root.target, q, *few, *rw.root.args[3:], **rw.root.kwargs)
+
+
+WRITTEN_OUT = Pattern("attention", "written out", written_out, fused, is_attention,
+                      (_SOFTMAX, frozenset({aten.bmm.default})))  # fmt: skip
+
+PATTERNS = (
+    WRITTEN_OUT,
+    Pattern("attention", "repeated heads", repeated_heads, _with_fewer_heads, _is_repeated,
+            (_FUSED,)),
+)  # fmt: skip

@@ -1,0 +1,423 @@
+"""Attention written out in a training graph: forward and backward, as the framework's fused pair.
+
+    s = scale * q k^T + mask      dP = dO v^T
+    P = softmax(s)                dS = P * (dP - rowsum(P * dP))
+    O = P v                       dv = P^T dO,  dq = scale * dS k,  dk = scale * dS^T q
+
+With dropout, D of zeros and 1 / (1 - chance): O = (P * D) v, dv = (P * D)^T dO, dP = (dO v^T) * D.
+
+The forward part is found by the pattern that inference uses; the backward part is what automatic
+differentiation makes of it, recognized by the very nodes it shares with the forward part. Both are
+replaced together or not at all: not where anybody else reads scores or probabilities (a returned
+attention map, a mask of dropout, a scale with a gradient of its own). The probabilities are then
+neither stored nor saved.
+
+dS is the gradient of an added mask, too (a learned bias of positions): others may read it where the
+framework's operator gives it: whole and in the type of the queries. (A wider one, summed over a
+batch, would lose by it, and stays written out.)
+
+Where the program asks for a part to be computed again in backward, the fused operator is not: its
+result and the rows' sums are small, and the framework would guard its random state, which it does
+not use, by running it eagerly.
+
+A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
+into the gradient of its result. A row with a huge negative number added to every score has equal
+probabilities. The operator keeps a row's logarithm of its sum, in which that number leaves nothing
+of the count: its backward part takes each probability for 1, and is given the gradient of the
+result over that count. Where scores are not added to but replaced, no gradient flows back
+through the replaced ones, which the fused operator only knows as probabilities of zero: every row
+must be seen to have a key.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.attention import matcher as attention
+from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
+from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
+from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
+from dicp.dynamo_bridge.passes.canonicalize import (
+    cast_source,
+    permutation_of,
+    remove_dead,
+    uniform_value,
+)
+from dicp.torch_private import saved_for_backward
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_SOFTMAX_BACKWARD = aten._softmax_backward_data.default
+_SAME = frozenset({aten.detach.default, aten.alias.default})
+_LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
+"""By type of sums: below it nothing is left of scores, nor of the logarithm of a sum, beside the
+mask."""
+_SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
+_SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """One attention with its backward part; a gradient that nobody wants is None."""
+
+    match: Match
+    out: fx.Node
+    """The result, in the shape in which it is matched."""
+    grad: fx.Node
+    """The gradient of the result, as the products take it."""
+    dq: fx.Node | None
+    dk: fx.Node | None
+    """Of the keys as the product takes them, transposed."""
+    dv: fx.Node | None
+    dmask: tuple[fx.Node, ...]
+    """The gradient of the scores, in the forms in which others read it."""
+    inner: frozenset[fx.Node]
+    """What nobody but the attention may read."""
+
+    def gradients(self) -> list[fx.Node]:
+        return [n for n in (self.dq, self.dk, self.dv, *self.dmask) if n is not None]
+
+
+def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
+    """Replaces every written-out attention whose backward part is its own; true if any was."""
+    if "attention" not in context.facts.fusions or not context.config.fuse:
+        return False
+    changed = False
+    for last in gm.graph.find_nodes(op="call_function", target=_SOFTMAX_BACKWARD):
+        if last.users:  # those of attentions that were replaced are gone
+            pair = _pair_around(last, context)
+            changed |= pair is not None and _replace(pair, context)
+    if changed:
+        remove_dead(gm.graph)
+    return changed
+
+
+# ---- finding it ----------------------------------------------------------------------------------
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    """What `node` shows in another shape or type."""
+    if node.target in _SAME:
+        source = node.args[0]
+        return source if isinstance(source, fx.Node) else None
+    return cast_source(node) or reshape_source(node)
+
+
+def _bottom(node: Any) -> Any:
+    """What `node` is in the end a reshape or conversion of."""
+    while isinstance(node, fx.Node) and (source := _source(node)) is not None:
+        node = source
+    return node
+
+
+def _shown(node: fx.Node) -> set[fx.Node]:
+    """`node` with everything that shows it in another shape or type."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in found and _source(user) is not None:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def _readers(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    nodes = set(nodes)
+    return (user for node in nodes for user in node.users if user not in nodes)
+
+
+def _is_transposed(node: Any, of: Any) -> bool:
+    """Whether `node` is `of` with its last two dimensions swapped."""
+    if not isinstance(node, fx.Node):
+        return False
+    order = permutation_of(node)
+    rank = len(order or ())
+    swapped = order == [*range(rank - 2), rank - 1, rank - 2]
+    return swapped and node.args[0] is of
+
+
+def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
+    soft = _bottom(last.args[1])
+    if not isinstance(soft, fx.Node) or soft.target is not aten._softmax.default:
+        return None
+    probabilities = _shown(soft)
+    for dropout in _dropouts(probabilities):
+        probabilities |= _shown_result(dropout, 0)
+    for product in _readers(probabilities):
+        if product.target is aten.bmm.default and product.args[0] in probabilities:
+            for out in (*product.users, product):
+                match = _matched(out, context)
+                if match is not None and soft in match.nodes:
+                    return _pair(match, out, product, soft, last)
+    return None
+
+
+def _dropouts(probabilities: set[fx.Node]) -> list[fx.Node]:
+    return [n for n in _readers(probabilities) if n.target is aten.native_dropout.default]
+
+
+def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
+    """What shows the one result of `dropout` (0: what is left, 1: the mask of what is kept)."""
+    results = [n for n in dropout.users if n.args[1] == position]
+    return set().union(*map(_shown, results))
+
+
+def _matched(out: fx.Node, context: PassContext) -> Match | None:
+    if out.target not in attention.WRITTEN_OUT.term.roots():
+        return None
+    found = attention.WRITTEN_OUT.term.match(out, Match({}))
+    return next((m for m in found if attention.WRITTEN_OUT.guard(m, context)), None)
+
+
+def _pair(
+    match: Match, out: fx.Node, product: fx.Node, soft: fx.Node, last: fx.Node
+) -> _Pair | None:
+    """The attention `match` with its backward part, whose softmax is `last`."""
+    scores = [n for n in match.nodes if n.target is aten.bmm.default and n is not product]
+    dropping = _dropping(match, last)
+    if len(scores) != 1 or dropping is None:
+        return None
+    given, dropped = dropping
+    d_probabilities = _bottom(given)
+    if getattr(d_probabilities, "target", None) is not aten.bmm.default:
+        return None
+    grad, vt = d_probabilities.args
+    if not _is_transposed(vt, product.args[1]):
+        return None
+    chain = _score_gradients(last, match)
+    if chain is None:
+        return None
+    dq, dk = _factor_gradients(chain, scores[0])
+    dv = [n for n in grad.users if n.target is aten.bmm.default
+          and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
+    forward = _downstream(scores[0], set(match.nodes)) - {out, product}
+    shown = _shown(soft)
+    turned = {n.args[0] for n in dv}
+    inner = forward | shown | turned | chain | {last, *dropped, *_way(given, d_probabilities)}
+    inner |= {product} - {out}
+    own = {out, product, *inner, *dq, *dk, *dv}
+    read = {node for node in inner if any(user not in own for user in node.users)}
+    dmask = tuple(read & _shown(last))
+    counted = max(len(x) for x in (dq, dk, dv)) <= 1
+    closed = counted and len(read) == len(dmask) and ("mask" in match.bound or not dmask)
+    pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
+    return pair if closed and pair.gradients() else None
+
+
+def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
+    """The gradient of what weighs the values, and what drops of it what the forward part dropped.
+
+    None where something else happens to it.
+    """
+    chance = match.bound.get("chance")
+    if chance is None:
+        return last.args[0], set()
+    (dropout,) = (n for n in match.nodes if n.target is aten.native_dropout.default)
+    masks, step = _shown_result(dropout, 1), _bottom(last.args[0])
+    if getattr(step, "target", None) is not aten.mul.Tensor:
+        return None
+    given, factor = step.args
+    scaled = _bottom(factor)
+    if getattr(scaled, "target", None) is not aten.mul.Tensor or scaled.args[0] not in masks:
+        return None
+    number = uniform_value(scaled.args[1])
+    if number is None or abs(float(number) * (1.0 - chance) - 1.0) > 1e-7:
+        return None
+    inner = {dropout, *dropout.users, *masks, *_shown_result(dropout, 0), *_shown(scaled)}
+    return given, inner | {*_way(last.args[0], step)}
+
+
+def _only(nodes: list[fx.Node]) -> fx.Node | None:
+    return nodes[0] if nodes else None
+
+
+def _way(node: Any, end: fx.Node) -> Iterator[fx.Node]:
+    """The nodes from `node` down to `end`."""
+    while node is not end:
+        yield node
+        node = _source(node)
+    yield end
+
+
+def _downstream(start: fx.Node, within: set[fx.Node]) -> set[fx.Node]:
+    found, waiting = {start}, [start]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in within and user not in found:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
+    """The gradient of the scores on its way to the products: scaled and masked as they were."""
+    chain = _shown(last)
+    passed = {"scale": 0, "select": 0}
+    while True:
+        steps = [n for n in _readers(chain) if n.target in _SCALES | _SELECTS]
+        if not steps:
+            break
+        for step in steps:
+            if step.target in _SCALES and _scales_alike(step, match):
+                passed["scale"] += 1
+            elif step.target in _SELECTS and _selects_alike(step, match, chain):
+                passed["select"] += 1
+            else:
+                return None
+            chain |= _shown(step)
+    bound = match.bound
+    wanted = {
+        "scale": int("scale" in bound or "inverse" in bound),
+        "select": int("keep" in bound or "drop" in bound),
+    }
+    return chain if passed == wanted else None
+
+
+def _scales_alike(step: fx.Node, match: Match) -> bool:
+    """Whether a gradient is multiplied by what the scores were."""
+    factor, wanted = uniform_value(step.args[1]), _scale_of(match)
+    if factor is None or not isinstance(step.args[0], fx.Node) or wanted is None:
+        return False
+    is_product = step.target in (aten.mul.Tensor, aten.mul.Scalar)
+    own = float(factor) if is_product else 1.0 / float(factor)
+    return abs(own - wanted) <= 1e-7 * abs(wanted)
+
+
+def _scale_of(match: Match) -> float | None:
+    scale, inverse = (uniform_value(match.bound.get(name)) for name in ("scale", "inverse"))
+    if scale is not None:
+        return float(scale)
+    return None if inverse is None else 1.0 / float(inverse)
+
+
+def _selects_alike(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
+    """Whether the gradient is zero just where the scores were masked."""
+    bound = match.bound
+    if step.target is aten.masked_fill.Scalar:
+        value, drop, fill = step.args
+        return value in chain and uniform_value(fill) == 0 and drop is bound.get("drop", ())
+    test, kept, dropped = step.args
+    if test is bound.get("keep", ()):
+        return kept in chain and uniform_value(dropped) == 0
+    return test is bound.get("drop", ()) and dropped in chain and uniform_value(kept) == 0
+
+
+def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The products that give the gradients of q and of k transposed."""
+    products = [n for n in _readers(chain) if n.target is aten.bmm.default]
+    q, kt = scores.args
+    dq = [n for n in products if n.args[0] in chain and _is_transposed(n.args[1], kt)]
+    dk = [n for n in products if n.args[1] in chain and _is_transposed(n.args[0], q)]
+    return dq, dk
+
+
+# ---- replacing it --------------------------------------------------------------------------------
+
+
+def _replace(pair: _Pair, context: PassContext) -> bool:
+    order = {node: k for k, node in enumerate(pair.out.graph.nodes)}
+    products = [node for node in (pair.dq, pair.dk, pair.dv) if node is not None]
+    results = [*(_seen(node, pair.out) for node in products), *pair.dmask]
+    first = min(pair.gradients(), key=order.__getitem__)
+    if order[first] < order[pair.out]:
+        return False
+    forward = Rewriter(pair.out, pair.match, context)
+    backward = Rewriter(first, Match({}, tuple(sorted(pair.inner, key=order.__getitem__))), context)
+    made = _fused(pair, forward, backward)
+    swaps = [] if made is None else list(zip((pair.out, *results), made, strict=True))
+    if not swaps or not all(fits(old, new) for old, new in swaps):
+        backward.undo()
+        forward.undo()
+        return False
+    for old, new in swaps:
+        substitute(old, new, context)
+    erase((*pair.match.nodes, *pair.inner, *results, *pair.gradients()))
+    return True
+
+
+def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
+    """A product, or what shows it with the batch that the attention's result has."""
+    batch = (sizes_of(out) or ())[:-2]
+    views = [u for u in gradient.users if reshape_source(u) is gradient]
+    fitting = [u for u in views if (sizes_of(u) or ())[:-2] == batch]
+    return fitting[0] if len(fitting) == 1 and len(gradient.users) == 1 else gradient
+
+
+def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] | None:
+    """The result, then the gradients that are wanted, in the shapes of what they replace."""
+    bound, scale = pair.match.bound, _scale_of(pair.match)
+    found = attention.operands(forward, *(bound[name] for name in ("q", "kt", "v")))
+    if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
+        return None
+    q, k, v = (attention.unit_stride(forward, x) for x in found)
+    added = (bound.get(name) for name in ("mask", "more", "keep", "drop", "fill"))
+    mask = attention.mask_of(forward, (q, k, v), *added)
+    if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
+        return None
+    bias = attention.as_taken(forward, mask.bias, q)
+    asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("chance") or 0.0)
+    wanted = bool(pair.dmask)
+    if wanted and bias is None:
+        return None  # the mask is a constant
+    call = training_attention(forward, q, k, v, bias, asked, wanted)
+    grad = _gradient(pair, backward)
+    if call is None or grad is None:
+        return None
+    out: fx.Node = forward(operator.getitem, call, 0)
+    if mask.may_hide_all and mask.bias is not None:
+        out = attention.nan_where_masked(forward, out, mask.bias)
+        grad = attention.nan_where_masked(backward, grad, mask.bias)
+    if not mask.keeps_a_key and mask.bias is not None:
+        grad = _over_equals(backward, grad, mask.bias)
+    back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
+    results = backward(back_op, *args, **kwargs)
+    for node in (call, *call.users):
+        saved_for_backward(node)
+    gradients = [
+        _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
+        for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
+    ]  # fmt: skip
+    if wanted:
+        dmask = _shaped(backward, backward(operator.getitem, results, 3), pair.out, turned=False)
+        gradients += [dmask] * len(pair.dmask)
+    return [attention.as_root(forward, out), *gradients]
+
+
+def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
+    """`grad` over the number of keys that share a row in which the mask alone is left of scores."""
+    dtype = value_of(grad).dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    top = rw(aten.amax.default, bias, [-1], True)
+    count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, top), [-1], True, dtype=wide)
+    parts = rw(prims.convert_element_type.default, rw(aten.div.Tensor, grad, count), dtype)
+    alone = rw(aten.lt.Scalar, top, _LEAVES_NOTHING[wide])
+    return rw(aten.where.self, alone, parts, grad)
+
+
+def _gradient(pair: _Pair, rw: Rewriter) -> fx.Node | None:
+    """The gradient of the result in four dimensions."""
+    sizes = sizes_of(pair.out) or ()
+    found: fx.Node | None = pair.grad
+    while found is not None and sizes_of(found) != sizes:
+        found = reshape_source(found)
+    if found is None:
+        return None
+    found = found if len(sizes) == 4 else rw(aten.unsqueeze.default, found, 0)
+    return attention.unit_stride(rw, found)
+
+
+def _shaped(rw: Rewriter, node: fx.Node, out: fx.Node, turned: bool) -> fx.Node:
+    if turned:
+        node = rw(aten.permute.default, node, [0, 1, 3, 2])
+    return rw(aten.squeeze.dim, node, 0) if len(sizes_of(out) or ()) == 3 else node
+
+
+TRAINING_ATTENTION = Pass("attention in training", fuse_training_attention)

@@ -1,0 +1,43 @@
+"""Graph-level fusion: families of patterns, each in a file of its own, and the pass that runs them.
+
+A family is applied where the target's facts name it. To add one, write its file and list it here.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from dicp.dynamo_bridge.attention import matcher
+from dicp.dynamo_bridge.fuse import conv_bn, cross_entropy, gelu, linear, norm
+from dicp.dynamo_bridge.fuse.engine import Pattern, apply_patterns
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
+from dicp.dynamo_bridge.passes.canonicalize import remove_dead
+
+STAGES: tuple[tuple[Pattern, ...], ...] = (
+    (*matcher.PATTERNS, *norm.PATTERNS, *gelu.PATTERNS, *cross_entropy.PATTERNS,
+     *conv_bn.PATTERNS),
+    linear.PATTERNS,
+)  # fmt: skip
+"""All patterns, in walks over the graph: linear comes second, for it ends in a recovered GELU."""
+
+FAMILIES = frozenset(pattern.family for stage in STAGES for pattern in stage)
+"""What `Facts.fusions` may name."""
+
+
+def fuse(gm: fx.GraphModule, context: PassContext) -> bool:
+    """Apply the families the target wants; true if anything was replaced."""
+    count = 0
+    families = context.facts.fusions
+    if context.config.freeze:
+        families |= context.facts.frozen_fusions
+    for stage in STAGES:
+        wanted = [pattern for pattern in stage if pattern.family in families]
+        count += apply_patterns(gm, wanted, context) if wanted else 0
+    if count:
+        remove_dead(gm.graph)
+    return count > 0
+
+
+FUSE = Pass("fuse", fuse)
+
+__all__ = ["FAMILIES", "FUSE", "Pattern", "fuse"]

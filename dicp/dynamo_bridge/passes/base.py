@@ -1,0 +1,100 @@
+"""Passes over the FX graph: what a pass is, and how a list of them is run and watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.inference import Inference, difference
+from dicp.errors import InferenceMismatchError
+
+if TYPE_CHECKING:
+    from dicp.config import Config
+    from dicp.target import Facts
+
+
+@dataclass(frozen=True, eq=False)
+class PassContext:
+    """What a pass may know beside the graph.
+
+    `kind` is "forward", "backward", "inference" or "joint"; `static_inputs` are the indices of the
+    placeholders that hold parameters and buffers (the same storage on every call).
+    """
+
+    facts: Facts
+    config: Config
+    kind: str
+    infer: Inference
+    static_inputs: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A named graph rewrite: valid graph in, valid graph out, true if anything changed."""
+
+    name: str
+    run: Callable[[fx.GraphModule, PassContext], bool]
+
+
+class Observer(Protocol):
+    """Called after each pass: to dump, time or count."""
+
+    def __call__(self, name: str, gm: fx.GraphModule, seconds: float, changed: bool) -> None: ...
+
+
+def run_passes(
+    gm: fx.GraphModule,
+    passes: Sequence[Pass],
+    context: PassContext,
+    observer: Observer | None = None,
+    *,
+    verify: bool = False,
+) -> bool:
+    """Run `passes` in order over `gm.graph`; true if any of them changed it.
+
+    The graph is what later stages read: `gm.recompile()` is left to whoever calls `gm` itself.
+    `verify` checks the graph and the inferred value of every node after each pass that changed it.
+    """
+    any_changed = False
+    for step in passes:
+        start = time.perf_counter()
+        changed = step.run(gm, context)
+        seconds = time.perf_counter() - start
+        any_changed |= changed
+        if verify and changed:
+            verify_graph(gm, context.infer)
+        if observer is not None:
+            observer(step.name, gm, seconds, changed)
+    return any_changed
+
+
+def verify_graph(gm: fx.GraphModule, infer: Inference) -> None:
+    """Lint the graph and compare every node's recorded value with a fresh inference.
+
+    Raises InferenceMismatchError for the first node whose shape, dtype, device or strides differ.
+    Nodes whose result depends on data are not run again (their sizes would get new symbols).
+    """
+    gm.graph.lint()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or "val" not in node.meta or _depends_on_data(node):
+            continue
+        got = infer.compute(node.target, node.args, node.kwargs)
+        found = difference(node.meta["val"], got)
+        if found is not None:
+            raise InferenceMismatchError(str(node.format_node() or node), *found)
+
+
+def _depends_on_data(node: fx.Node) -> bool:
+    def unbacked(value: object) -> bool:
+        symbols = getattr(getattr(value, "node", None), "expr", None)
+        names = [str(symbol) for symbol in getattr(symbols, "free_symbols", ())]
+        return any(name.startswith(("u", "zuf")) for name in names)
+
+    value = node.meta["val"]
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    sizes = [size for item in values for size in getattr(item, "shape", (item,))]
+    return any(unbacked(size) for size in sizes)

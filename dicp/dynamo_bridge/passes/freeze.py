@@ -1,0 +1,93 @@
+"""Frozen parameters: what depends on them alone is computed once, before the first run.
+
+The user promises with `freeze` that parameters and buffers keep their values. The graph is split
+into a part that reads only them (folded weights, layout conversions, packed constants) and the
+rest, which takes that part's results as further inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.effects import is_mutating, is_random, is_view
+from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.dynamo_bridge.layout import static_nodes
+from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.target import Executable
+
+FROZEN = "dicp_frozen"
+"""Key in `node.meta` of an input that the part computed once gives."""
+
+
+def split_frozen(
+    gm: fx.GraphModule, context: PassContext
+) -> tuple[fx.GraphModule, fx.GraphModule] | None:
+    """The part computed once and the part computed on every run; None where nothing is frozen.
+
+    Both take the graph's inputs; the second also takes the first one's results, after them.
+    """
+    border = _border(gm, context)
+    if not border:
+        return None
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(gm.graph, copies)
+    graph.output(tuple(copies[n] for n in border))
+    graph.eliminate_dead_code()
+    once = fx.GraphModule(gm, graph)
+
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    last = placeholders[-1]
+    for node in border:
+        with gm.graph.inserting_after(last):
+            last = gm.graph.placeholder(f"frozen_{node.name}")
+        last.meta.update(node.meta)
+        last.meta[FROZEN] = True
+        node.replace_all_uses_with(last)
+    gm.graph.eliminate_dead_code()
+    return once, gm
+
+
+def static_positions(rest: fx.GraphModule, info: GraphInfo) -> tuple[int, ...]:
+    """The inputs of the second part that never change: parameters, and the first part's results."""
+    placeholders = [n for n in rest.graph.nodes if n.op == "placeholder"]
+    results = (k for k, n in enumerate(placeholders) if n.meta.get(FROZEN))
+    return (*info.static_inputs, *results)
+
+
+def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
+    """Computed nodes that depend on parameters alone and are read by nodes that do not."""
+    static = static_nodes(gm, context)
+    computed: set[fx.Node] = set()
+    border = []
+    for node in gm.graph.nodes:
+        if node not in static or node.op != "call_function":
+            continue
+        if (
+            is_random(node.target)
+            or is_mutating(node.target)
+            or not hasattr(node.meta.get("val"), "dtype")
+        ):
+            continue
+        if not is_view(node.target) or any(n in computed for n in node.all_input_nodes):
+            computed.add(node)
+        if node in computed and any(u not in static for u in node.users):
+            border.append(node)
+    return border
+
+
+@dataclass
+class FrozenExecutable:
+    """Runs the first part once, keeps its results, and the second part on every call."""
+
+    once: Executable
+    rest: Executable
+    results: list[Any] | None = field(default=None)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.results is None:
+            self.results = self.once(list(inputs))
+        return self.rest([*inputs, *self.results])

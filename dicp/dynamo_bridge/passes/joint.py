@@ -1,0 +1,122 @@
+"""What the joint graph computes twice, made one before it is split into forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp import torch_private
+from dicp.dynamo_bridge.analysis.inference import difference
+from dicp.dynamo_bridge.provenance import absorb
+
+_UNINITIALIZED = frozenset(
+    {
+        torch.ops.aten.empty,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.empty_permuted,
+        torch.ops.aten.empty_strided,
+        torch.ops.aten.new_empty,
+        torch.ops.aten.new_empty_strided,
+    }
+)
+
+
+def merge_equal_nodes(graph: fx.Graph) -> bool:
+    """Makes nodes that compute the same value one node. Returns whether any were merged.
+
+    The graph is functional: it writes to its inputs at most. Left alone: random and uninitialized
+    values, operators that write to a tensor, nested graphs, values that depend on data, and tensors
+    that share memory with an output (eager returns separate ones). Reads on different sides of a
+    write are different values.
+    """
+    kept_storages = _storages(graph.output_node().all_input_nodes)
+    first: dict[Any, fx.Node] = {}
+    writes = 0
+    merged = False
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if _writes(node):
+            writes += 1
+        if not _mergeable(node) or _storage(node) in kept_storages:
+            continue
+        key = (writes, *_computation(node))
+        try:
+            twin = first.setdefault(key, node)
+        except TypeError:  # an argument without a hash
+            continue
+        if twin is not node:
+            absorb(twin, node)
+            node.replace_all_uses_with(twin)
+            graph.erase_node(node)
+            merged = True
+    return merged
+
+
+def drop_copies(graph: fx.Graph) -> bool:
+    """Puts a tensor in place of its copies of the same layout. Returns whether there were any.
+
+    Otherwise both might be saved for the backward. The graph is functional, so that nothing writes
+    to what it computed; what shares memory with an input or an output is left alone.
+    """
+    seen = _storages([*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes])
+    dropped = False
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
+        (source,) = node.args
+        values = source.meta.get("val"), node.meta.get("val")
+        if difference(*values) is None and seen.isdisjoint(_storages([source, node])):
+            absorb(source, node)
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            dropped = True
+    return dropped
+
+
+def _computation(node: fx.Node) -> tuple[Any, ...]:
+    """What `node` computes. Types are part of it: 1, 1.0 and True are equal, yet not the same."""
+    leaves, spec = torch_private.pytree.tree_flatten((node.args, node.kwargs))
+    return node.target, tuple(map(_plain, leaves)), tuple(map(type, leaves)), str(spec)
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return leaf.node.expr
+    return repr(leaf) if isinstance(leaf, float | complex) else leaf  # 0.0 is not -0.0
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch_private.OpOverload) and node.target._schema.is_mutable
+
+
+def _mergeable(node: fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch_private.HigherOrderOperator):
+        return False
+    if isinstance(target, torch_private.OpOverload):
+        if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
+            return False
+        if target.overloadpacket in _UNINITIALIZED:
+            return False
+        if target.namespace not in ("aten", "prims"):
+            return False
+    value = node.meta.get("val")
+    symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return not (symbolic and torch_private.free_unbacked_symbols(value))
+
+
+def _storages(nodes: Iterable[fx.Node]) -> set[Any]:
+    return {storage for node in nodes if (storage := _storage(node)) is not None}
+
+
+def _storage(node: fx.Node) -> Any:
+    """The storage a node's tensor lives in; None for other values."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return torch_private.StorageWeakRef(value.untyped_storage())
+    except NotImplementedError:  # sparse tensors have several
+        return None

@@ -1,0 +1,1 @@
+"""What every GPU vendor shares: tiles, splits, products, launch plans, graph capture."""

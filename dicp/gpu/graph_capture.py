@@ -1,0 +1,226 @@
+"""mode="reduce-overhead": a program is captured once as a device graph and replayed.
+
+Parameters and what is written in place keep their memory, which the recording holds addresses of;
+other inputs are copied into buffers of its own, and results are copied out, so that the next
+replay does not change what the caller keeps. Where that cannot be right the program is launched as
+usual, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.errors import FallbackWarning
+from dicp.gpu.library import FUSED_ATTENTION
+from dicp.serialize import resolve_operator
+from dicp.target import Executable
+from dicp.torch_private import current_stream
+
+MODES = frozenset({"reduce-overhead", "max-autotune"})
+ORDINARY_RUNS = 2
+"""Runs before a recording: libraries set themselves up, kernels are loaded."""
+MOST_RECORDINGS = 4
+"""Recordings after which addresses count as changing with every call."""
+RECORDABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
+"""Operators that run as they are and yet do all their work on the stream."""
+WAITING = tuple(
+    f"aten::{name}."
+    for name in (
+        "histc", "mode", "masked_scatter_backward", "_ctc_loss", "_ctc_loss_backward",
+        "_embedding_bag_backward", "_embedding_bag_dense_backward",
+    )
+)  # fmt: skip
+"""Library operators whose host side reads from the device, which cannot be recorded."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run: `replay` fills `outputs` from what lies in `buffers` and at `addresses`."""
+
+    addresses: tuple[int, ...]
+    """Of what keeps its memory, and the stream: replays on two streams may overlap."""
+    buffers: Mapping[int, torch.Tensor]
+    replay: Callable[[], None]
+    outputs: Sequence[Any]
+
+
+Recorder = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], None], list[Any]]]
+
+
+def why_not(program: Mapping[str, Any]) -> str:
+    """Why the program cannot be recorded; empty where it can."""
+    if program["symbols"]:
+        return "its sizes may change"
+    for step in program["steps"]:
+        if "call" not in step:
+            continue
+        call = step["call"] if isinstance(step["call"], str) else ""
+        name = step["origins"][0] if step["origins"] else "an operator"
+        if call.startswith(WAITING):
+            return f"{name} waits for the device"
+        if step["kind"] == "eager" and not call.startswith(RECORDABLE):
+            return f"{name} runs eagerly"
+        if call.startswith(RECORDABLE) and _chance(step):
+            return f"{name} drops probabilities, its random state on the host but in a recording"
+    return ""
+
+
+def _chance(step: Mapping[str, Any]) -> float:
+    """The chance of dropout that an attention is called with.
+
+    Where its forward and its backward part are not both recorded, one would read on the device what
+    the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
+    """
+    names = [argument.name for argument in resolve_operator(step["call"])._schema.arguments]
+    given = {**dict(zip(names, step["args"], strict=False)), **step["kwargs"]}
+    return float(given.get("dropout_p") or 0.0)
+
+
+class Graphed:
+    """A program that is replayed from its third call on."""
+
+    def __init__(
+        self,
+        program: Mapping[str, Any],
+        run: Executable,
+        static_inputs: Sequence[int],
+        record: Recorder,
+        recorded: Executable | None = None,
+    ) -> None:
+        self.program = program
+        self.run = run
+        self.recorded = recorded or run
+        """The program as it is recorded: with memory that no other run is lent."""
+        self.record = record
+        self.device = torch.device(program["device"])
+        self.reason = why_not(program)
+        self.fixed = sorted({*static_inputs, *_written_inputs(program)} & set(_tensors(program)))
+        self._recordings: list[Recording] = []
+        self._calls = 0
+        self._lock = threading.Lock()
+        """Held while buffers are filled, replayed and copied out: threads may share a stream."""
+        if self.reason:
+            self._give_up(self.reason)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.reason:
+            return self.run(inputs)
+        if self._calls < ORDINARY_RUNS:
+            self._calls += 1
+            return self.run(inputs)
+        with self._lock:
+            return self._from_recording(inputs)
+
+    def _from_recording(self, inputs: list[Any]) -> list[Any]:
+        addresses = (*(inputs[k].data_ptr() for k in self.fixed), self._stream())
+        known = next((r for r in self._recordings if r.addresses == addresses), None)
+        if known is None:
+            trouble = self._trouble(inputs)
+            if trouble:
+                self._give_up(trouble)
+                return self.run(inputs)
+            try:
+                known = self._recorded(addresses, inputs)
+            except RuntimeError as error:
+                reason, *_ = str(error).splitlines() or [type(error).__name__]
+                self._give_up(f"it cannot be recorded: {reason}")
+                return self.run(inputs)
+        return self._replayed(known, inputs)
+
+    def _stream(self) -> int:
+        if self.device.type == "cpu":
+            return 0
+        index = self.device.index
+        return current_stream(
+            torch.get_device_module(self.device).current_device() if index is None else index
+        )
+
+    def _trouble(self, inputs: Sequence[Any]) -> str:
+        """Why these inputs cannot be recorded with."""
+        if len(self._recordings) >= MOST_RECORDINGS:
+            return "parameters or tensors written in place lie elsewhere on every call"
+        for position in _tensors(self.program):
+            if position not in self.fixed and _overlaps(inputs[position]):
+                return f"elements of input {position} share memory"
+        return ""
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self._recordings.clear()
+        message = f"a graph is launched kernel by kernel, not as one device graph: {reason}"
+        warnings.warn(FallbackWarning(message), stacklevel=3)
+
+    def _recorded(self, addresses: tuple[int, ...], inputs: Sequence[Any]) -> Recording:
+        copied = [k for k in _tensors(self.program) if k not in self.fixed]
+        buffers = {k: _copy(inputs[k]) for k in copied}
+        arguments = [buffers.get(k, value) for k, value in enumerate(inputs)]
+        replay, outputs = self.record(lambda: self.recorded(list(arguments)), self.device)
+        recording = Recording(addresses, buffers, replay, outputs)
+        self._recordings.append(recording)
+        return recording
+
+    def _replayed(self, recording: Recording, inputs: list[Any]) -> list[Any]:
+        for position, buffer in recording.buffers.items():
+            buffer.copy_(inputs[position])
+        recording.replay()
+        results = [
+            self._result(plain, value, inputs)
+            for plain, value in zip(self.program["outputs"], recording.outputs, strict=True)
+        ]
+        inputs.clear()
+        return results
+
+    def _result(self, plain: Any, value: Any, inputs: Sequence[Any]) -> Any:
+        """A result of the caller's own; what is (part of) an input is that input's memory."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        slot, offset = plain["ref"], 0
+        buffers = self.program["buffers"]
+        while buffers[slot]["base"] is not None:
+            offset += buffers[slot]["offset"]
+            slot = buffers[slot]["base"]
+        if buffers[slot]["role"] != "input":
+            return value.clone()
+        source = inputs[self.program["inputs"].index(slot)]
+        return source.as_strided(value.shape, value.stride(), source.storage_offset() + offset)
+
+
+def _tensors(program: Mapping[str, Any]) -> list[int]:
+    """Positions of inputs that are tensors."""
+    return [k for k, slot in enumerate(program["inputs"]) if slot is not None]
+
+
+def _written_inputs(program: Mapping[str, Any]) -> set[int]:
+    """Positions of inputs that a kernel stores into."""
+    written: set[int] = set()
+    for step in program["steps"]:
+        for slot in step.get("writes", ()):
+            while program["buffers"][slot]["base"] is not None:
+                slot = program["buffers"][slot]["base"]
+            if slot in program["inputs"]:
+                written.add(program["inputs"].index(slot))
+    return written
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the very strides that the program was compiled for, gaps included."""
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(tensor)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory: a copy could not be laid out in the same way."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return True
+        extent += (size - 1) * stride
+    return False

@@ -1,0 +1,294 @@
+"""Launch plans: consecutive kernels with everything bound but the stream.
+
+The parameters of a launch are addresses of values: a pointer's is its entry in the table of
+buffers, so that a run packs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from dicp import torch_private
+from dicp.errors import LaunchError
+from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
+from dicp.gpu.index_width import needs_wide
+from dicp.loop.runtime.device import let_go
+from dicp.serialize import evaluate_size
+
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer lies: the buffer that owns its memory, and the bytes from its start."""
+
+    root: int
+    offset: int | None
+    """None where it depends on sizes that are not known."""
+
+
+def place_of(
+    buffers: Sequence[Mapping[str, Any]], slot: int, foreign: Collection[int] = ()
+) -> Place:
+    """Where `slot` lies; a buffer of `foreign` lies where it was put, whatever it is a view of."""
+    offset: int | None = 0
+    while buffers[slot]["base"] is not None and slot not in foreign:
+        step = buffers[slot]["offset"]
+        width = getattr(torch, buffers[slot]["dtype"]).itemsize
+        known = isinstance(step, int) and offset is not None
+        offset = offset + step * width if known else None  # type: ignore[operator]
+        slot = buffers[slot]["base"]
+    return Place(slot, offset)
+
+
+def extent_of(buffer: Mapping[str, Any], symbols: Mapping[str, int]) -> int:
+    """Elements of memory from the buffer's first to its last."""
+    shape = [evaluate_size(s, symbols) for s in buffer["shape"]]
+    strides = [evaluate_size(s, symbols) for s in buffer["strides"]]
+    return 1 + sum((s - 1) * t for s, t in zip(shape, strides, strict=False)) if all(shape) else 0
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+class LaunchPlan(Generic[AnyJob]):
+    """What a program's kernels are compiled for."""
+
+    job_type: type[AnyJob]
+
+    def __init__(self, program: Mapping[str, Any], texts: Mapping[str, str], arch: int) -> None:
+        self.program = program
+        self.texts = texts
+        self.arch = arch
+        self.buffers = program["buffers"]
+        made_by_calls = {
+            slot for s in program["steps"] if "call" in s and not s["into"] for slot in s["outs"]
+        }
+        self.foreign = {
+            slot for slot, b in enumerate(self.buffers)
+            if b["role"] in ("input", "constant") or slot in made_by_calls
+        }  # fmt: skip
+        """Buffers whose memory comes from elsewhere, aligned as it happens to be."""
+        self.places = [
+            place_of(self.buffers, k, made_by_calls) for k in range(len(self.buffers))
+        ]  # fmt: skip
+
+    def variant(
+        self,
+        step: Mapping[str, Any],
+        symbols: Mapping[str, int] | None,
+        misaligned: frozenset[int] = frozenset(),
+    ) -> Variant:
+        """What `step` is compiled for; sizes that are not known are taken to be small."""
+        aligned = []
+        for slot in step["args"]:
+            place = self.places[slot]
+            known = place.offset is not None and place.offset % ALIGNMENT == 0
+            aligned.append(known and place.root not in misaligned)
+        even = symbols is not None and bool(step["symbols"]) and all(
+            evaluate_size(s, symbols) % ALIGNMENT == 0 for s in step["symbols"]
+        )  # fmt: skip
+        return Variant(self.arch, self._wide(step, symbols), tuple(aligned), even)
+
+    def _wide(self, step: Mapping[str, Any], symbols: Mapping[str, int] | None) -> bool:
+        fixed = symbols is None
+        known = {} if symbols is None else symbols
+        try:
+            extents = [extent_of(self.buffers[slot], known) for slot in step["args"]]
+            return needs_wide(step, known, extents)
+        except NameError:  # a size that only a run knows
+            assert fixed
+            return False
+
+    def job(self, step: Mapping[str, Any], variant: Variant) -> AnyJob:
+        name = step["kernel"]
+        return self.job_type(
+            name, self.texts[name], step["launch"], len(step["symbols"]), variant, step["origins"]
+        )
+
+    def jobs(self) -> list[AnyJob]:
+        """Every kernel as it is wanted first, each once."""
+        found = [
+            self.job(step, self.variant(step, None))
+            for step in self.program["steps"] if "kernel" in step
+        ]  # fmt: skip
+        return list({(j.name, j.variant): j for j in found}.values())
+
+
+class Device:
+    """One GPU with the kernels of a program."""
+
+    def __init__(self, plan: LaunchPlan[Any], builder: Builder, driver: Driver, index: int) -> None:
+        self.plan = plan
+        self.builder = builder
+        self.driver = driver
+        self.index = index
+        self.module = torch.get_device_module(driver.device_type)
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> DeviceSegment:
+        return DeviceSegment(self, launches, symbols, table)
+
+    def stream(self) -> int:
+        return torch_private.current_stream(self.index)
+
+
+class DeviceSegment:
+    """Consecutive kernels on one stream; the launches of each alignment seen are made once."""
+
+    def __init__(
+        self,
+        device: Device,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+    ) -> None:
+        self.device = device
+        self.steps = launches
+        self.symbols = symbols
+        self.table = table
+        self.start = ctypes.addressof(table)
+        self.no_scratch = ctypes.c_void_p()
+        used = {s for step in launches for s in step["args"]}
+        roots = {device.plan.places[s].root for s in used}
+        self.foreign = np.array(sorted(roots & device.plan.foreign), dtype=np.int64)
+        self.addresses = np.ctypeslib.as_array(
+            ctypes.cast(table, ctypes.POINTER(ctypes.c_uint64)), (len(table),)
+        )
+        self._prepared: dict[frozenset[int], list[tuple[Any, ...]]] = {}
+        self._keep: list[Any] = []
+
+    def run(self) -> int:
+        self._launch(self._ready())
+        return 0
+
+    def run_one(self, position: int) -> int:
+        self._launch(self._ready()[position : position + 1])
+        return 0
+
+    def _ready(self) -> list[tuple[Any, ...]]:
+        low = self.addresses[self.foreign] & (ALIGNMENT - 1)
+        misaligned = frozenset(self.foreign[low != 0].tolist()) if low.any() else frozenset()
+        found = self._prepared.get(misaligned)
+        if found is None:
+            found = self._prepared[misaligned] = self._prepare(misaligned)
+        return found
+
+    def _launch(self, launches: Sequence[tuple[Any, ...]]) -> None:
+        module, driver = self.device.module, self.device.driver
+        if module.current_device() != self.device.index:
+            with module.device(self.device.index):
+                self._launch(launches)
+            return
+        launch, stream = driver.launch, self.device.stream()
+        for function, programs, threads, shared, parameters in launches:
+            if not programs:  # a scatter of nothing
+                continue
+            rest = (programs, 1, 1, threads, 1, 1, shared, stream, parameters, None)
+            result = launch(function, *rest)
+            if result == driver.no_context:
+                driver.enter(self.device.index)
+                result = launch(function, *rest)
+            if result:
+                position = next(k for k, x in enumerate(launches) if x[4] is parameters)
+                step = self.steps[position]
+                raise LaunchError(
+                    driver.target, step["kernel"], driver.describe(result), step["origins"]
+                )
+
+    def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
+        plan = self.device.plan
+        jobs = [plan.job(s, plan.variant(s, self.symbols, misaligned)) for s in self.steps]
+        binaries = self.device.builder.build(jobs)
+        with self.device.module.device(self.device.index):
+            return [
+                self._bound(step, job, binary)
+                for step, job, binary in zip(self.steps, jobs, binaries, strict=True)
+            ]
+
+    def _bound(self, step: Mapping[str, Any], job: Job, binary: Binary) -> tuple[Any, ...]:
+        width = ctypes.c_int64 if job.variant.wide else ctypes.c_int32
+        sizes = [width(evaluate_size(s, self.symbols)) for s in step["symbols"]]
+        self._keep.append(sizes)
+        entry = ctypes.sizeof(ctypes.c_void_p)
+        addresses = [self.start + entry * slot for slot in step["args"]]
+        addresses += [ctypes.addressof(s) for s in sizes]
+        addresses += [ctypes.addressof(self.no_scratch)] * 2
+        parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        programs = 1
+        for name in step["launch"]["grid"]:
+            size = evaluate_size(step["launch"]["axes"][name]["size"], self.symbols)
+            programs *= -(-size // binary.blocks[name])
+        function = self.device.driver.function(self.device.index, binary)
+        threads = self.device.driver.lanes * binary.warps
+        return function, programs, threads, binary.shared, parameters
+
+
+class StreamPool:
+    """Workspaces by stream: what a stream has finished with, only that stream takes again.
+
+    A program may capture runs in a graph itself: replays are on any stream, at any time, so that
+    what they work in is lent to nobody else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._free: dict[int, list[torch.Tensor]] = {}
+
+    def _blocks(self) -> list[torch.Tensor]:
+        index = self.device.index
+        if index is None:
+            index = torch.get_device_module(self.device).current_device()
+        stream = torch_private.current_stream(index)
+        return self._free.setdefault(stream, [])
+
+    def take(self, size: int) -> torch.Tensor:
+        if torch_private.recording():
+            return _fresh(size, self.device)
+        blocks = self._blocks()
+        for k in range(len(blocks) - 1, -1, -1):
+            try:
+                block = blocks.pop(k)
+            except IndexError:  # another thread was first
+                continue
+            if block.numel() >= size:
+                return block
+            let_go(block)  # who wants less will take the larger
+        return _fresh(size, self.device)
+
+    def give(self, block: torch.Tensor) -> None:
+        if torch_private.recording():
+            return
+        blocks = self._blocks()
+        if len(blocks) < 2:
+            blocks.append(block)
+        else:
+            let_go(block)
+
+
+class OwnMemory:
+    """Workspaces that are allocated for one run and not taken again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def take(self, size: int) -> torch.Tensor:
+        return _fresh(size, self.device)
+
+    def give(self, block: torch.Tensor) -> None:
+        """The recording keeps what it uses; nothing is lent to others."""
+
+
+def _fresh(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size + 64, dtype=torch.uint8, device=device)

@@ -1,0 +1,66 @@
+"""What goes to the framework's libraries on the device, and how colliding stores are combined."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dicp.gpu.facts import DeviceFacts
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, Expr
+from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
+
+aten = torch.ops.aten
+ATTENTION = RuleTable()
+
+
+def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
+    """The framework's call, its results wherever it puts them."""
+    assert lw.node is not None
+    return lw.eager(lw.node)
+
+
+FUSED_ATTENTION = tuple(
+    name
+    for kind in ("flash", "efficient", "cudnn")
+    for name in (
+        f"_scaled_dot_product_{kind}_attention", f"_scaled_dot_product_{kind}_attention_backward",
+        f"_{kind}_attention_forward", f"_{kind}_attention_backward",
+    )
+)  # fmt: skip
+"""The framework's fused attention: what SDPA gives, and what callers of the kernels give."""
+
+for _name in FUSED_ATTENTION:
+    if hasattr(aten, _name):
+        ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
+
+OWN_RULES = RULES.merged(ATTENTION)
+
+
+class GpuLowering(Lowering):
+    """Lowering that combines colliding stores in types that the hardware combines in memory."""
+
+    device_facts: DeviceFacts
+
+    def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
+        """Short types are combined in 32 bits: floats are rounded once, and integers wrap around
+        when they are stored as they would have at every step."""
+        if dtype in self.device_facts.atomic_dtypes:
+            return dtype
+        return torch.float32 if dtype.is_floating_point else torch.int32
+
+    def combinable(self, op: str, value: Expr) -> Expr:
+        """Floats are compared in memory by their bits: signed for a maximum, unsigned below zero
+        for a minimum. A NaN is given the sign with which its bits are above every number's."""
+        if op not in ("max", "min") or not value.dtype.is_floating_point:
+            return value
+        sign = ir.const(1.0 if op == "max" else -1.0, value.dtype)
+        nan = ir.apply("copysign", value.dtype, ir.const(math.nan, value.dtype), sign)
+        return ir.apply("where", value.dtype, ir.apply("isnan", torch.bool, value), nan, value)
+
+    def add(self, compute: Compute) -> Compute:
+        if compute.kind == "scatter" and torch.are_deterministic_algorithms_enabled():
+            raise NoRule("colliding stores come in any order, and deterministic ones are asked for")
+        return super().add(compute)

@@ -1,0 +1,359 @@
+"""Matrix products that one generated kernel computes together with the pointwise work after them.
+
+After scheduling, a library call for a product and the pointwise kernel that reads its result at the
+very element it works on may be replaced by one kernel: the tile of the product is handed over in
+registers. Whether that is done is somebody else's choice (`choice.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+
+from dicp.gpu.tiling import Tiling
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Expr, Load, Ref, Rewriter
+from dicp.loop.ir.index import (
+    ZERO,
+    Index,
+    Size,
+    Var,
+    combine,
+    contiguous_strides,
+    flatten,
+    normal,
+    product,
+    quotient,
+    variable,
+)
+from dicp.loop.ir.kernel import Define, Kernel, Phase, Store
+from dicp.loop.schedule.kernels import Step
+
+aten = torch.ops.aten
+
+FORMS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
+"""Products, and how many arguments stand before the two factors."""
+
+DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+TOTAL = "total"
+"""The name of the sum of products in the kernel."""
+RESULT = "product"
+"""The name of the product's own result, which the work after it reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product over loops of its own: `z` the batch, `y` rows and `x` columns of the result."""
+
+    call: Call
+    a: Ref
+    b: Ref
+    out: Ref
+    depth: Size
+    z: tuple[Var, ...]
+    y: tuple[Var, ...]
+    x: tuple[Var, ...]
+    value: Expr
+    """The result, of the sum of products TOTAL."""
+    stores: tuple[Store, ...]
+    follower: Kernel | None = None
+    parts: int = 1
+    """Into how many the sums are cut; `z` then begins with the loop over these."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """The work on the finished sum of products, as a kernel over the result's elements."""
+        origins = {str(o): o for o in self.call.origins}
+        origins |= {str(o): o for o in (self.follower.origins if self.follower else ())}
+        phases = (Phase("row", (Define(RESULT, self.value.dtype, self.value), *self.stores)),)
+        return Kernel("pointwise", (*self.z, *self.y, *self.x), (), phases, tuple(origins.values()))
+
+    @property
+    def shape(self) -> tuple[Size, Size, Size, Size]:
+        """Batch, rows, columns, depth."""
+        batch, rows, columns = (
+            product(v.size for v in loops) for loops in (self.z, self.y, self.x)
+        )
+        return batch, rows, columns, self.depth
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A product that a generated kernel computes."""
+
+    product: Product
+    tiling: Tiling
+
+
+Loops = tuple[tuple[Var, ...], tuple[Var, ...], tuple[Var, ...]]
+"""Of the batch, the rows and the columns of a result; of each the last runs fastest."""
+
+Chooser = Callable[[Product], Tiling | None]
+
+
+def place_products(
+    steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser
+) -> list[Step | Chosen]:
+    """The steps, with every product that is chosen in the place of its call or of what follows."""
+    placed: list[Step | Chosen | None] = list(steps)
+    returned = {r.root for r in ir.refs_in(outputs)}
+    for at in range(len(steps) - 1, -1, -1):
+        call = steps[at]
+        if not isinstance(call, Call) or call.op not in FORMS:
+            continue
+        found = _with_follower(steps, placed, at, returned) or (_product(call), at)
+        matrix, place = found
+        tiling = choose(matrix) if matrix is not None else None
+        if matrix is not None and tiling is not None:
+            placed[at] = None
+            placed[place] = Chosen(matrix, tiling)
+    whole = [step for step in placed if step is not None]
+    return [s for step in whole
+            for s in (halves(step) if isinstance(step, Chosen) else (step,))]  # fmt: skip
+
+
+# ---- in parts ------------------------------------------------------------------------------------
+
+
+def halves(chosen: Chosen) -> tuple[Chosen | Kernel, ...]:
+    """One kernel, or two: one that leaves the parts of the sums, one that goes on from them."""
+    matrix, parts = chosen.product, chosen.tiling.parts
+    if parts == 1 or not can_be_cut(matrix):
+        return (chosen,)
+    count = product(matrix.out.shape)
+    kept = Ref(f"{matrix.out.name}_sums", (parts, count), torch.float32, (count, 1), "temp")
+    loops = (*matrix.z, *matrix.y, *matrix.x)
+    part = Var(1 + max((v.position for v in loops), default=-1), parts)
+    flat = _joined(loops)
+    total = Expr("acc", torch.float32, attr=TOTAL)
+    store = Store(kept, variable(part) * count + flat, Expr("acc", torch.float32, attr=RESULT))
+    first = replace(
+        matrix, z=(part, *matrix.z), value=total, stores=(store,), follower=None, parts=parts
+    )
+    sums = [Expr("read", torch.float32, attr=Load(kept, (flat + normal(k * count),)))
+            for k in range(parts)]  # fmt: skip
+    known = {TOTAL: reduce(operator.add, sums)}
+    known[RESULT] = _with(matrix.value, known)
+    stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
+    rest = Kernel("pointwise", loops, (), (Phase("inner", stores),), matrix.kernel.origins)
+    return Chosen(first, chosen.tiling), rest
+
+
+def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
+    """`value` with the named results replaced."""
+    done: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> Expr:
+        if e.op == "acc" and e.attr in known:
+            return known[e.attr]
+        if id(e) not in done:
+            done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), e.attr)
+        return done[id(e)]
+
+    return visit(value)
+
+
+def can_be_cut(matrix: Product) -> bool:
+    """Whether the result decides nowhere what is read or written."""
+    places = [s.index for s in matrix.stores]
+    places += [i for s in matrix.stores for e in ir.walk(s.value) for i in ir.indices_of(e)]
+    inside = (e for i in places for inner in ir._indirect_exprs(i) for e in ir.walk(inner))
+    return not any(e.op == "acc" for e in inside)
+
+
+# ---- the product itself --------------------------------------------------------------------------
+
+
+def _operands(call: Call) -> tuple[Ref, Ref] | None:
+    """The factors, where their types are the kernel's."""
+    before = FORMS[call.op]
+    a, b = call.args[before : before + 2]
+    refs = isinstance(a, Ref) and isinstance(b, Ref) and not (a.opaque or b.opaque)
+    out = call.outs[0]
+    if not refs or a.dtype not in DTYPES or not a.dtype == b.dtype == out.dtype:
+        return None
+    factors = [call.kwargs.get(name, 1) for name in ("beta", "alpha")]
+    plain = all(isinstance(f, (int, float)) for f in factors)
+    contiguous = out.strides == contiguous_strides(out.shape)
+    return (a, b) if plain and contiguous and 0 not in (*a.shape, *b.shape) else None
+
+
+def _product(call: Call) -> Product | None:
+    """The call as a kernel that stores its result and does no more."""
+    out = call.outs[0]
+    *batch, rows, columns = out.shape
+    loops = [Var(k, s) for k, s in enumerate((*batch, rows, columns))]
+    *z, y, x = ((v,) if v.size != 1 else () for v in loops)
+    return _made(call, z[0] if z else (), y, x, {}, None, keep=True)
+
+
+def _made(
+    call: Call, z: tuple[Var, ...], y: tuple[Var, ...], x: tuple[Var, ...],
+    mapping: dict[Var, Index], follower: Kernel | None, keep: bool,
+) -> Product | None:  # fmt: skip
+    operands = _operands(call)
+    if operands is None:
+        return None
+    out = call.outs[0]
+    place = [_joined(loops) for loops in (z, y, x)][-len(out.shape) :]
+    stores: list[Store] = []
+    result = Expr("acc", out.dtype, attr=RESULT)
+    if keep:
+        stores.append(Store(out, flatten(place, out.strides), result))
+    if follower is not None:
+        stores += _rewritten(follower, out, mapping, result)
+    a, b = operands
+    value = _value(call, place)
+    return Product(call, a, b, out, a.shape[-1], z, y, x, value, tuple(stores), follower)
+
+
+def _value(call: Call, place: Sequence[Index]) -> Expr:
+    """alpha * (sum of products) + beta * (what is added)."""
+    value = Expr("acc", torch.float32, attr=TOTAL)
+    alpha, beta = (float(call.kwargs.get(name, 1)) for name in ("alpha", "beta"))
+    if alpha != 1:
+        value = value * alpha
+    if not FORMS[call.op] or beta == 0:
+        return value
+    added: Ref = call.args[0]
+    own = place[len(place) - len(added.shape) :] if added.shape else []
+    coords = [ZERO if s == 1 else i for s, i in zip(added.shape, own, strict=True)]
+    read = Expr("read", added.dtype, attr=Load(added, (flatten(coords, added.strides),)))
+    term = ir.opmath(read, torch.float32)
+    return value + (term if beta == 1 else term * beta)
+
+
+def _joined(loops: Sequence[Var]) -> Index:
+    """The index that `loops`, the last of which runs fastest, are the digits of."""
+    strides = contiguous_strides([v.size for v in loops])
+    return combine([(variable(v), s) for v, s in zip(loops, strides, strict=True)])
+
+
+# ---- what follows it -----------------------------------------------------------------------------
+
+
+def _with_follower(
+    steps: Sequence[Step], placed: Sequence[object], at: int, returned: set[Ref]
+) -> tuple[Product, int] | None:
+    """The product with the kernel that first reads it, and where that kernel stands."""
+    call = steps[at]
+    assert isinstance(call, Call)
+    out = call.outs[0]
+    readers = [k for k in range(at + 1, len(steps)) if out.root in _read(steps[k])]
+    if not readers or placed[readers[0]] is not steps[readers[0]] or _operands(call) is None:
+        return None
+    place = readers[0]
+    follower = steps[place]
+    sources = {r.root for r in call.reads()}
+    later = steps[at + 1 : place + 1]
+    if not isinstance(follower, Kernel) or any(sources & set(_written(s)) for s in later):
+        return None
+    found = _split(follower, call)
+    if found is None:
+        return None
+    loops, mapping = found
+    keep = len(readers) > 1 or out.root in returned
+    matrix = _made(call, *loops, mapping, follower, keep)
+    return None if matrix is None else (matrix, place)
+
+
+def _read(step: Step) -> set[Ref]:
+    if isinstance(step, Call):
+        return {r.root for r in step.reads()}
+    places = (inner for s in _stores(step) for inner in ir._indirect_exprs(s.index))
+    return {item.ref.root for item in (*step.reads(), *ir.reads(places))}
+
+
+def _written(step: Step) -> Iterator[Ref]:
+    if isinstance(step, Call):
+        yield from (
+            r.root for r in (step.outs if not step.mutates else [*step.outs, *step.reads()])
+        )
+    else:
+        yield from (s.ref.root for s in _stores(step))
+
+
+def _stores(kernel: Kernel) -> list[Store]:
+    return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+
+
+def _split(follower: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
+    """The follower's loops as digits of the result's indices: (z, y, x), and what each becomes.
+
+    None where it does not read the result at its own point, whole and in order.
+    """
+    out = call.outs[0]
+    stores = _stores(follower)
+    if follower.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in follower.phases):
+        return None
+    seen: set[int] = set()
+    reads = [e.attr for v in follower.exprs() for e in ir.walk(v, seen)
+             if e.op == "read" and e.attr.ref.root is out.root]  # fmt: skip
+    if any(item.ref is not out or item.coords != reads[0].coords for item in reads):
+        return None
+    if not reads or any(s.op or s.ref.root is out.root for s in stores):
+        return None
+    chain = _chain(reads[0].coords[0], follower.rows)
+    if chain is None or product(v.size for v in chain) != product(out.shape):
+        return None
+    return _cut(chain, [*reversed(out.shape)])
+
+
+def _chain(index: Index, rows: Sequence[Var]) -> list[Var] | None:
+    """`rows` as digits of `index`, the one that runs fastest first."""
+    left = dict(index.terms)
+    chain: list[Var] = []
+    step: Size = 1
+    while left:
+        digit = next((v for v, c in left.items() if isinstance(v, Var) and c == step), None)
+        if digit is None:
+            return None
+        del left[digit]
+        chain.append(digit)
+        step = normal(step * digit.size)
+    return chain if index.const == 0 and set(chain) == {v for v in rows if v.size != 1} else None
+
+
+def _cut(chain: Sequence[Var], sizes: Sequence[Size]) -> tuple[Loops, dict[Var, Index]] | None:
+    """Digits cut where one of `sizes` (columns, rows, batch) ends and the next begins."""
+    axes: list[list[Var]] = [[], [], []]
+    mapping: dict[Var, Index] = {}
+    level, room, count = 0, sizes[0], 0
+    for digit in chain:
+        left, step, value = digit.size, 1, ZERO
+        while left != 1:
+            while room == 1:
+                level, room = level + 1, sizes[level + 1]
+            if quotient(room, left) is not None:
+                part = left
+            elif quotient(left, room) is not None:
+                part = room
+            else:
+                return None
+            var = Var(count, part)
+            count += 1
+            axes[level].append(var)
+            value = value + variable(var) * step
+            step = normal(step * part)
+            left, room = quotient(left, part), quotient(room, part)  # type: ignore[assignment]
+        mapping[digit] = value
+    x, y, z = (tuple(reversed(axis)) for axis in axes)
+    return (z, y, x), mapping
+
+
+def _rewritten(
+    follower: Kernel, out: Ref, mapping: dict[Var, Index], result: Expr
+) -> Iterator[Store]:
+    """The follower's stores over the product's loops, reading its result from registers."""
+
+    def from_registers(item: Load, fresh: Expr) -> Expr | None:
+        return result if item.ref is out else None
+
+    rewrite = Rewriter(mapping, from_registers)
+    for store in _stores(follower):
+        yield Store(store.ref, rewrite.index(store.index), rewrite(store.value))

@@ -1,0 +1,286 @@
+"""Reductions with few results are split: parts of the sweep side by side, then their results.
+
+sum over r of f(x, r) = sum over s of (sum over c of f(x, s * C + c)), with R = S * C, or with a
+last part that reaches past the end. The number of parts S is fixed; where R may change, the size C
+of a part is computed for every launch, so that as many programs run for any R.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.tiles import COLUMNS, WIDEST_ALONG, extent
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.index import (
+    ZERO,
+    Index,
+    Size,
+    Var,
+    contiguous_strides,
+    domain,
+    flatten,
+    variable,
+)
+from dicp.loop.ir.ops import identity_of
+from dicp.torch_private import floor_division
+
+SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
+LEAST_ROW = 8192
+"""Elements of a row that one program sweeps at the least."""
+LEAST_COLUMN = 128
+"""Rows of a column block that one program sweeps at the least."""
+LEAST_PARTS = 4
+ALONG_PARTS = 512
+"""Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
+ALONG_LEAST = 48
+"""With fewer of these the rows are better reduced by a program each, and summed up afterwards."""
+ALONG_ROWS = 16
+"""Rows that one of these programs walks at the least."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A reduced axis in so many parts, the last of which may be shorter or empty."""
+
+    axis: int
+    parts: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """A sum over rows of which so many programs each walk a share."""
+
+    whole: Compute
+    """The sum; its result has room for what each of the programs leaves."""
+    rest: Compute
+    """The sum of these."""
+    parts: int
+
+
+def split_reductions(graph: Graph, first: Mapping[Any, int], facts: DeviceFacts) -> list[Shares]:
+    """Each long reduction with few results becomes two, the first with many.
+
+    Sizes that may change count as what they are in the `first` call. What is returned are sums over
+    rows that do not come in parts: kernels that walk these rows are to take them along.
+    """
+    computes = [n for n in graph.nodes if isinstance(n, Compute)]
+    rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
+    wanted = {n: _walkers(n, rows, first) for n in computes}
+    cuts = {n: _along(n, wanted[n]) for n in computes}
+    shared = [n for n in computes if wanted[n] and cuts[n] is None]
+    _cut_up(graph, {n: cuts[n] or _cut(n, first, facts) for n in computes if n not in shared})
+    return [_shared(graph, n, wanted[n]) for n in shared]
+
+
+def _shared(graph: Graph, node: Compute, parts: int) -> Shares:
+    """The sum and, in its place, that of what programs leave."""
+    axis = node.axes[0]
+    kept = tuple(
+        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
+    )
+    left = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
+    whole = replace(node, out=left)
+    left.producer = whole
+    node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))
+    graph.nodes.insert(graph.nodes.index(node), whole)
+    return Shares(whole, node, parts)
+
+
+def split_shares(
+    graph: Graph, first: Mapping[Any, int], shares: Sequence[Shares], facts: DeviceFacts
+) -> None:
+    """What no kernel takes along becomes two as others do."""
+    for found in shares:
+        whole, node = found.whole, found.rest
+        node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
+        graph.nodes.remove(whole)
+    _cut_up(graph, {s.rest: _cut(s.rest, first, facts) for s in shares})
+
+
+def _cut_up(graph: Graph, cuts: Mapping[Compute, Cut | None]) -> None:
+    found = {n: cut for n, cut in cuts.items() if cut is not None}
+    private = _private(graph, found) if found else {}
+    nodes: list[ir.Node] = []
+    for node in graph.nodes:
+        if node in found:
+            assert isinstance(node, Compute)
+            nodes.append(_split(node, found[node], private))
+        nodes.append(node)
+    graph.nodes[:] = nodes
+
+
+def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
+    """Pointwise results that only `readers` read, themselves or through others of this kind.
+
+    Nobody reads one of them at two places, or what it is made of would be computed for each.
+    """
+    known = {r.root for r in ir.refs_in(graph.outputs)}
+    written: set[Ref] = set()
+    for node in graph.nodes:
+        if isinstance(node, Compute) and node.out.base is not None:
+            written.add(node.out.root)
+        elif isinstance(node, Call) and node.mutates:
+            written |= {r.root for r in node.reads()}
+    private: dict[Ref, Compute] = {}
+    for node in reversed(graph.nodes):
+        known |= _read_at_many_places(node)
+        inner = isinstance(node, Compute) and node.kind == "pointwise" and node.out.base is None
+        if inner and not node.realize and node.out not in known:  # type: ignore[union-attr]
+            if not any(r.root in written for r in node.reads()):
+                private[node.out] = node  # type: ignore[union-attr, assignment]
+                continue  # whoever reads it reads what it reads
+        if node not in readers:
+            known |= {r.root for r in node.reads()}
+        known |= {r.root for r in node.reads() if r.base is not None}
+    return private
+
+
+def _read_at_many_places(node: ir.Node) -> set[Ref]:
+    places = {(x.ref, x.coords) for x in node.loads()} if isinstance(node, Compute) else set()
+    return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
+
+
+def _walkers(node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any, int]) -> int:
+    """How many programs may each walk some rows, with a sum over rows that are reduced themselves.
+
+    One kernel does both, and reads the rows once; 0 where each is better done alone.
+    """
+    sums = node.kind == "reduce" and node.op == "sum" and node.out.dtype.is_floating_point
+    if not sums or len(node.shape) - 1 in node.axes:
+        return 0
+    kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
+    width = math.prod(node.shape[k] for k in kept)
+    if (node.shape, kept) not in rows or not isinstance(width, int) or width > WIDEST_ALONG:
+        return 0
+    swept = math.prod(_now(node.shape[k], first) for k in node.axes)
+    wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
+    return wanted if wanted >= ALONG_LEAST else 0
+
+
+def _along(node: Compute, wanted: int) -> Cut | None:
+    """How to split a sum that so many programs are wanted for."""
+    if not wanted or not all(isinstance(s, int) for s in node.shape):
+        return None
+    parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
+    return Cut(-axis, parts) if parts >= max(ALONG_LEAST, wanted // 2) else None
+
+
+def _cut(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> Cut | None:
+    """How to split a reduction, if it is worth it: fewer programs leave multiprocessors idle."""
+    if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
+        return None
+    shape = [_now(s, first) for s in node.shape]
+    results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
+    swept = math.prod(shape[k] for k in node.axes)
+    column = _is_column(node)
+    programs = -(-results // COLUMNS) if column else results
+    if not 0 < programs < facts.multiprocessors:
+        return None
+    least = LEAST_COLUMN if column else LEAST_ROW
+    wanted = min(swept // least, facts.enough_programs // programs)
+    even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
+    if even >= LEAST_PARTS:
+        return Cut(-axis, even)
+    size, axis = max((shape[k], -k) for k in node.axes)
+    parts = min(wanted, size)
+    return Cut(-axis, parts) if parts >= LEAST_PARTS else None
+
+
+def _is_column(node: Compute) -> bool:
+    """Whether what lies side by side in memory are results and not what is reduced."""
+    votes = 0
+    for item in node.loads():
+        index = flatten(item.coords, item.ref.strides)
+        for var in index.variables():
+            if index.coefficient(var) == 1:
+                votes += -1 if var.position in node.axes else 1
+    return votes > 0 if votes else len(node.shape) - 1 not in node.axes
+
+
+def _now(size: Size, first: Mapping[Any, int]) -> int:
+    if isinstance(size, int):
+        return size
+    known = size.subs(first)
+    return int(known) if known.is_Integer else extent(size)
+
+
+def _divisor(size: Size, most: int) -> int:
+    """The largest divisor of `size` that is at most `most`; 1 where none is known."""
+    if not isinstance(size, int):
+        return 1
+    return next((d for d in range(min(most, size), 1, -1) if size % d == 0), 1)
+
+
+def chunk_of(size: Size, parts: int) -> Size:
+    """Elements of a part: the size over the number of parts, rounded up."""
+    more = size + parts - 1
+    return more // parts if isinstance(more, int) else floor_division(more, parts)
+
+
+def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
+    """The first half; `node` is left to combine what it gives."""
+    axis, parts = cut.axis, cut.parts
+    size = node.shape[axis]
+    chunk = chunk_of(size, parts)
+    shape: tuple[Size, ...] = (*node.shape[:axis], parts, chunk, *node.shape[axis + 1 :])
+    mapping: dict[Var, Index] = {}
+    for k, s in enumerate(node.shape):
+        at = k if k < axis else k + 1
+        mapping[Var(k, s)] = variable(Var(at, s))
+    place = variable(Var(axis, parts)) * chunk + variable(Var(axis + 1, chunk))
+    mapping[Var(axis, size)] = place
+    body = node.body
+    uneven = not isinstance(size, int) or size % parts != 0
+    if uneven:  # loops over other points than its sources': those do not join it later
+        body = _taken_in(body, private)
+    body = Rewriter(mapping)(body)
+    if uneven:
+        body = _inside(place, size, body, node.op)
+    axes = tuple(k if k < axis else k + 1 for k in node.axes)
+    kept = tuple(1 if k in axes else s for k, s in enumerate(shape))
+    partial = Ref(f"{node.out.name}_parts", kept, node.out.dtype, contiguous_strides(kept), "temp")
+    first = Compute(
+        partial, shape, body, "reduce", axes, node.op, after=node.after, origins=node.origins
+    )
+    partial.producer = first
+    node.shape = tuple(
+        (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
+    )
+    idx = domain(node.shape)
+    node.body = ir.load(partial, [*idx[: axis + 1], ZERO, *idx[axis + 1 :]])
+    node.axes = (axis,)
+    return first
+
+
+def _taken_in(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
+    """`body` with what only reductions read computed in the place of its loads."""
+    made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
+
+    def value(item: Load, fresh: Expr) -> Expr | None:
+        source = private.get(item.ref)
+        if source is None:
+            return None
+        key = (item.ref, item.coords)
+        if key not in made:
+            own = (Var(k, s) for k, s in enumerate(source.shape))
+            moved = Rewriter(dict(zip(own, item.coords, strict=True)), value)
+            made[key] = ir.opmath(moved(source.body), fresh.dtype)
+        return made[key]
+
+    return Rewriter({}, value)(body)
+
+
+def _inside(place: Index, size: Size, body: Expr, op: str) -> Expr:
+    """`body` before the end of the axis, and past it what changes no result of `op`."""
+    end = ir.index_value(Index(size))
+    test = ir.apply("lt", torch.bool, ir.index_value(place), end)
+    start = ir.const(identity_of(op, body.dtype), body.dtype)
+    return ir.apply("where", body.dtype, test, ir.masked(test, body), start)

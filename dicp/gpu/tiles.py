@@ -1,0 +1,178 @@
+"""Block sizes and warps: pure functions of a kernel's extents, its element sizes and the device.
+
+Constants that the device's facts do not give were found on chips with about a hundred
+multiprocessors of 2048 threads; each says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from dicp.gpu.facts import DeviceFacts
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.kernel import Kernel, Running, Store
+
+ELEMENTS_A_THREAD = 16
+GUESS = 4096
+"""What an extent that is not known yet counts as."""
+POINTWISE_BLOCK = 1024
+LIGHT = 4
+"""Bytes read for an element below which a thread takes twice as many elements: with one tensor of
+2 bytes all threads that a multiprocessor holds have 32 KiB on their way, and need about 40."""
+TRANSPOSED = (32, 64)
+"""The shortest and the longest side of a tile that is transposed; both span a cache line."""
+MAX_PERSISTENT = 8192
+"""Elements of a row that are kept in registers; less where more tensors are read."""
+WIDEST_ALONG = 4096
+"""Elements of a row whose sums over rows are kept in registers, too."""
+LOOP_BLOCK = 2048
+"""Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
+COLUMNS = 64
+"""Columns side by side: one 128-byte line of 2-byte elements."""
+FEW_COLUMNS = 16
+"""Columns side by side where there are few: still whole sectors of 32 bytes."""
+COLUMN_STEPS = 32
+COLUMN_ELEMENTS = 4096
+"""Elements of a tile of columns: what a program must have on its way at a time."""
+ROW_ELEMENTS = 2048
+"""Elements of one tile of several short rows."""
+MANY_ROWS = 4096
+"""Rows that fill a chip with a warp for each."""
+WARP_ELEMENTS = 1024
+"""Elements of such a row that a warp takes: 64 bytes of 2-byte elements for each thread."""
+MOST_IN_WARP = 5
+"""Tensors of such rows, of 4 bytes an element: those of more need too many registers."""
+LEAST_MOVED = 4096
+"""Bytes that a program reads and writes: it takes time to start."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements per block of each axis by name, whether the reduced axis fits one block, warps."""
+
+    blocks: dict[str, int]
+    persistent: bool
+    warps: int
+
+
+def extent(size: Size) -> int:
+    return size if isinstance(size, int) else GUESS
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def numel(loops: Iterable[Var]) -> Size:
+    return product(v.size for v in loops)
+
+
+def warps(elements: int, facts: DeviceFacts, most: int) -> int:
+    """Warps for a block of so many elements: each thread has 16 of them."""
+    return max(1, min(most, elements // (ELEMENTS_A_THREAD * facts.lanes)))
+
+
+def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
+    count = extent(numel(kernel.rows))
+    block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
+    if count >= 16 * facts.enough_programs * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
+        block = 2 * POINTWISE_BLOCK
+    while block > 128 and count // block < facts.enough_programs:
+        block //= 2
+    return Tile({"x": block}, False, warps(2 * block, facts, 128 // facts.lanes))
+
+
+def _bytes_read(kernel: Kernel) -> int:
+    """Bytes that an element takes from memory; what all elements share comes from a cache."""
+    loops = set(kernel.rows)
+    own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
+    return sum(ref.dtype.itemsize for ref in own)
+
+
+def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
+    """Two axes, each contiguous for some tensor of elements of at least `width` bytes."""
+    side = min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
+    y = min(side, power_of_two(extent(outer)))
+    x = min(side, power_of_two(extent(last)))
+    return Tile({"y": y, "x": x}, False, min(8, 128 // facts.lanes * (x * y // 1024)) or 1)
+
+
+def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
+    """Blocks of a row or column kernel: rows (or columns) "x", the reduced axis "r"."""
+    rows, inner = extent(numel(kernel.rows)), numel(kernel.inner)
+    width = power_of_two(extent(inner))
+    if kernel.kind == "column":
+        return _column(rows, inner, width, facts)
+    persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
+    if not persistent:
+        block = min(LOOP_BLOCK, width)
+        x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
+        most = 256 if block >= LOOP_BLOCK else 128
+        return Tile({"x": x, "r": block}, False, most // facts.lanes)
+    if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
+        moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
+        if 0 < len(moved) <= MOST_IN_WARP and max(moved) <= 4:
+            return _by_warps(width, sum(moved), facts)
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
+    while x > 1 and rows // x < facts.enough_programs:
+        x //= 2
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
+
+
+def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
+    """Rows, or large parts of them, each in one warp: sums over threads are the fewest, and over
+    warps, where they have to wait for each other, there are none in rows of usual lengths."""
+    elements = WARP_ELEMENTS * facts.lanes // 32
+    x = max(1, elements // width)
+    while x * width * moved < LEAST_MOVED:
+        x *= 2
+    return Tile({"x": x, "r": width}, True, max(1, width // elements))
+
+
+def _row_tensors(kernel: Kernel) -> list[Ref]:
+    """What is read and written at every point of the rows."""
+    places = [(item.ref, item.coords[0]) for item in kernel.reads()]
+    places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+    rows, inner = set(kernel.rows), set(kernel.inner)
+    whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)
+    return list(dict.fromkeys(whole))
+
+
+def cross_row(rows: Size, inner: Size, facts: DeviceFacts) -> Tile:
+    """A few whole rows at a time, which one program walks: as many bytes on their way as rows of
+    which each has a program of its own."""
+    width = power_of_two(extent(inner))
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
+
+
+def stages(bytes_read: int, facts: DeviceFacts) -> int:
+    """How many blocks of a walk are under way, of which all but one lie in shared memory.
+
+    Between two reductions over the threads of a program nothing is asked for: the next two rows
+    are, meanwhile, as far as two programs share a multiprocessor.
+    """
+    return next((n for n in (3, 2) if (n - 1) * bytes_read <= facts.prefetch_bytes), 1)
+
+
+def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
+    x = min(COLUMNS, power_of_two(columns))
+    while x > FEW_COLUMNS and columns // x < facts.enough_programs:
+        x //= 2
+    persistent = isinstance(inner, int) and width <= COLUMN_STEPS
+    r = width if persistent else min(COLUMN_ELEMENTS // x, width)
+    return Tile({"x": x, "r": r}, persistent, warps(x * r, facts, 256 // facts.lanes))
+
+
+def _most_in_registers(kernel: Kernel) -> int:
+    """How long a row may be to stay in registers, by what is held of it at once."""
+    reads = {item.ref.root for item in kernel.reads()}
+    wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
+               if isinstance(s, Running))  # fmt: skip
+    stores = sum(isinstance(s, Store) for p in kernel.phases for s in p.stmts)
+    return MAX_PERSISTENT // (2 if wide or len(reads) + stores > 6 else 1)

@@ -1,0 +1,85 @@
+"""How matrix products are cut into tiles: the candidates, and which of them are worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+import torch
+
+from dicp.gpu.tiles import extent, power_of_two
+from dicp.loop.ir.index import Size
+
+LEAST = 16
+"""The smallest side of a tile that the matrix units take."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Rows, columns and depth of a block, blocks loaded ahead, warps, parts of the sum."""
+
+    y: int
+    x: int
+    k: int
+    stages: int
+    warps: int
+    parts: int = 1
+    """The sum of each element is cut into so many, added up by a second kernel."""
+
+    def __str__(self) -> str:
+        return "x".join(map(str, astuple(self)))
+
+
+CANDIDATES = (
+    Tiling(128, 256, 64, 3, 8),
+    Tiling(256, 128, 64, 3, 8),
+    Tiling(128, 128, 64, 4, 8),
+    Tiling(128, 128, 64, 3, 4),
+    Tiling(128, 128, 32, 4, 4),
+    Tiling(128, 64, 64, 4, 4),
+    Tiling(64, 256, 64, 4, 4),
+    Tiling(64, 128, 64, 4, 4),
+    Tiling(64, 64, 64, 5, 4),
+    Tiling(64, 64, 128, 3, 4),
+    Tiling(32, 64, 128, 4, 4),
+    Tiling(16, 128, 128, 4, 4),
+    Tiling(16, 64, 256, 3, 4),
+)
+"""From tiles that large products fill the chip with to those of few rows and great depth."""
+
+
+PARTS = (2, 4, 8, 16)
+ENOUGH_TILES = 128
+"""Tiles that keep every multiprocessor of a large chip busy."""
+LEAST_STEPS = 4
+"""Blocks along the depth that a part of a sum has at the least."""
+
+
+def candidates(
+    rows: Size, columns: Size, depth: Size, dtype: torch.dtype, batch: Size = 1
+) -> list[Tiling]:
+    """The tilings worth trying for a product, each once."""
+    whole = list(dict.fromkeys(_fitted(rows, columns, depth, dtype)))
+    return [*whole, *(t for w in whole for t in _in_parts(w, (batch, rows, columns, depth)))]
+
+
+def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
+    """With the sums cut, where whole ones give too few tiles and are long."""
+    batch, rows, columns, depth = (extent(s) for s in shape)
+    tiles = batch * -(-rows // tiling.y) * -(-columns // tiling.x)
+    for parts in PARTS:
+        busy = tiles * parts <= 2 * ENOUGH_TILES
+        if tiles < ENOUGH_TILES and busy and depth >= parts * LEAST_STEPS * tiling.k:
+            yield replace(tiling, parts=parts)
+
+
+def _fitted(rows: Size, columns: Size, depth: Size, dtype: torch.dtype) -> Iterator[Tiling]:
+    most = [max(LEAST, power_of_two(extent(s))) for s in (rows, columns, depth)]
+    for tiling in CANDIDATES:
+        if tiling.y > 2 * most[0] or tiling.x > 2 * most[1]:
+            continue
+        deep = tiling.k // 2 if dtype == torch.float32 else tiling.k
+        yield Tiling(
+            min(tiling.y, most[0]), min(tiling.x, most[1]), min(deep, most[2]), tiling.stages,
+            tiling.warps,
+        )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Sums over rows that kernels which reduce those rows take along, where rows do not come in parts.
+
+sum over r of f(r, w) = sum over p of (sum over the rows r of share p of f(r, w))
+
+Each program walks a share of the rows, the last of them fewer or none; another kernel adds up what
+they leave. The number of shares is fixed, so that the rows may be any number, and change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dicp.gpu.products import Chosen
+from dicp.gpu.split import Shares, chunk_of
+from dicp.loop.ir.expr import Call
+from dicp.loop.ir.index import Size, Var, product, variable
+from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.schedule.kernels import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A row kernel each of whose programs walks a share of the rows."""
+
+    kernel: Kernel
+    part: Var
+    """The number of the share, which the places of the sums vary along and no loop goes over."""
+    chunk: Size
+    """Rows of a share."""
+
+
+def along(kernel: Kernel) -> list[Store]:
+    """The sums over rows that a kernel takes along."""
+    if kernel.kind != "row":
+        return []
+    return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
+
+
+def taken_along(steps: Sequence[Step], shares: Sequence[Shares]) -> bool:
+    """Whether each of the sums is part of a kernel that reduces its rows."""
+    found = {s.ref for step in steps if not isinstance(step, Call) for s in along(step)}
+    return {s.whole.out for s in shares} <= found
+
+
+def shared_out(step: Step | Chosen, shares: Sequence[Shares]) -> Step | Chosen | Shared:
+    """The step, its rows shared out where it takes along sums that want it."""
+    parts = {s.whole.out: s.parts for s in shares}
+    sums = [s for s in along(step) if s.ref in parts] if isinstance(step, Kernel) else []
+    if not isinstance(step, Kernel) or not sums:
+        return step
+    count = parts[sums[0].ref]
+    part = Var(1 + max(v.position for v in (*step.rows, *step.inner)), count)
+    moved = variable(part) * product(v.size for v in step.inner)
+    left = {id(s): replace(s, index=s.index + moved) for s in sums}
+    phases = tuple(
+        replace(p, stmts=tuple(left.get(id(s), s) for s in p.stmts)) for p in step.phases
+    )
+    chunk = chunk_of(product(v.size for v in step.rows), count)
+    return Shared(replace(step, phases=phases), part, chunk)

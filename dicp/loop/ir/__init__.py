@@ -1,0 +1,1 @@
+"""The loop IR: expressions, index expressions, scalar operators, kernels."""

@@ -1,0 +1,1 @@
+"""Rewrites of loop graphs and kernels."""

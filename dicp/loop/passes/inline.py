@@ -1,0 +1,162 @@
+"""Inlining: cheap values read at other coordinates are recomputed by their readers.
+
+Reads at the same coordinates are left to kernel fusion, which computes the value once.
+"""
+
+from __future__ import annotations
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
+from dicp.loop.ir.ops import HEAVY, SCALAR_OPS
+
+MAX_INLINE_COST = 10
+MAX_REPEATED_COST = 2
+"""What may be computed again for every element it is broadcast to."""
+MAX_INLINE_LOADS = 4
+MAX_BODY = 400
+MAX_TABLE_COST = 3
+TABLE_USES = 16
+"""A computed value used this often and costing more than that is kept (interpolation weights)."""
+
+
+def cost_of(expr: Expr) -> int:
+    """Rough arithmetic cost of one element."""
+    total = 0
+    for e in ir.walk(expr):
+        row = SCALAR_OPS.get(e.op)
+        total += row.cost if row else 0
+    return total
+
+
+def inline(graph: Graph) -> None:
+    """Substitute producers into their readers where that is cheaper than a buffer."""
+    written = {c.out.root for c in graph.nodes if isinstance(c, Compute) and c.out.base is not None}
+    written |= {
+        r.root for n in graph.nodes if isinstance(n, ir.Call) and n.mutates for r in n.reads()
+    }
+    sizes: dict[Compute, tuple[int, int, int]] = {}
+    for node in graph.nodes:
+        if isinstance(node, Compute):
+            _inline_into(node, written, sizes)
+    remove_dead(graph)
+
+
+def _inline_into(
+    node: Compute, written: set[Ref], sizes: dict[Compute, tuple[int, int, int]]
+) -> None:
+    budget = [MAX_BODY]
+
+    def replace(item: Load, _: Expr) -> Expr | None:
+        producer = item.ref.producer
+        if not isinstance(producer, Compute) or item.ref is not producer.out:
+            return None
+        if not _worth_inlining(producer, item, node, written, sizes):
+            return None
+        budget[0] -= _measure(producer, sizes)[2]
+        if budget[0] < 0:
+            return None
+        mapping = {
+            Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
+        }
+        _merge_origins(node, producer)
+        # What the producer reads at its own point may be elsewhere for this reader.
+        return ir.opmath(Rewriter(mapping, replace)(producer.body), item.ref.dtype)
+
+    rewrite = Rewriter(on_load=replace)
+    node.body = rewrite(node.body)
+    if node.target:
+        node.target = tuple(rewrite.index(i) for i in node.target)
+
+
+def _merge_origins(node: Compute, producer: Compute) -> None:
+    known = {o.node for o in node.origins}
+    node.origins = tuple(o for o in producer.origins if o.node not in known) + node.origins
+
+
+def _measure(compute: Compute, sizes: dict[Compute, tuple[int, int, int]]) -> tuple[int, int, int]:
+    """Cost, number of loads and number of expression nodes of a body."""
+    found = sizes.get(compute)
+    if found is None:
+        nodes = list(ir.walk(compute.body))
+        reads = sum(e.op == "load" for e in nodes)
+        found = sizes[compute] = (cost_of(compute.body), reads, len(nodes))
+    return found
+
+
+def _worth_inlining(
+    producer: Compute,
+    item: Load,
+    reader: Compute,
+    written: set[Ref],
+    sizes: dict[Compute, tuple[int, int, int]],
+) -> bool:
+    if producer.kind != "pointwise" or producer.out in written:
+        return False
+    if any(r.root in written for r in producer.reads()):
+        return False
+    cost, reads, _ = _measure(producer, sizes)
+    if reads == 0 and cost < HEAVY:
+        return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
+    if producer.realize or reads > MAX_INLINE_LOADS or cost > MAX_INLINE_COST:
+        return False
+    if _has_indirect(producer.body):
+        return False
+    if cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
+        return False
+    return not _same_point(producer, item, reader)
+
+
+def _is_table(producer: Compute, reader: Compute) -> bool:
+    """Whether each of the producer's values is used many times by the reader."""
+    few, many = product(producer.shape), product(reader.shape)
+    return isinstance(few, int) and isinstance(many, int) and few * TABLE_USES <= many
+
+
+def _has_indirect(expr: Expr) -> bool:
+    return any(
+        isinstance(a, Indirect) for e in ir.walk(expr) for i in ir.indices_of(e) for a, _ in i.terms
+    )
+
+
+def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
+    """Whether the reader visits the producer's elements one by one at its own coordinates."""
+    if producer.shape == reader.shape:
+        return item.coords == domain(reader.shape)
+    if _squeezed(producer.shape) == _squeezed(reader.shape):
+        own = [c for c, s in zip(item.coords, producer.shape, strict=True) if s != 1]
+        return own == [c for c in domain(reader.shape) if c.terms]
+    return _plain(item.coords) and product(producer.shape) == product(reader.shape)
+
+
+def _plain(coords: tuple[Index, ...]) -> bool:
+    """Coordinates in increasing axis order: a reshape rather than a permutation."""
+    order = [v.position for c in coords for v in sorted(c.variables(), key=lambda v: v.position)]
+    return order == sorted(order) and all(c.const == 0 for c in coords)
+
+
+def _squeezed(shape: tuple[Size, ...]) -> list[Size]:
+    return [s for s in shape if s != 1]
+
+
+def remove_dead(graph: Graph) -> None:
+    """Drop computes nobody reads."""
+    alive: set[int] = set()
+    needed: set[Ref] = {r.root for r in ir.refs_in(graph.outputs)}
+    kept = []
+    for node in reversed(graph.nodes):
+        if isinstance(node, Compute):
+            is_effect = node.out.base is not None
+            live = node.out.root in needed or (is_effect and node.out.root.role == "input")
+        else:
+            live = node.mutates or node.kind == "eager" or any(r.root in needed for r in node.outs)
+        if not live:
+            continue
+        kept.append(node)
+        alive.add(id(node))
+        needed |= {r.root for r in node.reads()}
+        if isinstance(node, Compute) and node.out.base is not None:
+            needed.add(node.out.root)
+    graph.nodes = list(reversed(kept))
+    for node in graph.nodes:
+        node.after = tuple(a for a in node.after if id(a) in alive)

@@ -1,0 +1,85 @@
+"""Sums along a row of what is not zero at one place at the most: no sweep is needed for them.
+
+sum over r of (v if first + r == place else 0) = v if first <= place < first + R else 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt
+
+
+def without_single_hits(kernel: Kernel) -> Kernel:
+    """The kernel with such sums as values of the row."""
+    if kernel.kind not in ("row", "column") or len(kernel.inner) != 1:
+        return kernel
+    stmts = [s for p in kernel.phases for s in p.stmts]
+    own = frozenset(s.name for s in stmts if isinstance(s, (Running, Save)))
+    row = _Row(kernel.inner[0], own)
+    phases: list[Phase] = []
+    for phase in kernel.phases:
+        found = {id(s): row.hit(s) for s in phase.stmts} if phase.level == "inner" else {}
+        defined = tuple(d for d in found.values() if d is not None)
+        rest = tuple(s for s in phase.stmts if found.get(id(s)) is None)
+        phases += [Phase("row", defined)] if defined else []
+        phases += [Phase(phase.level, rest)] if rest else []
+    return replace(kernel, phases=tuple(phases))
+
+
+class _Row:
+    """The loop along a row, and the names of values that vary along it."""
+
+    def __init__(self, along: Var, own: frozenset[str]) -> None:
+        self.along = along
+        self.own = own
+
+    def hit(self, stmt: Stmt) -> Define | None:
+        """What `stmt` sums up, if it is one element."""
+        if not isinstance(stmt, Accumulate) or stmt.op != "sum":
+            return None
+        value = self._element(stmt.value)
+        return None if value is None else Define(stmt.name, stmt.dtype, value)
+
+    def _element(self, expr: Expr) -> Expr | None:
+        if expr.op in ("cast", "widen"):
+            inner = self._element(expr.args[0])
+            return None if inner is None else replace(expr, args=(inner,))
+        if expr.op != "where":
+            return None
+        test, value, other = expr.args
+        found = self._test(test)
+        if found is None or other.op != "const" or other.attr != 0 or self._varies(value):
+            return None
+        return replace(expr, args=(found, value, other))
+
+    def _test(self, expr: Expr) -> Expr | None:
+        """Whether there is a place at which `expr` holds, if there is one at the most."""
+        for one, other in (expr.args, expr.args[::-1]) if len(expr.args) == 2 else ():
+            if self._varies(other):
+                continue
+            if expr.op == "eq" and one.op == "index" and one.attr.coefficient(self.along) == 1:
+                return self._reached(one.attr, other)
+            found = self._test(one) if expr.op in ("logical_and", "bitwise_and") else None
+            if found is not None:
+                return replace(expr, args=(found, other))
+        return None
+
+    def _reached(self, index: Index, place: Expr) -> Expr | None:
+        """Whether `index`, which moves along by ones, comes to `place`."""
+        first = Index(index.const, tuple(t for t in index.terms if t[0] != self.along))
+        if self.along in first.variables():
+            return None
+        limits = (("ge", first), ("lt", first + self.along.size))
+        tests = (apply(op, torch.bool, place, ir.index_value(limit)) for op, limit in limits)
+        return apply("logical_and", torch.bool, *tests)
+
+    def _varies(self, expr: Expr) -> bool:
+        parts = list(ir.walk(expr))
+        named = any(e.op in ("acc", "saved") and e.attr in self.own for e in parts)
+        return named or any(self.along in i.variables() for e in parts for i in ir.indices_of(e))

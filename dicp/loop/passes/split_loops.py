@@ -1,0 +1,236 @@
+"""Splitting a loop where conditions on its variable change, so that none is left inside.
+
+`x[v] if v < 8 else y[v - 8]` over 0 .. 15 becomes two loops without a test: concatenation,
+padding, rolling, half-rotation and pooling read memory in whole vectors then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, Load
+from dicp.loop.ir.index import (
+    Atom,
+    FloorDiv,
+    Index,
+    Indirect,
+    Mod,
+    Size,
+    Var,
+    combine,
+    floordiv,
+    is_positive,
+    mod,
+    normal,
+    variable,
+)
+from dicp.loop.ir.kernel import Accumulate, Stmt, Store
+
+MAX_RANGES = 8
+
+
+@dataclass(frozen=True)
+class Range:
+    """Part of a loop, `low` to `high`, and the statements as they read there."""
+
+    low: Size
+    high: Size
+    stmts: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A condition that is `before` for values of the variable below `at`, and then the other."""
+
+    at: Size
+    before: bool
+
+
+def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
+    """The loop over `var` in parts within which every condition on `var` alone is constant."""
+    whole = Range(0, var.size, tuple(stmts))
+    parts = _divide(whole, var)
+    return parts if len(parts) <= MAX_RANGES else [whole]
+
+
+def _divide(part: Range, var: Var) -> list[Range]:
+    """`part` without its conditions; those that only show once others are known come next."""
+    conditions = {
+        id(e): (e, s) for e in _expressions(part.stmts) if (s := _step(e, var)) is not None
+    }
+    inside = {s.at for _, s in conditions.values() if not _outside(s.at, part)}
+    bounds = _sorted({part.low, part.high} | inside)
+    if not conditions or bounds is None or len(bounds) > MAX_RANGES + 1:
+        return [part]
+    parts: list[Range] = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        known = {
+            key: step.before != _reached(step.at, low) for key, (_, step) in conditions.items()
+        }
+        fold = _Fold(known)
+        parts += _divide(Range(low, high, tuple(fold.stmt(s) for s in part.stmts)), var)
+    return parts
+
+
+def _expressions(stmts: Iterable[Stmt]) -> Iterator[Expr]:
+    seen: set[int] = set()
+    for stmt in stmts:
+        yield from ir.walk(stmt.value, seen)
+        if isinstance(stmt, Store):
+            for inner in ir._indirect_exprs(stmt.index):
+                yield from ir.walk(inner, seen)
+
+
+_LESS: dict[str, tuple[int, int]] = {
+    "lt": (1, 0), "le": (1, -1), "gt": (-1, 0), "ge": (-1, -1), "minimum": (1, -1),
+    "maximum": (-1, -1),
+}  # fmt: skip
+"""first OP second, as `sign * (first - second) + offset < 0`; an extremum takes its first where
+that is no worse than its second."""
+
+
+def _step(expr: Expr, var: Var) -> _Step | None:
+    """`expr` as a step function of `var`, where it compares two indices that differ by `var`."""
+    if expr.op not in _LESS:
+        return None
+    first, second = (_index_of(a) for a in expr.args)
+    if first is None or second is None:
+        return None
+    sign, offset = _LESS[expr.op]
+    rest = combine([(first, sign), (second, -sign)]) + offset
+    if not rest.terms and isinstance(rest.const, int):
+        return _Step(0, rest.const >= 0)  # the same at every point
+    if len(rest.terms) != 1 or rest.terms[0][0] != var:
+        return None
+    return _first_change(rest.terms[0][1], rest.const)
+
+
+def _first_change(factor: Size, const: Size) -> _Step | None:
+    """Where `factor * v + const < 0` begins or ceases to hold as v grows."""
+    if factor == 1:
+        return _Step(normal(-1 * const), True)
+    if factor == -1:
+        return _Step(normal(const + 1), False)
+    if not isinstance(factor, int) or not isinstance(const, int):
+        return None
+    return _Step(-(const // factor), True) if factor > 0 else _Step(const // -factor + 1, False)
+
+
+def _index_of(expr: Expr) -> Index | None:
+    if expr.op == "index":
+        return expr.attr if isinstance(expr.attr, Index) else None
+    if expr.op == "const" and expr.dtype == torch.int64:
+        return Index(int(expr.attr))
+    return None
+
+
+def _below(a: Size, b: Size) -> bool | None:
+    """Whether a < b; None where that cannot be proved either way."""
+    if is_positive(normal(b - a)):
+        return True
+    return False if is_positive(normal(a - b + 1)) else None
+
+
+def _outside(at: Size, part: Range) -> bool:
+    """Whether a step at `at` lies at the borders of `part` or beyond them."""
+    return _below(part.low, at) is False or _below(at, part.high) is False
+
+
+def _reached(at: Size, low: Size) -> bool:
+    """Whether a condition that changes at `at` has changed for every value from `low` on."""
+    return at == low or _below(at, low) is True
+
+
+def _sorted(points: set[Size]) -> list[Size] | None:
+    """`points` in increasing order; None where the order is not provable."""
+    ordered: list[Size] = []
+    for point in points:
+        place = len(ordered)
+        for k, other in enumerate(ordered):
+            before = _below(point, other)
+            if before is None:
+                return None
+            if before:
+                place = min(place, k)
+        ordered.insert(place, point)
+    return ordered
+
+
+class _Fold:
+    """Rewrites statements with some conditions known, and what follows from them worked out."""
+
+    def __init__(self, known: dict[int, bool]) -> None:
+        self.known = known
+        self._done: dict[int, Expr] = {}
+
+    def stmt(self, stmt: Stmt) -> Stmt:
+        value = self(stmt.value)
+        if isinstance(stmt, Store):
+            return replace(stmt, value=value, index=self._index(stmt.index))
+        if isinstance(stmt, Accumulate) and stmt.position is not None:
+            return replace(stmt, value=value, position=self._index(stmt.position))
+        return replace(stmt, value=value)
+
+    def _index(self, index: Index) -> Index:
+        """`index`, in which coordinates that became plain indices are written out."""
+        if not any(ir._indirect_exprs(index)):
+            return index
+        return combine([(Index(index.const), 1), *((self._atom(a), c) for a, c in index.terms)])
+
+    def _atom(self, atom: Atom) -> Index:
+        if isinstance(atom, Indirect):
+            inner = self(atom.expr)
+            plain = _index_of(inner)
+            return plain or Index(0, ((Indirect(inner, atom.size), 1),))
+        if isinstance(atom, FloorDiv):
+            return floordiv(self._index(atom.value), atom.divisor)
+        if isinstance(atom, Mod):
+            return mod(self._index(atom.value), atom.divisor)
+        return variable(atom)
+
+    def __call__(self, expr: Expr) -> Expr:
+        found = self._done.get(id(expr))
+        if found is None:
+            found = self._done[id(expr)] = self._rebuild(expr)
+        return found
+
+    def _rebuild(self, expr: Expr) -> Expr:
+        known = self.known.get(id(expr))
+        if known is not None:
+            if expr.op in ("maximum", "minimum"):
+                return self(expr.args[0 if known else 1])
+            return ir.const(known, torch.bool)
+        if expr.op in ("where", "masked"):
+            test = self(expr.args[0])
+            if test.op == "const":
+                if expr.op == "where":
+                    return self(expr.args[1] if test.attr else expr.args[2])
+                return self(expr.args[1]) if test.attr else ir.const(0, expr.dtype)
+        attr = expr.attr
+        if isinstance(attr, Load):
+            coords = tuple(self._index(c) for c in attr.coords)
+            same = all(a is b for a, b in zip(coords, attr.coords, strict=True))
+            attr = attr if same else Load(attr.ref, coords)
+        elif isinstance(attr, Index):
+            attr = self._index(attr)
+        args = tuple(self(a) for a in expr.args)
+        if expr.op in ("bitwise_and", "bitwise_or") and expr.dtype == torch.bool:
+            folded = _logical(expr.op, args)
+            if folded is not None:
+                return folded
+        if attr is expr.attr and all(a is b for a, b in zip(args, expr.args, strict=True)):
+            return expr
+        return Expr(expr.op, expr.dtype, args, attr)
+
+
+def _logical(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    """x & true = x, x & false = false, x | false = x, x | true = true."""
+    neutral = op == "bitwise_and"
+    for one, other in (args, args[::-1]):
+        if one.op == "const":
+            return other if bool(one.attr) == neutral else one
+    return None

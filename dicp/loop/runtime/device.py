@@ -1,0 +1,126 @@
+"""Kernels and memory as a device brings them; the host's own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from dicp.serialize import evaluate_size
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("function", ctypes.c_void_p),
+        ("slots", ctypes.POINTER(ctypes.c_int32)),
+        ("count", ctypes.c_int64),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class Segment(Protocol):
+    """Consecutive kernels, bound to the addresses in a table.
+
+    Both return 0, or one more than the position of the kernel that reported an error.
+    """
+
+    def run(self) -> int: ...
+
+    def run_one(self, position: int) -> int: ...
+
+
+class Machine(Protocol):
+    """What a device brings: its kernels, ready to be launched."""
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> Segment:
+        """`launches` as one step; addresses are read from `table` at every run."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """The host: kernel entry points by name, and the function that runs a segment."""
+
+    functions: Mapping[str, int]
+    run_segment: Callable[..., int]
+
+    def segment(
+        self,
+        launches: Sequence[Mapping[str, Any]],
+        symbols: Mapping[str, int],
+        table: Any,
+        status: Any,
+    ) -> Segment:
+        array = (Launch * len(launches))()
+        keep: list[Any] = []
+        for entry, step in zip(array, launches, strict=True):
+            slots = (ctypes.c_int32 * len(step["args"]))(*step["args"])
+            sizes = (ctypes.c_int64 * max(len(step["symbols"]), 1))(
+                *(evaluate_size(s, symbols) for s in step["symbols"])
+            )
+            keep += [slots, sizes]
+            entry.function = self.functions[step["kernel"]]
+            entry.slots = ctypes.cast(slots, ctypes.POINTER(ctypes.c_int32))
+            entry.sizes = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+            entry.count = len(step["args"])
+        return _HostSegment(self.run_segment, array, table, status, keep)
+
+
+class _HostSegment:
+    """One native call for all kernels of a segment; plain addresses are its cheapest arguments."""
+
+    def __init__(self, run: Any, array: Any, table: Any, status: Any, keep: list[Any]) -> None:
+        at, fixed = ctypes.addressof, (ctypes.addressof(table), ctypes.addressof(status))
+        self.run: Callable[[], int] = partial(run, at(array), len(array), *fixed)
+        self._one = lambda k: run(at(array[k]), 1, *fixed)
+        self._keep = [*keep, array, table, status]
+
+    def run_one(self, position: int) -> int:
+        return int(self._one(position))
+
+
+class WorkspacePool:
+    """Blocks of memory lent to one running graph at a time and used again by the next."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    def take(self, size: int) -> torch.Tensor:
+        for k in range(len(self._free) - 1, -1, -1):
+            try:
+                block = self._free.pop(k)
+            except IndexError:
+                continue
+            if block.numel() >= size:
+                return block
+            let_go(block)
+        return torch.empty(size + 64, dtype=torch.uint8)
+
+    def give(self, block: torch.Tensor) -> None:
+        if len(self._free) < 4:
+            self._free.append(block)
+        else:
+            let_go(block)
+
+
+def let_go(block: torch.Tensor) -> None:
+    """Frees a workspace whose memory plans for other sizes would keep: they have views of it until
+    they run again."""
+    block.untyped_storage().resize_(0)
+
+
+class Pool(Protocol):
+    """Lends blocks of the device's memory."""
+
+    def take(self, size: int) -> torch.Tensor: ...
+
+    def give(self, block: torch.Tensor) -> None: ...

@@ -1,0 +1,399 @@
+"""A program made ready for one set of sizes.
+
+Every stride, offset and argument list in it is a plain number, so that a run only fills in
+addresses and walks the steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
+from dicp.loop.runtime.device import Machine, Pool
+from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
+from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
+from dicp.torch_private import empty_strided_cpu, profiling, reinterpret_tensor
+
+Environment = list[Any]
+"""The tensors of a run, by buffer."""
+
+RunStep = Callable[[Environment], None]
+Getter = Callable[[Environment], Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program with all that it takes to run it."""
+
+    program: Mapping[str, Any]
+    machine: Machine
+    pool: Pool
+    device: torch.device
+    constants: Mapping[str, torch.Tensor]
+    objects: Sequence[Any]
+
+
+class Bound:
+    """A program for one set of sizes; one run at a time.
+
+    Raises InputMismatchError unless `inputs` are laid out as the program was compiled for.
+    """
+
+    def __init__(self, loaded: Loaded, symbols: Mapping[str, int], inputs: Sequence[Any]) -> None:
+        self.loaded, self.symbols = loaded, symbols
+        self.device = loaded.device
+        self._pool = loaded.pool
+        self.placement = Placement(loaded.program, symbols)
+        self._workspace = self.placement.workspace
+        self.buffers = self.placement.buffers
+        self._check(inputs)
+        self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
+        self.status = (ctypes.c_int64 * 2)()
+        self._dummy = torch.empty(64, dtype=torch.uint8, device=self.device)
+        self._nowhere = self._dummy.data_ptr()
+        """The address of what has no memory."""
+        self._block: torch.Tensor | None = None
+        self._views: set[int] = set()
+        """Views of the workspace that calls take."""
+        self._lasting: list[Any] = [None] * len(self.buffers)
+        """What is the same tensor at every run: constants, and the workspace until it moves."""
+        self._place_constants()
+        self._seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
+        self._take_inputs = self._inputs(inputs)
+        self._results = self._outputs(loaded.program["outputs"])
+        self._steps = self._compile_steps()
+
+    # ---- once per set of sizes ----------------------------------------------------------------
+
+    def _place(self, slot: int, address: int) -> None:
+        """Record where a buffer lies, and with it every view of it."""
+        self.table[slot] = address
+        for alias, offset in self.placement.aliases.get(slot, ()):
+            self.table[alias] = address + offset
+
+    def _place_constants(self) -> None:
+        for slot, buffer in enumerate(self.buffers):
+            if buffer.role != "constant":
+                continue
+            tensor = self._lasting[slot] = self.loaded.constants[buffer.name]
+            if tensor.layout == torch.strided:
+                self._place(slot, tensor.data_ptr())
+
+    def _inputs(self, given: Sequence[Any]) -> Callable[[Environment, Sequence[Any]], None]:
+        """Puts a run's inputs into its environment, and their addresses into the table.
+
+        Which of them have no address (effect tokens, sparse tensors) is the same at every run.
+        """
+        table, nowhere = self.table, self._nowhere
+        slots = [slot for _, slot in self.placement.inputs]
+        positions = [position for position, _ in self.placement.inputs]
+        if not slots:
+            return lambda env, inputs: None
+        first, end = slots[0], slots[-1] + 1
+        assert slots == list(range(first, end)), "inputs are numbered before all else"
+        views = [
+            (alias, slot - first, offset)
+            for slot in slots for alias, offset in self.placement.aliases.get(slot, ())
+        ]  # fmt: skip
+        lost = [k for k in positions if given[k] is None or given[k].layout != torch.strided]
+
+        def address(position: int, tensor: Any) -> int:
+            return nowhere if position in lost else tensor.data_ptr() or nowhere
+
+        picked = positions != list(range(len(given)))
+
+        def take(env: Environment, inputs: Sequence[Any]) -> None:
+            tensors = [inputs[k] for k in positions] if picked else inputs
+            env[first:end] = tensors
+            found: list[Any] = (
+                list(map(address, positions, tensors)) if lost
+                else [tensor.data_ptr() or nowhere for tensor in tensors]
+            )  # fmt: skip
+            table[first:end] = found
+            for alias, at, offset in views:
+                table[alias] = found[at] + offset
+
+        return take
+
+    def _outputs(self, plain: Sequence[Any]) -> Callable[[Environment], list[Any]]:
+        """What a run returns."""
+        getters = [self._argument(o) for o in plain]
+        if len(plain) > 1 and all(map(self._is_direct, plain)):
+            pick = itemgetter(*(o["ref"] for o in plain))
+            return lambda env: list(pick(env))
+        return lambda env: [getter(env) for getter in getters]
+
+    def _compile_steps(self) -> list[tuple[RunStep, list[int]]]:
+        """What to do in order, and which tensors nobody reads after each step."""
+        steps: list[tuple[RunStep, list[int]]] = []
+        for piece in self.placement.pieces():
+            dead = [self._holder(slot) for slot in piece.dead]
+            if piece.fresh:
+                steps.append((self._allocate(piece.fresh), []))
+            if piece.call is not None:
+                steps.append((self._call(piece.call), dead))
+            elif piece.launches:
+                steps.append((self._segment(piece.launches), dead))
+        return steps
+
+    def _holder(self, slot: int) -> int:
+        """The place in the environment of the tensor that an allocation is."""
+        return self.placement.seen_as.get(slot, slot)
+
+    def _allocate(self, slots: Sequence[int]) -> RunStep:
+        table, nowhere = self.table, self._nowhere
+        wanted = [
+            (
+                self._holder(slot), slot, self._allocation(self.buffers[self._holder(slot)]),
+                self.placement.aliases.get(slot, ()),
+            )
+            for slot in slots
+        ]  # fmt: skip
+
+        def allocate(env: Environment) -> None:
+            for holder, slot, make, aliases in wanted:
+                tensor = env[holder] = make()
+                address = table[slot] = tensor.data_ptr() or nowhere
+                for alias, offset in aliases:
+                    table[alias] = address + offset
+
+        return allocate
+
+    def _allocation(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
+        """Makes a tensor for `buffer`; the host's is the cheapest call there is for it."""
+        if self.device.type == "cpu":
+            return partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
+        return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
+                       device=self.device)  # fmt: skip
+
+    def _segment(self, launches: Sequence[Step]) -> RunStep:
+        """Consecutive kernels behind one native call."""
+        segment = self.loaded.machine.segment(launches, self.symbols, self.table, self.status)
+        run = segment.run
+
+        def run_segment(env: Environment) -> None:
+            if profiling():
+                run_one_by_one()
+                return
+            stopped = run()
+            if stopped:
+                self._raise(launches[stopped - 1])
+
+        def run_one_by_one() -> None:
+            """Each kernel under its own profiler range, named by what it computes."""
+            for k, step in enumerate(launches):
+                with torch.profiler.record_function(_range_name(step)):
+                    stopped = segment.run_one(k)
+                if stopped:
+                    self._raise(step)
+
+        return run_segment
+
+    def _raise(self, step: Step) -> None:
+        code, site = self.status[0], self.status[1]
+        self.status[0] = 0
+        check, origin = step["sites"][site - 1]
+        operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
+        detail = f"check {site} ({check}) of kernel {step['kernel']}"
+        if code == 2:
+            raise IntegerDivisionByZeroError(operator, line)
+        raise IndexOutOfBoundsError(operator, line, detail)
+
+    def _call(self, step: Step) -> RunStep:
+        name = step["call"]
+        op = self.loaded.objects[name["object"]] if isinstance(name, dict) else (
+            resolve_operator(name)
+        )  # fmt: skip
+        op = callable_of(op)
+        args = self._arguments(step["args"])
+        names = list(step["kwargs"])
+        values = self._arguments(list(step["kwargs"].values()))
+        outs = step["outs"]
+
+        def named(env: Environment) -> dict[str, Any]:
+            return dict(zip(names, values(env), strict=True)) if names else {}
+
+        if step["into"]:
+            target = self._tensor_getter(outs[0])
+
+            def call_into(env: Environment) -> None:
+                op(*args(env), out=target(env), **named(env))
+
+            return call_into
+
+        def call(env: Environment) -> None:
+            result = op(*args(env), **named(env))
+            if isinstance(result, torch.Tensor):
+                self._receive(env, outs[0], result)
+                return
+            for slot, value in zip(outs, _flat(result), strict=False):
+                self._receive(env, slot, value)
+
+        return call
+
+    def _arguments(self, plain: Sequence[Any]) -> Getter:
+        """The arguments of a call; what never changes is worked out here, once."""
+        getters = [self._argument(p) for p in plain]
+        moving = [k for k, p in enumerate(plain) if refs(p)]
+        fixed = [None if k in moving else getter([]) for k, getter in enumerate(getters)]
+        slots = [(k, plain[k]["ref"]) for k in moving if self._is_direct(plain[k])]
+        others = [(k, getters[k]) for k in moving if not self._is_direct(plain[k])]
+
+        def arguments(env: Environment) -> list[Any]:
+            values = fixed.copy()
+            for k, slot in slots:
+                values[k] = env[slot]
+            for k, getter in others:
+                values[k] = getter(env)
+            return values
+
+        return arguments
+
+    def _is_direct(self, plain: Any) -> bool:
+        """Whether an argument is a tensor that the environment holds as it is."""
+        return is_ref(plain) and self._is_held(plain["ref"])
+
+    def _is_held(self, slot: int) -> bool:
+        place = self.placement
+        held = slot in place.from_call or slot in place.allocated_views or slot in self._views
+        return self.buffers[slot].base is None or held
+
+    def _receive(self, env: Environment, slot: int, value: Any) -> None:
+        buffer = self.buffers[slot]
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            if value.shape == buffer.shape and value.stride() != buffer.strides and value.numel():
+                copy = torch.empty_strided(
+                    buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
+                )
+                value = copy.copy_(value)
+            self._place(slot, value.data_ptr() or self._nowhere)
+        env[slot] = value
+
+    def _argument(self, plain: Any) -> Getter:
+        if is_ref(plain):
+            return self._tensor_getter(plain["ref"])
+        if not refs(plain):
+            value = decode_argument(
+                plain,
+                self._tensor_getter,
+                lambda size: evaluate_size(size, self.symbols),
+                self.loaded.objects,
+            )
+            return lambda env: value
+        inside = [self._argument(p) for p in (plain["tuple"] if isinstance(plain, dict) else plain)]
+        kind = tuple if isinstance(plain, dict) else list
+        return lambda env: kind(i(env) for i in inside)
+
+    def _tensor_getter(self, slot: int) -> Getter:
+        buffer, place = self.buffers[slot], self.placement
+        in_workspace = place.root(slot) in self._workspace.offsets
+        if buffer.base is not None and in_workspace and not place.through_call(slot):
+            self._views.add(slot)  # made when the workspace is
+        if buffer.base is None or self._is_held(slot):
+            return itemgetter(slot)
+        base = self._tensor_getter(buffer.base)
+        shape, strides, offset = buffer.shape, buffer.strides, buffer.offset
+
+        def alias(env: Environment) -> torch.Tensor:
+            view: torch.Tensor = reinterpret_tensor(base(env), shape, strides, offset)
+            return view
+
+        return alias
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        """Whether the inputs are laid out as the graph was compiled for.
+
+        What only calls read may have another type: releases differ in the types that the
+        framework foresees for what one of its operators saves for another.
+        """
+        generated = {self.placement.root(slot) for slot in self.placement.launched}
+        for position, slot in self.placement.inputs:
+            tensor, buffer = inputs[position], self.buffers[slot]
+            if tensor is None:  # an effect token
+                continue
+            if tensor.layout != torch.strided or not buffer.strides:
+                continue
+            strides_agree = all(
+                s <= 1 or a == b
+                for s, a, b in zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
+            )
+            if (
+                tuple(tensor.shape) != buffer.shape
+                or (tensor.dtype != buffer.dtype and slot in generated)
+                or not (strides_agree or tensor.numel() == 0)
+            ):
+                raise InputMismatchError(
+                    position,
+                    f"{buffer.dtype}{list(buffer.shape)} strides {list(buffer.strides)}",
+                    f"{tensor.dtype}{list(tensor.shape)} strides {list(tensor.stride())}",
+                )
+
+    # ---- every run ------------------------------------------------------------------------------
+
+    def run(self, inputs: list[Any]) -> list[Any]:
+        block = self._take_workspace() if self._workspace.offsets else None
+        env = self._lasting.copy()
+        self._take_inputs(env, inputs)
+        inputs.clear()
+        for slot in self._seeds:
+            seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=self.device)
+            self._place(slot, seed.data_ptr())
+            env[slot] = seed
+        try:
+            for step, dead in self._steps:
+                step(env)
+                for slot in dead:
+                    env[slot] = None
+            return self._results(env)
+        finally:
+            if block is not None:
+                self._pool.give(block)
+
+    def _take_workspace(self) -> torch.Tensor:
+        block = self._pool.take(self._workspace.total or 1)
+        if block is not self._block:
+            self._move_workspace(block)
+        return block
+
+    def _move_workspace(self, block: torch.Tensor) -> None:
+        self._block = block
+        start = block.data_ptr()
+        shift = -start % 64
+        for slot, offset in self._workspace.offsets.items():
+            b = self.buffers[slot]
+            self._place(slot, start + shift + offset)
+            if b.nbytes:
+                piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
+                self._lasting[slot] = piece.as_strided(b.shape, b.strides)
+            else:
+                self._lasting[slot] = torch.empty_strided(
+                    b.shape, b.strides, dtype=b.dtype, device=self.device
+                )
+        for slot in self._views:
+            self._lasting[slot] = self._view(slot)
+
+    def _view(self, slot: int) -> torch.Tensor:
+        """The part of the workspace that is seen as buffer `slot`."""
+        buffer, whole = self.buffers[slot], self._lasting[self.placement.root(slot)]
+        assert isinstance(whole, torch.Tensor)
+        offset = whole.storage_offset() + self.placement.offset(slot)
+        return whole.as_strided(buffer.shape, buffer.strides, offset)
+
+
+def _flat(result: Any) -> list[Any]:
+    """The results of a call, nested tuples taken apart."""
+    if isinstance(result, (tuple, list)):
+        return [leaf for item in result for leaf in _flat(item)]
+    return [result]
+
+
+def _range_name(step: Step) -> str:
+    operators = dict.fromkeys(origin.partition(" ")[0] for origin in step["origins"])
+    return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]

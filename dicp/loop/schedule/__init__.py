@@ -1,0 +1,1 @@
+"""From computes to kernels and memory: fusion, loop order, placement."""

@@ -1,0 +1,399 @@
+"""From fused groups to kernels: phases, what is stored or kept, loop order, merged loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.index import (
+    ZERO,
+    FloorDiv,
+    Index,
+    Mod,
+    Size,
+    Var,
+    flatten,
+    normal,
+    product,
+    quotient,
+    variable,
+)
+from dicp.loop.ir.kernel import (
+    Accumulate,
+    Define,
+    Kernel,
+    KernelKind,
+    Phase,
+    Running,
+    Save,
+    Stmt,
+    Store,
+)
+from dicp.loop.ir.ops import HEAVY
+from dicp.loop.passes.inline import cost_of, inline
+from dicp.loop.schedule.fusion import Across, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.origin import Origin
+
+MAX_SAVED_ROW = 16384
+"""Elements of one row that may be kept in a scratch row instead of being computed again."""
+
+MAX_REPEATED_READS = 4
+"""Tensors a later sweep may read again rather than take a saved value."""
+
+Step = Kernel | Call
+
+
+@dataclass
+class Schedule:
+    """Kernels and calls in the order they run."""
+
+    graph: Graph
+    steps: list[Step]
+
+
+def schedule(graph: Graph, fuse_kernels: bool = True, across: Across | None = None) -> Schedule:
+    """`across`: which sums over rows kernels that reduce rows can take along, if any."""
+    inline(graph)
+    groups = fuse(graph, fuse_kernels, across)
+    read_from_memory = _stored_refs(graph, groups)
+    steps: list[Step] = []
+    for group in groups:
+        if group.is_call:
+            steps.append(group.nodes[0])  # type: ignore[arg-type]
+        elif not any(s == 0 for s in group.dims) or group.axes is not None:
+            kernel = _KernelBuilder(group, read_from_memory).build()
+            if kernel is not None:
+                steps.append(kernel)
+    return Schedule(graph, steps)
+
+
+def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
+    """Results that must reach memory: read by another group, by a call, or returned."""
+    home = {n.out: g for g in groups for n in g.computes()}
+    stored = {n.out for n in graph.nodes if isinstance(n, Compute) and n.realize}
+    stored |= {r.root for r in ir.refs_in(graph.outputs)}
+    for group in groups:
+        for node in group.nodes:
+            for ref in node.reads():
+                current: Ref | None = ref
+                while current is not None:
+                    if home.get(current) is not group:
+                        stored.add(current)
+                    current = current.base
+            if isinstance(node, Compute) and node.out.base is not None:
+                stored |= {node.out, node.out.base}
+    return stored
+
+
+class _KernelBuilder:
+    def __init__(self, group: Group, stored: set[Ref]) -> None:
+        self.group = group
+        self.stored = stored
+        self.members = {n.out: n for n in group.computes()}
+        self.stage = stages(group)
+        self.names = {n: f"r{k}" for k, n in enumerate(group.computes())}
+        scans = any(n.kind == "scan" for n in group.computes())
+        self.is_column = group.axes is not None and not scans and is_column(group)
+        self._memo: dict[tuple[Compute, int, bool], Expr] = {}
+        self._saved: dict[Compute, None] = {}
+
+    # ---- values -----------------------------------------------------------------------------
+
+    def _value(self, node: Compute, stage: int, row: bool) -> Expr:
+        """The body of `node` at the current point, reads resolved, for use in phase `stage`."""
+        key = (node, stage, row)
+        found = self._memo.get(key)
+        if found is None:
+            mapping = mapping_of(self.group, node)
+
+            def resolve(item: Load, fresh: Expr) -> Expr | None:
+                return self._read(item, fresh, stage, row)
+
+            found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
+        return found
+
+    def _read(self, item: Load, fresh: Expr, stage: int, row: bool) -> Expr:
+        producer = self.members.get(item.ref)
+        if producer is None or producer.kind == "scatter":
+            flat = flatten(item.coords, item.ref.strides)
+            return Expr("read", fresh.dtype, attr=Load(item.ref, (flat,)))
+        early = producer in self.group.rows_only and self.stage[producer] == 0
+        if self.is_column and early and producer.kind == "pointwise":
+            return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+        if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
+            return Expr("acc", fresh.dtype, attr=self.names[producer])
+        if self.stage[producer] < stage:
+            if self._is_stored(producer) and not self._is_trivial(producer):
+                return Expr("read", fresh.dtype, attr=Load(item.ref, (self._flat(producer),)))
+            if self._worth_saving(producer):
+                self._saved[producer] = None
+                return Expr("saved", fresh.dtype, attr=self.names[producer])
+        return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+
+    def _flat(self, node: Compute) -> Index:
+        if node.kind == "scatter":
+            mapping = mapping_of(self.group, node)
+            rewrite = Rewriter(mapping, lambda item, e: self._read(item, e, 0, False))
+            return flatten([rewrite.index(i) for i in node.target], node.out.strides)
+        return flatten(place_of(self.group, node), node.out.strides)
+
+    def _is_stored(self, node: Compute) -> bool:
+        return node.out in self.stored
+
+    def _is_trivial(self, node: Compute) -> bool:
+        return node.body.op == "const"
+
+    def _worth_saving(self, node: Compute) -> bool:
+        size = product(self.group.dims[k] for k in self.group.axes or ())
+        if self.is_column or not isinstance(size, int) or size > MAX_SAVED_ROW:
+            return False
+        value = self._value(node, self.stage[node], False)
+        reads = sum(e.op == "read" for e in ir.walk(value))
+        return cost_of(value) >= HEAVY or reads > MAX_REPEATED_READS
+
+    # ---- phases -----------------------------------------------------------------------------
+
+    def build(self) -> Kernel | None:
+        phases: list[Phase] = []
+        last = max(self.stage.values(), default=0)
+        inner_stmts: list[list[Stmt]] = []
+        row_stmts: list[list[Stmt]] = []
+        for stage in range(last + 1):
+            here = [n for n in self.group.computes() if self.stage[n] == stage]
+            row_stmts.append([s for n in here if n in self.group.rows_only for s in self._row(n)])
+            inner_stmts.append(
+                [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
+            )
+        tail: list[Stmt] = [
+            Store(n.out, self._flat(n), Expr("acc", n.out.dtype, attr=self.names[n]))
+            for n in self.group.computes()
+            if n.kind == "reduce" and n not in self.group.across and self._is_stored(n)
+        ]
+        for node in self._saved:
+            save = Save(
+                self.names[node], node.out.dtype, self._value(node, self.stage[node], False)
+            )
+            inner_stmts[self.stage[node]].insert(0, save)
+        if self.is_column:
+            tail = [s for rows in row_stmts for s in rows] + tail
+            row_stmts = [[] for _ in row_stmts]
+        for rows, inner in zip(row_stmts, inner_stmts, strict=True):
+            if rows:
+                phases.append(Phase("row", tuple(rows)))
+            if inner:
+                phases.append(Phase("inner", tuple(inner)))
+        if tail:
+            phases.append(Phase("row", tuple(tail)))
+        if not phases:
+            return None
+        return self._loops(phases)
+
+    def _row(self, node: Compute) -> list[Stmt]:
+        value = self._value(node, self.stage[node], True)
+        stmts: list[Stmt] = [Define(self.names[node], node.out.dtype, value)]
+        if self._is_stored(node):
+            named = Expr("acc", node.out.dtype, attr=self.names[node])
+            stmts.append(Store(node.out, self._flat(node), named))
+        return stmts
+
+    def _inner(self, node: Compute) -> list[Stmt]:
+        stage = self.stage[node]
+        name = self.names[node]
+        if node in self.group.across:
+            value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+            return [Store(node.out, self._flat(node), value, node.op)]
+        if node.kind == "reduce":
+            value = self._value(node, stage, False)
+            position = None
+            if node.op in ("argmax", "argmin"):
+                position = self.group.coords[node][node.axes[0]]
+            else:
+                value = ir.opmath(value, node.out.dtype)
+            return [Accumulate(name, node.op, value.dtype, value, position)]
+        if node.kind == "scan":
+            value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+            named = Expr("acc", node.out.dtype, attr=name)
+            stmts: list[Stmt] = [Running(name, node.op, node.out.dtype, value)]
+            if self._is_stored(node):
+                stmts.append(Store(node.out, self._flat(node), named))
+            return stmts
+        if not self._is_stored(node):
+            return []
+        value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+        op = node.op if node.kind == "scatter" and node.op != "store" else ""
+        return [Store(node.out, self._flat(node), value, op)]
+
+    # ---- loops ------------------------------------------------------------------------------
+
+    def _loops(self, phases: list[Phase]) -> Kernel:
+        group = self.group
+        variables = [Var(k, s) for k, s in enumerate(group.dims)]
+        axes = group.axes or frozenset()
+        row_vars = [v for v in variables if v.position not in axes]
+        inner_vars = [v for v in variables if v.position in axes]
+        nest = _Nest(phases, row_vars, inner_vars)
+        nest.split_by_division()
+        scatter = any(n.kind == "scatter" for n in group.computes())
+        scan = any(n.kind == "scan" for n in group.computes())
+        nest.order(keep_inner=scan)
+        nest.merge()
+        kind: KernelKind = "column" if self.is_column else "row"
+        if scatter or not axes:
+            kind = "scatter" if scatter else "pointwise"
+        origins = {o.node: o for n in group.computes() for o in n.origins}
+        return nest.kernel(kind, tuple(origins.values()))
+
+
+class _Nest:
+    """The loops of a kernel while they are split, ordered and merged."""
+
+    def __init__(self, phases: list[Phase], rows: list[Var], inner: list[Var]) -> None:
+        self.phases = phases
+        self.rows = rows
+        self.inner = inner
+        self._next = max((v.position for v in rows + inner), default=-1) + 1
+
+    def indices(self) -> list[tuple[Index, int]]:
+        """Every index expression in use, with the bytes each point of it moves."""
+        found: list[tuple[Index, int]] = []
+        seen: set[int] = set()
+        for phase in self.phases:
+            for stmt in phase.stmts:
+                if isinstance(stmt, Store):
+                    found.append((stmt.index, 2 * stmt.ref.dtype.itemsize))
+                    for inner in ir._indirect_exprs(stmt.index):
+                        found += self._of(inner, seen)
+                if isinstance(stmt, Accumulate) and stmt.position is not None:
+                    found.append((stmt.position, 0))
+                found += self._of(stmt.value, seen)
+        return found
+
+    def _of(self, expr: Expr, seen: set[int]) -> list[tuple[Index, int]]:
+        result = []
+        for e in ir.walk(expr, seen):
+            weight = e.attr.ref.dtype.itemsize if isinstance(e.attr, Load) else 0
+            result += [(i, weight) for i in ir.indices_of(e)]
+        return result
+
+    def substitute(self, mapping: dict[Var, Index]) -> None:
+        rewrite = Rewriter(mapping)
+        self.phases = [
+            Phase(p.level, tuple(_rewritten(s, rewrite) for s in p.stmts)) for p in self.phases
+        ]
+
+    def fresh(self, size: Size) -> Var:
+        self._next += 1
+        return Var(self._next - 1, size)
+
+    def split_by_division(self) -> None:
+        """v // d and v % d with d dividing v's range: v = d * high + low."""
+        for _ in range(8):
+            found = self._division()
+            if found is None:
+                return
+            var, divisor = found
+            outer = quotient(var.size, divisor)
+            assert outer is not None
+            high, low = self.fresh(outer), self.fresh(divisor)
+            self.substitute({var: variable(high) * divisor + variable(low)})
+            for loops in (self.rows, self.inner):
+                if var in loops:
+                    at = loops.index(var)
+                    loops[at : at + 1] = [high, low]
+
+    def _division(self) -> tuple[Var, Size] | None:
+        for index, _ in self.indices():
+            for atom in _divisions(index):
+                if len(atom.value.terms) != 1 or atom.value.const != 0:
+                    continue
+                ((var, c),) = atom.value.terms
+                if isinstance(var, Var):
+                    exact = quotient(var.size, atom.divisor) if c == 1 else None
+                    if exact is not None and exact != 1 and atom.divisor != 1:
+                        return var, atom.divisor
+        return None
+
+    def order(self, keep_inner: bool) -> None:
+        """Loops with the largest strides outermost."""
+        weights = self._weights()
+        self.rows.sort(key=lambda v: weights[v], reverse=True)
+        if not keep_inner:
+            self.inner.sort(key=lambda v: weights[v], reverse=True)
+
+    def _weights(self) -> dict[Var, float]:
+        """The byte-weighted mean of log-strides: what order most of the memory traffic wants."""
+        total: dict[Var, float] = dict.fromkeys(self.rows + self.inner, 0.0)
+        stores = [
+            (s.index, s.ref.dtype.itemsize)
+            for p in self.phases for s in p.stmts if isinstance(s, Store)
+        ]  # fmt: skip
+        rank = {v: -i * 1e-6 for i, v in enumerate(self.rows + self.inner)}
+        for index, weight in [*self.indices(), *stores]:
+            for var in index.variables():
+                c = index.coefficient(var)
+                extent = _guess(var.size)
+                stride = abs(_guess(c))
+                if stride == 1:
+                    total[var] -= weight * extent**0.0 * 4
+                elif stride > 1:
+                    total[var] += weight * min(stride, 1e6) ** 0.25
+        return {v: total[v] + rank[v] for v in total}
+
+    def merge(self) -> None:
+        """Adjacent loops that walk memory as one become one loop."""
+        for loops in (self.rows, self.inner):
+            k = 0
+            while k + 1 < len(loops):
+                outer, inner = loops[k], loops[k + 1]
+                if self._mergeable(outer, inner):
+                    var = self.fresh(normal(outer.size * inner.size))
+                    self.substitute({outer: ZERO, inner: variable(var)})
+                    loops[k : k + 2] = [var]
+                else:
+                    k += 1
+
+    def _mergeable(self, outer: Var, inner: Var) -> bool:
+        for index, _ in self.indices():
+            hidden = {v for atom in _divisions(index) for v in atom.value.variables()}
+            if outer in hidden or inner in hidden:
+                return False
+            if index.coefficient(outer) != normal(index.coefficient(inner) * inner.size):
+                return False
+        return True
+
+    def kernel(self, kind: KernelKind, origins: tuple[Origin, ...]) -> Kernel:
+        renamed = [Var(k, v.size) for k, v in enumerate([*self.rows, *self.inner])]
+        old = [*self.rows, *self.inner]
+        # Two steps, since old and new variables may coincide.
+        stand_in = [Var(1000 + k, v.size) for k, v in enumerate(old)]
+        self.substitute({o: variable(s) for o, s in zip(old, stand_in, strict=True)})
+        self.substitute({s: variable(n) for s, n in zip(stand_in, renamed, strict=True)})
+        count = len(self.rows)
+        return Kernel(
+            kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
+        )
+
+
+def _guess(value: Size) -> int:
+    return value if isinstance(value, int) else 256
+
+
+def _divisions(index: Index) -> Iterable[FloorDiv | Mod]:
+    for atom, _ in index.terms:
+        if isinstance(atom, (FloorDiv, Mod)):
+            yield atom
+            yield from _divisions(atom.value)
+
+
+def _rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
+    value = rewrite(stmt.value)
+    if isinstance(stmt, Store):
+        return replace(stmt, value=value, index=rewrite.index(stmt.index))
+    if isinstance(stmt, Accumulate) and stmt.position is not None:
+        return replace(stmt, value=value, position=rewrite.index(stmt.position))
+    return replace(stmt, value=value)
+
+
+__all__ = ["Schedule", "Step", "schedule"]

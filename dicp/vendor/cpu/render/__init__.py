@@ -1,0 +1,1 @@
+"""C++ text of loop kernels for the host."""

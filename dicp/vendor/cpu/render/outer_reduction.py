@@ -1,0 +1,253 @@
+"""C++ of reductions across memory: accumulators for a tile of columns, swept row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sympy
+
+from dicp.codegen.emitter import Scope, local, margin
+from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.kernel import Accumulate, Phase, Running
+from dicp.loop.ir.ops import REDUCTIONS
+from dicp.vendor.cpu.render.loops import CHUNKS, JAM, PARALLEL_COST, Loops, block_end, in_fours
+
+COLUMN_TILE = 512
+MAX_TILE = 3 * COLUMN_TILE
+ROW_BLOCK = 256
+"""Rows summed into a column before the sum is added to the total."""
+SPLIT_COST = 8 * PARALLEL_COST
+"""Elementary operations from which on chunks of rows pay for accumulators of their own."""
+
+
+class Columns(Loops):
+    """Tiles of columns are shared among threads; few columns are swept in chunks of rows."""
+
+    def lines(self) -> list[str]:
+        kernel = self.kernel
+        outer, column = kernel.rows[:-1], kernel.rows[-1]
+        width = self._size(column.size)
+        accumulators = [s for s in self._all_stmts() if isinstance(s, Accumulate)]
+        running = [s for s in self._all_stmts() if isinstance(s, Running)]
+        tiles = (
+            product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
+            if (isinstance(column.size, int))
+            else sympy.oo
+        )
+        many = not isinstance(tiles, int) or tiles >= 4
+        positions = any(s.op.startswith("arg") for s in accumulators)
+        split = (
+            not many
+            and not running
+            and not positions
+            and self._worth_splitting(tiles)
+            and (product(v.size for v in kernel.inner) != 1)
+        )
+        depth = 2 + len(outer)
+        scope = self._push(outer, depth)
+        pad = margin(depth)
+        inner = [p for p in kernel.phases if p.level == "inner"]
+        tail = [p for p in kernel.phases if p.level == "row"]
+        lines: list[str] = []
+        step = f"{COLUMN_TILE}" if not split else width
+        scope.lines.append(f"{pad}const int64_t tile_end = {block_end('tile', step, width)};")
+        if split:
+            lines += self._split_column(scope, inner, accumulators, column)
+        else:
+            stmts: list[Accumulate | Running] = [*accumulators, *running]
+            for stmt in stmts:
+                scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
+            self._sweep_columns(scope, inner, column, kernel.inner, None)
+        self._column_tail(scope, tail, column, accumulators)
+        if split:
+            for stmt in accumulators:
+                scope.lines.append(f"{pad}d_free(acc_{stmt.name});")
+        head = [
+            f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
+        ]
+        inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
+        pragma = "" if split else self._parallel((*kernel.rows, *kernel.inner), len(outer) + 1)
+        return self._outer_loops(outer, inside, pragma)
+
+    def _worth_splitting(self, tiles: Size) -> bool:
+        work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
+        return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
+
+    def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
+        ctype = VALUE_TYPE[stmt.dtype]
+        lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
+        if stmt.op.startswith("arg"):
+            lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
+        return lines + self._fill_array(stmt, pad, size)
+
+    def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
+        zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
+        start = start_value(stmt.op, stmt.dtype)
+        return [
+            f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"
+        ]
+
+    def _sweep_columns(
+        self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
+        first_range: tuple[str, str] | None,
+    ) -> None:  # fmt: skip
+        for phase in phases:
+            middle = self._push(loops, scope.indent + len(loops))
+            body = self._push((column,), middle.indent + 1)
+            for stmt in phase.stmts:
+                if isinstance(stmt, Accumulate):
+                    value = self.value(stmt.value)
+                    body.lines.append(
+                        margin(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
+                    )
+                elif isinstance(stmt, Running):
+                    slot = f"acc_{stmt.name}[{column.key} - tile]"
+                    value = REDUCTIONS[stmt.op].combine.format(slot, self.value(stmt.value))
+                    ctype = VALUE_TYPE[stmt.dtype]
+                    body.lines.append(
+                        f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
+                    )
+                    self.local_names[stmt.name] = len(self.scopes) - 1
+                else:
+                    self._stmts((stmt,), body)
+            self._pop(body)
+            self._pop(middle)
+            long = [
+                s for s in phase.stmts if isinstance(s, Accumulate) and self._summed_in_blocks(s)
+            ]
+            limits = first_range
+            if long:
+                scope.lines += self._open_row_blocks(scope, loops[0], first_range, long, column)
+                limits = ("block", "block_end")
+            scope.lines += self._rows_together(loops, middle, body, column, limits)
+            if long:
+                scope.lines += self._close_row_blocks(scope, long)
+
+    def _rows_together(
+        self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
+        limits: tuple[str, str] | None,
+    ) -> list[str]:  # fmt: skip
+        """The sweep over rows, several at a time where their number allows it."""
+        indent, bounds = middle.indent, ("tile", "tile_end")
+        pragma = f"{margin(indent)}#pragma omp simd"
+        if not loops or not in_fours(loops[-1]):
+            inner = [pragma, *self._loop(column, body, indent, bounds)]
+            return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
+        outer, last = loops[:-1], loops[-1]
+        low, high = ("0", self._size(last.size)) if outer or not limits else limits
+        pad = margin(indent)
+        lines = [
+            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; first += {JAM}) {{",
+            pragma, f"{pad}{self._for(column, bounds)} {{",
+        ]  # fmt: skip
+        for k in range(JAM):
+            lines += [f"{pad}{{", f"{pad}  const int64_t {last.key} = first + {k};",
+                      *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
+        lines += [f"{pad}}}", f"{margin(indent - 1)}}}"]
+        return self._nest(outer, lines, indent - len(loops), limits)
+
+    def _open_row_blocks(
+        self, scope: Scope, first: Var, limits: tuple[str, str] | None,
+        long: Sequence[Accumulate], column: Var,
+    ) -> list[str]:  # fmt: skip
+        """Blocks of the outermost reduced loop, each with accumulators of its own."""
+        pad = margin(scope.indent)
+        low, high = limits or ("0", self._size(first.size))
+        width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
+        lines = []
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            lines.append(f"{pad}{ctype}* total_{stmt.name} = acc_{stmt.name};")
+        lines += [
+            f"{pad}for (int64_t block = {low}; block < {high}; block += {ROW_BLOCK}) {{",
+            f"{pad}const int64_t block_end = {block_end('block', ROW_BLOCK, high)};",
+        ]
+        for stmt in long:
+            ctype = VALUE_TYPE[stmt.dtype]
+            lines.append(
+                f"{pad}{ctype} acc_{stmt.name}[{width}]; "
+                f"for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
+            )
+        return lines
+
+    def _close_row_blocks(self, scope: Scope, long: Sequence[Accumulate]) -> list[str]:
+        pad = margin(scope.indent)
+        sums = [
+            f"{pad}for (int64_t c = 0; c < tile_end - tile; ++c) "
+            f"total_{s.name}[c] += acc_{s.name}[c];"
+            for s in long
+        ]
+        return [*sums, f"{pad}}}"]
+
+    def _split_column(
+        self, scope: Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var
+    ) -> list[str]:
+        """Each chunk of the reduced loops fills its own accumulators, which are then combined."""
+        pad, inner = margin(scope.indent), self.kernel.inner
+        width = "(tile_end - tile)"
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            scope.lines.append(
+                f"{pad}{ctype}* acc_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * "
+                f"{CHUNKS} * {width});"
+            )
+        total, times = self._size(inner[0].size), ""
+        if len(inner) == 1 and isinstance(inner[0].size, int) and in_fours(inner[0]):
+            total, times = str(inner[0].size // JAM), f" * {JAM}"
+        chunk = self._push((), scope.indent + 1)
+        chunk.lines.append(
+            f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
+            f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
+        )
+        names = [(f"acc_{s.name}", f"{s.name}") for s in accumulators]
+        for stmt, (array, _) in zip(accumulators, names, strict=True):
+            ctype = VALUE_TYPE[stmt.dtype]
+            chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
+            chunk.lines.append(
+                f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
+                f"for (int64_t c = 0; c < {width}; ++c) "
+                f"acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
+            )
+        body = self._push((), scope.indent + 1)
+        for stmt in accumulators:
+            ctype = VALUE_TYPE[stmt.dtype]
+            body.lines.append(
+                f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
+            )
+        self._sweep_columns(body, phases, column, inner, ("low", "high"))
+        self._pop(body)
+        self._pop(chunk)
+        scope.lines += [
+            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
+            *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
+        ]  # fmt: skip
+        for stmt in accumulators:
+            value = f"acc_{stmt.name}[chunk * {width} + c]"
+            combined = self._combine_at(stmt, value, "c")
+            scope.lines.append(
+                f"{pad}for (int64_t chunk = 1; chunk < {CHUNKS}; ++chunk) "
+                f"for (int64_t c = 0; c < {width}; ++c) {{ {combined} }}"
+            )
+        return []
+
+    def _column_tail(
+        self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Accumulate]
+    ) -> None:
+        stmts = [s for p in phases for s in p.stmts]
+        body = self._push((column,), scope.indent + 1)
+        for stmt in accs:
+            source = "acc_at_" if stmt.op.startswith("arg") else "acc_"
+            body.lines.append(
+                f"{margin(body.indent)}const auto {_result(stmt)} = "
+                f"{source}{stmt.name}[{column.key} - tile];"
+            )
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        self._stmts(stmts, body)
+        scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
+        self._pop(body)
+
+
+def _result(stmt: Accumulate) -> str:
+    return f"at_{stmt.name}" if stmt.op.startswith("arg") else local(stmt.name)

@@ -1,0 +1,173 @@
+"""C++ of kernels without a reduction: plain loops, tiles where directions cross, scatters."""
+
+from __future__ import annotations
+
+from dicp.codegen.emitter import Scope, is_copy, margin
+from dicp.codegen.types import STORAGE_TYPE
+from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Store
+from dicp.vendor.cpu.render.loops import Loops, block_end
+from dicp.vendor.cpu.render.non_temporal import deep_variables
+
+TILE = 64
+"""Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
+length is a power of two share cache sets."""
+COPY_TILE = (64, 128)
+"""Extents of a tile that is only turned, along its source and along its result: long rows of the
+result, and few rows of it at a time."""
+FAR_WIDTH = 64
+"""Extent along its source of a tile whose result is written past the caches, one line of each row:
+more rows at a time share too few pages."""
+SQUARE = 16
+"""Elements both ways that are turned in registers."""
+
+
+class Pointwise(Loops):
+    """Every statement at every point."""
+
+    def lines(self) -> list[str]:
+        rows = self.kernel.rows
+        if not rows:
+            scope = self._push((), 1)
+            self._stmts(self._all_stmts(), scope)
+            return scope.lines
+        outer, last = rows[:-1], rows[-1]
+        if not outer:
+            pragma = f"  {self._parallel(rows, 0, simd=True)}"
+            shared = self._parallel(rows, 0)
+            return self._in_ranges(self._all_stmts(), last, 1, [pragma], shared)
+        crossing = self._crossing_loop()
+        if crossing is not None:
+            return self._tiled(crossing)
+        row_scope = self._push(outer, 1 + len(outer))
+        pragma = f"{margin(row_scope.indent)}#pragma omp simd{self._lanes(last)}"
+        loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
+        inner = [*row_scope.lines, *loops]
+        return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+
+    def _crossing_loop(self) -> Var | None:
+        """The outer loop along which some tensor is contiguous while the last loop strides it."""
+        last = self.kernel.rows[-1]
+        for index in self._memory_indices():
+            for var in self.kernel.rows[:-1]:
+                if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
+                    return var
+        return None
+
+    def _memory_indices(self) -> list[Index]:
+        loads = [item.coords[0] for item in self.kernel.reads()]
+        return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
+
+    def _tiled(self, crossing: Var) -> list[str]:
+        """Two loops in tiles, so that both directions use whole cache lines.
+
+        What lies across the last loop is turned in registers into a tile of its own first.
+        """
+        rows = self.kernel.rows
+        last = rows[-1]
+        outer = [v for v in rows[:-1] if v is not crossing]
+        depth = 1 + len(outer)
+        base = self._push(outer, depth + 2)
+        inside = self._turned_copy(crossing, last, base)
+        extents = COPY_TILE if inside else (TILE, TILE)
+        if self.writes_far:
+            extents = (
+                FAR_WIDTH,
+                self._line([s.ref for s in self._all_stmts() if isinstance(s, Store)]),
+            )
+        inside = inside or self._tile_loops(crossing, last, base)
+        lines, ends = [], []
+        for k, (var, extent) in enumerate(zip((crossing, last), extents, strict=True)):
+            name, size = f"tile{k}", self._size(var.size)
+            lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
+                         f"{name} += {extent}) {{")  # fmt: skip
+            ends.append(
+                f"{margin(depth + 2)}const int64_t end{k} = {block_end(name, extent, size)};"
+            )
+        lines += [*ends, *inside]
+        lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
+        return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
+
+    def _tile_loops(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+        """The loops over one tile."""
+        self._stage(crossing, last, base)
+        row_scope = self._push([crossing], base.indent + 1)
+        scope = self._push((last,), base.indent + 2)
+        self._stmts(self._all_stmts(), scope)
+        return [
+            *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
+            *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
+            *self._loop(last, scope, base.indent + 1, ("tile1", "end1")),
+            f"{margin(base.indent)}}}",
+        ]  # fmt: skip
+
+    def _turned_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+        """One tile of a kernel that does nothing but copy a turned tensor; empty for any other."""
+        stmts = self._all_stmts()
+        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
+            return []
+        store, source = stmts[0], stmts[0].value.attr
+        read = self._across(source.coords[0], crossing, last)
+        written = self._across(store.index, last, crossing)
+        if not read or not written:
+            return []
+        (start, stride), (place, step) = read, written
+        # Squares of shorter elements do not fill lines.
+        self.writes_far = store.ref.dtype.itemsize in (4, 8) and self._is_far(store, last)
+        turn = "d_turn_far" if self.writes_far else "d_turn"
+        return [
+            *base.lines,
+            f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
+            f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
+        ]
+
+    def _across(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
+        """Where a tile starts in what lies contiguous along one of its loops, and the step of the
+        other; None where it does not lie so."""
+        others = tuple((a, c) for a, c in index.terms if a not in (along, over))
+        hidden = {v for a, _ in others for v in deep_variables(a)}
+        stride = index.coefficient(over)
+        if index.coefficient(along) != 1 or stride in (0, 1) or {along, over} & hidden:
+            return None
+        names = ("tile1", "tile0") if over is self.kernel.rows[-1] else ("tile0", "tile1")
+        step = self._size(stride)
+        start = f"{self._index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
+        return start, step
+
+    def _stage(self, crossing: Var, last: Var, scope: Scope) -> None:
+        """Turn what is contiguous along `crossing` into tiles that are contiguous along `last`."""
+        if any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last)):
+            return  # no square is ever full
+        for number, (ref, index) in enumerate(self._plain_reads()):
+            found = self._across(index, crossing, last)
+            if found is None:
+                continue
+            start, stride = found
+            name, ctype = f"turned{number}", STORAGE_TYPE[ref.dtype]
+            scope.lines += [
+                f"{margin(scope.indent)}{ctype} {name}[{TILE * TILE}];",
+                f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
+                f"{TILE}, end0 - tile0, end1 - tile1);",
+            ]
+            place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
+            self.staged[ref, index] = f"{name}[{place}]"
+
+    def _plain_reads(self) -> list[tuple[Ref, Index]]:
+        """What is read at every point, nothing that is only read where a condition holds."""
+        found: dict[tuple[Ref, Index], bool] = {}
+
+        def visit(expr: Expr, always: bool, seen: dict[int, bool]) -> None:
+            if id(expr) in seen and (always or not seen[id(expr)]):
+                return
+            seen[id(expr)] = always
+            if expr.op == "read":
+                key = (expr.attr.ref, expr.attr.coords[0])
+                found[key] = found.get(key, True) and always
+            for k, arg in enumerate(expr.args):
+                visit(arg, always and not (expr.op == "masked" and k == 1), seen)
+
+        seen: dict[int, bool] = {}
+        for expr in self.kernel.exprs():
+            visit(expr, True, seen)
+        return [key for key, always in found.items() if always]
