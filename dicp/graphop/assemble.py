@@ -90,6 +90,7 @@ class _Assembler:
                 "graph": step.name,
                 "inputs": [self._graph_input(node) for node in step.inputs],
                 "results": [self._result(result) for result in step.outputs],
+                "device": next((str(r.slot.fake.device) for r in step.outputs), "cpu"),
                 **({"gears": True} if step.gears is None else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }

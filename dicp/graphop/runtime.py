@@ -165,11 +165,12 @@ class _Plan:
             for r in step["results"]
         ]
         launch, name = self.executable.launch, step["graph"]
+        own = torch.device(step["device"])
 
         def run(env: Env) -> None:
             given = [get(env) for get in getters]
             inputs = [tensor.contiguous() for tensor in given]
-            device = inputs[0].device if inputs else torch.device("cpu")
+            device = next((t.device for t in inputs if t.device.type != "cpu"), own)
             outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs, gears)
             for k in written:

@@ -16,8 +16,6 @@ from dicp.config import Config
 from dicp.errors import (
     FallbackWarning,
     GraphRejectedError,
-    SimulatorForbiddenError,
-    ToolchainError,
 )
 from dicp.graphop.assemble import assemble
 from dicp.graphop.hoist import hoisted
@@ -36,13 +34,23 @@ from dicp.target import (
     LowerContext,
     RuleTarget,
     Source,
+    tensors_of,
 )
 from dicp.toolchain import load_content
 from dicp.torch_private import FakeTensorMode
-from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
+from dicp.vendor.ascend.codegen import (
+    ENTRY,
+    at_sizes,
+    input_shapes,
+    node_names,
+    render_graph,
+    render_static,
+)
+from dicp.vendor.ascend.doctor import checks
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.gears import refusal
+from dicp.vendor.ascend.installation import operators_of
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES
@@ -52,18 +60,17 @@ from dicp.vendor.ascend.sink import sunk
 from dicp.vendor.ascend.toolchain import (
     Toolchain,
     compile_shared,
-    doctor_lines,
     find_toolchain,
     load_driver,
 )
 
 PRECISION_MODES = {
-    "keep": ("must_keep_origin_dtype", "false"),
-    "fast": ("must_keep_origin_dtype", "true"),
-    "half": ("allow_mix_precision", "true"),
+    "keep": "must_keep_origin_dtype",
+    "fast": "must_keep_origin_dtype",
+    "half": "allow_mix_precision",
 }
-"""GE's names for what `precision` says: which dtypes it keeps, and whether convolutions and matrix
-products may shorten float32 to HF32, which convolutions do where nothing is said."""
+"""GE's names for what `precision` says: which dtypes it keeps."""
+HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
 class AscendTarget(RuleTarget):
@@ -97,12 +104,15 @@ class AscendTarget(RuleTarget):
         def decide(node: fx.Node) -> Decision:
             if node.name in refused:
                 return Decision("eager", "the graph compiler refused it")
+            if not (toolchain.simulated or config.runs_on == "device") and _is_on_host(node):
+                return Decision("eager", HOST_TENSORS)
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             if config.fallback_random and random:
                 return Decision("eager", "fallback_random asks for eager's own numbers")
             return self.decide(node)
 
-        builder = Ge(_fake_mode(gm))
+        toolchain = find_toolchain(config)
+        builder = Ge(_fake_mode(gm), operators_of(toolchain.cann))
         lowering = Lowering(gm, context, builder, RULES, decide).run()
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
@@ -119,6 +129,8 @@ class AscendTarget(RuleTarget):
             ]
         once, steps = hoisted(builder, steps, static)
         for step in steps:
+            if isinstance(step, Graph) and not step.inputs:
+                step.nodes.insert(0, builder.ints_input([0]).node)
             if config.gears and isinstance(step, Graph):
                 step.gears = refusal(step)
         program = assemble(lowering, steps, once)
@@ -126,7 +138,8 @@ class AscendTarget(RuleTarget):
         return program
 
     def render(self, program: GraphProgram, config: Config) -> Source:
-        texts = {graph.name: render_graph(graph) for graph in program.graphs}
+        ports = operators_of(find_toolchain(config).cann).ports
+        texts = {graph.name: render_graph(graph, ports) for graph in program.graphs}
         return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
 
     def build(
@@ -149,41 +162,45 @@ class AscendTarget(RuleTarget):
         self, program: GraphProgram, source: Source, toolchain: Toolchain, cache: Cache,
         config: Config,
     ) -> Artifact:  # fmt: skip
-        dynamic = {
-            graph.name: any(-1 in _dims(node.outputs[0].fake) for node in graph.inputs)
-            for graph in program.graphs
-        }
+        ports = operators_of(toolchain.cann).ports
+        shapes = {graph.name: input_shapes(graph) for graph in program.graphs}
         units = {}
         for graph in program.graphs:
             try:
                 units[graph.name] = self._build_graph(
-                    graph.name, source.texts[graph.name], toolchain, cache, config
+                    graph.name,
+                    source.texts[graph.name],
+                    shapes[graph.name],
+                    toolchain,
+                    cache,
+                    config,
                 ).key
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
-        static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
+        geared = [graph for graph in program.graphs if graph.gears is None]
+        static = {graph.name: render_static(graph, ports) for graph in geared}
         plain = {
             "program": program.plain,
             "texts": source.texts,
-            "dynamic": dynamic,
+            "shapes": shapes,
             "static": static,
         }
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(
-        self, name: str, text: str, toolchain: Toolchain, cache: Cache, config: Config
+        self, name: str, text: str, shapes: str, toolchain: Toolchain, cache: Cache, config: Config
     ) -> Entry:
         """A graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
-        key = key_of("model", text, toolchain.identity, driver.soc(), *precision)
+        key = key_of("model", text, shapes, toolchain.identity, driver.soc(), precision)
 
         def build() -> dict[str, bytes]:
             shared = compile_shared(toolchain, text, symbols=(ENTRY,))
             library = load_content(self.name, shared, (ENTRY,))
             define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
             assert define is not None
-            model = driver.build(define, name, *precision)
+            model = driver.build(define, name, precision, shapes)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip
@@ -199,8 +216,8 @@ class AscendTarget(RuleTarget):
 
         def entry_of(name: str, key: str) -> Entry:
             found = cache.get("model", key)  # it may be gone since the program was stored
-            text = plain["texts"][name]
-            return found or self._build_graph(name, text, toolchain, cache, config)
+            text, shapes = plain["texts"][name], plain["shapes"][name]
+            return found or self._build_graph(name, text, shapes, toolchain, cache, config)
 
         def loaded(name: str, entry: Entry, dynamic: bool) -> Model:
             soc = json.loads(entry.read("facts.json"))["soc"]
@@ -208,7 +225,7 @@ class AscendTarget(RuleTarget):
             return Model(driver, entry.read("graph.om"), soc, dynamic, written[name])
 
         models = {
-            name: loaded(name, entry_of(name, key), plain["dynamic"][name])
+            name: loaded(name, entry_of(name, key), bool(plain["shapes"][name]))
             for name, key in artifact.units.items()
         }
         geared: dict[tuple[str, str], Model] = {}
@@ -222,7 +239,7 @@ class AscendTarget(RuleTarget):
                 return
             text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
             if (name, text) not in geared:
-                entry = self._build_graph(name, text, toolchain, cache, config)
+                entry = self._build_graph(name, text, "", toolchain, cache, config)
                 geared[name, text] = loaded(name, entry, False)
             geared[name, text](inputs, outputs)
 
@@ -248,10 +265,10 @@ class AscendTarget(RuleTarget):
         return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
 
     def doctor(self, config: Config) -> list[Check]:
-        try:
-            return [Check(name, True, detail) for name, detail in doctor_lines(config).items()]
-        except (ToolchainError, SimulatorForbiddenError) as error:
-            return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
+        return checks(config, self._soc)
+
+    def _soc(self, config: Config) -> str:
+        return self._driver(find_toolchain(config), Cache.open(config)).soc()
 
 
 def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
@@ -286,5 +303,7 @@ def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
     return None
 
 
-def _dims(fake: torch.Tensor) -> list[int]:
-    return [s if isinstance(s, int) else -1 for s in fake.shape]
+def _is_on_host(node: fx.Node) -> bool:
+    """Whether a call works on tensors of the host alone."""
+    found = tensors_of(node)
+    return bool(found) and all(tensor.device.type == "cpu" for tensor in found)

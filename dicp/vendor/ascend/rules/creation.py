@@ -197,7 +197,10 @@ def randint_like_low(g: Ge, x: Value, low: Any, high: Any, **options: Any) -> Va
 @rule(aten.randperm.default)
 def randperm(g: Ge, n: Any, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float64)
-    return g.cast(g.ops("Sort", drawn, axis=0, stable=True)[1], g.dtype)
+    drawn = g.op(
+        "Bitcast", drawn, type=torch.int64
+    )  # as integers, floats from 0 on keep their order
+    return g.cast(g.ops("Sort", drawn, axis=-1, stable=True)[1], g.dtype)
 
 
 def _open_uniform(g: Ge) -> Value:

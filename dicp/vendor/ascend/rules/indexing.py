@@ -160,10 +160,24 @@ def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool)
     if not accumulate:
         return g.op("TensorScatterUpdate", x, index, updates)
     if x.dtype == torch.bool:
-        wide = g.op("TensorScatterAdd", *(g.cast(v, torch.int32) if v is not index else v
-                                          for v in (x, index, updates)))  # fmt: skip
+        wide = _scatter_nd(g, g.cast(x, torch.int32), index, g.cast(updates, torch.int32), True)
         return g.cast(wide, torch.bool)
-    return g.op("TensorScatterAdd", x, index, updates)
+    depth = int(index.shape[-1])
+    rows, place = math.prod(x.shape[:depth]), None
+    for axis in range(depth):
+        part = g.squeeze(g.slice(index, index.ndim - 1, axis, axis + 1), [-1])
+        place = part if place is None else g.add(g.mul(place, x.shape[axis]), part)
+    assert place is not None
+    count, width = math.prod(place.shape), math.prod(x.shape[depth:])
+    out = add_rows(g, g.reshape(x, [rows, width]), g.reshape(place, [count]),
+                   g.reshape(updates, [count, width]))  # fmt: skip
+    return g.reshape(out, x.shape)
+
+
+def add_rows(g: Ge, x: Value, index: Value, rows: Value) -> Value:
+    """`rows` added to those of a matrix that `index` tells."""
+    places = g.broadcast(g.unsqueeze(index, 1), rows.shape)
+    return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 
 def _put_where(
@@ -339,5 +353,5 @@ def embedding_dense_backward(
         own = g.op("GatherV2", number, flat, g.const(0, torch.int64))
         rows = g.op("RealDiv", rows, g.unsqueeze(own, 1))
     zeros = g.full([num_weights, width], 0, rows.dtype)
-    out = g.op("TensorScatterAdd", zeros, g.unsqueeze(flat, 1), rows)
+    out = add_rows(g, zeros, flat, rows)
     return g.cast(out, g.dtype)

@@ -314,6 +314,7 @@ def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     if all(isinstance(size, int) for size in sizes) and isinstance(x.shape[dim], int):
         if len(sizes) == 1:
             return [x]
+    if all(isinstance(s, int) and s >= 1 for s in sizes) and isinstance(x.shape[dim], int):
         return g.ops(
             "SplitVD", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
         )  # fmt: skip
