@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dicp.compare import Rule, check_tensor, significant_strides
 from support.backends import BackendUnderTest
-from support.compare import Rule, check_tensor, significant_strides
 
 Numbers = tuple[Any, ...]
 

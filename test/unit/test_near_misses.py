@@ -26,9 +26,9 @@ from torch import Tensor, fx
 if __name__ == "__main__":
     sys.path.insert(0, "test")
 
-from support.compare import Rule, check_tensor
 from support.graphs import Graph, apply, capture
 
+from dicp.compare import Rule, check_tensor
 from dicp.dtypes import HALVES
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.attention.masks import MASKS

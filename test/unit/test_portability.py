@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from standalone import Standalone
-from support.compare import assert_matches
 from torch import Tensor
 
+from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.vendor.cpu.toolchain import find_toolchain
 
@@ -38,10 +38,8 @@ def sample(x: Tensor, y: Tensor, h: Tensor, i: Tensor, d: Tensor) -> list[Tensor
 @functools.cache
 def program() -> tuple[Standalone, list[Tensor], list[Tensor]]:
     torch.manual_seed(0)
-    inputs = [
-        torch.randn(70, 65), torch.randn(70, 65), torch.randn(40, 31).half(),
-        torch.randint(-99, 99, (40, 33)), torch.randn(50, 50, dtype=torch.float64),
-    ]  # fmt: skip
+    inputs = [torch.randn(70, 65), torch.randn(70, 65), torch.randn(40, 31).half()]
+    inputs += [torch.randint(-99, 99, (40, 33)), torch.randn(50, 50, dtype=torch.float64)]
     wide = [x.double() if x.is_floating_point() else x for x in inputs]
     return Standalone(sample, inputs), sample(*inputs), sample(*wide)
 
