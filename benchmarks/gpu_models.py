@@ -1,4 +1,4 @@
-"""Models at sizes that fill a large GPU, of nothing but the framework itself.
+"""Models at sizes that fill a large GPU, of nothing but PyTorch itself.
 
 Few layers, wide and with large batches: a step is long enough to measure, a compilation short
 enough to wait for.
@@ -75,7 +75,7 @@ class Llama(nn.Module):
 
 
 class Bert(nn.Module):
-    """An encoder as the framework's own layer has it, with GELU and norms after the sums."""
+    """An encoder as PyTorch's own layer has it, with GELU and norms after the sums."""
 
     def __init__(self, size: int, layers: int, heads: int, length: int) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def measure(item: str, device: str) -> dict[str, Any]:
     """A contest for one product: the table's row, and the seconds of both sides."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     product = product_of(item, device)
-    row = contest(device).row(product)
+    row = autotuner(device).row(product)
     assert row is not None  # its sizes are numbers
     name = "library" if row.tiling is None else str(row.tiling)
     return {"row": measured.plain(row), "chosen": name}
@@ -99,11 +99,11 @@ class _Listing(TritonTarget):
 
 
 @cache
-def contest(name: str) -> choice.Contest:
+def autotuner(name: str) -> choice.Autotuner:
     """One a process: its compiler's processes are used for all products."""
     device, config = torch.device(name), Config()
     if device.type == "cuda":
-        return TritonTarget().contest(device, config)
+        return TritonTarget().autotuner(device, config)
     from dicp.vendor.triton.simulator import Simulator  # it loads a Triton of its own
 
     store = Cache.open(config)
@@ -112,7 +112,7 @@ def contest(name: str) -> choice.Contest:
         return LoopExecutable(plain, Simulator(texts), WorkspacePool())
 
     builder = Builder(store, Workers(), config.jobs)
-    return choice.Contest(
+    return choice.Autotuner(
         device, 90, "interpreter", store, builder, load, _seconds, tf32_allowed()
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ def _workload(item: str, device: str, full: bool) -> Workload:
 
 
 def _peak(step: Any, device: str) -> int:
-    """Bytes that the framework's allocator has handed out at most during a step."""
+    """Bytes that PyTorch's allocator has handed out at most during a step."""
     if device != "cuda":
         return 0
     step()

@@ -93,7 +93,7 @@ def copy_bandwidth(device: str = "cpu", size: int = 256 << 20) -> float:
 
 
 def matmul_rate(dtype: torch.dtype, device: str = "cpu") -> float:
-    """FLOP/s of a large matrix product in the fastest library that the framework carries."""
+    """FLOP/s of a large matrix product in the fastest library that PyTorch carries."""
     size = 1024 if device == "cpu" else 8192
     a = torch.randn(size, size, device=device, dtype=dtype)
     roads: list[Callable[[], Any]] = [lambda: a @ a]

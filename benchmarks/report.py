@@ -125,8 +125,8 @@ class Report:
         pairs = [(b, base) for base in self.bases for b in self.backends if b != base]
         for backend, base in pairs:
             table.add_column(f"{backend}\n× {base}", justify="right")
-        shares = [(b, floor) for floor in self.floors for b in self.backends]
-        for backend, floor in shares:
+        partitions = [(b, floor) for floor in self.floors for b in self.backends]
+        for backend, floor in partitions:
             table.add_column(f"{backend}\n% {floor}", justify="right")
         table.add_column("remarks")
         for name, rows in self.groups.items():
@@ -137,7 +137,7 @@ class Report:
                     *(row.facts.get(key, "") for key in shown),
                     *cells,
                     *(_ratio(row.ratio(*pair)) for pair in pairs),
-                    *(_percent(row.share(*share)) for share in shares),
+                    *(_percent(row.share(*share)) for share in partitions),
                     _remarks(row),
                 )
             means = self._means(rows)
@@ -147,7 +147,7 @@ class Report:
                 *("" for _ in shown),
                 *("" for _ in self.backends),
                 *(_ratio(means.get(f"{b} against {base}")) for b, base in pairs),
-                *(_percent(means.get(f"{b} of {floor}")) for b, floor in shares),
+                *(_percent(means.get(f"{b} of {floor}")) for b, floor in partitions),
                 "geometric",
             )
             table.add_section()

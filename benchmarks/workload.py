@@ -28,7 +28,7 @@ def convolution_backward_flops(
 ) -> int:  # fmt: skip
     """The gradients of image and filters each cost what the forward does.
 
-    The framework's own formula leaves the groups out: 16 times too many for 32 depthwise channels.
+    PyTorch's own formula leaves the groups out: 16 times too many for 32 depthwise channels.
     """
     places = prod(image[2:] if transposed else gradient[2:])
     return 2 * image[0] * places * prod(filters) * sum(wanted[:2])
@@ -58,17 +58,17 @@ class Workload:
             labels = model.labels(model.output(net.eval()(**batch)))
         return cls(model, net.train(train), batch, labels, train)
 
-    def step(self, contestant: Contestant) -> Callable[[], Any]:
+    def step(self, candidate: Contestant) -> Callable[[], Any]:
         """A function that runs one step: the outputs, or the loss after its backward."""
         if not self.train:
-            compiled = contestant.compile(self.net)
+            compiled = candidate.compile(self.net)
 
             def infer() -> Any:
                 with torch.no_grad():
                     return compiled(**self.batch)
 
             return infer
-        loss_of = contestant.compile(self.model.loss)
+        loss_of = candidate.compile(self.model.loss)
 
         def train() -> Any:
             self.net.zero_grad(set_to_none=True)

@@ -382,9 +382,9 @@ class NotCacheableError(Exception):
 
 
 class _OwnDetails(FxGraphHashDetails):
-    """In the place of what the framework's own code generator depends on.
+    """In the place of what PyTorch's own code generator depends on.
 
-    Computing that imports the generator and hashes the framework's sources, and none of it matters
+    Computing that imports the generator and hashes PyTorch's sources, and none of it matters
     here.
     """
 
@@ -440,7 +440,7 @@ def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
                 _check_no_custom_operator(module)
             details = _KeyDetails(graph, fake_inputs, aot_config, {})  # type: ignore[arg-type]
             return autograd_cache.AOTAutogradCachePickler(graph).get_hash(details)
-        except Exception as error:  # the framework's own road treats every failure as a bypass
+        except Exception as error:  # PyTorch's own road treats every failure as a bypass
             raise NotCacheableError(str(error) or type(error).__name__) from error
 
 

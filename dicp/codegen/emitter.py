@@ -32,7 +32,7 @@ from dicp.loop.ir.index import (
     flatten,
     variable,
 )
-from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import (
     BEHIND_NUMBER,
     BESIDE_NUMBER,
@@ -78,7 +78,7 @@ class Emitter:
         """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
         self.kept_at: dict[str, str] = {}
         """Where a block keeps the value whose position is looked for, by its accumulator."""
-        self.laned: set[str] = set()
+        self.strip_mined: set[str] = set()
         """What is accumulated or kept in a place of its own for each place in a cache line."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
@@ -142,26 +142,26 @@ class Emitter:
             value = self.value(stmt.value)
             if isinstance(stmt, Store):
                 stores.append(pad + self._store(stmt, value))
-            elif isinstance(stmt, Accumulate):
+            elif isinstance(stmt, Reduce):
                 scope.lines.append(pad + self._combine(stmt, value, self._position(stmt)))
-            elif isinstance(stmt, Running):
+            elif isinstance(stmt, Scan):
                 scope.lines.append(pad + self._combine(stmt, value, ""))
                 # The running value changes at every point: what reads it stays in this loop.
                 self.local_names[stmt.name] = len(self.scopes) - 1
-            elif isinstance(stmt, Save):
+            elif isinstance(stmt, ScratchStore):
                 place = f"saved_{stmt.name}[{self._inner_position()}]"
-                if stmt.name in self.laned:
+                if stmt.name in self.strip_mined:
                     place = f"lanes_{stmt.name}[lane]"
                 scope.lines.append(f"{pad}{place} = {value};")
-            elif isinstance(stmt, Define):
+            elif isinstance(stmt, Let):
                 ctype = VALUE_TYPE[stmt.dtype]
                 scope.lines.append(f"{pad}const {ctype} {local(stmt.name)} = {value};")
                 self.local_names[stmt.name] = len(self.scopes) - 1
         scope.lines += stores
 
     def _inner_position(self) -> str:
-        sizes = [v.size for v in self.kernel.inner]
-        coords = [variable(v) for v in self.kernel.inner]
+        sizes = [v.size for v in self.kernel.reduction]
+        coords = [variable(v) for v in self.kernel.reduction]
         return self._index(flatten(coords, contiguous_strides(sizes)))
 
     def _target(self, stmt: Store) -> str:
@@ -176,19 +176,19 @@ class Emitter:
         narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
         return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
 
-    def _declare(self, stmt: Accumulate | Running) -> str:
+    def _declare(self, stmt: Reduce | Scan) -> str:
         ctype = accumulator_type(stmt)
         text = f"{ctype} {local(stmt.name)} = {start_value(stmt.op, stmt.dtype)};"
         return text + (f" int64_t at_{stmt.name} = 0;" if is_place(stmt) else "")
 
-    def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
+    def _combine(self, stmt: Reduce | Scan, value: str, position: str) -> str:
         name = local(stmt.name)
         if stmt.name in self.kept_at:
             return f"block_{stmt.name}[{self.kept_at[stmt.name]}] = {value};"
         if is_place(stmt):
             return f"d_take_{stmt.op[3:]}({value}, {position}, {name}, at_{stmt.name});"
         nan = f"nan_{stmt.name}"
-        if stmt.name in self.laned:
+        if stmt.name in self.strip_mined:
             name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
         if stmt.name in self.flagged:
             sign = ">" if stmt.op == "max" else "<"
@@ -198,14 +198,14 @@ class Emitter:
             )
         return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
 
-    def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
+    def _combine_at(self, stmt: Reduce, value: str, at: str) -> str:
         slot = f"acc_{stmt.name}[{at}]"
         if is_place(stmt):
             pair = f"{slot}, acc_at_{stmt.name}[{at}]"
             return f"d_take_{stmt.op[3:]}({value}, {self._position(stmt)}, {pair});"
         return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
 
-    def _position(self, stmt: Accumulate) -> str:
+    def _position(self, stmt: Reduce) -> str:
         return "" if stmt.position is None else f"(int64_t)({self._index(stmt.position)})"
 
     # ---- expressions ------------------------------------------------------------------------
@@ -216,12 +216,12 @@ class Emitter:
             return literal(expr.attr, expr.dtype)
         if expr.op == "masked":
             return self._masked(expr, guard, guard_depth)
-        if expr.op == "acc":
+        if expr.op == "reduction_result":
             found = self._reduction(expr.attr)
             result = f"at_{expr.attr}" if found and is_place(found) else local(expr.attr)
             is_truth = found is not None and found.op in ("any", "all")
             return f"({result} != 0)" if is_truth else result
-        if expr.op == "saved":
+        if expr.op == "scratch":
             return f"saved_{expr.attr}[{self._inner_position()}]"
         depth = max(self._depth_of(expr), guard_depth if guard else 0)
         key = (id(expr), guard)
@@ -243,9 +243,9 @@ class Emitter:
         scope.values[key] = name
         return name
 
-    def _reduction(self, name: str) -> Accumulate | None:
+    def _reduction(self, name: str) -> Reduce | None:
         for stmt in self._all_stmts():
-            if isinstance(stmt, Accumulate) and stmt.name == name:
+            if isinstance(stmt, Reduce) and stmt.name == name:
                 return stmt
         return None
 
@@ -278,9 +278,9 @@ class Emitter:
         """Scopes before which the row's named values that `expr` reads do not exist."""
         depth = 0
         for e in ir.walk(expr):
-            if e.op == "acc":
+            if e.op == "reduction_result":
                 depth = max(depth, self.local_names.get(e.attr, len(self.scopes) - 1))
-            elif e.op == "saved":
+            elif e.op == "scratch":
                 return len(self.scopes) - 1
         return depth
 
@@ -320,7 +320,7 @@ class Emitter:
             return expr.args[0].op == "abs"
         if expr.op == "mul" and expr.args[1].op == "const" and expr.args[1].attr < 0:
             return expr.args[0].op == "mul" and expr.args[0].args[0] is expr.args[0].args[1]
-        if expr.op != "sub" or expr.args[1].op != "acc":
+        if expr.op != "sub" or expr.args[1].op != "reduction_result":
             return False
         top = self._reduction(expr.args[1].attr)
         if top is None or top.op != "max" or top.dtype != expr.dtype:
@@ -398,7 +398,7 @@ def is_copy(stmt: Store) -> bool:
     return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
 
 
-def is_place(stmt: Accumulate | Running) -> bool:
+def is_place(stmt: Reduce | Scan) -> bool:
     """Whether it reduces pairs of a value and its position."""
     return stmt.op in ("argmax", "argmin")
 
@@ -415,10 +415,10 @@ def guarded(guard: str) -> str:
     return f", {guard}" if guard else ""
 
 
-def nan_bits(stmt: Accumulate | Running) -> str:
+def nan_bits(stmt: Reduce | Scan) -> str:
     """The type of the bits among which an extremum's NaNs are looked for."""
     return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
 
 
-def accumulator_type(stmt: Accumulate | Running) -> str:
+def accumulator_type(stmt: Reduce | Scan) -> str:
     return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]

@@ -225,8 +225,8 @@ def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Cal
             )
             state.fw_metadata.act_input_indices = active_inputs
             capture = torch_private.aot_stage1_graph_capture(state, function)
-            road = _compile_autograd if state.needs_autograd else _compile_inference
-            run = road(job, state, capture, slot)
+            compile_fn = _compile_autograd if state.needs_autograd else _compile_inference
+            run = compile_fn(job, state, capture, slot)
     return _with_parameters(gm, run, parameters)
 
 

@@ -79,7 +79,7 @@ def _row(name: str, op: Any, target: Target) -> OperatorRow:
     if reason is not None:
         return OperatorRow(name, "eager", reason)
     if op in decompositions(target):
-        return OperatorRow(name, "decomposed", "by the framework's decomposition")
+        return OperatorRow(name, "decomposed", "by PyTorch's decomposition")
     if op._schema.is_mutable:
         return OperatorRow(name, "decomposed", IN_PLACE)
     if op._can_decompose():

@@ -67,7 +67,7 @@ no lowering rules: one could only forget that a copy shares no memory with what 
 
 @lru_cache(maxsize=32)
 def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
-    """The decomposition table for `target`; the framework's own table is left as it is."""
+    """The decomposition table for `target`; PyTorch's own table is left as it is."""
     keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     return {
         op: rule

@@ -56,7 +56,7 @@ class GraphReport:
 
 
 class FrontEnd:
-    """The framework's part of a compilation, from here to `finish`: Dynamo, then AOTAutograd."""
+    """PyTorch's part of a compilation, from here to `finish`: Dynamo, then AOTAutograd."""
 
     def __init__(self) -> None:
         self._dynamo = frame_seconds()

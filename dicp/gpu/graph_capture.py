@@ -66,12 +66,12 @@ def why_not(program: Mapping[str, Any]) -> str:
             return f"{name} waits for the device"
         if step["kind"] == "eager" and not call.startswith(RECORDABLE):
             return f"{name} runs eagerly"
-        if call.startswith(RECORDABLE) and _chance(step):
+        if call.startswith(RECORDABLE) and _dropout_p(step):
             return f"{name} drops probabilities, its random state on the host but in a recording"
     return ""
 
 
-def _chance(step: Mapping[str, Any]) -> float:
+def _dropout_p(step: Mapping[str, Any]) -> float:
     """The chance of dropout that an attention is called with.
 
     Where its forward and its backward part are not both recorded, one would read on the device what
@@ -82,7 +82,7 @@ def _chance(step: Mapping[str, Any]) -> float:
     return float(given.get("dropout_p") or 0.0)
 
 
-class Graphed:
+class CapturedProgram:
     """A program that is replayed from its third call on."""
 
     def __init__(

@@ -18,7 +18,7 @@ from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
-from dicp.loop.runtime.device import is_kept, let_go
+from dicp.loop.runtime.device import is_kept, release
 from dicp.serialize import evaluate_size
 
 ALIGNMENT = 16
@@ -34,11 +34,11 @@ class Place:
 
 
 def place_of(
-    buffers: Sequence[Mapping[str, Any]], slot: int, foreign: Collection[int] = ()
+    buffers: Sequence[Mapping[str, Any]], slot: int, external: Collection[int] = ()
 ) -> Place:
     """Where `slot` lies; a buffer of `foreign` lies where it was put, whatever it is a view of."""
     offset: int | None = 0
-    while buffers[slot]["base"] is not None and slot not in foreign:
+    while buffers[slot]["base"] is not None and slot not in external:
         step = buffers[slot]["offset"]
         width = getattr(torch, buffers[slot]["dtype"]).itemsize
         known = isinstance(step, int) and offset is not None
@@ -70,7 +70,7 @@ class LaunchPlan(Generic[AnyJob]):
         made_by_calls = {
             slot for s in program["steps"] if "call" in s and not s["into"] for slot in s["outs"]
         }
-        self.foreign = {
+        self.external = {
             slot for slot, b in enumerate(self.buffers)
             if b["role"] in ("input", "constant") or slot in made_by_calls
         }  # fmt: skip
@@ -163,7 +163,7 @@ class DeviceSegment:
         self.no_scratch = ctypes.c_void_p()
         used = {s for step in launches for s in step["args"]}
         roots = {device.plan.places[s].root for s in used}
-        self.foreign = np.array(sorted(roots & device.plan.foreign), dtype=np.int64)
+        self.external = np.array(sorted(roots & device.plan.external), dtype=np.int64)
         self.addresses = np.ctypeslib.as_array(
             ctypes.cast(table, ctypes.POINTER(ctypes.c_uint64)), (len(table),)
         )
@@ -179,8 +179,8 @@ class DeviceSegment:
         return 0
 
     def _ready(self) -> list[tuple[Any, ...]]:
-        low = self.addresses[self.foreign] & (ALIGNMENT - 1)
-        misaligned = frozenset(self.foreign[low != 0].tolist()) if low.any() else frozenset()
+        low = self.addresses[self.external] & (ALIGNMENT - 1)
+        misaligned = frozenset(self.external[low != 0].tolist()) if low.any() else frozenset()
         found = self._prepared.get(misaligned)
         if found is None:
             found = self._prepared[misaligned] = self._prepare(misaligned)
@@ -271,7 +271,7 @@ class StreamPool:
                 continue
             if block.numel() >= size:
                 return block
-            let_go(block)  # who wants less will take the larger
+            release(block)  # who wants less will take the larger
         return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
@@ -281,7 +281,7 @@ class StreamPool:
         if is_kept(block, blocks, 2, MOST_KEPT):
             blocks.append(block)
         else:
-            let_go(block)
+            release(block)
 
 
 class OwnMemory:

@@ -1,4 +1,4 @@
-"""What goes to the framework's libraries on the device, and how colliding stores are combined."""
+"""What goes to PyTorch's libraries on the device, and how colliding stores are combined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTION = RuleTable()
 
 
 def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
-    """The framework's call, its results wherever it puts them."""
+    """PyTorch's call, its results wherever it puts them."""
     assert lw.node is not None
     return lw.eager(lw.node)
 
@@ -30,7 +30,7 @@ FUSED_ATTENTION = tuple(
         f"_{kind}_attention_forward", f"_{kind}_attention_backward",
     )
 )  # fmt: skip
-"""The framework's fused attention: what SDPA gives, and what callers of the kernels give."""
+"""PyTorch's fused attention: what SDPA gives, and what callers of the kernels give."""
 
 for _name in FUSED_ATTENTION:
     if hasattr(aten, _name):

@@ -31,7 +31,7 @@ from dicp.loop.ir.index import (
     quotient,
     variable,
 )
-from dicp.loop.ir.kernel import Define, Kernel, Phase, Store
+from dicp.loop.ir.kernel import Kernel, Let, Phase, Store
 from dicp.loop.schedule.kernels import Step
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class Product:
     value: Expr
     """The result, of the sum of products TOTAL."""
     stores: tuple[Store, ...]
-    follower: Kernel | None = None
+    epilogue: Kernel | None = None
     parts: int = 1
     """Into how many the sums are cut; `z` then begins with the loop over these."""
 
@@ -69,8 +69,8 @@ class Product:
     def kernel(self) -> Kernel:
         """The work on the finished sum of products, as a kernel over the result's elements."""
         origins = {str(o): o for o in self.call.origins}
-        origins |= {str(o): o for o in (self.follower.origins if self.follower else ())}
-        phases = (Phase("row", (Define(RESULT, self.value.dtype, self.value), *self.stores)),)
+        origins |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
+        phases = (Phase("parallel", (Let(RESULT, self.value.dtype, self.value), *self.stores)),)
         return Kernel("pointwise", (*self.z, *self.y, *self.x), (), phases, tuple(origins.values()))
 
     @property
@@ -83,7 +83,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class GeneratedProduct:
     """A product that a generated kernel computes."""
 
     product: Product
@@ -98,50 +98,52 @@ Chooser = Callable[[Product], Tiling | None]
 
 def place_products(
     steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser
-) -> list[Step | Chosen]:
+) -> list[Step | GeneratedProduct]:
     """The steps, with every product that is chosen in the place of its call or of what follows."""
-    placed: list[Step | Chosen | None] = list(steps)
+    placed: list[Step | GeneratedProduct | None] = list(steps)
     returned = {r.root for r in ir.refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
         call = steps[at]
         if not isinstance(call, Call) or call.op not in FORMS:
             continue
-        found = _with_follower(steps, placed, at, returned) or (_product(call), at)
+        found = _with_epilogue(steps, placed, at, returned) or (_product(call), at)
         matrix, place = found
         tiling = choose(matrix) if matrix is not None else None
         if matrix is not None and tiling is not None:
             placed[at] = None
-            placed[place] = Chosen(matrix, tiling)
+            placed[place] = GeneratedProduct(matrix, tiling)
     whole = [step for step in placed if step is not None]
-    return [s for step in whole
-            for s in (halves(step) if isinstance(step, Chosen) else (step,))]  # fmt: skip
+    split = (split_k(s) if isinstance(s, GeneratedProduct) else (s,) for s in whole)
+    return [step for steps in split for step in steps]
 
 
 # ---- in parts ------------------------------------------------------------------------------------
 
 
-def halves(chosen: Chosen) -> tuple[Chosen | Kernel, ...]:
+def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
     """One kernel, or two: one that leaves the parts of the sums, one that goes on from them."""
     matrix, parts = chosen.product, chosen.tiling.parts
-    if parts == 1 or not can_be_cut(matrix):
+    if parts == 1 or not can_split_k(matrix):
         return (chosen,)
     count = product(matrix.out.shape)
     kept = Ref(f"{matrix.out.name}_sums", (parts, count), torch.float32, (count, 1), "temp")
     loops = (*matrix.z, *matrix.y, *matrix.x)
     part = Var(1 + max((v.position for v in loops), default=-1), parts)
     flat = _joined(loops)
-    total = Expr("acc", torch.float32, attr=TOTAL)
-    store = Store(kept, variable(part) * count + flat, Expr("acc", torch.float32, attr=RESULT))
+    total = Expr("reduction_result", torch.float32, attr=TOTAL)
+    store = Store(
+        kept, variable(part) * count + flat, Expr("reduction_result", torch.float32, attr=RESULT)
+    )
     first = replace(
-        matrix, z=(part, *matrix.z), value=total, stores=(store,), follower=None, parts=parts
+        matrix, z=(part, *matrix.z), value=total, stores=(store,), epilogue=None, parts=parts
     )
     sums = [Expr("read", torch.float32, attr=Load(kept, (flat + normal(k * count),)))
             for k in range(parts)]  # fmt: skip
     known = {TOTAL: reduce(operator.add, sums)}
     known[RESULT] = _with(matrix.value, known)
     stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
-    rest = Kernel("pointwise", loops, (), (Phase("inner", stores),), matrix.kernel.origins)
-    return Chosen(first, chosen.tiling), rest
+    rest = Kernel("pointwise", loops, (), (Phase("reduction", stores),), matrix.kernel.origins)
+    return GeneratedProduct(first, chosen.tiling), rest
 
 
 def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
@@ -149,7 +151,7 @@ def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
     done: dict[int, Expr] = {}
 
     def visit(e: Expr) -> Expr:
-        if e.op == "acc" and e.attr in known:
+        if e.op == "reduction_result" and e.attr in known:
             return known[e.attr]
         if id(e) not in done:
             done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), e.attr)
@@ -158,12 +160,12 @@ def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
     return visit(value)
 
 
-def can_be_cut(matrix: Product) -> bool:
+def can_split_k(matrix: Product) -> bool:
     """Whether the result decides nowhere what is read or written."""
     places = [s.index for s in matrix.stores]
     places += [i for s in matrix.stores for e in ir.walk(s.value) for i in ir.indices_of(e)]
     inside = (e for i in places for inner in ir._indirect_exprs(i) for e in ir.walk(inner))
-    return not any(e.op == "acc" for e in inside)
+    return not any(e.op == "reduction_result" for e in inside)
 
 
 # ---- the product itself --------------------------------------------------------------------------
@@ -194,7 +196,7 @@ def _product(call: Call) -> Product | None:
 
 def _made(
     call: Call, z: tuple[Var, ...], y: tuple[Var, ...], x: tuple[Var, ...],
-    mapping: dict[Var, Index], follower: Kernel | None, keep: bool,
+    mapping: dict[Var, Index], epilogue: Kernel | None, keep: bool,
 ) -> Product | None:  # fmt: skip
     operands = _operands(call)
     if operands is None:
@@ -202,19 +204,19 @@ def _made(
     out = call.outs[0]
     place = [_joined(loops) for loops in (z, y, x)][-len(out.shape) :]
     stores: list[Store] = []
-    result = Expr("acc", out.dtype, attr=RESULT)
+    result = Expr("reduction_result", out.dtype, attr=RESULT)
     if keep:
         stores.append(Store(out, flatten(place, out.strides), result))
-    if follower is not None:
-        stores += _rewritten(follower, out, mapping, result)
+    if epilogue is not None:
+        stores += _rewritten(epilogue, out, mapping, result)
     a, b = operands
     value = _value(call, place)
-    return Product(call, a, b, out, a.shape[-1], z, y, x, value, tuple(stores), follower)
+    return Product(call, a, b, out, a.shape[-1], z, y, x, value, tuple(stores), epilogue)
 
 
 def _value(call: Call, place: Sequence[Index]) -> Expr:
     """alpha * (sum of products) + beta * (what is added)."""
-    value = Expr("acc", torch.float32, attr=TOTAL)
+    value = Expr("reduction_result", torch.float32, attr=TOTAL)
     alpha, beta = (float(call.kwargs.get(name, 1)) for name in ("alpha", "beta"))
     if alpha != 1:
         value = value * alpha
@@ -237,7 +239,7 @@ def _joined(loops: Sequence[Var]) -> Index:
 # ---- what follows it -----------------------------------------------------------------------------
 
 
-def _with_follower(
+def _with_epilogue(
     steps: Sequence[Step], placed: Sequence[object], at: int, returned: set[Ref]
 ) -> tuple[Product, int] | None:
     """The product with the kernel that first reads it, and where that kernel stands."""
@@ -248,17 +250,17 @@ def _with_follower(
     if not readers or placed[readers[0]] is not steps[readers[0]] or _operands(call) is None:
         return None
     place = readers[0]
-    follower = steps[place]
+    epilogue = steps[place]
     sources = {r.root for r in call.reads()}
     later = steps[at + 1 : place + 1]
-    if not isinstance(follower, Kernel) or any(sources & set(_written(s)) for s in later):
+    if not isinstance(epilogue, Kernel) or any(sources & set(_written(s)) for s in later):
         return None
-    found = _split(follower, call)
+    found = _split(epilogue, call)
     if found is None:
         return None
     loops, mapping = found
     keep = len(readers) > 1 or out.root in returned
-    matrix = _made(call, *loops, mapping, follower, keep)
+    matrix = _made(call, *loops, mapping, epilogue, keep)
     return None if matrix is None else (matrix, place)
 
 
@@ -282,26 +284,26 @@ def _stores(kernel: Kernel) -> list[Store]:
     return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
 
 
-def _split(follower: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
+def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
     """The follower's loops as digits of the result's indices: (z, y, x), and what each becomes.
 
     None where it does not read the result at its own point, whole and in order.
     """
     out = call.outs[0]
-    stores = _stores(follower)
-    if follower.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in follower.phases):
+    stores = _stores(epilogue)
+    if epilogue.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in epilogue.phases):
         return None
     seen: set[int] = set()
-    reads = [e.attr for v in follower.exprs() for e in ir.walk(v, seen)
+    reads = [e.attr for v in epilogue.exprs() for e in ir.walk(v, seen)
              if e.op == "read" and e.attr.ref.root is out.root]  # fmt: skip
     if any(item.ref is not out or item.coords != reads[0].coords for item in reads):
         return None
     if not reads or any(s.op or s.ref.root is out.root for s in stores):
         return None
-    chain = _chain(reads[0].coords[0], follower.rows)
+    chain = _chain(reads[0].coords[0], epilogue.parallel)
     if chain is None or product(v.size for v in chain) != product(out.shape):
         return None
-    return _cut(chain, [*reversed(out.shape)])
+    return _axis_split(chain, [*reversed(out.shape)])
 
 
 def _chain(index: Index, rows: Sequence[Var]) -> list[Var] | None:
@@ -319,7 +321,9 @@ def _chain(index: Index, rows: Sequence[Var]) -> list[Var] | None:
     return chain if index.const == 0 and set(chain) == {v for v in rows if v.size != 1} else None
 
 
-def _cut(chain: Sequence[Var], sizes: Sequence[Size]) -> tuple[Loops, dict[Var, Index]] | None:
+def _axis_split(
+    chain: Sequence[Var], sizes: Sequence[Size]
+) -> tuple[Loops, dict[Var, Index]] | None:
     """Digits cut where one of `sizes` (columns, rows, batch) ends and the next begins."""
     axes: list[list[Var]] = [[], [], []]
     mapping: dict[Var, Index] = {}
@@ -347,7 +351,7 @@ def _cut(chain: Sequence[Var], sizes: Sequence[Size]) -> tuple[Loops, dict[Var, 
 
 
 def _rewritten(
-    follower: Kernel, out: Ref, mapping: dict[Var, Index], result: Expr
+    epilogue: Kernel, out: Ref, mapping: dict[Var, Index], result: Expr
 ) -> Iterator[Store]:
     """The follower's stores over the product's loops, reading its result from registers."""
 
@@ -355,5 +359,5 @@ def _rewritten(
         return result if item.ref is out else None
 
     rewrite = Rewriter(mapping, from_registers)
-    for store in _stores(follower):
+    for store in _stores(epilogue):
         yield Store(store.ref, rewrite.index(store.index), rewrite(store.value))

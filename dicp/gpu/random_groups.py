@@ -68,7 +68,7 @@ def most_side_by_side(kernel: Kernel) -> int | None:
     seen: set[int] = set()
     if not any(e.op.startswith("philox") for x in kernel.exprs() for e in ir.walk(x, seen)):
         return None
-    last = [*kernel.rows, *kernel.inner][-1:]
+    last = [*kernel.parallel, *kernel.reduction][-1:]
     moved = [s.ref for s in _stores(kernel) if s.index.variables().issuperset(last)]
     moved += [r.ref for r in kernel.reads() if r.coords[0].variables().issuperset(last)]
     return WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)

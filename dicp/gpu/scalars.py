@@ -1,6 +1,6 @@
 """One number on the host among tensors of the GPU, as an optimizer's count of steps is.
 
-The framework's operators take a tensor without dimensions from the host as they take a number. A
+PyTorch's operators take a tensor without dimensions from the host as they take a number. A
 generated kernel reads it from the GPU's memory, so it is copied there first, once per graph.
 """
 

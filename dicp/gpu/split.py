@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.tiles import COLUMNS, WIDEST_ALONG, extent
+from dicp.gpu.tiles import COLUMNS, WIDEST_CROSS_ROW, extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ir.index import (
@@ -38,16 +38,16 @@ LEAST_ROW = 8192
 LEAST_COLUMN = 128
 """Rows of a column block that one program sweeps at the least."""
 LEAST_PARTS = 4
-ALONG_PARTS = 512
+CROSS_ROW_PARTS = 512
 """Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
-ALONG_LEAST = 48
+LEAST_CROSS_ROW_PARTS = 48
 """With fewer of these the rows are better reduced by a program each, and summed up afterwards."""
-ALONG_ROWS = 16
+CROSS_ROW_ROWS = 16
 """Rows that one of these programs walks at the least."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class AxisSplit:
     """A reduced axis in so many parts, the last of which may be shorter or empty."""
 
     axis: int
@@ -55,7 +55,7 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class PartitionedSum:
     """A sum over rows of which so many programs each walk a share."""
 
     whole: Compute
@@ -65,7 +65,9 @@ class Shares:
     parts: int
 
 
-def split_reductions(graph: Graph, first: Mapping[Any, int], facts: DeviceFacts) -> list[Shares]:
+def split_reductions(
+    graph: Graph, first: Mapping[Any, int], facts: DeviceFacts
+) -> list[PartitionedSum]:
     """Each long reduction with few results becomes two, the first with many.
 
     Sizes that may change count as what they are in the `first` call. What is returned are sums over
@@ -73,14 +75,16 @@ def split_reductions(graph: Graph, first: Mapping[Any, int], facts: DeviceFacts)
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
-    wanted = {n: _walkers(n, rows, first) for n in computes}
-    cuts = {n: _along(n, wanted[n]) for n in computes}
-    shared = [n for n in computes if wanted[n] and cuts[n] is None]
-    _cut_up(graph, {n: cuts[n] or _cut(n, first, facts) for n in computes if n not in shared})
-    return [_shared(graph, n, wanted[n]) for n in shared]
+    wanted = {n: _cross_row_programs(n, rows, first) for n in computes}
+    splits = {n: _cross_row_cut(n, wanted[n]) for n in computes}
+    shared = [n for n in computes if wanted[n] and splits[n] is None]
+    _split_all(
+        graph, {n: splits[n] or _axis_split(n, first, facts) for n in computes if n not in shared}
+    )
+    return [_partitioned(graph, n, wanted[n]) for n in shared]
 
 
-def _shared(graph: Graph, node: Compute, parts: int) -> Shares:
+def _partitioned(graph: Graph, node: Compute, parts: int) -> PartitionedSum:
     """The sum and, in its place, that of what programs leave."""
     axis = node.axes[0]
     kept = tuple(
@@ -91,22 +95,22 @@ def _shared(graph: Graph, node: Compute, parts: int) -> Shares:
     left.producer = whole
     node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))
     graph.nodes.insert(graph.nodes.index(node), whole)
-    return Shares(whole, node, parts)
+    return PartitionedSum(whole, node, parts)
 
 
-def split_shares(
-    graph: Graph, first: Mapping[Any, int], shares: Sequence[Shares], facts: DeviceFacts
+def split_unfused(
+    graph: Graph, first: Mapping[Any, int], partitions: Sequence[PartitionedSum], facts: DeviceFacts
 ) -> None:
     """What no kernel takes along becomes two as others do."""
-    for found in shares:
+    for found in partitions:
         whole, node = found.whole, found.rest
         node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
         graph.nodes.remove(whole)
-    _cut_up(graph, {s.rest: _cut(s.rest, first, facts) for s in shares})
+    _split_all(graph, {s.rest: _axis_split(s.rest, first, facts) for s in partitions})
 
 
-def _cut_up(graph: Graph, cuts: Mapping[Compute, Cut | None]) -> None:
-    found = {n: cut for n, cut in cuts.items() if cut is not None}
+def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None:
+    found = {n: cut for n, cut in splits.items() if cut is not None}
     private = _private(graph, found) if found else {}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
@@ -148,7 +152,9 @@ def _read_at_many_places(node: ir.Node) -> set[Ref]:
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
 
 
-def _walkers(node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any, int]) -> int:
+def _cross_row_programs(
+    node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any, int]
+) -> int:
     """How many programs may each walk some rows, with a sum over rows that are reduced themselves.
 
     One kernel does both, and reads the rows once; 0 where each is better done alone.
@@ -158,40 +164,40 @@ def _walkers(node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any
         return 0
     kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
     width = math.prod(node.shape[k] for k in kept)
-    if (node.shape, kept) not in rows or not isinstance(width, int) or width > WIDEST_ALONG:
+    if (node.shape, kept) not in rows or not isinstance(width, int) or width > WIDEST_CROSS_ROW:
         return 0
-    swept = math.prod(_now(node.shape[k], first) for k in node.axes)
-    wanted = min(swept // ALONG_ROWS, ALONG_PARTS)
-    return wanted if wanted >= ALONG_LEAST else 0
+    reduced = math.prod(_now(node.shape[k], first) for k in node.axes)
+    wanted = min(reduced // CROSS_ROW_ROWS, CROSS_ROW_PARTS)
+    return wanted if wanted >= LEAST_CROSS_ROW_PARTS else 0
 
 
-def _along(node: Compute, wanted: int) -> Cut | None:
+def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
     """How to split a sum that so many programs are wanted for."""
     if not wanted or not all(isinstance(s, int) for s in node.shape):
         return None
     parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    return Cut(-axis, parts) if parts >= max(ALONG_LEAST, wanted // 2) else None
+    return AxisSplit(-axis, parts) if parts >= max(LEAST_CROSS_ROW_PARTS, wanted // 2) else None
 
 
-def _cut(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> Cut | None:
+def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> AxisSplit | None:
     """How to split a reduction, if it is worth it: fewer programs leave multiprocessors idle."""
     if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
         return None
     shape = [_now(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
-    swept = math.prod(shape[k] for k in node.axes)
+    reduced = math.prod(shape[k] for k in node.axes)
     column = _is_column(node)
     programs = -(-results // COLUMNS) if column else results
     if not 0 < programs < facts.multiprocessors:
         return None
     least = LEAST_COLUMN if column else LEAST_ROW
-    wanted = min(swept // least, facts.enough_programs // programs)
+    wanted = min(reduced // least, facts.enough_programs // programs)
     even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
     if even >= LEAST_PARTS:
-        return Cut(-axis, even)
+        return AxisSplit(-axis, even)
     size, axis = max((shape[k], -k) for k in node.axes)
     parts = min(wanted, size)
-    return Cut(-axis, parts) if parts >= LEAST_PARTS else None
+    return AxisSplit(-axis, parts) if parts >= LEAST_PARTS else None
 
 
 def _is_column(node: Compute) -> bool:
@@ -225,7 +231,7 @@ def chunk_of(size: Size, parts: int) -> Size:
     return more // parts if isinstance(more, int) else floor_division(more, parts)
 
 
-def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
+def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Compute:
     """The first half; `node` is left to combine what it gives."""
     axis, parts = cut.axis, cut.parts
     size = node.shape[axis]
@@ -240,7 +246,7 @@ def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
     body = node.body
     uneven = not isinstance(size, int) or size % parts != 0
     if uneven:  # loops over other points than its sources': those do not join it later
-        body = _taken_in(body, private)
+        body = _inlined(body, private)
     body = Rewriter(mapping)(body)
     if uneven:
         body = _inside(place, size, body, node.op)
@@ -260,7 +266,7 @@ def _split(node: Compute, cut: Cut, private: Mapping[Ref, Compute]) -> Compute:
     return first
 
 
-def _taken_in(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
+def _inlined(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
     """`body` with what only reductions read computed in the place of its loads."""
     made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
 

@@ -14,7 +14,7 @@ import torch
 from dicp.gpu.facts import DeviceFacts
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
-from dicp.loop.ir.kernel import Kernel, Running, Store
+from dicp.loop.ir.kernel import Kernel, Scan, Store
 
 ELEMENTS_A_THREAD = 16
 GUESS = 4096
@@ -27,7 +27,7 @@ TRANSPOSED = (32, 64)
 """The shortest and the longest side of a tile that is transposed; both span a cache line."""
 MAX_PERSISTENT = 8192
 """Elements of a row that are kept in registers; less where more tensors are read."""
-WIDEST_ALONG = 4096
+WIDEST_CROSS_ROW = 4096
 """Elements of a row whose sums over rows are kept in registers, too."""
 LOOP_BLOCK = 2048
 """Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
@@ -78,7 +78,7 @@ def warps(elements: int, facts: DeviceFacts, most: int) -> int:
 
 
 def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
-    count = extent(numel(kernel.rows))
+    count = extent(numel(kernel.parallel))
     block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
     if count >= 16 * facts.enough_programs * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
         block = 2 * POINTWISE_BLOCK
@@ -89,7 +89,7 @@ def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
 
 def _bytes_read(kernel: Kernel) -> int:
     """Bytes that an element takes from memory; what all elements share comes from a cache."""
-    loops = set(kernel.rows)
+    loops = set(kernel.parallel)
     own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
     return sum(ref.dtype.itemsize for ref in own)
 
@@ -104,9 +104,9 @@ def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
 
 def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
     """Blocks of a row or column kernel: rows (or columns) "x", the reduced axis "r"."""
-    rows, inner = extent(numel(kernel.rows)), numel(kernel.inner)
+    rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
     width = power_of_two(extent(inner))
-    if kernel.kind == "column":
+    if kernel.kind == "outer_reduction":
         return _column(rows, inner, width, facts)
     persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
     if not persistent:
@@ -138,7 +138,7 @@ def _row_tensors(kernel: Kernel) -> list[Ref]:
     """What is read and written at every point of the rows."""
     places = [(item.ref, item.coords[0]) for item in kernel.reads()]
     places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
-    rows, inner = set(kernel.rows), set(kernel.inner)
+    rows, inner = set(kernel.parallel), set(kernel.reduction)
     whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)
     return list(dict.fromkeys(whole))
 
@@ -173,6 +173,6 @@ def _most_in_registers(kernel: Kernel) -> int:
     """How long a row may be to stay in registers, by what is held of it at once."""
     reads = {item.ref.root for item in kernel.reads()}
     wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
-               if isinstance(s, Running))  # fmt: skip
+               if isinstance(s, Scan))  # fmt: skip
     stores = sum(isinstance(s, Store) for p in kernel.phases for s in p.stmts)
     return MAX_PERSISTENT // (2 if wide or len(reads) + stores > 6 else 1)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dicp.gpu.products import Chosen
-from dicp.gpu.split import Shares, chunk_of
+from dicp.gpu.products import GeneratedProduct
+from dicp.gpu.split import PartitionedSum, chunk_of
 from dicp.loop.ir.expr import Call
 from dicp.loop.ir.index import Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, Store
@@ -20,7 +20,7 @@ from dicp.loop.schedule.kernels import Step
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class PartitionedKernel:
     """A row kernel each of whose programs walks a share of the rows."""
 
     kernel: Kernel
@@ -30,31 +30,33 @@ class Shared:
     """Rows of a share."""
 
 
-def along(kernel: Kernel) -> list[Store]:
+def cross_row_stores(kernel: Kernel) -> list[Store]:
     """The sums over rows that a kernel takes along."""
-    if kernel.kind != "row":
+    if kernel.kind != "inner_reduction":
         return []
     return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
 
 
-def taken_along(steps: Sequence[Step], shares: Sequence[Shares]) -> bool:
+def all_fused(steps: Sequence[Step], partitions: Sequence[PartitionedSum]) -> bool:
     """Whether each of the sums is part of a kernel that reduces its rows."""
-    found = {s.ref for step in steps if not isinstance(step, Call) for s in along(step)}
-    return {s.whole.out for s in shares} <= found
+    found = {s.ref for step in steps if not isinstance(step, Call) for s in cross_row_stores(step)}
+    return {s.whole.out for s in partitions} <= found
 
 
-def shared_out(step: Step | Chosen, shares: Sequence[Shares]) -> Step | Chosen | Shared:
+def partitioned(
+    step: Step | GeneratedProduct, partitions: Sequence[PartitionedSum]
+) -> Step | GeneratedProduct | PartitionedKernel:
     """The step, its rows shared out where it takes along sums that want it."""
-    parts = {s.whole.out: s.parts for s in shares}
-    sums = [s for s in along(step) if s.ref in parts] if isinstance(step, Kernel) else []
+    parts = {s.whole.out: s.parts for s in partitions}
+    sums = [s for s in cross_row_stores(step) if s.ref in parts] if isinstance(step, Kernel) else []
     if not isinstance(step, Kernel) or not sums:
         return step
     count = parts[sums[0].ref]
-    part = Var(1 + max(v.position for v in (*step.rows, *step.inner)), count)
-    moved = variable(part) * product(v.size for v in step.inner)
+    part = Var(1 + max(v.position for v in (*step.parallel, *step.reduction)), count)
+    moved = variable(part) * product(v.size for v in step.reduction)
     left = {id(s): replace(s, index=s.index + moved) for s in sums}
     phases = tuple(
         replace(p, stmts=tuple(left.get(id(s), s) for s in p.stmts)) for p in step.phases
     )
-    chunk = chunk_of(product(v.size for v in step.rows), count)
-    return Shared(replace(step, phases=phases), part, chunk)
+    chunk = chunk_of(product(v.size for v in step.parallel), count)
+    return PartitionedKernel(replace(step, phases=phases), part, chunk)

@@ -44,7 +44,7 @@ class GraphExecutable:
         self.program = program
         self.launch = launch
         self.objects = objects
-        with disable_current_modes():  # loading happens while the framework traces
+        with disable_current_modes():  # loading happens while PyTorch traces
             self.constants = {
                 int(slot): objects[c["object"]] if "object" in c else decode_constant(c)
                 for slot, c in program["constants"].items()

@@ -71,7 +71,7 @@ class AgainstEager:
         """The batch, and with dynamic shapes the others too, which must not recompile.
 
         Sizes that are the same in all of them are static: a symbol for each size of a large
-        convolutional network costs the framework's front end most of a minute.
+        convolutional network costs PyTorch's front end most of a minute.
         """
         batches = [static, *others] if self.dynamic else [static]
         if self.dynamic:

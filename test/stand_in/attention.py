@@ -1,6 +1,6 @@
-"""The framework's fused attention on the stand-in GPU, by its definition, in float64.
+"""PyTorch's fused attention on the stand-in GPU, by its definition, in float64.
 
-Results lie as the framework says that the device's kernels lay them; backward sees the dropout of
+Results lie as PyTorch says that the device's kernels lay them; backward sees the dropout of
 forward by the state that forward gave it.
 """
 

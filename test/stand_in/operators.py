@@ -1,4 +1,4 @@
-"""The framework's operators on the stand-in GPU: the host's, over the same memory."""
+"""PyTorch's operators on the stand-in GPU: the host's, over the same memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN = frozenset({
     "set_.source_Storage_storage_offset", "resize_", "_local_scalar_dense", "unfold", "alias",
     "_pin_memory", "is_pinned", "record_stream", "is_set_to", "_assert_async", "_assert_async.msg",
 })  # fmt: skip
-"""Operators that the framework itself carries out without a kernel."""
+"""Operators that PyTorch itself carries out without a kernel."""
 HIDDEN = ("aten::copy_", "aten::convolution", "aten::convolution_backward", "aten::_convolution")
 """Operators of all devices that come to the GPU's kernels inside."""
 
@@ -92,7 +92,7 @@ OTHERWISE: dict[str, Callable[..., Any]] = {
 
 
 def install(gpu: Any, on_host: Host, on_device: Host) -> None:
-    """Registers an operator of the host wherever the framework has a kernel for GPUs."""
+    """Registers an operator of the host wherever PyTorch has a kernel for GPUs."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", _Operator(aten.copy_.default, gpu, on_host, on_device).registered(),
                  "CUDA", allow_override=True)  # fmt: skip

@@ -1,6 +1,6 @@
 // The CUDA runtime library, as far as PyTorch calls it, without a GPU: its memory is the host's.
 //
-// The framework's own kernels are not run (each is named once on standard error): gpu.py registers
+// PyTorch's own kernels are not run (each is named once on standard error): gpu.py registers
 // operators of the host in their place. Copies, memory sets and graph launches made while a stream
 // is captured are told to a callback, which keeps and repeats them.
 
@@ -278,7 +278,7 @@ cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t *, cud
   return cudaSuccess;
 }
 
-// ---- the framework's kernels ------------------------------------------------------------------------
+// ---- PyTorch's kernels ------------------------------------------------------------------------
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
   memset(a, 0, sizeof *a);

@@ -33,7 +33,7 @@ REDUCTIONS = (
     "{0}.var({d}, unbiased=False{k})", "torch.logsumexp({0}, {d}{k})",
     "torch.linalg.vector_norm({0}, dim={d}{k})",
 )  # fmt: skip
-ALONG = (
+CROSS_ROW = (
     "torch.softmax({0}, {d})", "torch.log_softmax({0}, {d})", "{0}.cumsum({d})", "{0}.flip({d})",
     "{0}.roll(1, {d})", "{0}.argmax({d}).to({0}.dtype)", "{0}.argmin({d}, keepdim=True) * 0.25",
     "{0}.unsqueeze({d})", "{0}.narrow({d}, 0, ({0}.shape[{d}] + 1) // 2)",
@@ -135,7 +135,7 @@ def _step(choose: Choose[Any], values: dict[str, Tensor], mutation: bool) -> tup
         )
         return f"{name} = {text}", name
     if kind == "along" and rank:
-        return f"{name} = {choose(ALONG).format(a, d=choose(range(rank)))}", name
+        return f"{name} = {choose(CROSS_ROW).format(a, d=choose(range(rank)))}", name
     if kind == "shaped":
         if rank > 1 and choose((True, False)):
             order = list(range(rank))

@@ -379,7 +379,7 @@ def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
 
 # ---- results beyond the caches -------------------------------------------------------------------
 
-FAR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+LARGEST_DIVISOR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "flat": (lambda x: x.relu() + 1, (64, 64), "d_stream"),
     "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_stream"),
     "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_stream"),
@@ -396,10 +396,10 @@ FAR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAR)
+@pytest.mark.parametrize("name", LARGEST_DIVISOR)
 def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
-    fn, shape, call = FAR[name]
+    fn, shape, call = LARGEST_DIVISOR[name]
     dtype = torch.float64 if "doubles" in name else torch.float32
     inputs = [torch.randn(shape, dtype=dtype) for _ in range(fn.__code__.co_argcount)]
     target = record(fn, *[x.clone() for x in inputs])

@@ -55,7 +55,7 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "layer norm": (lambda x: F.layer_norm(x, (48,), VECTOR, VECTOR), ROW),
     "layer norm in bf16": (lambda x: F.layer_norm(x, (48,)), (ROW[0].bfloat16(),)),
     "rms norm": (rms_norm, (*ROW, VECTOR)),
-    "rms norm of the framework": (lambda x: F.rms_norm(x, (48,), VECTOR), ROW),
+    "rms norm of PyTorch": (lambda x: F.rms_norm(x, (48,), VECTOR), ROW),
     "gelu": (F.gelu, ROW),
     "tanh gelu": (lambda x: F.gelu(x, approximate="tanh"), ROW),
     "dropout, add, norm": (dropout_add_norm, (*ROW, ROW[0] + 1, VECTOR, VECTOR)),

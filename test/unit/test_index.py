@@ -127,8 +127,8 @@ def shape_pairs(draw: st.DrawFn, factors: Sequence[Any]) -> tuple[list[Size], li
     row = draw(st.lists(st.sampled_from(factors), min_size=1, max_size=5))
 
     def grouped() -> list[Size]:
-        cuts = draw(st.sets(st.integers(1, len(row)), max_size=3))
-        ends = [0, *sorted(cuts), len(row)]
+        splits = draw(st.sets(st.integers(1, len(row)), max_size=3))
+        ends = [0, *sorted(splits), len(row)]
         shape = [product(row[a:b]) for a, b in itertools.pairwise(ends)]
         for at in sorted(draw(st.sets(st.integers(0, len(shape)), max_size=2)), reverse=True):
             shape.insert(at, 1)
@@ -174,15 +174,15 @@ def test_reshape_of_a_fixed_element(
 @given(shape_pairs([2, 3, 2, 5]) | shape_pairs([2, 3, A, B]) | st.tuples(shapes, shapes))
 def test_refine_splits_both_shapes(pair: tuple[list[Size], list[Size]]) -> None:
     a, b = pair
-    pieces = refine(a, b)
-    if pieces is None:
+    patchify = refine(a, b)
+    if patchify is None:
         return
-    assert product(size for size, _, _ in pieces) == product(a) == product(b)
+    assert product(size for size, _, _ in patchify) == product(a) == product(b)
     for side, shape in ((1, a), (2, b)):
-        owners = [piece[side] for piece in pieces]
+        owners = [piece[side] for piece in patchify]
         assert owners == sorted(owners), "row-major order"
         for axis, size in enumerate(shape):
-            assert size == 1 or product(p[0] for p in pieces if p[side] == axis) == size
+            assert size == 1 or product(p[0] for p in patchify if p[side] == axis) == size
 
 
 def test_refine_finds_the_coarsest_split() -> None:

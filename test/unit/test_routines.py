@@ -135,10 +135,10 @@ def test_products_of_any_size_but_in_halves_of_heavy_turned_operands(tmp_path: P
     x, w = leaf(530, 600), torch.nn.Parameter(leaf(600, 530))
     steps = check(tmp_path, torch.mm, x, w)
     assert steps.count("dicp_product") == 3, steps
-    halves = [leaf(1100, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
-    assert not any("dicp" in s for s in check(tmp_path, turned, *halves))
-    halves = [leaf(300, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
-    assert check(tmp_path, turned, *halves) == ["dicp_product_bf16"]
+    split_k = [leaf(1100, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
+    assert not any("dicp" in s for s in check(tmp_path, turned, *split_k))
+    split_k = [leaf(300, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
+    assert check(tmp_path, turned, *split_k) == ["dicp_product_bf16"]
 
 
 LAYOUTS = {
@@ -224,12 +224,12 @@ def test_halves_where_the_processor_does_not_multiply_them(tmp_path: Path) -> No
 
 def test_what_does_not_fit_goes_to_the_library(tmp_path: Path) -> None:
     mixed = check(tmp_path, torch.mm, torch.randn(4, 4).double(), torch.randn(4, 4).double())
-    halves = check(tmp_path, torch.mm, torch.randn(4, 4).half(), torch.randn(4, 4).half())
+    split_k = check(tmp_path, torch.mm, torch.randn(4, 4).half(), torch.randn(4, 4).half())
     empty = check(tmp_path, torch.mm, torch.randn(4, 0), torch.randn(0, 4))
     single = check(tmp_path, torch.mm, torch.randn(1, 64), torch.randn(64, 64))
     wide = check(tmp_path, torch.mm, torch.randn(2, 1024), torch.randn(1024, 1100))
     few = check(tmp_path, torch.bmm, torch.randn(5, 1, 64), torch.randn(5, 64, 64))
-    assert not any("dicp" in s for s in (*mixed, *halves, *empty, *single, *wide, *few))
+    assert not any("dicp" in s for s in (*mixed, *split_k, *empty, *single, *wide, *few))
 
 
 @by_dtype

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dicp.loop.runtime.device import WorkspacePool
-from dicp.loop.runtime.executable import MAX_BOUND_PLANS
+from dicp.loop.runtime.executable import MAX_PLANS
 from dicp.target import find_target
 
 
@@ -29,7 +29,7 @@ def chain(x: Tensor, w: Tensor) -> Tensor:
 def test_many_sizes_through_one_graph() -> None:
     compiled = torch.compile(chain, backend="cpugraph", dynamic=True)
     w = torch.rand(8, 8) / 8
-    for n in [*range(2, MAX_BOUND_PLANS + 8), 2, 3]:
+    for n in [*range(2, MAX_PLANS + 8), 2, 3]:
         x = torch.rand(n, 8)
         torch.testing.assert_close(compiled(x, w), chain(x, w))
 

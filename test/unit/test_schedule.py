@@ -18,17 +18,17 @@ def text_of(fn: Any, *inputs: Tensor, **options: Any) -> str:
 
 
 def test_adjacent_loops_become_one() -> None:
-    assert "rows v0:120" in text_of(lambda x: x.relu() + 1, torch.ones(4, 5, 6))
+    assert "parallel v0:120" in text_of(lambda x: x.relu() + 1, torch.ones(4, 5, 6))
 
 
 def test_broadcast_keeps_its_loops() -> None:
     text = text_of(lambda x, y: x + y, torch.ones(4, 5), torch.ones(5))
-    assert "rows v0:4, v1:5" in text
+    assert "parallel v0:4, v1:5" in text
 
 
 def test_the_contiguous_axis_is_innermost() -> None:
     text = text_of(lambda x: x.relu(), torch.ones(8, 16).t())
-    assert "rows v0:128" in text, "loops follow memory, not the order of the axes"
+    assert "parallel v0:128" in text, "loops follow memory, not the order of the axes"
 
 
 def test_columns_are_swept_along_memory() -> None:

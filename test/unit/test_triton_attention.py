@@ -1,6 +1,6 @@
 """Attention on GPUs, as far as fake tensors of a GPU tell: what is fused, what is called, and how.
 
-Without a GPU the framework itself never chooses a fused operator, so the choice is given here.
+Without a GPU PyTorch itself never chooses a fused operator, so the choice is given here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """As the framework does for 16-bit heads whose size is no multiple of 8."""
+    """As PyTorch does for 16-bit heads whose size is no multiple of 8."""
     size = q.shape[-1]
     q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     out = FLASH(q, k, v, 0.0, options["is_causal"], scale=options["scale"])[0]

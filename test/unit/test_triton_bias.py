@@ -1,6 +1,6 @@
 """A learned bias of positions (T5's), added to the scores: its gradient is the fused operator's.
 
-A GPU's memory-efficient attention is the one operator of the framework that gives it. Without a GPU
+A GPU's memory-efficient attention is the one operator of PyTorch that gives it. Without a GPU
 its place is taken by kernels for the host that keep its contract: which bias it takes, where its
 results lie, that the gradient of the bias is one value per score, its rows padded.
 """
@@ -56,11 +56,11 @@ def forward(
     assert not is_causal and dropout_p in (0.0, DROPPED)
     s = scores(q, k, bias, scale)
     sums = s.logsumexp(-1)
-    shares = s.softmax(-1).nan_to_num(0.0)  # no keys: a row of zeros
-    shares = shares * kept(shares) if dropout_p else shares
+    partitions = s.softmax(-1).nan_to_num(0.0)  # no keys: a row of zeros
+    partitions = partitions * kept(partitions) if dropout_p else partitions
     rows = -(-q.shape[2] // 32) * 32
     seed = torch.zeros((), dtype=torch.long)
-    out = laid_out((shares @ v.float()).to(q.dtype))
+    out = laid_out((partitions @ v.float()).to(q.dtype))
     return out, F.pad(sums, (0, rows - q.shape[2])), seed, seed.clone()
 
 
@@ -69,20 +69,20 @@ def backward(
     seed: Tensor, offset: Tensor, dropout_p: float, wanted: list[bool], is_causal: bool = False,
     *, scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    shares = (scores(q, k, bias, scale) - sums[..., : q.shape[2], None]).exp()
+    partitions = (scores(q, k, bias, scale) - sums[..., : q.shape[2], None]).exp()
     wide = grad.float()
     delta = (wide * out.float()).sum(-1, keepdim=True)
-    left = kept(shares) if dropout_p else torch.ones(())
-    ds = shares * (wide @ v.float().transpose(-2, -1) * left - delta)
+    left = kept(partitions) if dropout_p else torch.ones(())
+    ds = partitions * (wide @ v.float().transpose(-2, -1) * left - delta)
     dq, dk = ds @ k.float() * scale, ds.transpose(-2, -1) @ q.float() * scale
-    dv = (shares * left).transpose(-2, -1) @ wide
+    dv = (partitions * left).transpose(-2, -1) @ wide
     padded = F.pad(ds.to(q.dtype), (0, -ds.shape[-1] % 16), value=float("nan"))
     dbias = padded[..., : ds.shape[-1]] if wanted[3] else None
     return *(laid_out(x.to(q.dtype)) for x in (dq, dk, dv)), dbias
 
 
 def as_a_gpu_chooses(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """What the framework does with a mask before it calls the operator."""
+    """What PyTorch does with a mask before it calls the operator."""
     mask = options["attn_mask"]
     if mask.stride(-1) != 1:
         return aten._scaled_dot_product_attention_math(q, k, v, mask, scale=options["scale"])[0]

@@ -18,7 +18,7 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.errors import FallbackWarning
-from dicp.gpu.graph_capture import MOST_RECORDINGS, Graphed, why_not
+from dicp.gpu.graph_capture import MOST_RECORDINGS, CapturedProgram, why_not
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton.capture import record_on_device
@@ -59,12 +59,12 @@ class Replays:
 
 def graphed(
     fn: Callable[..., Any], *inputs: Tensor, static: tuple[int, ...] = (), dynamic: bool = False
-) -> tuple[Graphed, Replays]:
+) -> tuple[CapturedProgram, Replays]:
     target = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder())
     program = target.programs[0]
     replays = Replays()
     run = LoopExecutable(program.plain, Simulator(program.kernel_texts), WorkspacePool())
-    return Graphed(program.plain, run, static, record=replays), replays
+    return CapturedProgram(program.plain, run, static, record=replays), replays
 
 
 def test_inputs_are_copied_and_results_are_the_callers_own() -> None:
@@ -171,11 +171,11 @@ def test_operators_that_read_from_the_device_are_not_recorded() -> None:
         graphed(lambda x: torch.histc(x + 1, bins=4), torch.ones(32))
 
 
-# ---- the framework's own recording ---------------------------------------------------------------
+# ---- PyTorch's own recording ---------------------------------------------------------------
 
 
 class Framework:
-    """What a recording asks of the framework on a device, written down."""
+    """What a recording asks of PyTorch on a device, written down."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[Any] = []
@@ -237,7 +237,7 @@ def test_attention_that_drops_probabilities_is_not_recorded(backward: bool) -> N
 def test_each_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     run, replays = graphed(lambda x: x + 1, torch.ones(4, 8))
     for stream in (0, 0, 0, 5, 0, 5):
-        monkeypatch.setattr(Graphed, "_stream", lambda self, stream=stream: stream)
+        monkeypatch.setattr(CapturedProgram, "_stream", lambda self, stream=stream: stream)
         (y,) = run([torch.ones(4, 8)])
         assert bool((y == 2).all())
     assert (replays.recorded, replays.replayed) == (2, 4)

@@ -94,11 +94,11 @@ def test_blocks_are_powers_of_two_and_programs_many_enough() -> None:
 
 
 def test_short_rows_stay_in_registers_and_long_ones_are_walked() -> None:
-    short = tiles.reduction(kernel("row", (4096,), (768,)), GPU)
+    short = tiles.reduction(kernel("inner_reduction", (4096,), (768,)), GPU)
     assert short.persistent and short.blocks["r"] == 1024
-    long = tiles.reduction(kernel("row", (64,), (50257,)), GPU)
+    long = tiles.reduction(kernel("inner_reduction", (64,), (50257,)), GPU)
     assert not long.persistent and long.blocks == {"x": 1, "r": 2048}
-    column = tiles.reduction(kernel("column", (768,), (4096,)), GPU)
+    column = tiles.reduction(kernel("outer_reduction", (768,), (4096,)), GPU)
     assert not column.persistent and column.blocks == {"x": 16, "r": 256}
 
 

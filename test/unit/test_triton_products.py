@@ -19,7 +19,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError
 from dicp.gpu.build import Binary
-from dicp.gpu.products import Chosen, Product, halves
+from dicp.gpu.products import GeneratedProduct, Product, split_k
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.kernel import Kernel
@@ -27,7 +27,7 @@ from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton import aot, choice, measured, target
 from dicp.vendor.triton.builder import Builder, Job, Workers
-from dicp.vendor.triton.choice import Contest
+from dicp.vendor.triton.choice import Autotuner
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.simulator import Simulator
 
@@ -125,8 +125,8 @@ def test_form_in_parts(
 
 def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
     product = product_of(torch.mm, make(5, 1000), make(1000, 24))
-    first, rest = halves(Chosen(product, IN_PARTS))
-    assert isinstance(first, Chosen) and isinstance(rest, Kernel)
+    first, rest = split_k(GeneratedProduct(product, IN_PARTS))
+    assert isinstance(first, GeneratedProduct) and isinstance(rest, Kernel)
     assert first.product.shape == (3, 5, 24, 1000)
     text = render_product(first.product, IN_PARTS, False)
     assert text.extra["launch"]["axes"]["z"]["size"] == 3
@@ -251,15 +251,15 @@ class Stopwatch:
 
 
 @pytest.fixture
-def contest(tmp_path: Path, product: Product) -> Iterator[Callable[..., Contest]]:
+def autotuner(tmp_path: Path, product: Product) -> Iterator[Callable[..., Autotuner]]:
     tilings = candidates(40, 48, 32, torch.float32)
     assert len(tilings) > 3
 
-    def made(timer: Stopwatch, chip: str = "a chip") -> Contest:
+    def made(timer: Stopwatch, chip: str = "a chip") -> Autotuner:
         def load(plain: Any, texts: Any) -> LoopExecutable:
             return LoopExecutable(plain, Simulator(texts), WorkspacePool())
 
-        return Contest(
+        return Autotuner(
             torch.device("cpu"), 90, chip, Cache.open(Config(cache_dir=tmp_path)),
             Compiled(tilings[0], tilings[1]), load, timer, False,
         )  # fmt: skip
@@ -268,24 +268,26 @@ def contest(tmp_path: Path, product: Product) -> Iterator[Callable[..., Contest]
 
 
 def test_the_fastest_kernel_wins_and_the_outcome_is_kept(
-    contest: Callable[..., Contest], product: Product
+    autotuner: Callable[..., Autotuner], product: Product
 ) -> None:
     first, second, *rest = candidates(40, 48, 32, torch.float32)
     refused = [(t.y, t.x, t.k) for t in (first, second)]
     built = [t for t in rest if (t.y, t.x, t.k) not in refused]
     watch = Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)
-    assert contest(watch).choose(product) == built[1]
+    assert autotuner(watch).choose(product) == built[1]
     assert len(watch.results) == 1 + len(built)
     idle = Stopwatch(1.0)
-    assert contest(idle).choose(product) == built[1] and not idle.results
+    assert autotuner(idle).choose(product) == built[1] and not idle.results
     other = Stopwatch(1.0, 2.0)
-    assert contest(other, "another chip").choose(product) is None and other.results
+    assert autotuner(other, "another chip").choose(product) is None and other.results
 
 
-def test_contestants_compute_the_same(contest: Callable[..., Contest], product: Product) -> None:
+def test_contestants_compute_the_same(
+    autotuner: Callable[..., Autotuner], product: Product
+) -> None:
     torch.manual_seed(0)
     watch = Stopwatch(1.0, 2.0)
-    arena = contest(watch)
+    arena = autotuner(watch)
     fill = arena._filled
     kept: dict[str, Tensor] = {}
 
@@ -301,47 +303,49 @@ def test_contestants_compute_the_same(contest: Callable[..., Contest], product: 
 
 
 def test_a_contest_leaves_the_programs_random_numbers_alone(
-    contest: Callable[..., Contest], product: Product
+    autotuner: Callable[..., Autotuner], product: Product
 ) -> None:
     before = torch.get_rng_state()
-    assert contest(Stopwatch(1.0, 2.0)).choose(product) is None
+    assert autotuner(Stopwatch(1.0, 2.0)).choose(product) is None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_sums_in_parts_take_part_in_the_contest(contest: Callable[..., Contest]) -> None:
+def test_sums_in_parts_take_part_in_the_contest(autotuner: Callable[..., Autotuner]) -> None:
     torch.manual_seed(0)
     product = product_of(lambda a, b: F.relu(a @ b), make(4, 4096), make(4096, 32))
     watch = Stopwatch(10.0, *[9.0] * 30)
-    arena = contest(watch)
+    arena = autotuner(watch)
     tiling, seconds = arena.measure(product)
     cut = [name for name in seconds if name != "library" and not name.endswith("x1")]
     assert len(cut) >= 2 and tiling is not None
     assert arena.builder.asked > len(seconds)  # all of them at once, side by side
     fastest = Stopwatch(*[10.0 if not name.endswith("x4") else 5.0 for name in seconds])
-    chosen = contest(fastest, "another chip").choose(product)
+    chosen = autotuner(fastest, "another chip").choose(product)
     assert chosen is not None and chosen.parts == 4
 
 
-def test_a_kernel_must_win_by_a_margin(contest: Callable[..., Contest], product: Product) -> None:
-    assert contest(Stopwatch(1.0, 0.99)).choose(product) is None
+def test_a_kernel_must_win_by_a_margin(
+    autotuner: Callable[..., Autotuner], product: Product
+) -> None:
+    assert autotuner(Stopwatch(1.0, 0.99)).choose(product) is None
 
 
 def test_a_product_too_small_for_any_tiling_is_the_librarys(
-    contest: Callable[..., Contest],
+    autotuner: Callable[..., Autotuner],
 ) -> None:
     small = product_of(torch.mm, make(32, 16), make(16, 8))
     assert not candidates(32, 8, 16, torch.float32)
-    assert contest(Stopwatch(1.0)).choose(small) is None
-    row = contest(Stopwatch(1.0)).row(small)
+    assert autotuner(Stopwatch(1.0)).choose(small) is None
+    row = autotuner(Stopwatch(1.0)).row(small)
     assert row is not None and (row.tiling, row.library, row.kernel) == (None, 1.0, None)
 
 
-def test_products_of_any_size_are_not_measured(contest: Callable[..., Contest]) -> None:
+def test_products_of_any_size_are_not_measured(autotuner: Callable[..., Autotuner]) -> None:
     found: list[Product] = []
 
     def choose(product: Product) -> Tiling | None:
         found.append(product)
-        return contest(Stopwatch(1.0, 0.1)).choose(product)
+        return autotuner(Stopwatch(1.0, 0.1)).choose(product)
 
     class Any_(TritonRecorder):
         def chooser(self, name: str, config: Config) -> Any:
@@ -352,14 +356,14 @@ def test_products_of_any_size_are_not_measured(contest: Callable[..., Contest]) 
 
 
 def test_a_measurement_becomes_a_row_of_the_table(
-    contest: Callable[..., Contest], product: Product, tmp_path: Path,
+    autotuner: Callable[..., Autotuner], product: Product, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    row = contest(Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)).row(product)
+    row = autotuner(Stopwatch(10.0, 9.0, 5.0, *[8.0] * 20)).row(product)
     assert row is not None and row.tiling is not None
     assert (row.library, row.kernel, row.problem.layout) == (10.0, 5.0, "nn")
     other = product_of(torch.mm, make(40, 32), make(48, 32).t())
-    lost = contest(Stopwatch(1.0, 2.0)).row(other)
+    lost = autotuner(Stopwatch(1.0, 2.0)).row(other)
     assert lost is not None and (lost.tiling, lost.kernel, lost.problem.layout) == (None, 2.0, "nt")
     file = tmp_path / "products.json"
     measured.write(file, measured.table_of([row, lost]))

@@ -19,7 +19,7 @@ LENGTH = 20_000
 INF, NAN = float("inf"), float("nan")
 
 
-def swept(fn: Callable[..., Any], x: Tensor, dynamic: bool, folder: Path) -> Any:
+def reduced(fn: Callable[..., Any], x: Tensor, dynamic: bool, folder: Path) -> Any:
     """What `fn` gives when its rows are walked, block after block."""
     torch._dynamo.reset()
     backend = Backend("triton", cache_dir=folder)
@@ -39,20 +39,20 @@ def test_running_sums_go_on_from_block_to_block(
     dtype: torch.dtype, symbolic: bool, tmp_path: Path
 ) -> None:
     x = torch.randint(-3, 4, (3, LENGTH)).to(dtype)
-    assert torch.equal(swept(lambda x: x.cumsum(1), x, symbolic, tmp_path), x.cumsum(1))
+    assert torch.equal(reduced(lambda x: x.cumsum(1), x, symbolic, tmp_path), x.cumsum(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
 def test_running_products_go_on_from_block_to_block(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.ones(2, LENGTH, dtype=dtype)
     x[:, ::3000] = -2
-    assert torch.equal(swept(lambda x: x.cumprod(1), x, False, tmp_path), x.cumprod(1))
+    assert torch.equal(reduced(lambda x: x.cumprod(1), x, False, tmp_path), x.cumprod(1))
 
 
 def test_a_running_sum_that_is_not_a_number_stays_so(tmp_path: Path) -> None:
     x = torch.ones(2, LENGTH)
     x[0, 5000], x[1, 9000], x[1, 15000] = NAN, INF, -INF
-    got = swept(lambda x: x.cumsum(1), x, False, tmp_path)
+    got = reduced(lambda x: x.cumsum(1), x, False, tmp_path)
     torch.testing.assert_close(got, x.cumsum(1), equal_nan=True)
 
 
@@ -77,7 +77,7 @@ def test_the_first_of_equals_is_found_and_nan_before_all(
     name: str, symbolic: bool, tmp_path: Path
 ) -> None:
     fn = getattr(torch, name)
-    got = swept(lambda x: (fn(x, 1), fn(x)), rows(), symbolic, tmp_path)
+    got = reduced(lambda x: (fn(x, 1), fn(x)), rows(), symbolic, tmp_path)
     assert torch.equal(got[0], fn(rows(), 1)) and torch.equal(got[1], fn(rows()))
 
 
@@ -88,7 +88,7 @@ def test_the_first_of_equal_whole_numbers_is_found(dtype: torch.dtype, tmp_path:
     x[1, [4000, 8000]] = 1
     x[2] = 1
     x[2, 18000:] = low
-    got = swept(lambda x: (x.int().argmax(1), x.max(1), x.min(1)), x, False, tmp_path)
+    got = reduced(lambda x: (x.int().argmax(1), x.max(1), x.min(1)), x, False, tmp_path)
     assert torch.equal(got[0], x.int().argmax(1))
     for mine, theirs in zip((*got[1], *got[2]), (*x.max(1), *x.min(1)), strict=True):
         assert torch.equal(mine, theirs)

@@ -1,4 +1,4 @@
-"""What stands around the kernels: streams, devices, compile processes, the framework's wrappers."""
+"""What stands around the kernels: streams, devices, compile processes, PyTorch's wrappers."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_worker_ends_with_its_input(workers: Workers) -> None:
 WARM = """
 import sys
 from pathlib import Path
-import dicp.torch_private  # the framework itself loads parts of triton
+import dicp.torch_private  # PyTorch itself loads parts of triton
 
 def loaded():
     return {name for name in sys.modules if name.split(".")[0] == "triton"}
@@ -247,7 +247,7 @@ def test_a_warm_start_neither_starts_nor_imports_the_compiler(
     assert done.returncode == 0 and done.stdout.split() == ["copy"], done.stderr[-2000:]
 
 
-# ---- the framework's library ---------------------------------------------------------------------
+# ---- PyTorch's library ---------------------------------------------------------------------
 
 
 def test_convolutions_get_and_give_channels_last() -> None:
@@ -271,7 +271,7 @@ def test_convolutions_get_and_give_channels_last() -> None:
     assert result["strides"] == [24 * 64, 64, 8, 1]
 
 
-# ---- the framework's wrappers --------------------------------------------------------------------
+# ---- PyTorch's wrappers --------------------------------------------------------------------
 
 
 class Block(nn.Module):

@@ -1,6 +1,6 @@
 """Shapes, dtypes and strides of new or changed nodes, by running them on fake tensors.
 
-The framework's fake tensors know every operator's shape, dtype and stride rule, symbolic sizes
+PyTorch's fake tensors know every operator's shape, dtype and stride rule, symbolic sizes
 included, so nothing is inferred twice here: a pass asks for the nodes it made or changed, and only
 those (and what depends on them) are run.
 """

@@ -1,7 +1,7 @@
-"""One attention call as the framework itself would make it for tensors of this device and layout.
+"""One attention call as PyTorch itself would make it for tensors of this device and layout.
 
 Which of its fused operators takes them (flash, memory-efficient, cuDNN), and what must be padded
-or copied for it, the framework decides: it is asked with the graph's fake tensors, and the
+or copied for it, PyTorch decides: it is asked with the graph's fake tensors, and the
 operators that it runs are written into the graph.
 """
 
@@ -37,12 +37,12 @@ class Call:
 
     causal: bool
     scale: float
-    chance: float = 0.0
+    dropout_p: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """One operator that the framework ran."""
+    """One operator that PyTorch ran."""
 
     op: Any
     args: tuple[Any, ...]
@@ -68,7 +68,7 @@ class _Recorder(TorchDispatchMode):
 def framework_attention(
     rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
 ) -> fx.Node | None:
-    """The attention's result; None where the framework has no fused operator for the tensors."""
+    """The attention's result; None where PyTorch has no fused operator for the tensors."""
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
     with torch.no_grad():
@@ -80,13 +80,13 @@ def framework_attention(
 
 
 def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
-    """What the framework runs for the fake tensors q, k, v and perhaps a mask, and its result."""
+    """What PyTorch runs for the fake tensors q, k, v and perhaps a mask, and its result."""
     grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
     recorder = _Recorder()
     with values[0].fake_mode, recorder:
         result = F.scaled_dot_product_attention(
             values[0], values[1], values[2], attn_mask=values[3] if len(values) > 3 else None,
-            dropout_p=call.chance, is_causal=call.causal, scale=call.scale, enable_gqa=grouped,
+            dropout_p=call.dropout_p, is_causal=call.causal, scale=call.scale, enable_gqa=grouped,
         )  # fmt: skip
     return recorder.ran, result
 

@@ -141,20 +141,20 @@ def _around_rounded(term: Term) -> Peel:
 
 def _softmax(x: Term) -> Term:
     """Softmax over the last dimension: one operator, or exp(x - max) over its sum."""
-    top = As("top", _around(x))
-    shifted = op(aten.sub.Tensor, top, op(aten.amax.default, Var("top"), Dims("top"), True))
-    powers = As("powers", op(aten.exp.default, shifted))
+    row_max = As("top", _around(x))
+    shifted = op(aten.sub.Tensor, row_max, op(aten.amax.default, Var("top"), Dims("top"), True))
+    exp_scores = As("powers", op(aten.exp.default, shifted))
     total = op(aten.sum.dim_IntList, Var("powers"), Dims("powers"), True)
     return one_of(
-        op([aten._softmax.default, aten._safe_softmax.default], top, Dims("top"),
+        op([aten._softmax.default, aten._safe_softmax.default], row_max, Dims("top"),
            half_to_float=ANY),
-        op(aten.div.Tensor, powers, total),
+        op(aten.div.Tensor, exp_scores, total),
     )  # fmt: skip
 
 
 def written_out(
     q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
-    drop: Term, fill: Number, scores: Term, chance: Number,
+    drop: Term, fill: Number, scores: Term, dropout_p: Number,
 ) -> Term:  # fmt: skip
     # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v,
     # dropout(softmax(..)) v
@@ -170,7 +170,7 @@ def written_out(
         scaled,
     ))  # fmt: skip
     weights = _around_rounded(_softmax(masked))
-    kept = op(operator.getitem, op(aten.native_dropout.default, weights, chance, True), 0)
+    kept = op(operator.getitem, op(aten.native_dropout.default, weights, dropout_p, True), 0)
     return MatMul(one_of(weights, _around_rounded(kept)), v)
 
 
@@ -199,12 +199,12 @@ def is_attention(match: Match, context: PassContext) -> bool:
 
 def _drops_alike(match: Match, context: PassContext) -> bool:
     """Whether probabilities are dropped not at all, or by an operator that can."""
-    chance = match.bound.get("chance")
-    if chance is None:
+    dropout_p = match.bound.get("chance")
+    if dropout_p is None:
         return True
     device = value_of(match["q"]).device.type
     able = device not in FUSED_BY_DEVICE and not context.config.fallback_random
-    return bool(able and 0 < chance < 1)
+    return bool(able and 0 < dropout_p < 1)
 
 
 def _mask_fits(match: Match) -> bool:
@@ -260,7 +260,7 @@ def _is_scale(scale: Any) -> bool:
 
 def fused(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
-    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, chance: float | None,
+    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, dropout_p: float | None,
 ) -> fx.Node | None:  # fmt: skip
     found = operands(rw, q, kt, v, grouped=True)
     if found is None:
@@ -270,7 +270,7 @@ def fused(
     added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill_of(rw.match))
     if added is None:
         return None
-    call = Call(added.causal, factor, chance or 0.0)
+    call = Call(added.causal, factor, dropout_p or 0.0)
     out = _call(rw, q, k, v, added.bias, call)
     safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
     if out is not None and added.may_hide_all and added.bias is not None and not safe:
@@ -343,7 +343,7 @@ def _call(
     options: dict[str, Any] = {"scale": call.scale}
     if bias is not None:
         options["attn_mask"] = bias
-    return rw(operator.getitem, rw(target, q, k, v, call.chance, call.causal, **options), 0)
+    return rw(operator.getitem, rw(target, q, k, v, call.dropout_p, call.causal, **options), 0)
 
 
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
@@ -484,8 +484,8 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
 
 def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
     """`out` with NaN in the rows whose keys are all hidden by -inf."""
-    top = rw(aten.amax.default, bias, [-1], True)
-    dead = rw(aten.eq.Scalar, top, float("-inf"))
+    row_max = rw(aten.amax.default, bias, [-1], True)
+    dead = rw(aten.eq.Scalar, row_max, float("-inf"))
     value = value_of(out)
     nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
     return rw(aten.where.self, dead, nan, out)

@@ -1,4 +1,4 @@
-"""Attention written out in a training graph: forward and backward, as the framework's fused pair.
+"""Attention written out in a training graph: forward and backward, as PyTorch's fused pair.
 
     s = scale * q k^T + mask      dP = dO v^T
     P = softmax(s)                dS = P * (dP - rowsum(P * dP))
@@ -17,7 +17,7 @@ framework's operator gives it: whole and in the type of the queries. (A wider on
 batch, would lose by it, and stays written out.)
 
 Where the program asks for a part to be computed again in backward, the fused operator is not: its
-result and the rows' sums are small, and the framework would guard its random state, which it does
+result and the rows' sums are small, and PyTorch would guard its random state, which it does
 not use, by running it eagerly.
 
 A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
@@ -200,8 +200,8 @@ def _pair(
           and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
     forward = _downstream(scores[0], set(match.nodes)) - {out, product}
     shown = _shown(soft)
-    turned = {n.args[0] for n in dv}
-    inner = forward | shown | turned | chain | {last, *dropped, *_way(given, d_probabilities)}
+    transposed = {n.args[0] for n in dv}
+    inner = forward | shown | transposed | chain | {last, *dropped, *_way(given, d_probabilities)}
     inner |= {product} - {out}
     if any(cast_source(node) is not None and rounded_source(node, out) is None for node in inner):
         return None  # what a conversion loses is not lost in the fused operator
@@ -219,8 +219,8 @@ def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
 
     None where something else happens to it.
     """
-    chance = match.bound.get("chance")
-    if chance is None:
+    dropout_p = match.bound.get("chance")
+    if dropout_p is None:
         return last.args[0], set()
     (dropout,) = (n for n in match.nodes if n.target is aten.native_dropout.default)
     masks, step = _shown_result(dropout, 1), _bottom(last.args[0])
@@ -231,7 +231,7 @@ def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
     if getattr(scaled, "target", None) is not aten.mul.Tensor or scaled.args[0] not in masks:
         return None
     number = uniform_value(scaled.args[1])
-    if number is None or abs(float(number) * (1.0 - chance) - 1.0) > 1e-7:
+    if number is None or abs(float(number) * (1.0 - dropout_p) - 1.0) > 1e-7:
         return None
     inner = {dropout, *dropout.users, *masks, *_shown_result(dropout, 0), *_shown(scaled)}
     return given, inner | {*_way(last.args[0], step)}
@@ -386,11 +386,13 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     for node in (call, *call.users):
         saved_for_backward(node)
     gradients = [
-        _shaped(backward, backward(operator.getitem, results, k), pair.out, turned=k == 1)
+        _shaped(backward, backward(operator.getitem, results, k), pair.out, transposed=k == 1)
         for k, node in enumerate((pair.dq, pair.dk, pair.dv)) if node is not None
     ]  # fmt: skip
     if wanted:
-        dmask = _shaped(backward, backward(operator.getitem, results, 3), pair.out, turned=False)
+        dmask = _shaped(
+            backward, backward(operator.getitem, results, 3), pair.out, transposed=False
+        )
         gradients += [dmask] * len(pair.dmask)
     return [attention.as_root(forward, out), *gradients]
 
@@ -399,10 +401,10 @@ def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
     """`grad` over the number of keys that share a row in which the mask alone is left of scores."""
     dtype = value_of(grad).dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    top = rw(aten.amax.default, bias, [-1], True)
-    count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, top), [-1], True, dtype=wide)
+    row_max = rw(aten.amax.default, bias, [-1], True)
+    count = rw(aten.sum.dim_IntList, rw(aten.eq.Tensor, bias, row_max), [-1], True, dtype=wide)
     parts = rw(prims.convert_element_type.default, rw(aten.div.Tensor, grad, count), dtype)
-    alone = rw(aten.lt.Scalar, top, _LEAVES_NOTHING[wide])
+    alone = rw(aten.lt.Scalar, row_max, _LEAVES_NOTHING[wide])
     return rw(aten.where.self, alone, parts, grad)
 
 
@@ -418,8 +420,8 @@ def _gradient(pair: _Pair, rw: Rewriter) -> fx.Node | None:
     return attention.unit_stride(rw, found)
 
 
-def _shaped(rw: Rewriter, node: fx.Node, out: fx.Node, turned: bool) -> fx.Node:
-    if turned:
+def _shaped(rw: Rewriter, node: fx.Node, out: fx.Node, transposed: bool) -> fx.Node:
+    if transposed:
         node = rw(aten.permute.default, node, [0, 1, 3, 2])
     return rw(aten.squeeze.dim, node, 0) if len(sizes_of(out) or ()) == 3 else node
 

@@ -44,8 +44,8 @@ def _replace(rw: Rewriter, x: fx.Node, dim: int, index: fx.Node) -> Any:
     if value.dtype != torch.float32 and value.dtype != torch.float64:
         x = rw(prims.convert_element_type.default, x, torch.float32)
     top = rw(aten.amax.default, x, [dim], True)
-    powers = rw(aten.exp.default, rw(aten.sub.Tensor, x, top))
-    log_sum = rw(aten.log.default, rw(aten.sum.dim_IntList, powers, [dim], True))
+    exp_scores = rw(aten.exp.default, rw(aten.sub.Tensor, x, top))
+    log_sum = rw(aten.log.default, rw(aten.sum.dim_IntList, exp_scores, [dim], True))
     rows = _rows(rw, x, dim, index)
     entry = rw(aten.gather.default, x, dim, index)
     out = rw(aten.sub.Tensor, rw(aten.sub.Tensor, entry, rows(top)), rows(log_sum))

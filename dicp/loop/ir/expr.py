@@ -438,7 +438,7 @@ def _show_one(expr: Expr, shown: dict[int, str]) -> str:
     if expr.op in ("load", "read"):
         coords = ", ".join(_show_index(c, shown) for c in expr.attr.coords)
         return f"{expr.attr.ref}[{coords}]"
-    if expr.op in ("acc", "saved"):
+    if expr.op in ("reduction_result", "scratch"):
         return str(expr.attr)
     name = f"{expr.op}.{str(expr.dtype).removeprefix('torch.')}" if expr.op == "cast" else expr.op
     return f"{name}({', '.join(shown[id(a)] for a in expr.args)})"

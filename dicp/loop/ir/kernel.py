@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +31,7 @@ class Store:
 
 
 @dataclass(frozen=True, eq=False)
-class Accumulate:
+class Reduce:
     """`name = name op value` over the inner loops; `position` is the index argmax keeps."""
 
     name: str
@@ -40,7 +42,7 @@ class Accumulate:
 
 
 @dataclass(frozen=True, eq=False)
-class Running:
+class Scan:
     """A scan: the running `op` along the inner loop, readable as `name` from then on."""
 
     name: str
@@ -50,7 +52,7 @@ class Running:
 
 
 @dataclass(frozen=True, eq=False)
-class Define:
+class Let:
     """A scalar of the current row, named for later phases."""
 
     name: str
@@ -59,7 +61,7 @@ class Define:
 
 
 @dataclass(frozen=True, eq=False)
-class Save:
+class ScratchStore:
     """A value of the current inner point, kept in a scratch row for a later phase."""
 
     name: str
@@ -67,18 +69,18 @@ class Save:
     value: Expr
 
 
-Stmt = Store | Accumulate | Running | Define | Save
+Stmt = Store | Reduce | Scan | Let | ScratchStore
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
     """Statements run once per row, or at every point of the inner loops."""
 
-    level: Literal["row", "inner"]
+    level: Literal["parallel", "reduction"]
     stmts: tuple[Stmt, ...]
 
 
-KernelKind = Literal["pointwise", "row", "column", "scatter"]
+KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +94,8 @@ class Kernel:
     """
 
     kind: KernelKind
-    rows: tuple[Var, ...]
-    inner: tuple[Var, ...]
+    parallel: tuple[Var, ...]
+    reduction: tuple[Var, ...]
     phases: tuple[Phase, ...]
     origins: tuple[Origin, ...]
     fresh: bool = False
@@ -112,7 +114,7 @@ class Kernel:
         """The kernel as readable text, for dumps and golden tests."""
         lines = [f"kernel {self.kind}{', from zeros' if self.fresh else ''}"]
         lines += [f"  from {origin}" for origin in self.origins]
-        for label, loops in (("rows", self.rows), ("inner", self.inner)):
+        for label, loops in (("parallel", self.parallel), ("reduction", self.reduction)):
             if loops:
                 lines.append(f"  {label} " + ", ".join(f"{v.key}:{v.size}" for v in loops))
         for phase in self.phases:
@@ -121,11 +123,46 @@ class Kernel:
         return "\n".join(lines)
 
 
+def kernel_name(origins: Sequence[Origin], text: str) -> str:
+    """The operators that a kernel computes, then a digest of everything that its code depends on.
+
+    Equal work has an equal name: `gelu_layer_norm_25a2fdf9c1d0`.
+    """
+    operators = dict.fromkeys(_short_name(origin.op) for origin in origins)
+    words = [word for word in operators if word not in _MOVES] or list(operators)
+    shown: list[str] = []
+    for word in words:
+        if sum(map(len, shown)) + len(word) > _NAME_LENGTH:
+            break
+        shown.append(word)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return "_".join([*(shown or ["kernel"]), digest])
+
+
+def _short_name(op: str) -> str:
+    """`native_layer_norm` of `aten.native_layer_norm.default`."""
+    name = op.split(".")[1] if op.count(".") > 1 else op
+    word = re.sub(r"\W", "_", name).strip("_")
+    return word if word[:1].isalpha() else f"op_{word}"
+
+
+_MOVES = frozenset(
+    {
+        "alias", "clone", "detach", "expand", "permute", "reshape", "select", "slice", "squeeze",
+        "t", "to_copy", "transpose", "unsafe_view", "unsqueeze", "view",
+    }
+)  # fmt: skip
+"""Operators that only move or convert values: they tell little of a kernel that does more."""
+_VERBS: dict[type, str] = {Reduce: "reduce", Scan: "scan", Let: "let", ScratchStore: "scratch"}
+_NAME_LENGTH = 40
+_DIGEST_LENGTH = 12
+
+
 def _stmt_text(stmt: Stmt) -> str:
     if isinstance(stmt, Store):
         place = f"{stmt.ref}[{ir.show_index(stmt.index)}]"
         return f"{place} {stmt.op}= {ir.show(stmt.value)}"
-    verb = type(stmt).__name__.lower()
-    op = f" {stmt.op}" if isinstance(stmt, (Accumulate, Running)) else ""
+    verb = _VERBS[type(stmt)]
+    op = f" {stmt.op}" if isinstance(stmt, (Reduce, Scan)) else ""
     dtype = str(stmt.dtype).removeprefix("torch.")
     return f"{verb}{op} {stmt.name}: {dtype} = {ir.show(stmt.value)}"

@@ -1,4 +1,4 @@
-"""Sizes and strides of the framework's tensors as expressions, and what layouts have in common."""
+"""Sizes and strides of PyTorch's tensors as expressions, and what layouts have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Size, ...]:
-    """Strides without the framework's max(1, size) for empty axes, whose strides do not matter."""
+    """Strides without PyTorch's max(1, size) for empty axes, whose strides do not matter."""
     return tuple(
         s if isinstance(s, int) else normal(s.replace(_is_at_least_one, _other_than_one))
         for s in sizes_of(tensor.stride())

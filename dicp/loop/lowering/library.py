@@ -1,4 +1,4 @@
-"""Operators handed to the framework's libraries: matrix products, convolution, attention, sorting.
+"""Operators handed to PyTorch's libraries: matrix products, convolution, attention, sorting.
 
 The out-variant is used where there is one, so that results land in the planned workspace.
 """

@@ -427,7 +427,7 @@ def _chosen_windows(
 ) -> Value:
     """Each input point sums the gradients of the windows whose maximum it is: nothing collides.
 
-    What names a place outside of its window adds nothing, as in the framework's kernels for GPUs.
+    What names a place outside of its window adds nothing, as in PyTorch's kernels for GPUs.
     """
     n = len(windows)
     dtype = _accumulator(g.dtype)

@@ -1,4 +1,4 @@
-"""Order statistics and searches: sorting stays with the framework's library."""
+"""Order statistics and searches: sorting stays with PyTorch's library."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Resampling: borders by reflection or replication, and interpolation.
 
 The library's loops over rows beat gathers at computed places forward; what the gradients of
-borders add up is generated. Nearest-neighbour interpolation is decomposed by the framework.
+borders add up is generated. Nearest-neighbour interpolation is decomposed by PyTorch.
 """
 
 from __future__ import annotations

@@ -12,22 +12,22 @@ import torch
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply
 from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt
+from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt
 
 
-def without_single_hits(kernel: Kernel) -> Kernel:
+def without_one_hot_sums(kernel: Kernel) -> Kernel:
     """The kernel with such sums as values of the row."""
-    if kernel.kind not in ("row", "column") or len(kernel.inner) != 1:
+    if kernel.kind not in ("inner_reduction", "outer_reduction") or len(kernel.reduction) != 1:
         return kernel
     stmts = [s for p in kernel.phases for s in p.stmts]
-    own = frozenset(s.name for s in stmts if isinstance(s, (Running, Save)))
-    row = _Row(kernel.inner[0], own)
+    own = frozenset(s.name for s in stmts if isinstance(s, (Scan, ScratchStore)))
+    row = _Row(kernel.reduction[0], own)
     phases: list[Phase] = []
     for phase in kernel.phases:
-        found = {id(s): row.hit(s) for s in phase.stmts} if phase.level == "inner" else {}
+        found = {id(s): row.hit(s) for s in phase.stmts} if phase.level == "reduction" else {}
         defined = tuple(d for d in found.values() if d is not None)
         rest = tuple(s for s in phase.stmts if found.get(id(s)) is None)
-        phases += [Phase("row", defined)] if defined else []
+        phases += [Phase("parallel", defined)] if defined else []
         phases += [Phase(phase.level, rest)] if rest else []
     return replace(kernel, phases=tuple(phases))
 
@@ -39,12 +39,12 @@ class _Row:
         self.along = along
         self.own = own
 
-    def hit(self, stmt: Stmt) -> Define | None:
+    def hit(self, stmt: Stmt) -> Let | None:
         """What `stmt` sums up, if it is one element."""
-        if not isinstance(stmt, Accumulate) or stmt.op != "sum":
+        if not isinstance(stmt, Reduce) or stmt.op != "sum":
             return None
         value = self._element(stmt.value)
-        return None if value is None else Define(stmt.name, stmt.dtype, value)
+        return None if value is None else Let(stmt.name, stmt.dtype, value)
 
     def _element(self, expr: Expr) -> Expr | None:
         if expr.op in ("cast", "widen"):
@@ -81,5 +81,5 @@ class _Row:
 
     def _varies(self, expr: Expr) -> bool:
         parts = list(ir.walk(expr))
-        named = any(e.op in ("acc", "saved") and e.attr in self.own for e in parts)
+        named = any(e.op in ("reduction_result", "scratch") and e.attr in self.own for e in parts)
         return named or any(self.along in i.variables() for e in parts for i in ir.indices_of(e))

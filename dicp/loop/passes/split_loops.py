@@ -29,7 +29,7 @@ from dicp.loop.ir.index import (
     normal,
     variable,
 )
-from dicp.loop.ir.kernel import Accumulate, Stmt, Store
+from dicp.loop.ir.kernel import Reduce, Stmt, Store
 
 MAX_RANGES = 8
 
@@ -172,7 +172,7 @@ class _Fold:
         value = self(stmt.value)
         if isinstance(stmt, Store):
             return replace(stmt, value=value, index=self._index(stmt.index))
-        if isinstance(stmt, Accumulate) and stmt.position is not None:
+        if isinstance(stmt, Reduce) and stmt.position is not None:
             return replace(stmt, value=value, position=self._index(stmt.position))
         return replace(stmt, value=value)
 

@@ -34,7 +34,7 @@ class Segment(Protocol):
     def run_one(self, position: int) -> int: ...
 
 
-class Machine(Protocol):
+class DeviceRuntime(Protocol):
     """What a device brings: its kernels, ready to be launched."""
 
     def segment(
@@ -112,14 +112,14 @@ class WorkspacePool:
                 continue
             if block.numel() >= size:
                 return block
-            let_go(block)
+            release(block)
         return torch.empty(size + 64, dtype=torch.uint8)
 
     def give(self, block: torch.Tensor) -> None:
         if is_kept(block, self._free, 4, MOST_KEPT):
             self._free.append(block)
         else:
-            let_go(block)
+            release(block)
 
 
 def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, bound: int) -> bool:
@@ -128,7 +128,7 @@ def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, boun
     return len(beside) < most and block.numel() + sum(b.numel() for b in beside) <= bound
 
 
-def let_go(block: torch.Tensor) -> None:
+def release(block: torch.Tensor) -> None:
     """Frees a workspace whose memory plans for other sizes would keep: they have views of it until
     they run again."""
     block.untyped_storage().resize_(0)

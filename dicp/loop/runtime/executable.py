@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.loop.runtime.device import Machine, Pool
-from dicp.loop.runtime.plan import Bound, Loaded
+from dicp.loop.runtime.device import DeviceRuntime, Pool
+from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram
 from dicp.serialize import decode_constant
 from dicp.torch_private import disable_current_modes
 
-MAX_BOUND_PLANS = 64
+MAX_PLANS = 64
 
 
 class LoopExecutable:
@@ -22,27 +22,27 @@ class LoopExecutable:
     def __init__(
         self,
         program: Mapping[str, Any],
-        machine: Machine,
+        runtime: DeviceRuntime,
         pool: Pool,
         objects: Sequence[Any] = (),
     ) -> None:
-        with disable_current_modes():  # loading happens while the framework traces
+        with disable_current_modes():  # loading happens while PyTorch traces
             constants = {
                 name: objects[c["object"]] if "object" in c else decode_constant(c)
                 for name, c in program["constants"].items()
             }
         device = torch.device(program.get("device", "cpu"))
-        self.loaded = Loaded(program, machine, pool, device, constants, objects)
+        self.loaded = LoadedProgram(program, runtime, pool, device, constants, objects)
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])
-        self._plans: OrderedDict[tuple[int, ...], list[Bound]] = OrderedDict()
+        self._plans: OrderedDict[tuple[int, ...], list[ExecutionPlan]] = OrderedDict()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = self._sizes(inputs) if self._sources else ()
         idle = self._plans.get(key)
         if idle is None:
             idle = self._plans[key] = []
-            if len(self._plans) > MAX_BOUND_PLANS:
+            if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         try:
             bound = idle.pop()
@@ -59,6 +59,6 @@ class LoopExecutable:
             inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
         )
 
-    def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> Bound:
+    def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> ExecutionPlan:
         """A plan of its own for each run under way: threads may share an executable."""
-        return Bound(self.loaded, dict(zip(self._names, key, strict=True)), inputs)
+        return ExecutionPlan(self.loaded, dict(zip(self._names, key, strict=True)), inputs)

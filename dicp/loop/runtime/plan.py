@@ -23,7 +23,7 @@ from dicp.errors import (
     ResultMismatchError,
     SizeMismatchError,
 )
-from dicp.loop.runtime.device import Machine, Pool
+from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
 from dicp.torch_private import empty_strided_cpu, profiling, reinterpret_tensor
@@ -36,24 +36,26 @@ Getter = Callable[[Environment], Any]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedProgram:
     """A program with all that it takes to run it."""
 
     program: Mapping[str, Any]
-    machine: Machine
+    runtime: DeviceRuntime
     pool: Pool
     device: torch.device
     constants: Mapping[str, torch.Tensor]
     objects: Sequence[Any]
 
 
-class Bound:
+class ExecutionPlan:
     """A program for one set of sizes; one run at a time.
 
     Raises InputMismatchError unless `inputs` are laid out as the program was compiled for.
     """
 
-    def __init__(self, loaded: Loaded, symbols: Mapping[str, int], inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, loaded: LoadedProgram, symbols: Mapping[str, int], inputs: Sequence[Any]
+    ) -> None:
         self.loaded, self.symbols = loaded, symbols
         self.device = loaded.device
         self._pool = loaded.pool
@@ -66,7 +68,7 @@ class Bound:
         self.status = (ctypes.c_int64 * 4)()
         """Of a failed kernel: its error, the checked place, the index and its limit."""
         self._dummy = torch.empty(64, dtype=torch.uint8, device=self.device)
-        self._nowhere = self._dummy.data_ptr()
+        self._no_memory = self._dummy.data_ptr()
         """The address of what has no memory."""
         self._block: torch.Tensor | None = None
         self._views: set[int] = set()
@@ -100,7 +102,7 @@ class Bound:
 
         Which of them have no address (effect tokens, sparse tensors) is the same at every run.
         """
-        table, nowhere = self.table, self._nowhere
+        table, no_memory = self.table, self._no_memory
         slots = [slot for _, slot in self.placement.inputs]
         positions = [position for position, _ in self.placement.inputs]
         if not slots:
@@ -120,10 +122,10 @@ class Bound:
             """Kernels read no storage that was given back; what is empty has none."""
             if tensor.numel() and position in by_kernels:
                 raise InputMismatchError(position, "a tensor with memory", "one without storage")
-            return nowhere
+            return no_memory
 
         def address(position: int, tensor: Any) -> int:
-            return nowhere if position in lost else tensor.data_ptr() or absent(position, tensor)
+            return no_memory if position in lost else tensor.data_ptr() or absent(position, tensor)
 
         picked = positions != list(range(len(given)))
 
@@ -168,7 +170,7 @@ class Bound:
         return self.placement.seen_as.get(slot, slot)
 
     def _allocate(self, slots: Sequence[int]) -> RunStep:
-        table, nowhere = self.table, self._nowhere
+        table, no_memory = self.table, self._no_memory
         wanted = [
             (
                 self._holder(slot), slot, self._allocation(self.buffers[self._holder(slot)]),
@@ -180,7 +182,7 @@ class Bound:
         def allocate(env: Environment) -> None:
             for holder, slot, make, aliases in wanted:
                 tensor = env[holder] = make()
-                address = table[slot] = tensor.data_ptr() or nowhere
+                address = table[slot] = tensor.data_ptr() or no_memory
                 for alias, offset in aliases:
                     table[alias] = address + offset
 
@@ -195,7 +197,7 @@ class Bound:
 
     def _segment(self, launches: Sequence[Step]) -> RunStep:
         """Consecutive kernels behind one native call."""
-        segment = self.loaded.machine.segment(launches, self.symbols, self.table, self.status)
+        segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
         run = segment.run
 
         def run_segment(env: Environment) -> None:
@@ -302,7 +304,7 @@ class Bound:
                     buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
                 )
                 value = copy.copy_(value)
-            self._place(slot, value.data_ptr() or self._nowhere)
+            self._place(slot, value.data_ptr() or self._no_memory)
         env[slot] = value
 
     def _argument(self, plain: Any) -> Getter:

@@ -16,17 +16,17 @@ from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine,
 
 MAX_REFS = 48
 MAX_MEMBERS = 96
-MAX_ACROSS = 8192
+MAX_CROSS_ROW = 8192
 """Accumulators of a sum over rows: they stay in the cache while rows pass by."""
-MIN_ACROSS = 32
+MIN_CROSS_ROW = 32
 """Rows from which on a sum over them is taken along."""
 
 
 @dataclass(frozen=True)
-class Across:
+class CrossRow:
     """Which sums over rows the kernels that reduce those rows can take along."""
 
-    widest: int = MAX_ACROSS
+    widest: int = MAX_CROSS_ROW
     """Elements of a row at most: accumulators that must be kept."""
     parts: int = 0
     """0: sums over all rows. Else sums over some of the rows' loops, where the others have at least
@@ -45,7 +45,7 @@ class Group:
     axes: frozenset[int] | None = None
     coords: dict[Compute, tuple[Index, ...]] = field(default_factory=dict)
     rows_only: set[Compute] = field(default_factory=set)
-    across: frozenset[Compute] = frozenset()
+    cross_row: frozenset[Compute] = frozenset()
     """Sums over axes that are not reduced: an accumulator for every point of a row."""
     swept: frozenset[int] = frozenset()
     """The axes that the sums across are over."""
@@ -76,7 +76,7 @@ def single(node: Node, order: int) -> Group:
     return Group([node], dims, axes or None, {node: coords}, order=order)
 
 
-def fuse(graph: Graph, enabled: bool = True, across: Across | None = None) -> list[Group]:
+def fuse(graph: Graph, enabled: bool = True, cross_row: CrossRow | None = None) -> list[Group]:
     """Groups in an order that respects every dependency.
 
     `across` tells which sums over rows kernels that reduce rows can take along, if any.
@@ -90,8 +90,8 @@ def fuse(graph: Graph, enabled: bool = True, across: Across | None = None) -> li
     if enabled:
         fuser = _Fuser(graph, groups, producers)
         fuser.run()
-        if across is not None:
-            fuser.sums_across(across)
+        if cross_row is not None:
+            fuser.fuse_cross_row(cross_row)
     unique = list(dict.fromkeys(groups[n] for n in graph.nodes))
     return _sorted(unique)
 
@@ -167,7 +167,7 @@ class _Fuser:
                     readers.setdefault(ref, []).append(node)
         return readers
 
-    def sums_across(self, allowed: Across) -> None:
+    def fuse_cross_row(self, allowed: CrossRow) -> None:
         """Sums over rows join the kernel that computes or reads those rows."""
         readers = self._readers()
         for node in self.graph.nodes:
@@ -179,7 +179,7 @@ class _Fuser:
                 mine = self.groups[node]
                 if other is mine:
                     continue
-                if self._admit(other, mine, join_across(other, mine, allowed)):
+                if self._admit(other, mine, join_cross_row(other, mine, allowed)):
                     break
 
     def _horizontally(self) -> None:
@@ -316,7 +316,7 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
         moved.append(
             Group(
                 group.nodes, dims, axes, _moved(group, mapping), group.rows_only,
-                across=group.across, swept=swept,
+                cross_row=group.cross_row, swept=swept,
             )
         )  # fmt: skip
     return moved[0], moved[1]
@@ -324,7 +324,7 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
 
 def _only_sums(group: Group) -> bool:
     """Whether a group does nothing but sum what it computes at every point."""
-    if group.axes is None or group.rows_only or group.across:
+    if group.axes is None or group.rows_only or group.cross_row:
         return False
     return all(
         n.kind == "pointwise"
@@ -333,7 +333,7 @@ def _only_sums(group: Group) -> bool:
     )
 
 
-def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
+def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     """`rows`, which reduces its rows, with the sums over those rows."""
     if rows.is_call or rows.axes is None or any(n.kind == "scan" for n in rows.computes()):
         return None
@@ -353,17 +353,17 @@ def join_across(rows: Group, sums: Group, allowed: Across) -> Group | None:
         kept = product(first.dims[k] for k in own - second.axes)
         if not (isinstance(kept, int) and kept >= allowed.parts):
             return None
-    if first.across and first.swept != second.axes:
+    if first.cross_row and first.swept != second.axes:
         return None
     width = product(first.dims[k] for k in first.axes)
     count = product(first.dims[k] for k in first.row_axes)
     if not isinstance(width, int) or width > allowed.widest:
         return None
-    if isinstance(count, int) and count < MIN_ACROSS:
+    if isinstance(count, int) and count < MIN_CROSS_ROW:
         return None
     group = _union(first, second, first.dims, first.axes)
-    group.across, group.swept = first.across | reduces, second.axes
-    complete = {n.out for n in group.across}  # once the last row has passed
+    group.cross_row, group.swept = first.cross_row | reduces, second.axes
+    complete = {n.out for n in group.cross_row}  # once the last row has passed
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
         return None
     return group

@@ -21,22 +21,22 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import (
-    Accumulate,
-    Define,
     Kernel,
     KernelKind,
+    Let,
     Phase,
-    Running,
-    Save,
+    Reduce,
+    Scan,
+    ScratchStore,
     Stmt,
     Store,
 )
 from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
-from dicp.loop.schedule.fusion import Across, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
 from dicp.origin import Origin
 
-MAX_SAVED_ROW = 16384
+MAX_SCRATCH_ROW = 16384
 """Elements of one row that may be kept in a scratch row instead of being computed again."""
 
 MAX_REPEATED_READS = 4
@@ -53,10 +53,12 @@ class Schedule:
     steps: list[Step]
 
 
-def schedule(graph: Graph, fuse_kernels: bool = True, across: Across | None = None) -> Schedule:
+def schedule(
+    graph: Graph, fuse_kernels: bool = True, cross_row: CrossRow | None = None
+) -> Schedule:
     """`across`: which sums over rows kernels that reduce rows can take along, if any."""
     inline(graph)
-    groups = fuse(graph, fuse_kernels, across)
+    groups = fuse(graph, fuse_kernels, cross_row)
     read_from_memory = _stored_refs(graph, groups)
     steps: list[Step] = []
     for group in groups:
@@ -123,13 +125,13 @@ class _KernelBuilder:
         if self.is_column and early and producer.kind == "pointwise":
             return ir.opmath(self._value(producer, stage, row), fresh.dtype)
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
-            return Expr("acc", fresh.dtype, attr=self.names[producer])
+            return Expr("reduction_result", fresh.dtype, attr=self.names[producer])
         if self.stage[producer] < stage:
             if self._is_stored(producer) and not self._is_trivial(producer):
                 return Expr("read", fresh.dtype, attr=Load(item.ref, (self._flat(producer),)))
             if self._worth_saving(producer):
                 self._saved[producer] = None
-                return Expr("saved", fresh.dtype, attr=self.names[producer])
+                return Expr("scratch", fresh.dtype, attr=self.names[producer])
         return ir.opmath(self._value(producer, stage, row), fresh.dtype)
 
     def _flat(self, node: Compute) -> Index:
@@ -147,7 +149,7 @@ class _KernelBuilder:
 
     def _worth_saving(self, node: Compute) -> bool:
         size = product(self.group.dims[k] for k in self.group.axes or ())
-        if self.is_column or not isinstance(size, int) or size > MAX_SAVED_ROW:
+        if self.is_column or not isinstance(size, int) or size > MAX_SCRATCH_ROW:
             return False
         value = self._value(node, self.stage[node], False)
         reads = sum(e.op == "read" for e in ir.walk(value))
@@ -167,12 +169,12 @@ class _KernelBuilder:
                 [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
             )
         tail: list[Stmt] = [
-            Store(n.out, self._flat(n), Expr("acc", n.out.dtype, attr=self.names[n]))
+            Store(n.out, self._flat(n), Expr("reduction_result", n.out.dtype, attr=self.names[n]))
             for n in self.group.computes()
-            if n.kind == "reduce" and n not in self.group.across and self._is_stored(n)
+            if n.kind == "reduce" and n not in self.group.cross_row and self._is_stored(n)
         ]
         for node in self._saved:
-            save = Save(
+            save = ScratchStore(
                 self.names[node], node.out.dtype, self._value(node, self.stage[node], False)
             )
             inner_stmts[self.stage[node]].insert(0, save)
@@ -181,27 +183,27 @@ class _KernelBuilder:
             row_stmts = [[] for _ in row_stmts]
         for rows, inner in zip(row_stmts, inner_stmts, strict=True):
             if rows:
-                phases.append(Phase("row", tuple(rows)))
+                phases.append(Phase("parallel", tuple(rows)))
             if inner:
-                phases.append(Phase("inner", tuple(inner)))
+                phases.append(Phase("reduction", tuple(inner)))
         if tail:
-            phases.append(Phase("row", tuple(tail)))
+            phases.append(Phase("parallel", tuple(tail)))
         if not phases:
             return None
         return self._loops(phases)
 
     def _row(self, node: Compute) -> list[Stmt]:
         value = self._value(node, self.stage[node], True)
-        stmts: list[Stmt] = [Define(self.names[node], node.out.dtype, value)]
+        stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
         if self._is_stored(node):
-            named = Expr("acc", node.out.dtype, attr=self.names[node])
+            named = Expr("reduction_result", node.out.dtype, attr=self.names[node])
             stmts.append(Store(node.out, self._flat(node), named))
         return stmts
 
     def _inner(self, node: Compute) -> list[Stmt]:
         stage = self.stage[node]
         name = self.names[node]
-        if node in self.group.across:
+        if node in self.group.cross_row:
             value = ir.opmath(self._value(node, stage, False), node.out.dtype)
             return [Store(node.out, self._flat(node), value, node.op)]
         if node.kind == "reduce":
@@ -211,11 +213,11 @@ class _KernelBuilder:
                 position = self.group.coords[node][node.axes[0]]
             else:
                 value = ir.opmath(value, node.out.dtype)
-            return [Accumulate(name, node.op, value.dtype, value, position)]
+            return [Reduce(name, node.op, value.dtype, value, position)]
         if node.kind == "scan":
             value = ir.opmath(self._value(node, stage, False), node.out.dtype)
-            named = Expr("acc", node.out.dtype, attr=name)
-            stmts: list[Stmt] = [Running(name, node.op, node.out.dtype, value)]
+            named = Expr("reduction_result", node.out.dtype, attr=name)
+            stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
             if self._is_stored(node):
                 stmts.append(Store(node.out, self._flat(node), named))
             return stmts
@@ -240,7 +242,7 @@ class _KernelBuilder:
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
         nest.order(keep_inner=ordered)
         nest.merge()
-        kind: KernelKind = "column" if self.is_column else "row"
+        kind: KernelKind = "outer_reduction" if self.is_column else "inner_reduction"
         if scatter or not axes:
             kind = "scatter" if scatter else "pointwise"
         origins = {o.node: o for n in group.computes() for o in n.origins}
@@ -266,7 +268,7 @@ class _Nest:
                     found.append((stmt.index, 2 * stmt.ref.dtype.itemsize))
                     for inner in ir._indirect_exprs(stmt.index):
                         found += self._of(inner, seen)
-                if isinstance(stmt, Accumulate) and stmt.position is not None:
+                if isinstance(stmt, Reduce) and stmt.position is not None:
                     found.append((stmt.position, 0))
                 found += self._of(stmt.value, seen)
         return found
@@ -392,7 +394,7 @@ def _rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
     value = rewrite(stmt.value)
     if isinstance(stmt, Store):
         return replace(stmt, value=value, index=rewrite.index(stmt.index))
-    if isinstance(stmt, Accumulate) and stmt.position is not None:
+    if isinstance(stmt, Reduce) and stmt.position is not None:
         return replace(stmt, value=value, position=rewrite.index(stmt.position))
     return replace(stmt, value=value)
 

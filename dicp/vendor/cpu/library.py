@@ -42,7 +42,7 @@ def measure_linear(dtype: torch.dtype) -> dict[str, float]:
     """GFLOP/s of each library on one matrix product, the median of alternating rounds."""
     m, k, n = CALIBRATION_SHAPE
     spent: dict[str, list[float]] = {name: [] for name in linear_libraries()}
-    # Choices are made while the framework traces with tensors that compute nothing.
+    # Choices are made while PyTorch traces with tensors that compute nothing.
     with disable_current_modes(), torch.no_grad():
         x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
         for _ in range(ROUNDS):

@@ -18,7 +18,7 @@ from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import Native, WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.runtime.native import Libraries, NativeLibrary
-from dicp.loop.schedule.fusion import Across
+from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.schedule.kernels import schedule
 from dicp.target import (
     Artifact,
@@ -79,18 +79,20 @@ class CpuTarget(RuleTarget):
         self._begun: Begun = {}
 
     def unsupported(self, node: fx.Node) -> str:
-        foreign = (t.device for t in tensors_of(node) if t.device.type != self.device_type)
-        return super().unsupported(node) or next((f"tensor on {d}" for d in foreign), "")
+        external = (t.device for t in tensors_of(node) if t.device.type != self.device_type)
+        return super().unsupported(node) or next((f"tensor on {d}" for d in external), "")
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
         lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
         graph = lowering.run()
-        plan = schedule(graph, context.config.fuse, across=Across())
+        plan = schedule(graph, context.config.fuse, cross_row=CrossRow())
         plan.steps = without_zeros(plan.steps)
-        far = cache_bytes()
-        rendered = {k: render(s, far) for k, s in enumerate(plan.steps) if not isinstance(s, Call)}
+        non_temporal = cache_bytes()
+        rendered = {
+            k: render(s, non_temporal) for k, s in enumerate(plan.steps) if not isinstance(s, Call)
+        }
         builder = ProgramBuilder(plan)
         program = builder.build(rendered, lowering.reports)
         builder.release()
@@ -174,7 +176,7 @@ class CpuTarget(RuleTarget):
             f"{name} {rate:.0f} GFLOP/s" for name, rate in linear_rates(Cache.open(config)).items()
         )
         checks.append(Check("linear layers", True, rates))
-        makers = "our own kernels" if _is_blas_slow(config) else "the framework's libraries"
+        makers = "our own kernels" if _is_blas_slow(config) else "PyTorch's libraries"
         checks.append(Check("small products, attention", True, makers))
         checks.append(Check("threads", True, str(torch.get_num_threads())))
         try:

@@ -76,7 +76,7 @@ class Units:
     def build(self, texts: Mapping[str, str], sources: Sources) -> dict[str, str]:
         """Kernel name -> key of the unit that holds it; only unknown units are compiled."""
         groups = {name: group for name in texts if (group := group_of(name))}
-        units = self._known(texts.keys() - groups.keys())
+        units = self._known({n: t for n, t in texts.items() if n not in groups})
         missing = {n: t for n, t in texts.items() if n not in units and n not in groups}
         parts = _balanced(missing, self.jobs)
         wanted = sorted(set(groups.values()))
@@ -98,19 +98,19 @@ class Units:
             self.stop.set()
             raise
 
-    def _known(self, names: Iterable[str]) -> dict[str, str]:
+    def _known(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Generated kernels that the cache holds -> the keys of their units."""
-        entries = {n: self.cache.get("kernel", self._kernel_key(n)) for n in names}
+        entries = {n: self.cache.get("kernel", self._kernel_key(n, t)) for n, t in texts.items()}
         keys = {n: e.read("unit").decode() for n, e in entries.items() if e is not None}
         held = {key for key in set(keys.values()) if self._has(key)}
         return {name: key for name, key in keys.items() if key in held}
 
     def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
         """The key of a unit of generated kernels, compiled if it is unknown."""
-        key = key_of(sorted(texts), self._identity)
+        key = key_of(sorted(texts.items()), self._identity)
         self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain, texts)
-        for name in texts:
-            self.cache.put("kernel", self._kernel_key(name), {"unit": key.encode()})
+        for name, text in texts.items():
+            self.cache.put("kernel", self._kernel_key(name, text), {"unit": key.encode()})
         return key
 
     def routines(self, group: Group) -> str:
@@ -151,8 +151,8 @@ class Units:
         bodies = sorted(group.bodies().items())
         return key_of(group.header, bodies, list(group.flags), self._identity)
 
-    def _kernel_key(self, name: str) -> str:
-        return key_of(name, self._identity)
+    def _kernel_key(self, name: str, text: str) -> str:
+        return key_of(name, text, self._identity)
 
     @cached_property
     def _identity(self) -> str:

@@ -19,7 +19,7 @@ def record_on_device(
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
-            # A stream of this device: the framework's own choice is of the first that recorded.
+            # A stream of this device: PyTorch's own choice is of the first that recorded.
             # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
                 outputs = run()

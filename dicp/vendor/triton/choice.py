@@ -1,4 +1,4 @@
-"""Who computes a matrix product: the framework's library, or a generated kernel with what follows.
+"""Who computes a matrix product: PyTorch's library, or a generated kernel with what follows.
 
 The library does, but where a measurement says otherwise: a row of the table below, or, under
 `mode="max-autotune"`, a contest on the device itself, whose outcome is kept on disk.
@@ -17,7 +17,7 @@ import torch
 from dicp.cache import Cache, key_of
 from dicp.errors import CompilerError, LaunchError, ToolchainError
 from dicp.gpu.build import Binary
-from dicp.gpu.products import Chosen, Product, can_be_cut, halves
+from dicp.gpu.products import GeneratedProduct, Product, can_split_k, split_k
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir.expr import Call, Graph, Ref
 from dicp.loop.ir.kernel import Kernel
@@ -57,7 +57,7 @@ Timer = Callable[[Callable[[], Any], torch.device], float]
 
 
 @dataclass(frozen=True)
-class Contest:
+class Autotuner:
     """Measures a product's candidates against the library followed by its own kernel."""
 
     device: torch.device
@@ -75,7 +75,7 @@ class Contest:
         sizes = [s for r in (product.a, product.b) for s in (*r.shape, *r.strides)]
         if not all(isinstance(s, int) for s in (*sizes, *product.out.shape)):
             return None
-        if not _contestants(product):
+        if not _candidates(product):
             return None
         key = self._key(product)
         if key not in self.known:
@@ -86,7 +86,7 @@ class Contest:
 
     def _key(self, product: Product) -> str:
         """Everything the outcome depends on; the kernel's text says what follows the product."""
-        fitted = _contestants(product)
+        fitted = _candidates(product)
         first = fitted[0]
         text = render_product(product, first, self.tf32)
         layouts = [f"{r.dtype} {r.shape} {r.strides}" for r in text.args]
@@ -102,8 +102,8 @@ class Contest:
 
     def measure(self, product: Product) -> tuple[Tiling | None, dict[str, float]]:
         """The fastest tiling, if it beats the library by the margin, and every time taken."""
-        fitted = _contestants(product)
-        steps: list[Any] = [product.call, *([product.follower] if product.follower else [])]
+        fitted = _candidates(product)
+        steps: list[Any] = [product.call, *([product.epilogue] if product.epilogue else [])]
         sources, results = _sources(steps), [s.ref for s in product.stores]
         program = partial(self._program, sources=sources, results=results)
         programs = [program(*self._kernels(product, tiling)) for tiling in fitted]
@@ -111,12 +111,12 @@ class Contest:
         built = iter(self.builder.attempt([job for kernels in jobs for job in kernels]))
         rendered = {k: render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
         seconds = {"library": self._time(*program(steps, rendered))}
-        for tiling, contestant, wanted in zip(fitted, programs, jobs, strict=True):
+        for tiling, candidate, wanted in zip(fitted, programs, jobs, strict=True):
             taken = list(map(_as_asked, wanted, built))  # to the last, whatever the first is
             if not all(taken):
                 continue  # it does not compile, or not with the shared memory that there is
             try:
-                seconds[str(tiling)] = self._time(*contestant)
+                seconds[str(tiling)] = self._time(*candidate)
             except (LaunchError, ToolchainError, torch.OutOfMemoryError):
                 continue
         best = min(fitted, key=lambda t: seconds.get(str(t), float("inf")), default=None)
@@ -136,12 +136,14 @@ class Contest:
         self, product: Product, tiling: Tiling
     ) -> tuple[list[Any], dict[int, RenderedKernel]]:
         """The steps that compute `product` by `tiling`, and their texts."""
-        steps = halves(Chosen(product, tiling))
+        steps = split_k(GeneratedProduct(product, tiling))
         rendered: dict[int, RenderedKernel] = {
-            k: render_product(s.product, tiling, self.tf32) if isinstance(s, Chosen) else render(s)
+            k: render_product(s.product, tiling, self.tf32)
+            if isinstance(s, GeneratedProduct)
+            else render(s)
             for k, s in enumerate(steps)
         }
-        return [s.product.kernel if isinstance(s, Chosen) else s for s in steps], rendered
+        return [s.product.kernel if isinstance(s, GeneratedProduct) else s for s in steps], rendered
 
     def _program(
         self, steps: Sequence[Any], rendered: Mapping[int, RenderedKernel], *,
@@ -176,10 +178,10 @@ class Contest:
         return tensor.uniform_(-0.5, 0.5, generator=torch.Generator(self.device).manual_seed(0))
 
 
-def _contestants(product: Product) -> list[Tiling]:
+def _candidates(product: Product) -> list[Tiling]:
     batch, rows, columns, depth = product.shape
     found = candidates(rows, columns, depth, product.a.dtype, batch)
-    return [t for t in found if t.parts == 1 or can_be_cut(product)]
+    return [t for t in found if t.parts == 1 or can_split_k(product)]
 
 
 def _as_asked(job: Job, built: Binary | CompilerError) -> bool:

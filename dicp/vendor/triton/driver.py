@@ -52,7 +52,7 @@ class Driver:
     def enter(self, device: int) -> None:
         """Makes the device's own context current for this thread where it has none.
 
-        The framework leaves it to the first call of the runtime library, which in a thread of
+        PyTorch leaves it to the first call of the runtime library, which in a thread of
         autograd's may come after ours.
         """
         context, handle = ctypes.c_void_p(), ctypes.c_int()

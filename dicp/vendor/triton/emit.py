@@ -16,11 +16,11 @@ from dicp.gpu.index_width import NARROW_LIMIT, reach
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
-from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
 from dicp.origin import Origin
 from dicp.serialize import encode_size
-from dicp.vendor.triton.shortcuts import Shortcuts
+from dicp.vendor.triton.shortcuts import ReducedPrecision
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
 
 EVERYWHERE = frozenset[str]()
@@ -77,7 +77,7 @@ class Emitter:
         self.axes = {a.name: a for a in axes}
         self.looped = looped
         """Whether the axis `walked` is walked in a loop inside the kernel."""
-        self.walked = "r"
+        self.looped_axis = "r"
         self.axis_of = {v: a.name for a in axes for v in a.loops}
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
@@ -87,9 +87,9 @@ class Emitter:
         self.scopes = [Scope(1)]
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
-        self.saves = {s.name: s for s in self.stmts() if isinstance(s, Save)}
+        self.saves = {s.name: s for s in self.stmts() if isinstance(s, ScratchStore)}
         self.loaded: dict[str, Ref] = {}
-        self._shortcuts = Shortcuts(kernel)
+        self._reduced_precision = ReducedPrecision(kernel)
         self._side_by_side = draws.most_side_by_side(kernel)
         self._uses: dict[int, frozenset[str]] = {}
         self._temp = 0
@@ -134,7 +134,7 @@ class Emitter:
         return name
 
     def depth_of(self, axes: frozenset[str]) -> int:
-        return len(self.scopes) - 1 if self.looped and self.walked in axes else 0
+        return len(self.scopes) - 1 if self.looped and self.looped_axis in axes else 0
 
     def known(self, key: object) -> str | None:
         for scope in self.scopes:
@@ -181,9 +181,9 @@ class Emitter:
                 parts |= self.axes_in(arg)
             for index in ir.indices_of(expr):
                 parts |= self.axes_of_index(index)
-            if expr.op == "acc":
+            if expr.op == "reduction_result":
                 parts |= self.shape_of.get(f"v_{expr.attr}", EVERYWHERE)
-            elif expr.op == "saved":
+            elif expr.op == "scratch":
                 parts |= self.axes_in(self.saves[expr.attr].value)
             else:
                 self._uses[id(expr)] = frozenset(parts)
@@ -200,9 +200,9 @@ class Emitter:
         """The name of `expr`, or a literal; loads are made only where `guard` holds."""
         if expr.op == "const":
             return literal(expr.attr, expr.dtype)
-        if expr.op == "acc":
+        if expr.op == "reduction_result":
             return f"v_{expr.attr}"
-        if expr.op == "saved":
+        if expr.op == "scratch":
             return self.value(self.saves[expr.attr].value, guard)
         if expr.op == "masked":
             return self._masked(expr, guard)
@@ -252,7 +252,7 @@ class Emitter:
         if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:
             site, _ = self._site(expr)
             args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
-        shorter = self._shortcuts.text(expr, args)
+        shorter = self._reduced_precision.text(expr, args)
         if shorter is not None:
             text, shared = shorter
             if shared:
@@ -296,7 +296,7 @@ class Emitter:
         axes = have | self.shape_of.get(guard, EVERYWHERE)
         mask = self.mask(axes, guard)
         place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
-        hint = self.hint(item.ref, have) if self.looped and self.walked in axes else ""
+        hint = self.hint(item.ref, have) if self.looped and self.looped_axis in axes else ""
         text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
         if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
             text += ".to(tl.float32)"
@@ -401,5 +401,5 @@ class Emitter:
             return offset
         return f"tl.max_contiguous({offset}, {[1] * (len(self.axes) - 1) + [most]})"
 
-    def accumulates(self) -> list[Accumulate]:
-        return [s for s in self.stmts() if isinstance(s, Accumulate)]
+    def accumulates(self) -> list[Reduce]:
+        return [s for s in self.stmts() if isinstance(s, Reduce)]

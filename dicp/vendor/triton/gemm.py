@@ -6,7 +6,6 @@ by the same emitter, from the same expressions, as in every other kernel.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dicp.gpu.products import RESULT, TOTAL, Product
 from dicp.gpu.tiling import LEAST, Tiling
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
-from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.ir.kernel import Kernel, Store, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.serialize import encode_size
 from dicp.template import render_template
@@ -75,15 +74,15 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
         **operands,
     ).rstrip()  # fmt: skip
     launch = _launch(writer, axes, tiling, batch if several else None)
-    digest = hashlib.sha256(f"{body} {tiling}".encode()).hexdigest()
+    name = kernel_name(kernel.origins, f"{body} {tiling}")
     return TritonKernel(
-        "k" + digest[:20], body, tuple(writer.args), tuple(writer.sizes), kernel,
+        name, body, tuple(writer.args), tuple(writer.sizes), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip
 
 
 def tf32_allowed() -> bool:
-    """Whether the framework itself would round float32 factors of a product on the GPU."""
+    """Whether PyTorch itself would round float32 factors of a product on the GPU."""
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 

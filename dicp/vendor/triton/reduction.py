@@ -12,7 +12,7 @@ from dicp.gpu import tiles
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
-from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.serialize import encode_size
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
@@ -44,7 +44,7 @@ class Reduction(Writer):
                 next(phases)
                 continue
             self._later = set().union(*map(self._reads, self.kernel.phases[position + 1 :]))
-            if phase.level == "row":
+            if phase.level == "parallel":
                 self._row(phase)
             elif self.looped:
                 self._loop(phase)
@@ -52,10 +52,10 @@ class Reduction(Writer):
                 self._block(phase)
             self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
 
-    def _swept(self, phase: Phase) -> tuple[Stmt, ...]:
+    def _in_pass(self, phase: Phase) -> tuple[Stmt, ...]:
         """What the phase's own sweep computes."""
-        own = (s for s in phase.stmts if not isinstance(s, Save))
-        return tuple(s for s in own if not (isinstance(s, Accumulate) and s.name in self._early))
+        own = (s for s in phase.stmts if not isinstance(s, ScratchStore))
+        return tuple(s for s in own if not (isinstance(s, Reduce) and s.name in self._early))
 
     def _wait_for_stores(self, phase: Phase) -> None:
         """Elements stored by one thread may be read by another of the same program."""
@@ -66,15 +66,15 @@ class Reduction(Writer):
     def _reads(self, phase: Phase) -> set[Ref]:
         """Whose memory the phase reads, that of saved values which are computed again included."""
         seen: set[int] = set()
-        used = [e for s in self._swept(phase) for e in ir.walk(s.value, seen)]
-        for name in {e.attr for e in used if e.op == "saved"}:
+        used = [e for s in self._in_pass(phase) for e in ir.walk(s.value, seen)]
+        for name in {e.attr for e in used if e.op == "scratch"}:
             used += ir.walk(self.saves[name].value, seen)
         return {e.attr.ref.root for e in used if e.op == "read"}
 
     def hint(self, ref: Ref, axes: frozenset[str]) -> str:
         """A row that is swept again should stay in the cache, as should what all rows read; what is
         read once should not."""
-        if len([p for p in self.kernel.phases if p.level == "inner" and self._swept(p)]) < 2:
+        if len([p for p in self.kernel.phases if p.level == "reduction" and self._in_pass(p)]) < 2:
             return ""
         again = ref.root in self._later or not axes & ROWS
         return f", eviction_policy='evict_{'last' if again else 'first'}'"
@@ -83,7 +83,7 @@ class Reduction(Writer):
         values: dict[int, str] = {}
         for stmt in phase.stmts:
             values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Define):
+            if isinstance(stmt, Let):
                 self._define(stmt.name, values[id(stmt)], self.axes_in(stmt.value))
         self.stores(phase, values, ROWS)
 
@@ -96,23 +96,23 @@ class Reduction(Writer):
     def _block(self, phase: Phase) -> None:
         values: dict[int, str] = {}
         for stmt in phase.stmts:
-            if isinstance(stmt, Save):
+            if isinstance(stmt, ScratchStore):
                 continue
             values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Accumulate):
+            if isinstance(stmt, Reduce):
                 self._reduce_block(stmt, values[id(stmt)])
-            elif isinstance(stmt, Running):
+            elif isinstance(stmt, Scan):
                 text = self._inside(stmt, self._tile(stmt, values[id(stmt)]))
                 self._define(stmt.name, _narrow(f"d.running_{stmt.op}({text})", stmt),
                              frozenset("xr"))  # fmt: skip
         self.stores(phase, values, frozenset("xr"))
 
-    def _tile(self, stmt: Accumulate | Running, value: str) -> str:
+    def _tile(self, stmt: Reduce | Scan, value: str) -> str:
         if _compared(stmt) != stmt.dtype:
             value = f"{value}.to(tl.int32)"
         return self.spread(value, self.axes_in(stmt.value), frozenset("xr"))
 
-    def _inside(self, stmt: Accumulate | Running, tile: str) -> str:
+    def _inside(self, stmt: Reduce | Scan, tile: str) -> str:
         """`tile` with what a reduction starts from where it reaches past the end."""
         mask = self.mask("r")
         if not mask:
@@ -120,14 +120,14 @@ class Reduction(Writer):
         start = start_value(stmt.op, _compared(stmt))
         return f"tl.where({mask}, {tile}, tl.full([], {start}, {VALUE_TYPE[_compared(stmt)]}))"
 
-    def _reduce_block(self, stmt: Accumulate, value: str) -> None:
+    def _reduce_block(self, stmt: Reduce, value: str) -> None:
         tile = self._inside(stmt, self._tile(stmt, value))
         if stmt.op.startswith("arg"):
             self._define(stmt.name, f"d.{stmt.op}({tile}, {self._position(stmt)})", ROWS)
         else:
             self._define(stmt.name, _narrow(f"d.{stmt.op}({tile})", stmt), ROWS)
 
-    def _position(self, stmt: Accumulate) -> str:
+    def _position(self, stmt: Reduce) -> str:
         assert stmt.position is not None
         text = f"({self.index(stmt.position)}).to(tl.int64)"
         return self.spread(text, self.axes_of_index(stmt.position), frozenset("xr"))
@@ -135,38 +135,38 @@ class Reduction(Writer):
     # ---- block after block --------------------------------------------------------------------
 
     def _loop(self, phase: Phase) -> None:
-        stmts = self._swept(phase)
+        stmts = self._in_pass(phase)
         for stmt in phase.stmts:
-            if isinstance(stmt, Accumulate) and stmt.name in self._early:
+            if isinstance(stmt, Reduce) and stmt.name in self._early:
                 self._close_square(stmt)
         if not stmts:
             return
         own = {id(stmt) for stmt in stmts}
         squares = {id(total): square for square, total in self._squares if id(total) in own}
         for stmt in stmts:
-            if isinstance(stmt, Accumulate):
+            if isinstance(stmt, Reduce):
                 self._start(stmt)
-            elif isinstance(stmt, Running):
+            elif isinstance(stmt, Scan):
                 self.line(f"c_{stmt.name} = {_filled(self.shape('x'), stmt)}")
         for square in squares.values():
             self._start_square(square)
-        with self._walking():
+        with self._looping():
             values = self._loop_body(replace(phase, stmts=stmts))
             for total, square in squares.items():
                 self._take_square(square, values[total])
         for stmt in stmts:
-            if isinstance(stmt, Accumulate):
+            if isinstance(stmt, Reduce):
                 self._close(stmt)
 
     # Welford, "Note on a method for calculating corrected sums of squares and products" (1962), in
     # every lane; then lanes of unequal counts are joined (Chan, Golub and LeVeque, 1983).
 
-    def _start_square(self, square: Accumulate) -> None:
+    def _start_square(self, square: Reduce) -> None:
         self.line(f"mean_{square.name} = {_filled(self.shape('xr'), square)}")
         self._start(square)
         self.line(f"count_{square.name} = {_filled('[]', square)}")
 
-    def _take_square(self, square: Accumulate, value: str) -> None:
+    def _take_square(self, square: Reduce, value: str) -> None:
         """One more element in every lane: their mean, and squared distances from it."""
         kept, mean, count = (f"{part}_{square.name}" for part in ("s", "mean", "count"))
         mask = self.mask("r")
@@ -178,7 +178,7 @@ class Reduction(Writer):
         self.line(f"{kept} = {f'tl.where({mask}, {more}, {kept})' if mask else more}")
         self.line(f"{mean} = {f'tl.where({mask}, moved, {mean})' if mask else 'moved'}")
 
-    def _close_square(self, square: Accumulate) -> None:
+    def _close_square(self, square: Reduce) -> None:
         """The distances of every lane's elements from the mean of the whole row."""
         axis, kind = self.axes["r"], VALUE_TYPE[square.dtype]
         whole = self.value(square.value.args[0].args[1])
@@ -189,37 +189,41 @@ class Reduction(Writer):
         text = f"d.sum(s_{square.name} + counts * away * away)"
         self._define(square.name, _narrow(text, square), ROWS)
 
-    def _online(self, position: int) -> tuple[Accumulate, Accumulate] | None:
+    def _online(self, position: int) -> tuple[Reduce, Reduce] | None:
         """max(x) and, in the next sweep, sum(exp(x - max)): both can be had from one."""
         pair = self.kernel.phases[position : position + 2]
-        if len(pair) < 2 or any(p.level != "inner" for p in pair):
+        if len(pair) < 2 or any(p.level != "reduction" for p in pair):
             return None
-        tops, sums = ([s for s in p.stmts if not isinstance(s, Save)] for p in pair)
+        tops, sums = ([s for s in p.stmts if not isinstance(s, ScratchStore)] for p in pair)
         if len(tops) != 1 or len(sums) != 1:
             return None
         top, total = tops[0], sums[0]
-        if not (isinstance(top, Accumulate) and isinstance(total, Accumulate)):
+        if not (isinstance(top, Reduce) and isinstance(total, Reduce)):
             return None
         if (top.op, total.op) != ("max", "sum") or total.value.op != "exp":
             return None
         (moved,) = total.value.args
-        if moved.op != "sub" or moved.args[1].op != "acc" or moved.args[1].attr != top.name:
+        if (
+            moved.op != "sub"
+            or moved.args[1].op != "reduction_result"
+            or moved.args[1].attr != top.name
+        ):
             return None
         same = ir.show(moved.args[0]) == ir.show(top.value) and top.dtype == total.dtype
         return (top, total) if same else None
 
-    def _online_loop(self, top: Accumulate, total: Accumulate) -> None:
+    def _online_loop(self, top: Reduce, total: Reduce) -> None:
         """Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018)."""
         best, kept = f"s_{top.name}", f"s_{total.name}"
         self._start(top)
         self._start(total)
-        with self._walking():
+        with self._looping():
             value = self._inside(top, self._tile(top, self.value(top.value)))
             value = self.named(value, value, frozenset("xr"))
             # Of exp(old - new) and exp(x - new) one is 1. (Of -inf seen first, too: what was added
             # for it is multiplied by 0 when a number is seen.)
             self.line(f"rises = d.rises({value}, {best})")
-            short = "" if id(total.value) in self._shortcuts.in_full else "_short"
+            short = "" if id(total.value) in self._reduced_precision.full_precision else "_short"
             self.line(f"fall = d.fall{short}({value}, {best})")
             self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
             self.line(f"{best} = tl.where(rises, {value}, {best})")
@@ -227,7 +231,7 @@ class Reduction(Writer):
         text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
         self._define(total.name, text, ROWS)
 
-    def _start(self, stmt: Accumulate) -> None:
+    def _start(self, stmt: Reduce) -> None:
         self.line(f"s_{stmt.name} = {_filled(self.shape('xr'), stmt)}")
         if stmt.op.startswith("arg"):
             self.line(f"p_{stmt.name} = tl.full({self.shape('xr')}, 0, tl.int64)")
@@ -235,17 +239,17 @@ class Reduction(Writer):
     def _loop_body(self, phase: Phase) -> dict[int, str]:
         values: dict[int, str] = {}
         for stmt in phase.stmts:
-            if isinstance(stmt, Save):
+            if isinstance(stmt, ScratchStore):
                 continue
             values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Accumulate):
+            if isinstance(stmt, Reduce):
                 self._accumulate(stmt, values[id(stmt)])
-            elif isinstance(stmt, Running):
+            elif isinstance(stmt, Scan):
                 self._advance(stmt, values[id(stmt)])
         self.stores(phase, values, frozenset("xr"))
         return values
 
-    def _accumulate(self, stmt: Accumulate, value: str) -> None:
+    def _accumulate(self, stmt: Reduce, value: str) -> None:
         kept, mask = f"s_{stmt.name}", self.mask("r")
         tile = self._tile(stmt, value)
         if stmt.op.startswith("arg"):
@@ -258,7 +262,7 @@ class Reduction(Writer):
         new = COMBINE[stmt.op].format(kept, tile)
         self.line(f"{kept} = tl.where({mask}, {new}, {kept})" if mask else f"{kept} = {new}")
 
-    def _advance(self, stmt: Running, value: str) -> None:
+    def _advance(self, stmt: Scan, value: str) -> None:
         """The running value of this block, and what the next block carries on from."""
         carry = f"c_{stmt.name}"
         tile = self._inside(stmt, self._tile(stmt, value))
@@ -268,7 +272,7 @@ class Reduction(Writer):
         whole = COMBINE[stmt.op].format(carry, f"d.{stmt.op}({tile})")
         self.line(f"{carry} = {_narrow(f'({whole})', stmt)}")
 
-    def _close(self, stmt: Accumulate) -> None:
+    def _close(self, stmt: Reduce) -> None:
         kept = f"s_{stmt.name}"
         if stmt.op.startswith("arg"):
             best = f"d.{stmt.op[3:]}({kept})"
@@ -277,7 +281,7 @@ class Reduction(Writer):
             self._define(stmt.name, _narrow(f"d.{stmt.op}({kept})", stmt), ROWS)
 
 
-class Walked(Reduction):
+class LoopedRows(Reduction):
     """Rows reduced one after the other in one program, which also sums over them."""
 
     def __init__(
@@ -286,7 +290,7 @@ class Walked(Reduction):
     ) -> None:  # fmt: skip
         super().__init__(kernel, axes, looped=True)
         self.parts = parts
-        self.walked = "x"
+        self.looped_axis = "x"
         self.chunk = chunk
         """Rows of a share, where each program walks a share of all rows."""
         self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
@@ -313,11 +317,11 @@ class Walked(Reduction):
         for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        first, end = self._share()
-        with self._walking(first, end, self._stages()):
+        first, end = self._row_range()
+        with self._looping(first, end, self._stages()):
             for phase in self.kernel.phases:
                 self._wait_for_stores(phase)
-                if phase.level == "row":
+                if phase.level == "parallel":
                     self._row(phase)
                 else:
                     self._block(phase)
@@ -340,11 +344,11 @@ class Walked(Reduction):
         whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]
         return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block, GPU)
 
-    def _share(self) -> tuple[str, str]:
+    def _row_range(self) -> tuple[str, str]:
         """The first of the rows that a program walks and the end of them, if it is not all."""
         if self.chunk is None:
             return "0", ""
-        rows = self.size(self.axes[self.walked].size)
+        rows = self.size(self.axes[self.looped_axis].size)
         self.line(f"first = pid * {self.size(self.chunk)}")
         self.line(f"end = tl.minimum(first + {self.size(self.chunk)}, {rows})")
         return "first", "end"
@@ -360,18 +364,18 @@ class Walked(Reduction):
         super().stores(Phase(phase.level, rest), values, level)
 
 
-def _compared(stmt: Accumulate | Running) -> torch.dtype:
+def _compared(stmt: Reduce | Scan) -> torch.dtype:
     """The type a reduction works in: truth values have no order in the language."""
     truth = stmt.dtype == torch.bool and stmt.op not in ("any", "all")
     return torch.int32 if truth else stmt.dtype
 
 
-def _filled(shape: str, stmt: Accumulate | Running) -> str:
+def _filled(shape: str, stmt: Reduce | Scan) -> str:
     dtype = _compared(stmt)
     return f"tl.full({shape}, {start_value(stmt.op, dtype)}, {VALUE_TYPE[dtype]})"
 
 
-def _narrow(text: str, stmt: Accumulate | Running) -> str:
+def _narrow(text: str, stmt: Reduce | Scan) -> str:
     """The language adds small integers up in 32 bits."""
     small = (torch.int8, torch.int16, torch.uint8)
     return f"{text}.to({VALUE_TYPE[stmt.dtype]})" if stmt.dtype in small else text

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dicp.gpu import tiles
 from dicp.gpu.tiles import Tile
-from dicp.gpu.work_partition import Shared, along
+from dicp.gpu.work_partition import PartitionedKernel, cross_row_stores
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, Var, product
-from dicp.loop.ir.kernel import Kernel, Phase, Store
+from dicp.loop.ir.kernel import Kernel, Phase, Store, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
-from dicp.loop.passes.one_hot import without_single_hits
+from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.origin import Origin
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.facts import GPU
-from dicp.vendor.triton.reduction import Reduction, Walked
+from dicp.vendor.triton.reduction import LoopedRows, Reduction
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.writer import Writer
 
@@ -39,51 +38,55 @@ class TritonKernel:
 
 
 def render(kernel: Kernel) -> TritonKernel:
-    kernel = without_single_hits(kernel)
-    sums = along(kernel)
+    kernel = without_one_hot_sums(kernel)
+    sums = cross_row_stores(kernel)
     if sums:
-        return _walked(kernel, sums)
-    if kernel.kind in ("row", "column"):
+        return _looped_rows(kernel, sums)
+    if kernel.kind in ("inner_reduction", "outer_reduction"):
         tile = tiles.reduction(kernel, GPU)
-        inner = Axis("r", kernel.inner, tile.blocks["r"], 1)
-        axes = [Axis("x", kernel.rows, tile.blocks["x"], 0), inner]
+        inner = Axis("r", kernel.reduction, tile.blocks["r"], 1)
+        axes = [Axis("x", kernel.parallel, tile.blocks["x"], 0), inner]
         return _finish(Reduction(kernel, axes, not tile.persistent), tile)
-    if not kernel.rows:
+    if not kernel.parallel:
         return _finish(_Pointwise(kernel, [], False), Tile({}, False, 1))
     cross = _crossing_loop(kernel) if kernel.kind == "pointwise" else None
     if cross is not None:
         return _tiled(kernel, cross)
     tile = tiles.pointwise(kernel, GPU)
-    return _finish(_Pointwise(kernel, [Axis("x", kernel.rows, tile.blocks["x"], 0)], False), tile)
+    return _finish(
+        _Pointwise(kernel, [Axis("x", kernel.parallel, tile.blocks["x"], 0)], False), tile
+    )
 
 
-def render_shared(shared: Shared) -> TritonKernel:
+def render_partitioned(shared: PartitionedKernel) -> TritonKernel:
     """One program for every share of the rows."""
     kernel = shared.kernel
-    tile = tiles.cross_row(shared.chunk, product(v.size for v in kernel.inner), GPU)
+    tile = tiles.cross_row(shared.chunk, product(v.size for v in kernel.reduction), GPU)
     axes = [
-        Axis("x", kernel.rows, tile.blocks["x"], 0, cut=True),
-        Axis("r", kernel.inner, tile.blocks["r"], 1),
+        Axis("x", kernel.parallel, tile.blocks["x"], 0, cut=True),
+        Axis("r", kernel.reduction, tile.blocks["r"], 1),
     ]
-    return _finish(Walked(kernel, axes, (shared.part,), along(kernel), shared.chunk), tile)
+    return _finish(
+        LoopedRows(kernel, axes, (shared.part,), cross_row_stores(kernel), shared.chunk), tile
+    )
 
 
-def _walked(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
+def _looped_rows(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
     """One program for every point of the loops that the sums across keep; it walks the others."""
     kept = set().union(*(s.index.variables() for s in sums))
-    parts = tuple(v for v in kernel.rows if v in kept)
-    rows = tuple(v for v in kernel.rows if v not in kept)
+    parts = tuple(v for v in kernel.parallel if v in kept)
+    rows = tuple(v for v in kernel.parallel if v not in kept)
     tile = tiles.cross_row(
-        product(v.size for v in rows), product(v.size for v in kernel.inner), GPU
+        product(v.size for v in rows), product(v.size for v in kernel.reduction), GPU
     )
-    axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.inner, tile.blocks["r"], 1)]
-    return _finish(Walked(kernel, axes, parts, sums), tile)
+    axes = [Axis("x", rows, tile.blocks["x"], 0), Axis("r", kernel.reduction, tile.blocks["r"], 1)]
+    return _finish(LoopedRows(kernel, axes, parts, sums), tile)
 
 
 def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
     """Two axes, so that reads along one and writes along the other both span whole lines."""
-    last = kernel.rows[-1]
-    outer = (*(v for v in kernel.rows[:-1] if v is not cross), cross)
+    last = kernel.parallel[-1]
+    outer = (*(v for v in kernel.parallel[:-1] if v is not cross), cross)
     tile = tiles.transposed(
         cross.size, last.size, min(r.dtype.itemsize for r in _touched(kernel)), GPU
     )
@@ -98,7 +101,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
     names += ["INDEX: tl.constexpr", *(f"{name.upper()}BLOCK: tl.constexpr" for name in found)]
     body = "\n".join([f"({', '.join(names)}):", *writer.scopes[0].lines])
     launch = {
-        "grid": [name for name in found if name not in ("r", writer.walked)],
+        "grid": [name for name in found if name not in ("r", writer.looped_axis)],
         "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
@@ -106,7 +109,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
         "whole": tile.persistent,
         "reaches": list(writer.reaches),
     }
-    name = "k" + hashlib.sha256(f"{body} {tile.warps}".encode()).hexdigest()[:20]
+    name = kernel_name(writer.kernel.origins, f"{body} {tile.warps}")
     return TritonKernel(
         name, body, tuple(writer.args), tuple(writer.sizes), writer.kernel, tuple(writer.sites),
         {"launch": launch},
@@ -121,11 +124,11 @@ def _touched(kernel: Kernel) -> list[Ref]:
 
 def _crossing_loop(kernel: Kernel) -> Var | None:
     """The outer loop along which some tensor is contiguous while the last loop strides it."""
-    last = kernel.rows[-1]
+    last = kernel.parallel[-1]
     indices: list[Index] = [item.coords[0] for item in kernel.reads()]
     indices += [s.index for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     for index in indices:
-        for var in kernel.rows[:-1]:
+        for var in kernel.parallel[:-1]:
             if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
                 if all(tiles.extent(v.size) >= 8 for v in (var, last)):
                     return var

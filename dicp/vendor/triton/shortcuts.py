@@ -8,23 +8,23 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
-from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
 
-FAR = 2.0**60
+LARGEST_DIVISOR = 2.0**60
 """What a divisor and its inverse are less than, where quotients are made by multiplication."""
 
 
-class Shortcuts:
+class ReducedPrecision:
     """What is known of a kernel's values, by its statements."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.stmts = [s for p in kernel.phases for s in p.stmts]
-        self.saves = {s.name: s for s in self.stmts if isinstance(s, Save)}
-        self.accumulates = [s for s in self.stmts if isinstance(s, Accumulate)]
+        self.saves = {s.name: s for s in self.stmts if isinstance(s, ScratchStore)}
+        self.accumulates = [s for s in self.stmts if isinstance(s, Reduce)]
         self.sums = {s.name: s for s in self.accumulates if s.op == "sum"}
-        self.in_full = in_full(self.stmts)
+        self.full_precision = full_precision(self.stmts)
 
     def text(self, expr: Expr, args: list[str]) -> tuple[str, str] | None:
         """A shorter text for `expr`, with {} for the second, which should be named once."""
@@ -32,17 +32,17 @@ class Shortcuts:
             return None
         if expr.op == "div":
             return self._quotient(expr, args)
-        if id(expr) not in self.in_full and self._has_short_form(expr):
+        if id(expr) not in self.full_precision and self._has_short_form(expr):
             return f"d.{expr.op}_short({', '.join(args)})", ""
         return None
 
     def _quotient(self, expr: Expr, args: list[str]) -> tuple[str, str] | None:
-        if self._is_share(expr):
+        if self._is_normalized_exp(expr):
             return f"d.divided({args[0]}, {args[1]}, {{}})", f"d.reciprocal({args[1]})"
         if _is_over_above_one(expr):
             return f"d.over_above_one({args[0]}, {args[1]})", ""
         divisor = expr.args[1]
-        if divisor.op != "const" or not 1 / FAR < divisor.attr < FAR:
+        if divisor.op != "const" or not 1 / LARGEST_DIVISOR < divisor.attr < LARGEST_DIVISOR:
             return None
         number = float32(divisor.attr)
         inverse = literal(float32(1 / number), torch.float32)
@@ -55,12 +55,12 @@ class Shortcuts:
         of it is lost beside that one."""
         return expr.op == "normal_cdf" or (expr.op == "exp" and self._is_below_top(expr.args[0]))
 
-    def _is_share(self, expr: Expr) -> bool:
+    def _is_normalized_exp(self, expr: Expr) -> bool:
         """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
-        if expr.args[1].op != "acc":
+        if expr.args[1].op != "reduction_result":
             return False
         part, total = expr.args[0], self.sums.get(expr.args[1].attr)
-        part = self.saves[part.attr].value if part.op == "saved" else part
+        part = self.saves[part.attr].value if part.op == "scratch" else part
         if total is None or total.value.op != "exp" or part.op != "exp":
             return False
         below = self._is_below_top(total.value.args[0])
@@ -68,7 +68,7 @@ class Shortcuts:
 
     def _is_below_top(self, moved: Expr) -> bool:
         """Whether what is subtracted is the largest of what it is subtracted from."""
-        if moved.op != "sub" or moved.args[1].op != "acc":
+        if moved.op != "sub" or moved.args[1].op != "reduction_result":
             return False
         tops = (s for s in self.accumulates if s.name == moved.args[1].attr and s.op == "max")
         return any(ir.show(s.value) == ir.show(moved.args[0]) for s in tops)
@@ -85,7 +85,7 @@ def _is_over_above_one(expr: Expr) -> bool:
 # ---- what is rounded to 16 bits soon need not have all its digits --------------------------------
 
 
-def in_full(stmts: list[Stmt]) -> set[int]:
+def full_precision(stmts: list[Stmt]) -> set[int]:
     """The expressions, by identity, that reach memory in more than 16 bits."""
     named = {s.name: s for s in stmts if not isinstance(s, Store)}
     left = [s for s in stmts if isinstance(s, Store) and s.ref.dtype not in ir.LOW_PRECISION]
@@ -98,7 +98,7 @@ def in_full(stmts: list[Stmt]) -> set[int]:
         found.add(id(expr))
         pending += expr.args
         pending += [e for index in ir.indices_of(expr) for e in ir._indirect_exprs(index)]
-        part = named.get(expr.attr) if expr.op in ("acc", "saved") else None
+        part = named.get(expr.attr) if expr.op in ("reduction_result", "scratch") else None
         if part is not None and not _averages(part):
             pending.append(part.value)
     return found
@@ -111,7 +111,7 @@ def _rounds(expr: Expr) -> bool:
 def _averages(stmt: Stmt) -> bool:
     """Whether it sums exponentials of 16-bit numbers: what is lost of those that add little is less
     than what the sum loses."""
-    if not (isinstance(stmt, Accumulate) and stmt.op == "sum" and stmt.value.op == "exp"):
+    if not (isinstance(stmt, Reduce) and stmt.op == "sum" and stmt.value.op == "exp"):
         return False
     reads = ir.reads([stmt.value])
     return bool(reads) and all(r.ref.dtype in ir.LOW_PRECISION for r in reads)

@@ -20,18 +20,18 @@ from dicp.gpu import graph_capture
 from dicp.gpu.build import Variant
 from dicp.gpu.launch import Device, OwnMemory, StreamPool
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
-from dicp.gpu.products import Chooser, Chosen, Product, place_products
+from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.scalars import scalars_to_device
-from dicp.gpu.split import ALONG_LEAST, Shares, split_reductions, split_shares
-from dicp.gpu.tiles import WIDEST_ALONG
+from dicp.gpu.split import LEAST_CROSS_ROW_PARTS, PartitionedSum, split_reductions, split_unfused
+from dicp.gpu.tiles import WIDEST_CROSS_ROW
 from dicp.gpu.tiling import Tiling
-from dicp.gpu.work_partition import Shared, shared_out, taken_along
+from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
 from dicp.loop.ir.expr import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.loop.schedule.fusion import Across
+from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.schedule.kernels import Schedule, Step, schedule
 from dicp.target import (
     Artifact,
@@ -56,15 +56,15 @@ from dicp.vendor.triton.builder import (
     triton_version,
 )
 from dicp.vendor.triton.capture import record_on_device
-from dicp.vendor.triton.choice import TABLE, Contest, by_table, device_seconds
+from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.render import TritonKernel, render, render_shared
+from dicp.vendor.triton.render import TritonKernel, render, render_partitioned
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
-ALONG = Across(widest=WIDEST_ALONG, parts=ALONG_LEAST)
+CROSS_ROW = CrossRow(widest=WIDEST_CROSS_ROW, parts=LEAST_CROSS_ROW_PARTS)
 """Sums over rows in parts: each program keeps those over the rows that it walks."""
 
 
@@ -105,10 +105,10 @@ class TritonTarget(RuleTarget):
         decision = self.decide(node)
         if decision.kind == "eager" or ATTENTION.get(node.target) is not None:
             return decision
-        foreign = [t.device for t in tensors_of(node) if str(t.device) != device]
-        if not foreign or computes_size(node):
+        external = [t.device for t in tensors_of(node) if str(t.device) != device]
+        if not external or computes_size(node):
             return decision
-        return Decision("eager", f"tensor on {foreign[0]} in a graph on {device}")
+        return Decision("eager", f"tensor on {external[0]} in a graph on {device}")
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -122,9 +122,9 @@ class TritonTarget(RuleTarget):
         graph = lowering.run()
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        steps, shares = _scheduled(graph, first, context.config.fuse)
+        steps, partitions = _scheduled(graph, first, context.config.fuse)
         products = place_products(steps, graph.outputs, self.chooser(device, context.config))
-        placed = [shared_out(step, shares) for step in products]
+        placed = [partitioned(step, partitions) for step in products]
         rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
         builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
         program = builder.build(rendered, lowering.reports, device)
@@ -138,18 +138,18 @@ class TritonTarget(RuleTarget):
         on_chip = device.type == "cuda" and torch.cuda.is_available()
         chip = torch.cuda.get_device_name(device) if on_chip and TABLE else ""
         asked = on_chip and config.mode.startswith("max-autotune")
-        contest = self.contest(device, config) if asked else None
+        autotuner = self.autotuner(device, config) if asked else None
 
         def choose(product: Product) -> Tiling | None:
             tiling = by_table(product, chip)
-            return contest.choose(product) if contest is not None and tiling is None else tiling
+            return autotuner.choose(product) if autotuner is not None and tiling is None else tiling
 
         return choose
 
-    def contest(self, device: torch.device, config: Config) -> Contest:
+    def autotuner(self, device: torch.device, config: Config) -> Autotuner:
         """What measures products on a GPU."""
         cache = Cache.open(config)
-        return Contest(
+        return Autotuner(
             device, architecture(device), torch.cuda.get_device_name(device), cache,
             self._builder(cache, config), partial(self._loaded, cache, config), device_seconds,
             tf32_allowed(),
@@ -162,8 +162,8 @@ class TritonTarget(RuleTarget):
         device = torch.device(program["device"])
         index = torch.cuda.current_device() if device.index is None else device.index
         plan = Plan(program, texts, architecture(device))
-        machine = Device(plan, self._builder(cache, config), find_driver(), index)
-        return LoopExecutable(program, machine, OwnMemory(device))
+        runtime = Device(plan, self._builder(cache, config), find_driver(), index)
+        return LoopExecutable(program, runtime, OwnMemory(device))
 
     def render(self, program: LoopProgram, config: Config) -> Source:
         texts = program.kernel_texts
@@ -189,14 +189,14 @@ class TritonTarget(RuleTarget):
             return self._simulated(program, texts, artifact.objects)
         index = torch.cuda.current_device() if device.index is None else device.index
         plan = Plan(program, texts, architecture(device))
-        machine = Device(plan, self._builder(cache, config), find_driver(), index)
+        runtime = Device(plan, self._builder(cache, config), find_driver(), index)
         pool = self._pools.setdefault(index, StreamPool(device))
-        executable = LoopExecutable(program, machine, pool, artifact.objects)
+        executable = LoopExecutable(program, runtime, pool, artifact.objects)
         if config.mode not in graph_capture.MODES:
             return executable
         # Memory of a recording is its own: it is not lent to runs on other streams.
-        recorded = LoopExecutable(program, machine, OwnMemory(device), artifact.objects)
-        return graph_capture.Graphed(
+        recorded = LoopExecutable(program, runtime, OwnMemory(device), artifact.objects)
+        return graph_capture.CapturedProgram(
             program, executable, program["static"], record_on_device, recorded
         )
 
@@ -288,27 +288,27 @@ def _allow_simulator(config: Config) -> None:
 
 def _scheduled(
     graph: Graph, first: Mapping[Any, int], fuse: bool
-) -> tuple[list[Step], Sequence[Shares]]:
+) -> tuple[list[Step], Sequence[PartitionedSum]]:
     """The steps, and the sums that some of them take along over rows of any number."""
-    shares = split_reductions(graph, first, GPU)
-    along = replace(ALONG, whole=frozenset(s.whole.out for s in shares))
-    steps = schedule(graph, fuse, along).steps
-    if taken_along(steps, shares):
-        return steps, shares
-    split_shares(graph, first, shares, GPU)
-    return schedule(graph, fuse, ALONG).steps, ()
+    partitions = split_reductions(graph, first, GPU)
+    cross_row_stores = replace(CROSS_ROW, whole=frozenset(s.whole.out for s in partitions))
+    steps = schedule(graph, fuse, cross_row_stores).steps
+    if all_fused(steps, partitions):
+        return steps, partitions
+    split_unfused(graph, first, partitions, GPU)
+    return schedule(graph, fuse, CROSS_ROW).steps, ()
 
 
-def _rendered(step: Kernel | Chosen | Shared) -> TritonKernel:
-    if isinstance(step, Chosen):
+def _rendered(step: Kernel | GeneratedProduct | PartitionedKernel) -> TritonKernel:
+    if isinstance(step, GeneratedProduct):
         return render_product(step.product, step.tiling, tf32_allowed())
-    return render_shared(step) if isinstance(step, Shared) else render(step)
+    return render_partitioned(step) if isinstance(step, PartitionedKernel) else render(step)
 
 
-def _plain_step(step: Step | Chosen | Shared) -> Step:
-    if isinstance(step, Chosen):
+def _plain_step(step: Step | GeneratedProduct | PartitionedKernel) -> Step:
+    if isinstance(step, GeneratedProduct):
         return step.product.kernel
-    return step.kernel if isinstance(step, Shared) else step
+    return step.kernel if isinstance(step, PartitionedKernel) else step
 
 
 def device_of(gm: fx.GraphModule, values: str = "val") -> str:

@@ -1,7 +1,7 @@
 """A compile worker: reads jobs as JSON lines, answers with the compiled kernel or the error.
 
 Run as a script in a process of its own, never forked, so that it imports Triton and nothing else
-(the framework alone takes longer to import than most kernels to compile). It ends when its input
+(PyTorch alone takes longer to import than most kernels to compile). It ends when its input
 does.
 """
 

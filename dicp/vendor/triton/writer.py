@@ -30,13 +30,13 @@ class Writer(Emitter):
         }
 
     @contextmanager
-    def _walking(self, first: str = "0", end: str = "", stages: int = 1) -> Iterator[None]:
+    def _looping(self, first: str = "0", end: str = "", stages: int = 1) -> Iterator[None]:
         """What is written meanwhile is done for every block of the axis that is walked.
 
         With `stages`, what later blocks read is on its way meanwhile: nothing may be read that an
         earlier block stores.
         """
-        axis = self.axes[self.walked]
+        axis = self.axes[self.looped_axis]
         self.scopes.append(Scope(2))
         self._axis_index(axis, "start", end)
         yield
@@ -63,7 +63,7 @@ class Writer(Emitter):
 
     def _axis_index(self, axis: Axis, start: str, end: str = "") -> None:
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
-        if axis.name in ("r", self.walked):
+        if axis.name in ("r", self.looped_axis):
             places = f"({start} + {places}).to(INDEX)" if start else f"{places}.to(INDEX)"
         else:
             places = f"{start} + {places}"

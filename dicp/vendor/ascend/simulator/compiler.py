@@ -422,7 +422,7 @@ def _attr_value(type_: str, value: Any) -> Any:
             dtype = BY_NUMBER[value["desc"]["dtype"]]
             data = bytearray(bytes.fromhex(value["data"]))
             dims = value["desc"]["dims"]
-            with disable_current_modes():  # graphs are compiled while the framework traces
+            with disable_current_modes():  # graphs are compiled while PyTorch traces
                 if not data:
                     return torch.empty(dims, dtype=dtype)
                 return torch.frombuffer(data, dtype=dtype).reshape(dims)

@@ -11,7 +11,7 @@ from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Accumulate, Phase, Running, Save, Store
+from dicp.loop.ir.kernel import Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
 from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
 from dicp.vendor.cpu.render.non_temporal import distinct
@@ -24,7 +24,7 @@ WEIGHT_BLOCK = 512
 """Elements of a row whose exponentials are added up while they are in the nearest cache."""
 
 
-class Rows(Planes):
+class InnerReduction(Planes):
     """Rows are shared among threads; few long rows are swept by all threads together."""
 
     def lines(self) -> list[str]:
@@ -33,37 +33,37 @@ class Rows(Planes):
             return self._split_row()
         if self._in_planes():
             return self._plane_lines()
-        scan = any(isinstance(s, Running) for s in self._all_stmts())
+        scan = any(isinstance(s, Scan) for s in self._all_stmts())
         if scan and self._only_sums():
             return self._summed_so_far()
         if scan and self._in_fours():
             return self._scanned_together()
         if not scan:
-            self.ahead = self._fetched_ahead(self._between())
-        depth = 1 + len(kernel.rows)
-        scope = self._push(kernel.rows, depth)
+            self.prefetch = self._prefetched(self._between())
+        depth = 1 + len(kernel.parallel)
+        scope = self._push(kernel.parallel, depth)
         waiting = list(kernel.phases)
         while waiting:
             phase = waiting.pop(0)
-            if phase.level == "row":
+            if phase.level == "parallel":
                 self._stmts(phase.stmts, scope)
-            elif waiting and not self.ahead and self._weights_of(phase, waiting[0]):
+            elif waiting and not self.prefetch and self._weights_of(phase, waiting[0]):
                 self._weighed_in_blocks(phase, waiting.pop(0), scope)
             else:
-                self._inner_loops(phase, scope, kernel.inner, serial=scan)
-        if not kernel.rows:
+                self._inner_loops(phase, scope, kernel.reduction, serial=scan)
+        if not kernel.parallel:
             return scope.lines
         if self._sums():
             return self._in_parts(scope.lines)
-        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
-        return self._outer_loops(kernel.rows, scope.lines, pragma)
+        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, pragma)
 
     def _between(self) -> list[Phase]:
         """The sweeps after the first, which reads a row from memory, and before the last, which
         writes one, the last where there are two: memory would wait for them."""
-        sweeps = [p for p in self.kernel.phases if p.level == "inner"]
-        found = sweeps[1:-1] or sweeps[1:]
-        sums = {p: [s for s in p.stmts if isinstance(s, Accumulate)] for p in found}
+        passes = [p for p in self.kernel.phases if p.level == "reduction"]
+        found = passes[1:-1] or passes[1:]
+        sums = {p: [s for s in p.stmts if isinstance(s, Reduce)] for p in found}
         return [p for p in found if not any(map(self._summed_in_blocks, sums[p]))]
 
     # ---- sums over rows -------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Rows(Planes):
 
     def _in_parts(self, body: list[str]) -> list[str]:
         """Parts of the rows, each with accumulators of its own, which are added up in the end."""
-        loops, inner = self.kernel.rows, self.kernel.inner
+        loops, inner = self.kernel.parallel, self.kernel.reduction
         width = self._size(product(v.size for v in inner))
         each = f"for (int64_t c = 0; c < {width}; ++c)"
         rows = self._size(product(v.size for v in loops))
@@ -112,13 +112,13 @@ class Rows(Planes):
 
     def _weights_of(self, phase: Phase, sums: Phase) -> bool:
         """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
-        inner = self.kernel.inner
+        inner = self.kernel.reduction
         if len(inner) != 1 or len(phase.stmts) != 1 or len(sums.stmts) != 1:
             return False
         size, (top,), (total,) = inner[0].size, phase.stmts, sums.stmts
         return (
-            isinstance(top, Accumulate)
-            and isinstance(total, Accumulate)
+            isinstance(top, Reduce)
+            and isinstance(total, Reduce)
             and (top.op, total.op) == ("max", "sum")
             and VALUE_TYPE[top.dtype] == VALUE_TYPE[total.dtype] == "float"
             and total.value.op == "exp"
@@ -133,12 +133,12 @@ class Rows(Planes):
         Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
         """
         (top,), (total,), pad = phase.stmts, sums.stmts, margin(scope.indent)
-        assert isinstance(top, Accumulate) and isinstance(total, Accumulate)
-        var, best, sum_ = self.kernel.inner[0], local(top.name), local(total.name)
+        assert isinstance(top, Reduce) and isinstance(total, Reduce)
+        var, best, sum_ = self.kernel.reduction[0], local(top.name), local(total.name)
         most, before = f"most_{top.name}", f"before_{top.name}"
         size, limits = self._size(var.size), ("block", "block_end")
         block = self._push((), scope.indent + 1)
-        self._inner_loops(phase, block, self.kernel.inner, first_range=limits)
+        self._inner_loops(phase, block, self.kernel.reduction, first_range=limits)
         body = self._push((var,), block.indent + 1)
         self._stmts(sums.stmts, body)
         self._pop(body)
@@ -169,11 +169,11 @@ class Rows(Planes):
         first_range: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
         """The inner loops of one phase; accumulators are declared before them."""
-        places: dict[Accumulate, Accumulate] = {}
+        places: dict[Reduce, Reduce] = {}
         read = set(phase.stmts)
         if loops and not serial:
             phase, places = _with_extrema(phase)
-        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        accumulators = [s for s in phase.stmts if isinstance(s, (Reduce, Scan))]
         in_block = set(places.values())
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
@@ -197,19 +197,19 @@ class Rows(Planes):
         for place, best in places.items():
             scope.lines += self._place_found(place, best, loops[-1], pad)
 
-    def _nan_kept(self, stmt: Accumulate | Running) -> str:
+    def _nan_kept(self, stmt: Reduce | Scan) -> str:
         nan, name = literal(math.nan, stmt.dtype), local(stmt.name)
         return f"{name} = d_size_of_nan(nan_{stmt.name}) ? {nan} : {name};"
 
     def _inner_body(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
-        first_range: tuple[str, str] | None, long: Sequence[Accumulate | Running],
-        places: Mapping[Accumulate, Accumulate],
+        first_range: tuple[str, str] | None, long: Sequence[Reduce | Scan],
+        places: Mapping[Reduce, Reduce],
     ) -> None:  # fmt: skip
-        accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        accumulators = [s for s in phase.stmts if isinstance(s, (Reduce, Scan))]
         for stmt in phase.stmts:
-            if isinstance(stmt, Save):
-                size = product(v.size for v in self.kernel.inner)
+            if isinstance(stmt, ScratchStore):
+                size = product(v.size for v in self.kernel.reduction)
                 assert isinstance(size, int), "rows are kept whose length is known"
                 array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
                 scope.lines.append(margin(scope.indent) + array)
@@ -235,8 +235,8 @@ class Rows(Planes):
                 inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
             self._pop(body)
         else:
-            ahead = self.ahead.get(phase, ())
-            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma, ahead=ahead)
+            prefetch = self.prefetch.get(phase, ())
+            inner = self._in_ranges(phase.stmts, last, middle.indent, pragma, prefetch=prefetch)
         if not outer:
             scope.lines += inner
             return
@@ -246,8 +246,8 @@ class Rows(Planes):
 
     def _in_blocks(
         self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,
-        pragma: list[str], long: Sequence[Accumulate | Running],
-        places: Mapping[Accumulate, Accumulate],
+        pragma: list[str], long: Sequence[Reduce | Scan],
+        places: Mapping[Reduce, Reduce],
     ) -> list[str]:  # fmt: skip
         """The loop over `var` in blocks, each with sums and with extrema of its own."""
         low, high = limits or ("0", self._size(var.size))
@@ -277,7 +277,7 @@ class Rows(Planes):
             f"{margin(indent)}}}",
         ]  # fmt: skip
 
-    def _kept_blocks(self, place: Accumulate, pad: str) -> list[str]:
+    def _kept_blocks(self, place: Reduce, pad: str) -> list[str]:
         """Values of the block under way, and of the one that holds the extremum so far: its place
         is found among them, since a value that is computed again may differ in its last bits."""
         name, ctype = place.name, VALUE_TYPE[place.dtype]
@@ -289,7 +289,7 @@ class Rows(Planes):
             f"*kept_{name} = blocks_{name} + {PLACE_BLOCK};",
         ]
 
-    def _place_found(self, place: Accumulate, best: Accumulate, var: Var, pad: str) -> list[str]:
+    def _place_found(self, place: Reduce, best: Reduce, var: Var, pad: str) -> list[str]:
         assert place.position is not None
         name, step = place.name, self._size(place.position.coefficient(var))
         found = f"d_first(kept_{name}, count_{name}, {local(name)})"
@@ -299,7 +299,7 @@ class Rows(Planes):
         return lines
 
     def _sums_in_groups(
-        self, phase: Phase, loops: Sequence[Var], long: Sequence[Accumulate | Running]
+        self, phase: Phase, loops: Sequence[Var], long: Sequence[Reduce | Scan]
     ) -> bool:
         """Whether long sums are taken over short pieces, such as the planes of many images."""
         size = loops[-1].size
@@ -318,26 +318,26 @@ class Rows(Planes):
         a line: to add the places up costs as much as to sweep a short piece."""
         outer, last = loops
         assert isinstance(last.size, int)
-        sums = [s for s in phase.stmts if isinstance(s, Accumulate)]
+        sums = [s for s in phase.stmts if isinstance(s, Reduce)]
         low, high = limits or ("0", self._size(outer.size))
         pieces, pad = SUM_BLOCK // last.size, margin(indent + 1)
         streams = [
             item for item in distinct(ir.reads(s.value for s in sums)) if self._is_stream(item)
         ]
         count = self._line([item.ref for item in streams]) if streams else LINE_BYTES // 4
-        ahead = [(item, outer, pieces) for item in streams]
+        prefetch = [(item, outer, pieces) for item in streams]
         middle = self._push((outer,), indent + 2)
         part = Range(0, last.size, tuple(phase.stmts))
-        swept = self._lines_of(part, last, indent + 2, count, (), ahead)
+        swept = self._lines_of(part, last, indent + 2, count, (), prefetch)
         self._pop(middle)
         end = block_end("group", pieces, high)
         return [
             f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {pieces}) {{",
             f"{pad}const int64_t group_end = {end};",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
-            *self._clear_lanes(sums, count, indent + 1),
+            *self._clear_lane_accumulators(sums, count, indent + 1),
             *self._nest([outer], [*middle.lines, *swept], indent + 1, ("group", "group_end")),
-            *self._fold_lanes(sums, count, indent + 1),
+            *self._fold_lane_accumulators(sums, count, indent + 1),
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
             f"{margin(indent)}}}",
         ]  # fmt: skip
@@ -345,16 +345,16 @@ class Rows(Planes):
     def _splittable(self) -> bool:
         """Few rows and one sweep: the sweep itself is shared among threads."""
         kernel = self.kernel
-        if self._sums() or any(isinstance(s, (Running, Save)) for s in self._all_stmts()):
+        if self._sums() or any(isinstance(s, (Scan, ScratchStore)) for s in self._all_stmts()):
             return False
-        if [p.level for p in kernel.phases if p.level == "inner"] != ["inner"]:
+        if [p.level for p in kernel.phases if p.level == "reduction"] != ["reduction"]:
             return False
-        if kernel.phases[0].level != "inner":
+        if kernel.phases[0].level != "reduction":
             return False
-        return self._few_rows() and bool(kernel.inner)
+        return self._few_rows() and bool(kernel.reduction)
 
     def _few_rows(self) -> bool:
-        rows, inner = self.kernel.rows, self.kernel.inner
+        rows, inner = self.kernel.parallel, self.kernel.reduction
         count = product(v.size for v in rows)
         work = product(v.size for v in inner)
         return (
@@ -365,22 +365,22 @@ class Rows(Planes):
 
     def _split_row(self) -> list[str]:
         kernel = self.kernel
-        depth = 1 + len(kernel.rows)
-        scope = self._push(kernel.rows, depth)
+        depth = 1 + len(kernel.parallel)
+        scope = self._push(kernel.parallel, depth)
         inner_phase, *tail = kernel.phases
-        accumulators = [s for s in inner_phase.stmts if isinstance(s, Accumulate)]
+        accumulators = [s for s in inner_phase.stmts if isinstance(s, Reduce)]
         pad = margin(depth)
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
             scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
             if is_place(stmt):
                 scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[{CHUNKS}];")
-        first = kernel.inner[0]
+        first = kernel.reduction[0]
         total = self._size(first.size)
         chunk = self._push((), depth + 1)
         low, high = f"chunk * {total} / {CHUNKS}", f"(chunk + 1) * {total} / {CHUNKS}"
         chunk.lines.append(f"{pad}  const int64_t low = {low}, high = {high};")
-        self._inner_loops(inner_phase, chunk, kernel.inner, first_range=("low", "high"))
+        self._inner_loops(inner_phase, chunk, kernel.reduction, first_range=("low", "high"))
         for stmt in accumulators:
             chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {local(stmt.name)};")
             if is_place(stmt):
@@ -398,16 +398,16 @@ class Rows(Planes):
             self.local_names[stmt.name] = len(self.scopes) - 1
         for phase in tail:
             self._stmts(phase.stmts, scope)
-        return self._outer_loops(kernel.rows, scope.lines, "")
+        return self._outer_loops(kernel.parallel, scope.lines, "")
 
 
-def _with_extrema(phase: Phase) -> tuple[Phase, dict[Accumulate, Accumulate]]:
+def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
     """The phase with the extremum of each position that it finds, and which one it is: a statement
     of the phase where there is one."""
-    found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Accumulate)}
-    places: dict[Accumulate, Accumulate] = {}
+    found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Reduce)}
+    places: dict[Reduce, Reduce] = {}
     for stmt in phase.stmts:
-        if isinstance(stmt, Accumulate) and is_place(stmt):
+        if isinstance(stmt, Reduce) and is_place(stmt):
             own = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
             places[stmt] = found.setdefault((own.op, own.dtype, ir.show(own.value)), own)
     stmts = dict.fromkeys((*places.values(), *phase.stmts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,17 +11,20 @@ import sympy
 
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.kernel import Kernel, KernelKind
+from dicp.loop.ir.kernel import Kernel, KernelKind, kernel_name
 from dicp.origin import Origin
-from dicp.vendor.cpu.render.inner_reduction import Rows
+from dicp.vendor.cpu.render.inner_reduction import InnerReduction
 from dicp.vendor.cpu.render.loops import Loops
-from dicp.vendor.cpu.render.outer_reduction import Columns
+from dicp.vendor.cpu.render.outer_reduction import OuterReduction
 from dicp.vendor.cpu.render.pointwise import Pointwise
 from dicp.vendor.cpu.render.scatter import Scatter
 
 WRITERS: dict[KernelKind, type[Loops]] = {
-    "pointwise": Pointwise, "row": Rows, "column": Columns, "scatter": Scatter
-}  # fmt: skip
+    "pointwise": Pointwise,
+    "inner_reduction": InnerReduction,
+    "outer_reduction": OuterReduction,
+    "scatter": Scatter,
+}
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class CppKernel:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(kernel: Kernel, far_bytes: float = math.inf) -> CppKernel:
+def render(kernel: Kernel, non_temporal_bytes: float = math.inf) -> CppKernel:
     """The kernel's text; results of `far_bytes` and more are written past the caches."""
-    writer = WRITERS[kernel.kind](kernel, far_bytes)
+    writer = WRITERS[kernel.kind](kernel, non_temporal_bytes)
     lines = writer.lines()
     head = []
     for k, (ref, name) in enumerate(writer.args.items()):
@@ -51,7 +53,7 @@ def render(kernel: Kernel, far_bytes: float = math.inf) -> CppKernel:
     for k, name in enumerate(writer.symbols.values()):
         head.append(f"  const int64_t {name} = sizes[{k}];")
     body = "\n".join([*head, *writer.workspace(), *lines])
-    name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
+    name = kernel_name(kernel.origins, body)
     return CppKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites)
     )

@@ -9,34 +9,34 @@ from dicp.codegen.emitter import Scope, margin
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Load
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Accumulate, Kernel, Running, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
 from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.passes.split_loops import Range, split
-from dicp.vendor.cpu.render.non_temporal import Lines
+from dicp.vendor.cpu.render.non_temporal import NonTemporal
 
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it brings."""
 CHUNKS = 16
-JAM = 4
+UNROLL_AND_JAM = 4
 """Rows taken together: column sums read and write their accumulators once for all of them, and
 scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
 """Elements of a row summed before the sum is added to the total, which is a double."""
 
 
-def in_fours(var: Var) -> bool:
+def unrolled_by_four(var: Var) -> bool:
     """Whether a loop's steps come in whole groups of `JAM`."""
-    return isinstance(var.size, int) and var.size % JAM == 0
+    return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0
 
 
-class Loops(Lines):
+class Loops(NonTemporal):
     """What every kind of kernel needs; a subclass per kind writes the nest."""
 
     sum_block = SUM_BLOCK
     """Elements whose sum is added to a total."""
 
-    def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
-        super().__init__(kernel, far_bytes)
+    def __init__(self, kernel: Kernel, non_temporal_bytes: float = math.inf) -> None:
+        super().__init__(kernel, non_temporal_bytes)
         self._kept: list[list[Range]] = []
         """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
 
@@ -56,7 +56,7 @@ class Loops(Lines):
 
     def _in_ranges(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        shared: str | None = None, ahead: Sequence[Load] = (),
+        shared: str | None = None, prefetch: Sequence[Load] = (),
     ) -> list[str]:  # fmt: skip
         """The loop over `var`, in parts where conditions on it would be tested at every point.
 
@@ -67,9 +67,9 @@ class Loops(Lines):
         self._kept.append(parts)
         lines: list[str] = []
         for part in parts:
-            by_lines = self._by_lines(part, var, indent, ahead) if pragma else []
-            if by_lines:
-                lines += by_lines if shared is None else self._shared(shared, by_lines)
+            by_cache_lines = self._by_cache_lines(part, var, indent, prefetch) if pragma else []
+            if by_cache_lines:
+                lines += by_cache_lines if shared is None else self._shared(shared, by_cache_lines)
                 continue
             body = self._push((var,), indent + 1)
             self._stmts(part.stmts, body)
@@ -85,7 +85,7 @@ class Loops(Lines):
         """`loop` under the pragma; each thread waits in the end for what it wrote past the caches,
         which barriers need not do."""
         head = [f"  {pragma}"] if pragma else []
-        if not self.writes_far:
+        if not self.writes_non_temporal:
             return [*head, *loop]
         if pragma:
             each = pragma.replace("parallel for", "for") + " nowait"
@@ -137,14 +137,14 @@ class Loops(Lines):
                 moved += e.op == "read"
         return max(total, moved // 2)
 
-    def _summed_in_blocks(self, stmt: Accumulate | Running) -> bool:
+    def _summed_in_blocks(self, stmt: Reduce | Scan) -> bool:
         """Long floating sums are sums of block sums: the error grows with the blocks only."""
-        count = product(v.size for v in self.kernel.inner)
+        count = product(v.size for v in self.kernel.reduction)
         long = not isinstance(count, int) or count > 2 * self.sum_block
         return long and stmt.op == "sum" and stmt.dtype.is_floating_point
 
 
-def tracks_nan(stmt: Accumulate | Running) -> bool:
+def tracks_nan(stmt: Reduce | Scan) -> bool:
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
 
 

@@ -10,9 +10,16 @@ import torch
 from dicp.codegen.emitter import Scope, is_place, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir.index import Size, Var, product
-from dicp.loop.ir.kernel import Accumulate, Phase, Running
+from dicp.loop.ir.kernel import Phase, Reduce, Scan
 from dicp.loop.ir.ops import REDUCTIONS
-from dicp.vendor.cpu.render.loops import CHUNKS, JAM, PARALLEL_COST, Loops, block_end, in_fours
+from dicp.vendor.cpu.render.loops import (
+    CHUNKS,
+    PARALLEL_COST,
+    UNROLL_AND_JAM,
+    Loops,
+    block_end,
+    unrolled_by_four,
+)
 
 COLUMN_TILE = 512
 MAX_TILE = 3 * COLUMN_TILE
@@ -22,17 +29,17 @@ SPLIT_COST = 8 * PARALLEL_COST
 """Elementary operations from which on chunks of rows pay for accumulators of their own."""
 
 
-class Columns(Loops):
+class OuterReduction(Loops):
     """Tiles of columns are shared among threads; few columns are swept in chunks of rows."""
 
     sum_block = ROW_BLOCK
 
     def lines(self) -> list[str]:
         kernel = self.kernel
-        outer, column = kernel.rows[:-1], kernel.rows[-1]
+        outer, column = kernel.parallel[:-1], kernel.parallel[-1]
         width = self._size(column.size)
-        accumulators = [s for s in self._all_stmts() if isinstance(s, Accumulate)]
-        running = [s for s in self._all_stmts() if isinstance(s, Running)]
+        accumulators = [s for s in self._all_stmts() if isinstance(s, Reduce)]
+        running = [s for s in self._all_stmts() if isinstance(s, Scan)]
         tiles = (
             product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
             if (isinstance(column.size, int))
@@ -45,39 +52,41 @@ class Columns(Loops):
             and not running
             and not positions
             and self._worth_splitting(tiles)
-            and (product(v.size for v in kernel.inner) != 1)
+            and (product(v.size for v in kernel.reduction) != 1)
         )
         depth = 2 + len(outer)
         scope = self._push(outer, depth)
         pad = margin(depth)
-        inner = [p for p in kernel.phases if p.level == "inner"]
-        tail = [p for p in kernel.phases if p.level == "row"]
+        inner = [p for p in kernel.phases if p.level == "reduction"]
+        tail = [p for p in kernel.phases if p.level == "parallel"]
         lines: list[str] = []
         step = f"{COLUMN_TILE}" if not split else width
         scope.lines.append(f"{pad}const int64_t tile_end = {block_end('tile', step, width)};")
         if split:
             lines += self._split_column(scope, inner, accumulators, column)
         else:
-            stmts: list[Accumulate | Running] = [*accumulators, *running]
+            stmts: list[Reduce | Scan] = [*accumulators, *running]
             for stmt in stmts:
                 scope.lines += self._accumulator_array(stmt, pad)
-            self._sweep_columns(scope, inner, column, kernel.inner, None)
+            self._pass_over_columns(scope, inner, column, kernel.reduction, None)
         self._column_tail(scope, tail, column, accumulators)
         head = [
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
         inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
-        pragma = "" if split else self._parallel((*kernel.rows, *kernel.inner), len(outer) + 1)
+        pragma = (
+            "" if split else self._parallel((*kernel.parallel, *kernel.reduction), len(outer) + 1)
+        )
         return self._outer_loops(outer, inside, pragma)
 
     def _worth_splitting(self, tiles: Size) -> bool:
-        work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
+        work = product(v.size for v in (*self.kernel.parallel, *self.kernel.reduction))
         return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
 
-    def _total_type(self, stmt: Accumulate | Running) -> torch.dtype:
+    def _total_type(self, stmt: Reduce | Scan) -> torch.dtype:
         return torch.float64 if self._summed_in_blocks(stmt) else stmt.dtype
 
-    def _accumulator_array(self, stmt: Accumulate | Running, pad: str) -> list[str]:
+    def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
         lines = [pad + self._array(self._total_type(stmt), f"acc_{stmt.name}", COLUMN_TILE)]
         clear = f"acc_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if is_place(stmt):
@@ -85,7 +94,7 @@ class Columns(Loops):
             clear += f" acc_at_{stmt.name}[c] = 0;"
         return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
 
-    def _sweep_columns(
+    def _pass_over_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
         first_range: tuple[str, str] | None,
     ) -> None:  # fmt: skip
@@ -93,12 +102,12 @@ class Columns(Loops):
             middle = self._push(loops, scope.indent + len(loops))
             body = self._push((column,), middle.indent + 1)
             for stmt in phase.stmts:
-                if isinstance(stmt, Accumulate):
+                if isinstance(stmt, Reduce):
                     value = self.value(stmt.value)
                     body.lines.append(
                         margin(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
                     )
-                elif isinstance(stmt, Running):
+                elif isinstance(stmt, Scan):
                     slot = f"acc_{stmt.name}[{column.key} - tile]"
                     value = REDUCTIONS[stmt.op].combine.format(slot, self.value(stmt.value))
                     ctype = VALUE_TYPE[stmt.dtype]
@@ -110,9 +119,7 @@ class Columns(Loops):
                     self._stmts((stmt,), body)
             self._pop(body)
             self._pop(middle)
-            long = [
-                s for s in phase.stmts if isinstance(s, Accumulate) and self._summed_in_blocks(s)
-            ]
+            long = [s for s in phase.stmts if isinstance(s, Reduce) and self._summed_in_blocks(s)]
             if not long:
                 scope.lines += self._rows_together(loops, middle, body, column, first_range)
                 continue
@@ -133,17 +140,18 @@ class Columns(Loops):
         """The sweep over rows, several at a time where their number allows it."""
         indent, bounds = middle.indent, ("tile", "tile_end")
         pragma = f"{margin(indent)}#pragma omp simd"
-        if not loops or not in_fours(loops[-1]):
+        if not loops or not unrolled_by_four(loops[-1]):
             inner = [pragma, *self._loop(column, body, indent, bounds)]
             return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
         outer, last = loops[:-1], loops[-1]
         low, high = ("0", self._size(last.size)) if outer or not limits else limits
         pad = margin(indent)
         lines = [
-            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; first += {JAM}) {{",
+            f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; "
+            f"first += {UNROLL_AND_JAM}) {{",
             pragma, f"{pad}{self._for(column, bounds)} {{",
         ]  # fmt: skip
-        for k in range(JAM):
+        for k in range(UNROLL_AND_JAM):
             lines += [f"{pad}{{", f"{pad}  const int64_t {last.key} = first + {k};",
                       *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
         lines += [f"{pad}}}", f"{margin(indent - 1)}}}"]
@@ -151,7 +159,7 @@ class Columns(Loops):
 
     def _open_row_blocks(
         self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
-        long: Sequence[Accumulate], column: Var,
+        long: Sequence[Reduce], column: Var,
     ) -> list[str]:  # fmt: skip
         """Blocks of a reduced loop, each with accumulators of its own."""
         pad = margin(scope.indent)
@@ -172,7 +180,7 @@ class Columns(Loops):
             )
         return lines
 
-    def _close_row_blocks(self, scope: Scope, long: Sequence[Accumulate]) -> list[str]:
+    def _close_row_blocks(self, scope: Scope, long: Sequence[Reduce]) -> list[str]:
         pad = margin(scope.indent)
         sums = [
             f"{pad}for (int64_t c = 0; c < tile_end - tile; ++c) "
@@ -182,18 +190,18 @@ class Columns(Loops):
         return [*sums, f"{pad}}}"]
 
     def _split_column(
-        self, scope: Scope, phases: list[Phase], accumulators: list[Accumulate], column: Var
+        self, scope: Scope, phases: list[Phase], accumulators: list[Reduce], column: Var
     ) -> list[str]:
         """Each chunk of the reduced loops fills its own accumulators, which are then combined."""
-        pad, inner = margin(scope.indent), self.kernel.inner
+        pad, inner = margin(scope.indent), self.kernel.reduction
         width = "(tile_end - tile)"
         for stmt in accumulators:
             ctype = VALUE_TYPE[self._total_type(stmt)]
             shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
         total, times = self._size(inner[0].size), ""
-        if len(inner) == 1 and isinstance(inner[0].size, int) and in_fours(inner[0]):
-            total, times = str(inner[0].size // JAM), f" * {JAM}"
+        if len(inner) == 1 and isinstance(inner[0].size, int) and unrolled_by_four(inner[0]):
+            total, times = str(inner[0].size // UNROLL_AND_JAM), f" * {UNROLL_AND_JAM}"
         chunk = self._push((), scope.indent + 1)
         chunk.lines.append(
             f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
@@ -214,7 +222,7 @@ class Columns(Loops):
             body.lines.append(
                 f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
             )
-        self._sweep_columns(body, phases, column, inner, ("low", "high"))
+        self._pass_over_columns(body, phases, column, inner, ("low", "high"))
         self._pop(body)
         self._pop(chunk)
         scope.lines += [
@@ -232,7 +240,7 @@ class Columns(Loops):
         return []
 
     def _column_tail(
-        self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Accumulate]
+        self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Reduce]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
         body = self._push((column,), scope.indent + 1)
@@ -259,5 +267,5 @@ def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:
     raise AssertionError("a reduction has loops")
 
 
-def _result(stmt: Accumulate) -> str:
+def _result(stmt: Reduce) -> str:
     return f"at_{stmt.name}" if is_place(stmt) else local(stmt.name)

@@ -15,7 +15,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.index import Index, Var, product
-from dicp.loop.ir.kernel import Accumulate, Define, Phase, Stmt, Store
+from dicp.loop.ir.kernel import Let, Phase, Reduce, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.vendor.cpu.render.scan import Scans
 
@@ -39,35 +39,38 @@ class Planes(Scans):
 
     def _in_planes(self) -> bool:
         kernel = self.kernel
-        loops = (*kernel.rows, *kernel.inner)
+        loops = (*kernel.parallel, *kernel.reduction)
         sizes = [v.size for v in loops if isinstance(v.size, int)]
-        if len(kernel.rows) != 1 or len(kernel.inner) != 2 or len(sizes) != 3:
+        if len(kernel.parallel) != 1 or len(kernel.reduction) != 2 or len(sizes) != 3:
             return False
         if product(sizes) < MIN_PLANES or sizes[1] < 2 or sizes[2] < MIN_PLANE:
             return False
-        sweeps = [p for p in kernel.phases if p.level == "inner"]
-        if len(sweeps) < 2 or not all(map(self._is_plain, self._all_stmts())):
+        passes = [p for p in kernel.phases if p.level == "reduction"]
+        if len(passes) < 2 or not all(map(self._is_plain, self._all_stmts())):
             return False
         reads = self._plane_reads()
-        if product([*sizes, sum(r.dtype.itemsize for r, _ in reads)]) >= self.far_bytes:
+        if product([*sizes, sum(r.dtype.itemsize for r, _ in reads)]) >= self.non_temporal_bytes:
             return False
         stores = [s.index for s in self._all_stmts() if isinstance(s, Store)]
-        found = [*(i for _, i in reads), *(i for i in stores if kernel.inner[1] in i.variables())]
+        found = [
+            *(i for _, i in reads),
+            *(i for i in stores if kernel.reduction[1] in i.variables()),
+        ]
         return all(self._lies_in_planes(index) for index in found)
 
     def _is_plain(self, stmt: Stmt) -> bool:
-        if isinstance(stmt, Accumulate):
+        if isinstance(stmt, Reduce):
             return stmt.op == "sum" and VALUE_TYPE[stmt.dtype] == "float"
-        return isinstance(stmt, Define) or (isinstance(stmt, Store) and not stmt.op)
+        return isinstance(stmt, Let) or (isinstance(stmt, Store) and not stmt.op)
 
     def _plane_reads(self) -> set[tuple[Ref, Index]]:
         reads = {(item.ref, item.coords[0]) for item in self.kernel.reads()}
-        return {(ref, i) for ref, i in reads if self.kernel.inner[1] in i.variables()}
+        return {(ref, i) for ref, i in reads if self.kernel.reduction[1] in i.variables()}
 
     def _lies_in_planes(self, index: Index) -> bool:
-        steps = [index.coefficient(v) for v in (self.kernel.inner[0], *self.kernel.rows)]
+        steps = [index.coefficient(v) for v in (self.kernel.reduction[0], *self.kernel.parallel)]
         image, row = (s if isinstance(s, int) else 0 for s in steps)
-        return image > row >= MIN_PLANE and index.coefficient(self.kernel.inner[1]) == 1
+        return image > row >= MIN_PLANE and index.coefficient(self.kernel.reduction[1]) == 1
 
     # ---- text -----------------------------------------------------------------------------------
 
@@ -77,21 +80,21 @@ class Planes(Scans):
         taken = {square.name for square, _ in squares}
         lines: list[str] = []
         for phase in self.kernel.phases:
-            if phase.level == "row":
+            if phase.level == "parallel":
                 lines += self._of_rows(phase.stmts)
                 continue
-            own = [s for s in phase.stmts if isinstance(s, Accumulate) and s.name in taken]
+            own = [s for s in phase.stmts if isinstance(s, Reduce) and s.name in taken]
             rest = tuple(s for s in phase.stmts if s not in own)
             for stmt in own:
                 lines += self._about_mean(stmt, next(s for q, s in squares if q is stmt))
             if rest:
-                lines += self._sweep(replace(phase, stmts=rest), squares)
+                lines += self._pass_over_reduction(replace(phase, stmts=rest), squares)
         return lines
 
-    def _sweep(self, phase: Phase, squares: list[tuple[Accumulate, Accumulate]]) -> list[str]:
+    def _pass_over_reduction(self, phase: Phase, squares: list[tuple[Reduce, Reduce]]) -> list[str]:
         """All planes in the order of memory; what is summed gets one number for each plane."""
-        (row,), (image, inner) = self.kernel.rows, self.kernel.inner
-        sums = [s for s in phase.stmts if isinstance(s, Accumulate)]
+        (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
+        sums = [s for s in phase.stmts if isinstance(s, Reduce)]
         mine = [(square, s) for square, s in squares if s in sums]
         slot, count = f"[{row.size} * {image.key} + {row.key}]", f"{image.size} * {row.size}"
         scope = self._row_scope([image, row], 3)
@@ -103,10 +106,10 @@ class Planes(Scans):
             scope.lines.append(f"      const float {local(middle)} = {one} / {inner.size};")
             self.local_names[middle] = len(self.scopes) - 1
             away = ir.apply(
-                "sub", stmt.dtype, stmt.value, Expr("acc", stmt.dtype, attr=middle)
+                "sub", stmt.dtype, stmt.value, Expr("reduction_result", stmt.dtype, attr=middle)
             )  # fmt: skip
             squared = replace(square, value=ir.apply("mul", stmt.dtype, away, away))
-            self._inner_loops(Phase("inner", (squared,)), scope, (inner,))
+            self._inner_loops(Phase("reduction", (squared,)), scope, (inner,))
             scope.lines.append(
                 f"      all_{square.name}{slot} = {local(square.name)} + (double){local(middle)} * "
                 f"(2 * (double){one} - {inner.size} * (double){local(middle)});"
@@ -135,11 +138,11 @@ class Planes(Scans):
 
     def _of_rows(self, stmts: Sequence[Stmt]) -> list[str]:
         """What is computed once for each row; what it names is kept for the sweeps that follow."""
-        (row,) = self.kernel.rows
+        (row,) = self.kernel.parallel
         scope = self._row_scope([row], 2)
         self._stmts(stmts, scope)
         lines = []
-        for stmt in (s for s in stmts if isinstance(s, Define)):
+        for stmt in (s for s in stmts if isinstance(s, Let)):
             ctype = VALUE_TYPE[stmt.dtype]
             lines.append("  " + self._allocated(ctype, f"row_{stmt.name}", str(row.size)))
             scope.lines.append(f"    row_{stmt.name}[{row.key}] = {local(stmt.name)};")
@@ -147,11 +150,11 @@ class Planes(Scans):
         self._pop(scope)
         return [*lines, *self._loop(row, scope, 1)]
 
-    def _about_mean(self, square: Accumulate, sums: Accumulate) -> list[str]:
+    def _about_mean(self, square: Reduce, sums: Reduce) -> list[str]:
         """sum (x - m)^2 = sum x^2 - 2 m sum x + n m^2, in doubles."""
-        (row,), name = self.kernel.rows, square.name
+        (row,), name = self.kernel.parallel, square.name
         mean = square.value.args[0].args[1].attr
-        count = product(v.size for v in self.kernel.inner)
+        count = product(v.size for v in self.kernel.reduction)
         here = f"[{row.key}]"
         self.known[name] = f"row_{name}{here}"
         return [

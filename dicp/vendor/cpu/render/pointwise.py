@@ -15,7 +15,7 @@ length is a power of two share cache sets."""
 COPY_TILE = (64, 128)
 """Extents of a tile that is only turned, along its source and along its result: long rows of the
 result, and few rows of it at a time."""
-FAR_WIDTH = 64
+NON_TEMPORAL_WIDTH = 64
 """Extent along its source of a tile whose result is written past the caches, one line of each row:
 more rows at a time share too few pages."""
 SQUARE = 16
@@ -26,7 +26,7 @@ class Pointwise(Loops):
     """Every statement at every point."""
 
     def lines(self) -> list[str]:
-        rows = self.kernel.rows
+        rows = self.kernel.parallel
         if not rows:
             scope = self._push((), 1)
             self._stmts(self._all_stmts(), scope)
@@ -47,9 +47,9 @@ class Pointwise(Loops):
 
     def _crossing_loop(self) -> Var | None:
         """The outer loop along which some tensor is contiguous while the last loop strides it."""
-        last = self.kernel.rows[-1]
+        last = self.kernel.parallel[-1]
         for index in self._memory_indices():
-            for var in self.kernel.rows[:-1]:
+            for var in self.kernel.parallel[:-1]:
                 if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
                     return var
         return None
@@ -63,16 +63,16 @@ class Pointwise(Loops):
 
         What lies across the last loop is turned in registers into a tile of its own first.
         """
-        rows = self.kernel.rows
+        rows = self.kernel.parallel
         last = rows[-1]
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
         base = self._push(outer, depth + 2)
-        inside = self._turned_copy(crossing, last, base)
+        inside = self._transposed_copy(crossing, last, base)
         extents = COPY_TILE if inside else (TILE, TILE)
-        if self.writes_far:
+        if self.writes_non_temporal:
             extents = (
-                FAR_WIDTH,
+                NON_TEMPORAL_WIDTH,
                 self._line([s.ref for s in self._all_stmts() if isinstance(s, Store)]),
             )
         inside = inside or self._tile_loops(crossing, last, base)
@@ -101,27 +101,29 @@ class Pointwise(Loops):
             f"{margin(base.indent)}}}",
         ]  # fmt: skip
 
-    def _turned_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+    def _transposed_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
         """One tile of a kernel that does nothing but copy a turned tensor; empty for any other."""
         stmts = self._all_stmts()
         if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
             return []
         store, source = stmts[0], stmts[0].value.attr
-        read = self._across(source.coords[0], crossing, last)
-        written = self._across(store.index, last, crossing)
+        read = self._crossing_loops(source.coords[0], crossing, last)
+        written = self._crossing_loops(store.index, last, crossing)
         if not read or not written:
             return []
         (start, stride), (place, step) = read, written
         # Squares of shorter elements do not fill lines.
-        self.writes_far = store.ref.dtype.itemsize in (4, 8) and self._is_far(store, last)
-        turn = "d_turn_far" if self.writes_far else "d_turn"
+        self.writes_non_temporal = store.ref.dtype.itemsize in (4, 8) and self._is_non_temporal(
+            store, last
+        )
+        turn = "d_turn_far" if self.writes_non_temporal else "d_turn"
         return [
             *base.lines,
             f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
             f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
         ]
 
-    def _across(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
+    def _crossing_loops(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
         """Where a tile starts in what lies contiguous along one of its loops, and the step of the
         other; None where it does not lie so."""
         others = tuple((a, c) for a, c in index.terms if a not in (along, over))
@@ -129,7 +131,7 @@ class Pointwise(Loops):
         stride = index.coefficient(over)
         if index.coefficient(along) != 1 or stride in (0, 1) or {along, over} & hidden:
             return None
-        names = ("tile1", "tile0") if over is self.kernel.rows[-1] else ("tile0", "tile1")
+        names = ("tile1", "tile0") if over is self.kernel.parallel[-1] else ("tile0", "tile1")
         step = self._size(stride)
         start = f"{self._index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
         return start, step
@@ -139,7 +141,7 @@ class Pointwise(Loops):
         if any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last)):
             return  # no square is ever full
         for number, (ref, index) in enumerate(self._plain_reads()):
-            found = self._across(index, crossing, last)
+            found = self._crossing_loops(index, crossing, last)
             if found is None:
                 continue
             start, stride = found

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.kernel import Running, Store
-from dicp.vendor.cpu.render.loops import JAM, Loops, block_end, in_fours
+from dicp.loop.ir.kernel import Scan, Store
+from dicp.vendor.cpu.render.loops import UNROLL_AND_JAM, Loops, block_end, unrolled_by_four
 
 SCAN_BLOCK = 256
 """Elements of a row whose running sums are taken at once."""
@@ -19,23 +19,23 @@ class Scans(Loops):
 
     def _only_sums(self) -> bool:
         """Whether each scan is a sum of what does not depend on another."""
-        stmts, inner = self._all_stmts(), self.kernel.inner
-        running = [s for s in stmts if isinstance(s, Running)]
+        stmts, inner = self._all_stmts(), self.kernel.reduction
+        running = [s for s in stmts if isinstance(s, Scan)]
         return (
             len(self.kernel.phases) == len(inner) == 1
             and len(running) + sum(isinstance(s, Store) for s in stmts) == len(stmts)
             and all(s.op == "sum" and VALUE_TYPE[s.dtype] != "bool" for s in running)
-            and not any(e.op == "acc" for s in running for e in ir.walk(s.value))
+            and not any(e.op == "reduction_result" for s in running for e in ir.walk(s.value))
             and (not isinstance(inner[0].size, int) or inner[0].size >= MIN_SCAN)
         )
 
     def _summed_so_far(self) -> list[str]:
         """Running sums of a block in a loop of their own: what they sum is computed in vectors
         before, and what reads them after it."""
-        kernel, depth = self.kernel, 1 + len(self.kernel.rows)
-        scope = self._push(kernel.rows, depth)
-        (phase,), (var,), pad = kernel.phases, kernel.inner, margin(depth)
-        running = [s for s in phase.stmts if isinstance(s, Running)]
+        kernel, depth = self.kernel, 1 + len(self.kernel.parallel)
+        scope = self._push(kernel.parallel, depth)
+        (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
+        running = [s for s in phase.stmts if isinstance(s, Scan)]
         limits, place = ("block", "block_end"), f"[{var.key} - block]"
         before = self._push((var,), depth + 2)
         for s in running:
@@ -64,46 +64,46 @@ class Scans(Loops):
             pragma, *self._loop(var, after, depth + 1, limits),
             f"{pad}}}",
         ]  # fmt: skip
-        if not kernel.rows:
+        if not kernel.parallel:
             return scope.lines
-        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
-        return self._outer_loops(kernel.rows, scope.lines, pragma)
+        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, pragma)
 
     def _in_fours(self) -> bool:
-        rows = self.kernel.rows
+        rows = self.kernel.parallel
         return (
             bool(rows)
-            and in_fours(rows[-1])
-            and rows[-1].size not in (0, JAM)
+            and unrolled_by_four(rows[-1])
+            and rows[-1].size not in (0, UNROLL_AND_JAM)
             and len(self.kernel.phases) == 1
-            and len(self.kernel.inner) == 1
-            and all(isinstance(s, (Running, Store)) for s in self._all_stmts())
+            and len(self.kernel.reduction) == 1
+            and all(isinstance(s, (Scan, Store)) for s in self._all_stmts())
         )
 
     def _scanned_together(self) -> list[str]:
         """Scans of several rows in one loop."""
         kernel = self.kernel
-        (*outer, last), depth = kernel.rows, 1 + len(kernel.rows)
-        row = self._push(kernel.rows, depth + 2)
+        (*outer, last), depth = kernel.parallel, 1 + len(kernel.parallel)
+        row = self._push(kernel.parallel, depth + 2)
         (phase,), pad = kernel.phases, margin(depth)
-        running = [s for s in phase.stmts if isinstance(s, Running)]
-        body = self._push(kernel.inner, depth + 2)
+        running = [s for s in phase.stmts if isinstance(s, Scan)]
+        body = self._push(kernel.reduction, depth + 2)
         self._stmts(phase.stmts, body)
         self._pop(body)
         self._pop(row)
         low = margin(depth - 1)
-        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {JAM}) {{"]
-        for k in range(JAM):
+        lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {UNROLL_AND_JAM}) {{"]
+        for k in range(UNROLL_AND_JAM):
             lines += [
                 f"{pad}{accumulator_type(s)} row{k}_{s.name} = {start_value(s.op, s.dtype)};"
                 for s in running
             ]
-        lines.append(f"{pad}{self._for(kernel.inner[0])} {{")
-        for k in range(JAM):
+        lines.append(f"{pad}{self._for(kernel.reduction[0])} {{")
+        for k in range(UNROLL_AND_JAM):
             names = [f"{accumulator_type(s)}& {local(s.name)} = row{k}_{s.name};" for s in running]
             lines += [f"{pad}  {{", f"{pad}    const int64_t {last.key} = first + {k};",
                       *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
                       f"{pad}  }}"]  # fmt: skip
         lines += [f"{pad}}}", f"{low}}}"]
-        pragma = self._parallel((*kernel.rows, *kernel.inner), len(kernel.rows))
+        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
         return self._outer_loops(outer, lines, pragma)

@@ -36,7 +36,7 @@ class Scatter(Pointwise):
     them apart."""
 
     def lines(self) -> list[str]:
-        rows = self.kernel.rows
+        rows = self.kernel.parallel
         if not rows:
             return super().lines()
         destination = self._destination()
@@ -72,7 +72,7 @@ class Scatter(Pointwise):
 
     def _destination(self) -> tuple[Store, Indirect] | None:
         """The sum of whole rows into rows found by an index, where that is all the kernel does."""
-        rows, stmts = self.kernel.rows, self._all_stmts()
+        rows, stmts = self.kernel.parallel, self._all_stmts()
         store = stmts[0]
         if len(rows) != 2 or len(stmts) != 1 or not isinstance(store, Store) or store.op != "sum":
             return None
@@ -98,7 +98,7 @@ class Scatter(Pointwise):
     def _by_destination(self, found: tuple[Store, Indirect]) -> list[str]:
         """Rows counted and listed by destination, whose sums threads then take one by one."""
         store, place = found
-        row, last = self.kernel.rows
+        row, last = self.kernel.parallel
         rows, places = self._size(row.size), self._size(place.size)
         head = self._push((row,), 2)
         at = self.value(place.expr)
@@ -132,7 +132,7 @@ class Scatter(Pointwise):
         return [*lines, "  }", "  }"]
 
     def _added_together(self, store: Store, place: Indirect, count: int) -> list[str]:
-        row, last = self.kernel.rows
+        row, last = self.kernel.parallel
         target, ctype = self._at_place(store, place), VALUE_TYPE[store.ref.dtype]
         old = f"begun ? {target} : 0" if self.kernel.fresh else target
         outer = self._push((row,), 5)
@@ -162,10 +162,10 @@ class Scatter(Pointwise):
 
     def writes_all(self) -> Ref | None:
         """The buffer of which this kernel adds to every element, by destination."""
-        found = self._destination() if self.kernel.rows else None
+        found = self._destination() if self.kernel.parallel else None
         if found is None:
             return None
-        (store, place), last = found, self.kernel.rows[-1]
+        (store, place), last = found, self.kernel.parallel[-1]
         whole = product([place.size, last.size]) == product(store.ref.root.shape)
         step = dict(store.index.terms)[place]
         return store.ref.root if whole and step == last.size and store.index.const == 0 else None

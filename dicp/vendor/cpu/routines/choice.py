@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dicp.loop.ir.index import Size, product
-from dicp.vendor.cpu.routines import depthwise, pieces
+from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import Axis, Shaped
 
 LIGHT = 3 << 23
@@ -31,14 +31,14 @@ LEAST_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Turned:
+class Transposed:
     """Filters with inputs and outputs exchanged."""
 
     shape: Sequence[Size]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, w: Shaped) -> Turned:
+    def of(cls, w: Shaped) -> Transposed:
         return cls((w.shape[1], w.shape[0], *w.shape[2:]), w.dtype)
 
 
@@ -84,8 +84,8 @@ class Options:
         single = all(axis[:2] == (1, 1) for axis in axes)
         return single and x.shape[0] != 1 and self.by_pixel(x, axes)
 
-    def in_pieces(self, x: Shaped, axes: Sequence[Axis]) -> bool:
-        return len(x.shape) == 4 and self.groups == 1 and pieces.fit(axes)
+    def in_patches(self, x: Shaped, axes: Sequence[Axis]) -> bool:
+        return len(x.shape) == 4 and self.groups == 1 and patchify.fit(axes)
 
     def by_pixel(self, x: Shaped, axes: Sequence[Axis]) -> bool:
         return len(x.shape) == 4 and self.groups == 1 and of_one_pixel(axes)
@@ -107,7 +107,7 @@ def result(
             return "patches"
         if _is_better(w, out, axes):
             return "product" if how.by_pixel(x, axes) else "convolution"
-    return "pieces" if last and how.in_pieces(x, axes) else None
+    return "pieces" if last and how.in_patches(x, axes) else None
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -122,7 +122,7 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
         few = w.shape[1] < LEAST_ROWS // 2  # type: ignore[operator]
         return None if dilated or few else "patches"
-    if not _is_better(Turned.of(w), x.shape, turned(axes)):
+    if not _is_better(Transposed.of(w), x.shape, turned(axes)):
         return None
     return "product" if of_one_pixel(axes) else "convolution"
 
@@ -213,7 +213,7 @@ def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
     if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
         return False
     enough = rows >= LEAST_ROWS // 2 and w.shape[1] <= PANEL // 8  # type: ignore[operator]
-    return enough and (pieces.fit(axes) or product((out[0], *out[2:])) <= 1024)  # type: ignore[operator]
+    return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= 1024)  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:

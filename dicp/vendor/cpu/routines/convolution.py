@@ -11,7 +11,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
 from dicp.loop.lowering.library import bias_gradient, plain
-from dicp.vendor.cpu.routines import choice, depthwise, pieces
+from dicp.vendor.cpu.routines import choice, depthwise, patchify
 from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
     LIBRARY_CALLS,
@@ -43,7 +43,7 @@ def convolution(
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
     if kind == "pieces":
-        return pieces.convolved(lw, x, w, bias, out, axes)
+        return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
         return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
     if kind is not None:
@@ -68,8 +68,8 @@ def convolution_backward(
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
-        if how.in_pieces(x, axes) and is_channels_last(images or lw.realize(x)):
-            results[:2] = pieces.gradients(lw, grad, x, w, images, filters, axes)
+        if how.in_patches(x, axes) and is_channels_last(images or lw.realize(x)):
+            results[:2] = patchify.gradients(lw, grad, x, w, images, filters, axes)
         elif x.ndim == 3 or _pixels_in_rows(lw.realize(grad), lw.realize(x)):
             results[:2] = _backward(lw, grad, x, w, images, filters, how)
     elif how.fits_depthwise(x, w) and is_taken(grad, x, w):
