@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.target import Target
-from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions
+from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions, pytree
 
 aten = torch.ops.aten
 
@@ -21,14 +21,57 @@ WHOLE = frozenset(
 MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY_WRITING
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
+UNTRACEABLE = frozenset({aten.bucketize.Scalar})
+"""Operators whose decomposition makes a constant tensor that tracing takes for unknown data."""
+
+
+def _copy_of(view: OpOverload) -> Callable[..., Any]:
+    """The decomposition of `view_copy`: a view, and its elements in fresh contiguous memory."""
+
+    def fresh(part: Any) -> Any:
+        return part.clone(memory_format=torch.contiguous_format)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(fresh, view(*args, **kwargs))
+
+    return rule
+
+
+def _eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """PyTorch's own counts more than 255 rows in uint16, for which eager has no `arange`."""
+    rows = torch.arange(n, device=device)
+    columns = rows if m is None else torch.arange(m, device=device)
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.eye.default: _eye,
+    aten.eye.m: _eye,
+    aten.detach_copy.default: _copy_of(aten.alias.default),
+    aten.select_copy.int: _copy_of(aten.select.int),
+    aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
+    aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
+    aten.view_copy.default: _copy_of(aten.reshape.default),  # whatever the strides
+}
+"""Decompositions that PyTorch lacks or that come in the place of its own. The copies of views have
+no lowering rules: one could only forget that a copy shares no memory with what it was made from."""
+
 
 @lru_cache(maxsize=32)
 def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; the framework's own table is left as it is."""
-    keep = target.facts.keep | WHOLE | MUTATING
+    keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     return {
         op: rule
-        for op, rule in all_decompositions.items()
+        for op, rule in (*all_decompositions.items(), *OWN.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
 

@@ -134,7 +134,7 @@ class _Assembler:
             "args": [self.encode(a) for a in call.args],
             "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
             "outs": [self._slot(slot) for slot in call.outs],
-            "origin": str(call.origin),
+            "origin": call.origin,
         }
 
     def encode(self, value: Any) -> Any:

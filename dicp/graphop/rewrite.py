@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dicp.graphop.builder import Builder, NoRule
+from dicp.graphop.builder import Builder
 from dicp.graphop.program import Item, Node, Operand, Result, Value
+from dicp.rules import NoRule
 
 Rewritten = Sequence[Value] | Mapping[Value, Value] | None
 """What stands for a node's results, or for any values from here on; None to keep the node."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dicp.errors import InputMismatchError
+from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
 from dicp.serialize import (
     decode_argument,
@@ -231,19 +231,21 @@ class _Plan:
         def call(env: Env) -> None:
             result = op(*args(env), **{k: v(env) for k, v in kwargs.items()})
             for slot, value in zip(outs, _flat(result), strict=False):
-                env[slot] = self._received(slot, value)
+                env[slot] = self._received(slot, value, step)
 
         return call
 
-    def _received(self, slot: int, value: Any) -> Any:
+    def _received(self, slot: int, value: Any, step: Mapping[str, Any]) -> Any:
         """What an eager call gave, with the strides that later steps were compiled for."""
         row = self.slots[slot]
         if not isinstance(value, torch.Tensor) or "strides" not in row:
             return value
-        if value.layout != torch.strided or not value.numel():
+        if value.layout != torch.strided:
             return value
+        if value.shape != self._shape(slot):
+            raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
         strides = self._shape(slot, "strides")
-        if value.stride() == strides or tuple(value.shape) != self._shape(slot):
+        if value.stride() == strides or not value.numel():
             return value
         return restrided(value, value.shape, strides)
 

@@ -75,7 +75,7 @@ CASES = [
     op("zeros_plus", lambda x: torch.zeros(x.shape) + x * torch.ones(1), X, dtypes=F32),
     op(
         "eye",
-        lambda x: [torch.eye(*n, device=x.device) for n in ((5,), (3, 7), (x.shape[0],))],
+        lambda x: [torch.eye(*n, device=x.device) for n in ((5,), (3, 7), (x.shape[0],), (300, 2))],
         X,
         dtypes=F32,
     ),

@@ -291,7 +291,10 @@ CASES = [
     op("one_hot", lambda i: F.one_hot(i, 10), index((6, 5), 4), dtypes=(torch.int64,)),
     op(
         "bucketize",
-        lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 2.0], device=x.device)),
+        lambda x: (
+            torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5, 2.0], device=x.device)),
+            torch.bucketize(0.5, x[0].sort().values) + 1,
+        ),
         X,
         dtypes=F32,
     ),

@@ -232,6 +232,13 @@ BINARY = [
     pointwise(torch.fmax, X, X),
     pointwise(torch.fmin, X, X),
     pointwise(torch.copysign, X, X, grad=False),
+    pointwise(
+        "copysign_number",
+        lambda x: (torch.copysign(x, -0.5), torch.copysign(x, 2), torch.copysign(x, -0.0)),
+        X,
+        grad=False,
+        dtypes=F32_F64,
+    ),
     pointwise(torch.xlogy, X, T(X, 0.1, 4), grad=False),
     pointwise(torch.logaddexp, X, X, grad=False, dtypes=(torch.float32, torch.float64), floor=16.0),
     pointwise(torch.nextafter, X, X, dtypes=(torch.float32, torch.float64), grad=False),

@@ -134,6 +134,13 @@ CASES = [
         X,
         graphs=3,
     ),
+    pool(
+        "max_of_large_windows",  # as deep an expression as there is
+        lambda x: F.adaptive_max_pool3d(x, 1, return_indices=True),
+        (2, 3, 4, 4, 8),
+        fixed=(4, 8),
+        layouts=("contiguous",),
+    ),
     pool("lp_pool2d", lambda x: F.lp_pool2d(x, 2, 3), T(X, 0.5, 2), floor=4.0),
     pool(
         "pool_channels_last_chain",

@@ -106,6 +106,37 @@ VIEWS = [
     op("views_of_views", lambda x: x[1:].t()[2:].reshape(-1)[::3], X),
 ]
 
+COPIES = [
+    op(  # not one of them shares memory with its input
+        "copies_of_views",
+        lambda x: (
+            torch.alias_copy(x),
+            torch.as_strided_copy(x, (3, 4), (2, 5)),
+            torch.detach_copy(x),
+            torch.diagonal_copy(x, 1),
+            torch.expand_copy(x, (2, -1, -1)),
+            torch.permute_copy(x, (1, 0)),
+            torch.select_copy(x, 0, 1),
+            torch.slice_copy(x, 0, 0, 4),
+            torch.split_copy(x, 2),
+            torch.split_with_sizes_copy(x, (2, 4)),
+            torch.squeeze_copy(x),
+            torch.squeeze_copy(x, 0),
+            torch.t_copy(x),
+            torch.transpose_copy(x, 0, 1),
+            torch.unbind_copy(x),
+            torch.unfold_copy(x, 0, 2, 1),
+            torch.unsqueeze_copy(x, 0),
+            torch.view_copy(x, (1, 6, -1)),
+            torch.view_copy(torch.diagonal_scatter(x[:, :6], x[0, :6]), (-1,)),
+        ),
+        X,
+        fixed=(6,),
+        grad=False,
+        dtypes=F32,
+        layouts=("contiguous",),
+    ),
+]
 JOIN_AND_SPLIT = [
     op("cat", lambda xs: (torch.cat(xs), torch.cat(xs, 1)), [X, X, X], dtypes=ANY),
     op("cat_uneven", lambda x, y, z: torch.cat((x, y, z), 1), (6, 37), (6, 5), (6, 11), dtypes=ANY),
@@ -235,7 +266,7 @@ REARRANGE = [
     op("nothing_at_all", lambda x: x, X, layouts=LAYOUTS, dtypes=ANY),
 ]
 
-CASES = [*VIEWS, *JOIN_AND_SPLIT, *REPEAT, *PAD, *REARRANGE]
+CASES = [*VIEWS, *COPIES, *JOIN_AND_SPLIT, *REPEAT, *PAD, *REARRANGE]
 
 
 def test_op(case: Any, check_op: Any) -> None:

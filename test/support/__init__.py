@@ -1,8 +1,8 @@
 """What the tests share: operator cases, the fp64 rule, the backend under test."""
 
+from dicp.compare import Rule, assert_matches, check_tensor
 from support.backends import BackendUnderTest
 from support.cases import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, Op, created_on, op
-from support.compare import Rule, assert_matches, check_tensor
 from support.inputs import T, index
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dicp.compare import Rule, check_tensor, storage_relations
 from support.backends import BackendUnderTest
-from support.compare import Rule, check_tensor, storage_relations
 from support.inputs import (
     LAYOUT_OF,
     Sizes,

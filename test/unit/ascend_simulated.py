@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.compare import Rule, assert_matches
 from torch import Tensor
 
+from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import SimulatorWarning
 

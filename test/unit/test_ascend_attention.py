@@ -12,7 +12,7 @@ from ascend_simulated import check
 from torch import Tensor
 
 from dicp.errors import PrototypeError
-from dicp.graphop.builder import NoRule
+from dicp.rules import NoRule
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.semantics import SEMANTICS
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_matches
 from test_routines import PastBlas, leaf
 from torch import Tensor, fx
 
+from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 

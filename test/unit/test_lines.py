@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import record
-from support.compare import Rule, check_tensor
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dicp.compare import Rule, check_tensor
 from dicp.config import Config
 
 BF16 = torch.bfloat16

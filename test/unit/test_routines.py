@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_matches
 from torch import Tensor, fx
 
+from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.loop.lowering import RuleTable

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_matches
 from torch import Tensor
+
+from dicp.compare import assert_matches
 
 
 @pytest.fixture(autouse=True, params=[2, 3])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import Rule, check_tensor
 from torch import Tensor
 
+from dicp.compare import Rule, check_tensor
 from dicp.dynamo_bridge.attention import forward as sdpa
 from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.backend import Backend

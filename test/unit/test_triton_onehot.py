@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import TritonRecorder, record
-from support.compare import assert_matches
 from torch import Tensor
 
+from dicp.compare import assert_matches
 from dicp.dynamo_bridge.backend import Backend
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import TritonRecorder, calls, kernels, portable, record
-from support.compare import assert_matches
 from torch import Tensor
 
 from dicp.cache import Cache
+from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.compare import assert_matches
 
+from dicp.compare import assert_matches
 from dicp.dynamo_bridge.backend import Backend
 
 

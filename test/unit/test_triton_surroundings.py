@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from recorder import TritonRecorder, record
-from support.compare import Rule, assert_matches
 from test_triton_launch import Named, StandIn, first_kernel, job, plan_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dicp import torch_private
 from dicp.cache import Cache
+from dicp.compare import Rule, assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.gpu.launch import Device, StreamPool

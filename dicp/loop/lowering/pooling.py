@@ -18,7 +18,6 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, masked
 from dicp.loop.ir.index import (
     Index,
-    Indirect,
     Size,
     contiguous_strides,
     flatten,
@@ -28,10 +27,10 @@ from dicp.loop.ir.index import (
     product,
 )
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import place, scattered
+from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POOLING = RuleTable()
@@ -74,7 +73,7 @@ class Window:
     def nearest(self, o: Index, k: Index) -> Index:
         """Window point `k` moved to the nearest point of the window that exists (dilation 1)."""
         place, tests = self.at(o, k)
-        return clamped(place, self.size) if tests else place
+        return clamped(ir.index_value(place), self.size) if tests else place
 
     def _last(self, k: Index) -> Size | None:
         top = k.maximum()
@@ -136,7 +135,7 @@ class Adaptive:
         if not tests:
             return place
         last = ir.index_value(self.end(o)) + -1
-        return _indirect(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
+        return proven(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
 
     def count(self, o: Index, include_padding: bool) -> Expr:
         return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
@@ -149,17 +148,6 @@ class Adaptive:
 
 
 AnyWindow = Window | Adaptive
-
-
-def _indirect(at: Expr, size: Size) -> Index:
-    return Index(0, ((Indirect(at, size), 1),))
-
-
-def clamped(place: Index, size: Size) -> Index:
-    """`place` moved into 0 .. size-1, so that reading there needs no test."""
-    at = apply("maximum", torch.int64, ir.index_value(place), const(0, torch.int64))
-    last = ir.index_value(Index(normal(size - 1)))
-    return _indirect(apply("minimum", torch.int64, at, last), size)
 
 
 def _static(values: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
@@ -286,6 +274,7 @@ def average_backward(
     lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
     dtype, n = _accumulator(g.dtype), len(windows)
+    lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
@@ -382,24 +371,28 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
         test = both([t for _, tests in found for t in tests])
         return guarded(test, x.at([*lead, *places]), start), places, test
 
+    def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        item, places, test = point(idx, k)
+        here = ir.index_value(flatten(places, strides))
+        return item, here if test is None else select(test, here, const(-1, torch.int64))
+
+    def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        """Of two neighbouring parts of a window; one at place -1 counts for nothing."""
+        better = compare("gt", b[0], a[0])
+        if floating:
+            better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
+        if exact:
+            better = apply("bitwise_or", torch.bool, better, compare("lt", a[1], 0))
+            better = apply("bitwise_and", torch.bool, better, compare("ge", b[1], 0))
+        return select(better, b[0], a[0]), select(better, b[1], a[1])
+
     def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
-        best, where = const(start, x.dtype), const(-1, torch.int64)
-        for number, k in enumerate(constants(counts)):
-            item, places, test = point(idx, k)
-            here = ir.index_value(flatten(places, strides))
-            if number == 0 and test is None:
-                best, where = item, here
-                continue
-            better = compare("gt", item, best)
-            if test is not None:
-                first = compare("lt", where, 0)
-                better = apply("bitwise_or", torch.bool, better, first)
-                better = apply("bitwise_and", torch.bool, test, better)
-            if floating:
-                nan = apply("isnan", torch.bool, item)
-                better = apply("bitwise_or", torch.bool, better, nan)
-            best, where = select(better, item, best), select(better, here, where)
-        return best, where
+        # A balanced tree: a chain as deep as the window is large would end the recursion of passes.
+        parts = [counted(idx, k) for k in constants(counts)]
+        while len(parts) > 1:
+            pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[2 * len(pairs) :]
+        return parts[0]
 
     shape = sizes_of(lw.meta(0).shape)
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
@@ -432,7 +425,10 @@ def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 def _chosen_windows(
     lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
 ) -> Value:
-    """Each input point sums the gradients of the windows whose maximum it is."""
+    """Each input point sums the gradients of the windows whose maximum it is: nothing collides.
+
+    What names a place outside of its window adds nothing, as in the framework's kernels for GPUs.
+    """
     n = len(windows)
     dtype = _accumulator(g.dtype)
     strides = contiguous_strides(x.shape[-n:])
@@ -445,7 +441,8 @@ def _chosen_windows(
             for w, o in zip(windows, over, strict=True)
             for op, bound in (("ge", Index(0)), ("lt", Index(w.out)))
         ]
-        o = [*lead, *(clamped(o, w.out) for w, o in zip(windows, over, strict=True))]
+        at_windows = zip(windows, over, strict=True)
+        o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
         here = ir.index_value(flatten(at, strides))
         hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
         assert hit is not None
@@ -455,18 +452,42 @@ def _chosen_windows(
     return lw.cast(total, x.dtype)
 
 
-def scatter_to_chosen(lw: Lowering, g: Value, x: Value, index: Value, n: int) -> Value:
-    """Gradients stored into zeros at the flat places `index`."""
-    lead, size = x.shape[:-n], product(x.shape[-n:])
-    dtype = _accumulator(x.dtype)
+def scatter_to_chosen(
+    lw: Lowering, g: Value, x: Value, index: Value, n: int, none: bool = False
+) -> Value:
+    """Gradients added to zeros at the flat places `index`, of which -1 may stand for none."""
+    lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
+    if none:
+        g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
+        index = lw.map(lambda i: select(compare("eq", i, -1), 0, i), index)
+    result = _at_flat_places(lw, g, index, x.shape, n, _accumulator(x.dtype), "sum")
+    return lw.cast(result, x.dtype)
+
+
+def _at_flat_places(
+    lw: Lowering, x: Value, index: Value, shape: Sequence[Size], n: int, dtype: torch.dtype,
+    op: str,
+) -> Value:  # fmt: skip
+    """Zeros of `shape` with `x` combined in at flat places of the last `n` axes."""
+    lead, size = shape[:-n], product(shape[-n:])
+    places = Indices(lw, index, size, wrap=False)
     zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))
     result = scattered(
-        lw, zeros, g.shape,
-        lambda idx: cast(g.at(idx), dtype),
-        lambda idx: [*idx[:-n], place(lw, index.at(idx), size, negative=False)],
-        "sum",
+        lw, zeros, x.shape,
+        lambda idx: cast(x.at(idx), dtype),
+        lambda idx: [*idx[:-n], places.at(idx)],
+        op,
     )  # fmt: skip
-    return lw.cast(lw.reshape(result, x.shape), x.dtype)
+    return lw.reshape(result, shape)
+
+
+def _max_unpool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, index: Value, *sizes: Any) -> Value:
+        shape = sizes_of(lw.meta().shape)
+        lw.require_equal(x.shape, index.shape, "elements do not fit the indices")
+        return _at_flat_places(lw, x, index, shape, n, x.dtype, "store")
+
+    return lowered
 
 
 def _max_pool_backward(n: int) -> Callable[..., Value]:
@@ -475,9 +496,9 @@ def _max_pool_backward(n: int) -> Callable[..., Value]:
         ceil_mode: bool, index: Value,
     ) -> Value:  # fmt: skip
         windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
-        if any(w.dilation != 1 for w in windows):
-            return scatter_to_chosen(lw, g, x, index, n)
-        return _chosen_windows(lw, g, x, index, windows)
+        if lw.gathers_windows and all(w.dilation == 1 for w in windows):
+            return _chosen_windows(lw, g, x, index, windows)
+        return scatter_to_chosen(lw, g, x, index, n, none=True)
 
     return lowered
 
@@ -497,6 +518,8 @@ POOLING.add(aten.adaptive_max_pool2d.default, _adaptive_max_pool(2))
 POOLING.add(aten.adaptive_max_pool3d.default, _adaptive_max_pool(3))
 POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward(2))
 POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
+POOLING.add(aten.max_unpool2d.default, _max_unpool(2))
+POOLING.add(aten.max_unpool3d.default, _max_unpool(3))
 
 
 __all__ = ["POOLING", "Window"]

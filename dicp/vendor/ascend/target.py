@@ -5,21 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.errors import (
     FallbackWarning,
     GraphRejectedError,
-    ToolchainError,
 )
 from dicp.graphop.assemble import assemble
 from dicp.graphop.hoist import hoisted
@@ -33,14 +29,15 @@ from dicp.target import (
     Artifact,
     Check,
     Decision,
-    DecisionKind,
     Executable,
     Facts,
     LowerContext,
+    RuleTarget,
     Source,
-    Target,
+    tensors_of,
 )
-from dicp.torch_private import FakeTensorMode, OpOverload
+from dicp.toolchain import load_content
+from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.codegen import (
     ENTRY,
     at_sizes,
@@ -56,7 +53,7 @@ from dicp.vendor.ascend.gears import refusal
 from dicp.vendor.ascend.installation import operators_of
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
-from dicp.vendor.ascend.rules import RULES, VIEWS
+from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
@@ -74,10 +71,9 @@ PRECISION_MODES = {
 }
 """GE's names for what `precision` says: which dtypes it keeps."""
 HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
-NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
 
 
-class AscendTarget(Target):
+class AscendTarget(RuleTarget):
     """Compiles for Ascend chips; without CANN, for the simulator."""
 
     name = "ascend"
@@ -89,28 +85,10 @@ class AscendTarget(Target):
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
     )
+    rules = RULES
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
-
-    # ---- decisions ------------------------------------------------------------------------------
-
-    def decide(self, node: fx.Node) -> Decision:
-        if not isinstance(node.target, OpOverload):
-            return Decision("eager", "not an ATen operator")
-        if RULES.get(node.target) is None:
-            return Decision("eager", "no rule for this operator")
-        for tensor in _tensors_of(node):
-            if tensor.layout != torch.strided:
-                return Decision("eager", f"{tensor.layout} tensor")
-            if tensor.dtype not in DTYPES:
-                return Decision("eager", f"dtype {tensor.dtype} is not GE's")
-        return Decision("view" if node.target in VIEWS else "compiled")
-
-    def rule_kind(self, op: Any) -> DecisionKind | None:
-        if RULES.get(op) is None:
-            return None
-        return "view" if op in VIEWS else "compiled"
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -161,13 +139,16 @@ class AscendTarget(Target):
 
     def render(self, program: GraphProgram, config: Config) -> Source:
         ports = operators_of(find_toolchain(config).cann).ports
-        return Source({f"{graph.name}.cpp": render_graph(graph, ports) for graph in program.graphs})
+        texts = {graph.name: render_graph(graph, ports) for graph in program.graphs}
+        return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
 
-    def build(self, program: GraphProgram, cache: Cache, config: Config) -> Artifact:
+    def build(
+        self, program: GraphProgram, source: Source, cache: Cache, config: Config
+    ) -> Artifact:
         toolchain = find_toolchain(config)
         while True:
             try:
-                return self._build(program, toolchain, cache, config)
+                return self._build(program, source, toolchain, cache, config)
             except GraphRejectedError as error:
                 if config.rejected == "error" or not error.node or program.retry is None:
                     raise
@@ -175,49 +156,56 @@ class AscendTarget(Target):
                     FallbackWarning(f"{error.aten} runs eagerly: {error.message}"), stacklevel=2
                 )
                 program = program.retry(frozenset({error.node}))
+                source = self.render(program, config)
 
     def _build(
-        self, program: GraphProgram, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> Artifact:
+        self, program: GraphProgram, source: Source, toolchain: Toolchain, cache: Cache,
+        config: Config,
+    ) -> Artifact:  # fmt: skip
         ports = operators_of(toolchain.cann).ports
-        texts = {graph.name: render_graph(graph, ports) for graph in program.graphs}
         shapes = {graph.name: input_shapes(graph) for graph in program.graphs}
         units = {}
         for graph in program.graphs:
             try:
                 units[graph.name] = self._build_graph(
-                    graph.name, texts[graph.name], shapes[graph.name], toolchain, cache, config
-                )
+                    graph.name,
+                    source.texts[graph.name],
+                    shapes[graph.name],
+                    toolchain,
+                    cache,
+                    config,
+                ).key
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
         geared = [graph for graph in program.graphs if graph.gears is None]
         static = {graph.name: render_static(graph, ports) for graph in geared}
-        plain = {"program": program.plain, "texts": texts, "shapes": shapes, "static": static}
+        plain = {
+            "program": program.plain,
+            "texts": source.texts,
+            "shapes": shapes,
+            "static": static,
+        }
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(
         self, name: str, text: str, shapes: str, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> str:
-        """The key of a graph's offline model, built if the cache does not have it."""
+    ) -> Entry:
+        """A graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
         key = key_of("model", text, shapes, toolchain.identity, driver.soc(), precision)
 
         def build() -> dict[str, bytes]:
-            shared = compile_shared(toolchain, text)
-            with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-                path = Path(folder, "graph.so")
-                path.write_bytes(shared)
-                library = ctypes.CDLL(str(path))
-                define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-                assert define is not None
-                model = driver.build(define, name, precision, shapes)
+            shared = compile_shared(toolchain, text, symbols=(ENTRY,))
+            library = load_content(self.name, shared, (ENTRY,))
+            define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
+            assert define is not None
+            model = driver.build(define, name, precision, shapes)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip
 
-        cache.get_or_build("model", key, build)
-        return key
+        return cache.get_or_build("model", key, build)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
@@ -226,13 +214,18 @@ class AscendTarget(Target):
         steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
         written = {step["graph"]: step["written"] for step in steps}
 
-        def loaded(name: str, key: str, text: str, shapes: str) -> Model:
-            return self._load_graph(
-                name, key, text, shapes, written[name], toolchain, cache, config
-            )
+        def entry_of(name: str, key: str) -> Entry:
+            found = cache.get("model", key)  # it may be gone since the program was stored
+            text, shapes = plain["texts"][name], plain["shapes"][name]
+            return found or self._build_graph(name, text, shapes, toolchain, cache, config)
+
+        def loaded(name: str, entry: Entry, dynamic: bool) -> Model:
+            soc = json.loads(entry.read("facts.json"))["soc"]
+            driver = self._driver(toolchain, cache)
+            return Model(driver, entry.read("graph.om"), soc, dynamic, written[name])
 
         models = {
-            name: loaded(name, key, plain["texts"][name], plain["shapes"][name])
+            name: loaded(name, entry_of(name, key), bool(plain["shapes"][name]))
             for name, key in artifact.units.items()
         }
         geared: dict[tuple[str, str], Model] = {}
@@ -246,26 +239,11 @@ class AscendTarget(Target):
                 return
             text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
             if (name, text) not in geared:
-                key = self._build_graph(name, text, "", toolchain, cache, config)
-                geared[name, text] = loaded(name, key, text, "")
+                entry = self._build_graph(name, text, "", toolchain, cache, config)
+                geared[name, text] = loaded(name, entry, False)
             geared[name, text](inputs, outputs)
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
-
-    def _load_graph(
-        self, name: str, key: str, text: str, shapes: str, written: Sequence[int],
-        toolchain: Toolchain, cache: Cache, config: Config,
-    ) -> Model:  # fmt: skip
-        driver = self._driver(toolchain, cache)
-        entry = cache.get("model", key)
-        if entry is None:  # removed since the program was stored
-            key = self._build_graph(name, text, shapes, toolchain, cache, config)
-            entry = cache.get("model", key)
-        if entry is None:
-            detail = f"model {key} cannot be stored or read"
-            raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
-        soc = json.loads(entry.read("facts.json"))["soc"]
-        return Model(driver, entry.read("graph.om"), soc, bool(shapes), written)
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:
@@ -327,15 +305,5 @@ def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
 
 def _is_on_host(node: fx.Node) -> bool:
     """Whether a call works on tensors of the host alone."""
-    found = _tensors_of(node)
+    found = tensors_of(node)
     return bool(found) and all(tensor.device.type == "cpu" for tensor in found)
-
-
-def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in [node, *node.all_input_nodes]:
-        val = item.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else [val]:
-            if isinstance(v, torch.Tensor):
-                found.append(v)
-    return found

@@ -5,32 +5,27 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config
-from dicp.errors import (
-    CompilerError,
-    SimulatorForbiddenError,
-    SimulatorWarning,
-    ToolchainError,
-)
+from dicp.errors import SimulatorForbiddenError, SimulatorWarning
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
-COMPILERS = ("g++", "clang++")
-TIMEOUT_SECONDS = 600
+TARGET = "ascend"
 FLAGS = ("-std=c++17", "-fPIC", "-shared", "-O0", "-g0", "-w", "-D_GLIBCXX_USE_CXX11_ABI=0")
 SIMULATOR_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables")
 """Half of a long graph's compile time goes into cleaning up after exceptions."""
+DRIVER = ("dicp_open", "dicp_soc", "dicp_message", "dicp_build", "dicp_load", "dicp_unload",
+          "dicp_run")  # fmt: skip
+"""What the driver defines."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ def find_toolchain(config: Config) -> Toolchain:
     Raises ToolchainError, or SimulatorForbiddenError where `runs_on` is "device" and no CANN is
     installed.
     """
-    compiler, version = _locate(config.cxx)
+    compiler, version = host.find_compiler(TARGET, config.cxx)
     cann = None if config.runs_on == "simulator" else locate_cann()
     if cann is None and config.runs_on == "device":
         raise SimulatorForbiddenError(
@@ -88,30 +83,6 @@ def _answers(cann: Cann) -> bool:
     return False
 
 
-@lru_cache(maxsize=16)
-def _locate(requested: str) -> tuple[tuple[str, ...], str]:
-    """The command that starts the compiler, and its version."""
-    for name in (requested,) if requested else COMPILERS:
-        program, *arguments = shlex.split(name)
-        path = shutil.which(program)
-        if path is None:
-            continue
-        command = (path, *arguments)
-        result = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
-        if result.returncode == 0 and result.stdout:
-            return command, result.stdout.splitlines()[0]
-        detail = f"{shlex.join(command)} --version fails"
-        raise ToolchainError("ascend", name, detail, "Reinstall the compiler.")
-    raise ToolchainError(
-        "ascend",
-        "a C++ compiler",
-        f"none of {', '.join((requested,) if requested else COMPILERS)} is on the PATH",
-        "Install g++ (Debian: apt install g++), or name a compiler in DICP_CXX.",
-    )
-
-
 @lru_cache(maxsize=1)
 def simulator_identity() -> str:
     """A digest of the simulator's headers, library and driver."""
@@ -130,35 +101,26 @@ def _simulator_sources() -> list[str]:
 # ---- compiling -----------------------------------------------------------------------------------
 
 
-def compile_shared(toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = ()) -> bytes:
-    """The shared object built from source texts. Raises CompilerError."""
-    with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-        names = [f"unit{k}.cpp" for k in range(len(sources))]
-        for name, source in zip(names, sources, strict=True):
-            Path(folder, name).write_text(source)
-        includes = toolchain.cann.includes if toolchain.cann is not None else (INCLUDES,)
-        command = [
-            *toolchain.compiler, *FLAGS, *(SIMULATOR_FLAGS if toolchain.simulated else ()), *flags,
-            *(f"-I{path}" for path in includes), *names,
-            "-o", "unit.so",
-        ]  # fmt: skip
-        if toolchain.cann is not None:
-            libraries = toolchain.cann.libraries
-            command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-            command += [f"-l{name}" for name in toolchain.cann.linked]
-        try:
-            result = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, check=False,
-                timeout=TIMEOUT_SECONDS,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerError("ascend", command, str(error)) from error
-        output = Path(folder, "unit.so")
-        if result.returncode != 0 or not output.exists():
-            lines = [line for source in sources for line in source.splitlines()]
-            comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
-            raise CompilerError("ascend", command, result.stderr, comments)
-        return output.read_bytes()
+def compile_shared(
+    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
+) -> bytes:
+    """The shared object built from source texts, which defines `symbols`.
+
+    Raises CompilerError and ToolchainError.
+    """
+    files = {f"unit{k}.cpp": source for k, source in enumerate(sources)}
+    includes = toolchain.cann.includes if toolchain.cann is not None else (INCLUDES,)
+    command = [
+        *toolchain.compiler, *FLAGS, *(SIMULATOR_FLAGS if toolchain.simulated else ()), *flags,
+        *(f"-I{path}" for path in includes), *files, "-o", host.OUTPUT,
+    ]  # fmt: skip
+    if toolchain.cann is not None:
+        libraries = toolchain.cann.libraries
+        command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+        command += [f"-l{name}" for name in toolchain.cann.linked]
+    lines = [line for source in sources for line in source.splitlines()]
+    comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
+    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
@@ -169,9 +131,10 @@ def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
     sources = [(FOLDER / "driver.cpp").read_text()]
     if toolchain.simulated:
         sources += _simulator_sources()
+    flags = ("-O1", "-Wl,-Bsymbolic")
     entry = cache.get_or_build(
         "unit",
         key_of("driver", sources, toolchain.identity),
-        lambda: {"unit.so": compile_shared(toolchain, *sources, flags=("-O1", "-Wl,-Bsymbolic"))},
+        lambda: {host.OUTPUT: compile_shared(toolchain, *sources, flags=flags, symbols=DRIVER)},
     )
-    return ctypes.CDLL(str(entry.path("unit.so")), mode=os.RTLD_GLOBAL)
+    return host.load_library(TARGET, entry, DRIVER, mode=os.RTLD_GLOBAL)

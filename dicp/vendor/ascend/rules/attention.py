@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from dicp.graphop.program import Node
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
 from dicp.vendor.ascend.semantics.attention import COPIES
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 EVERY_TOKEN = 2147483647
 """How far a query sees where nothing limits it."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 from dicp.vendor.ascend.rules.indexing import add_rows
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 SUM, MEAN, MAX = range(3)
 

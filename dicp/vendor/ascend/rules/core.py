@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.dtypes import HALVES, converted
+from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import Port, Prototype
+from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.installation import EVERY_OPERATOR, Operators
@@ -47,7 +49,6 @@ EXACT = frozenset({
 })  # fmt: skip
 """Operators whose results on integers are numbers that their operands' dtype holds."""
 
-HALVES = frozenset({torch.float16, torch.bfloat16})
 Number = bool | int | float
 Operand = Any
 """A value, or a number (which may be symbolic)."""
@@ -290,9 +291,7 @@ def holds(dtype: torch.dtype, number: Any) -> bool:
     """Whether a number keeps its value in `dtype`; a symbolic one may not."""
     if not isinstance(number, (bool, int, float)):
         return False
-    if number != number:
-        return True
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype)) == float(number)
+    return number != number or converted(number, dtype) == number
 
 
 def _dtype_of(operand: Any) -> torch.dtype | None:

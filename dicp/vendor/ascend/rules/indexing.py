@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def from_start(g: Ge, index: Value, size: Any) -> Value:
@@ -40,9 +40,16 @@ def index_select(g: Ge, x: Value, dim: int, index: Value) -> Value:
 
 @rule(aten.gather.default)
 def gather(g: Ge, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if _is_empty(index):
+        return g.full(index.shape, 0, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
         return g.broadcast(g.reshape(x, [1] * index.ndim), index.shape)
     return g.op("GatherElements", x, index, dim=dim % x.ndim)
+
+
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(isinstance(size, int) and size == 0 for size in index.shape)
 
 
 @rule(aten.take.default)
@@ -195,6 +202,8 @@ def _put_where(
 def _scatter(
     g: Ge, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
+    if _is_empty(index):
+        return g.op("Identity", x)
     if x.ndim == 0 or index.ndim == 0:
         shape = [1]
         x, index, source = (g.reshape(v, shape) for v in (x, index, source))
@@ -285,6 +294,32 @@ def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: 
     shape[dim] = source.shape[dim]
     places = g.broadcast(g.reshape(index, shape), source.shape)
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
+
+
+@rule(aten.index_copy.default)
+def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.ndim == 0 or source.ndim != x.ndim:
+        raise NoRule("slices of a 0-dim tensor")
+    dim %= x.ndim
+    column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(index, column), source.shape)
+    return _scatter(g, x, dim, places, source)
+
+
+def _max_unpool(n: int) -> Any:
+    def apply(g: Ge, x: Value, index: Value, *sizes: Any) -> Value:
+        """Zeros, and `x` at flat places of the last `n` dimensions."""
+        lead = list(x.shape[:-n])
+        flat = [*lead, math.prod(x.shape[-n:])]
+        zeros = g.full([*lead, math.prod(g.shape[-n:])], 0, x.dtype)
+        out = _scatter(g, zeros, len(lead), g.reshape(index, flat), g.reshape(x, flat))
+        return g.reshape(out, g.shape)
+
+    return apply
+
+
+RULES.add(aten.max_unpool2d.default, _max_unpool(2))
+RULES.add(aten.max_unpool3d.default, _max_unpool(3))
 
 
 def _times(g: Ge, x: Value, alpha: Any) -> Value:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, Value
 from dicp.vendor.ascend.rules.reduction import count_of, variance
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.native_layer_norm.default)

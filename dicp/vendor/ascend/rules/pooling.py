@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value, axes_of
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def is_empty(g: Ge, x: Value) -> bool:

@@ -8,32 +8,29 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
+from dicp.rules import RuleTable
 from dicp.torch_private import statically_known_true
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.view_copy.default,
-      aten.squeeze_copy.default, aten.squeeze_copy.dim,
-      aten.squeeze_copy.dims, aten.unsqueeze_copy.default, aten.squeeze.default, aten.squeeze.dim,
-      aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
+      aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
 def reshape(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.reshape(x, g.shape)
 
 
-@rule(aten.expand.default, aten.broadcast_to.default, aten.expand_copy.default)
+@rule(aten.expand.default, aten.broadcast_to.default)
 def expand(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.broadcast(x, g.shape)
 
 
-@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default,
-      aten.alias_copy.default, aten.detach_copy.default)  # fmt: skip
+@rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default)
 def alias(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
     return x
 
@@ -48,12 +45,12 @@ def copy(g: Ge, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return g.broadcast(g.cast(source, g.dtype), g.shape)
 
 
-@rule(aten.permute.default, aten.permute_copy.default, prims.transpose.default)
+@rule(aten.permute.default, prims.transpose.default)
 def permute(g: Ge, x: Value, dims: Sequence[int]) -> Value:
     return g.transpose(x, [d % x.ndim for d in dims])
 
 
-@rule(aten.transpose.int, aten.transpose_copy.int)
+@rule(aten.transpose.int)
 def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
     order = list(range(x.ndim))
     if x.ndim:
@@ -62,7 +59,7 @@ def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
     return g.transpose(x, order)
 
 
-@rule(aten.t.default, aten.t_copy.default)
+@rule(aten.t.default)
 def t(g: Ge, x: Value) -> Value:
     return g.transpose(x, list(range(x.ndim))[::-1])
 
@@ -70,23 +67,26 @@ def t(g: Ge, x: Value) -> Value:
 # ---- slices --------------------------------------------------------------------------------------
 
 
+def from_start(g: Ge, index: Any, size: Any) -> Any:
+    """`index` along a dimension of `size`, counted from the end where it is negative."""
+    if g.proves(index >= 0):
+        return index
+    if not g.proves(index < 0):
+        raise NoRule("an index of unknown sign")
+    return size + index
+
+
 def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
     """A slice's start or end as Python counts it, within 0 and `size`."""
-    if index is None:
-        return default
-    if isinstance(index, int) and isinstance(size, int):
-        return min(max(index + size if index < 0 else index, 0), size)
-    if isinstance(index, int):
-        if index >= 2**62:
-            return size
-        if index == 0:
-            return 0
-        if index < 0:
-            return torch.sym_max(size + index, 0)
-    return torch.sym_min(index, size)
+    if index is None or (isinstance(index, int) and index >= 2**62):
+        return default if index is None else size
+    index = from_start(g, index, size)
+    if not g.proves(index >= 0):
+        index = torch.sym_max(index, 0)
+    return index if g.proves(index <= size) else torch.sym_min(index, size)
 
 
-@rule(aten.slice.Tensor, aten.slice_copy.Tensor)
+@rule(aten.slice.Tensor)
 def slice(
     g: Ge, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
@@ -106,14 +106,14 @@ def slice(
 
 @rule(aten.narrow.default)
 def narrow(g: Ge, x: Value, dim: int, start: Any, length: Any) -> Value:
+    start = from_start(g, start, x.shape[dim])
     return g.slice(x, dim % x.ndim, start, start + length)
 
 
-@rule(aten.select.int, aten.select_copy.int)
+@rule(aten.select.int)
 def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
+    index = from_start(g, index, x.shape[dim])
     return g.reshape(g.slice(x, dim, index, index + 1), g.shape)
 
 
@@ -152,8 +152,7 @@ def _put_at(g: Ge, x: Value, dim: int, places: Value, source: Value) -> Value:
 @rule(aten.select_scatter.default)
 def select_scatter(g: Ge, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
+    index = from_start(g, index, x.shape[dim])
     source = g.unsqueeze(g.cast(source, x.dtype), dim)
     return slice_scatter(g, x, source, dim, index, index + 1)
 
@@ -205,7 +204,7 @@ def _check_inside(
         raise NoRule("a view of memory around the tensor")
 
 
-@rule(aten.as_strided.default, aten.as_strided_copy.default)
+@rule(aten.as_strided.default)
 def as_strided(
     g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
 ) -> Value:
@@ -234,7 +233,7 @@ def copy_strided(g: Ge, x: Value, strides: Sequence[Any]) -> Value:
     return g.op("Identity", x)
 
 
-@rule(aten.diagonal.default, aten.diagonal_copy.default)
+@rule(aten.diagonal.default)
 def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
     strides = _row_major(x.shape)
@@ -246,7 +245,7 @@ def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
     return as_strided_of(g, x, g.shape, steps, start)
 
 
-@rule(aten.unfold.default, aten.unfold_copy.default)
+@rule(aten.unfold.default)
 def unfold(g: Ge, x: Value, dimension: int, size: int, step: int) -> Value:
     if x.ndim == 0:
         return g.reshape(x, g.shape)
@@ -300,12 +299,12 @@ def stack(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
     return g.op("Pack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
 
 
-@rule(aten.split.Tensor, aten.split_copy.Tensor)
+@rule(aten.split.Tensor)
 def split(g: Ge, x: Value, size: Any, dim: int = 0) -> list[Value]:
     return split_sizes(g, x, [part.shape[dim] for part in g.meta], dim)
 
 
-@rule(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
+@rule(aten.split_with_sizes.default)
 def split_with_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
     return split_sizes(g, x, list(sizes), dim)
 
@@ -326,7 +325,7 @@ def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     return parts
 
 
-@rule(aten.unbind.int, aten.unbind_copy.int)
+@rule(aten.unbind.int)
 def unbind(g: Ge, x: Value, dim: int = 0) -> list[Value]:
     dim %= x.ndim
     count = x.shape[dim]
@@ -368,15 +367,10 @@ def pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
     pairs = [(widths[k], widths[k + 1]) for k in range(0, len(widths), 2)]
     pairs += [(0, 0)] * (x.ndim - len(pairs))
     for dim, (before, after) in enumerate(reversed(pairs)):
-        cut_before = isinstance(before, int) and before < 0
-        cut_after = isinstance(after, int) and after < 0
-        if cut_before or cut_after:
-            start = -before if cut_before else 0
-            end = x.shape[dim] + after if cut_after else x.shape[dim]
-            x = g.slice(x, dim, start, end)
-    positive = [
-        max(w, 0) if isinstance(w, int) else w for pair in reversed(pairs) for w in pair
-    ]  # fmt: skip
+        if not (g.proves(before >= 0) and g.proves(after >= 0)):
+            start, end = (torch.sym_max(-width, 0) for width in (before, after))
+            x = g.slice(x, dim, start, x.shape[dim] - end)
+    positive = [torch.sym_max(width, 0) for pair in reversed(pairs) for width in pair]
     if all(isinstance(w, int) and w == 0 for w in positive):
         return g.op("Identity", x)
     fill = g.number(0 if value is None else value, x.dtype)

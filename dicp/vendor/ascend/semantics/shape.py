@@ -46,15 +46,22 @@ def gather_v2(x: Tensor, indices: Tensor, axis: int, batch_dims: int = 0) -> Ten
 
 def gather_nd(x: Tensor, indices: Tensor, negative_index_support: bool = False) -> Tensor:
     """x[i0, i1, ...] for each row of `indices`."""
-    return x[tuple(indices.unbind(-1))]
+    return x[tuple(indices.unbind(-1)) if negative_index_support else coordinates(indices)]
+
+
+def coordinates(indices: Tensor) -> tuple[Tensor, ...]:
+    """The coordinates in each row of `indices`, which count from 0 and never from the end."""
+    if bool((indices < 0).any()):
+        raise IndexError(f"index {int(indices.min())} is negative")
+    return tuple(indices.unbind(-1))
 
 
 def _update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return torch.index_put(x, tuple(indices.unbind(-1)), updates)
+    return torch.index_put(x, coordinates(indices), updates)
 
 
 def _accumulate(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return torch.index_put(x, tuple(indices.unbind(-1)), updates, accumulate=True)
+    return torch.index_put(x, coordinates(indices), updates, accumulate=True)
 
 
 def scatter_elements(

@@ -1,0 +1,58 @@
+"""`python -m dicp.fuzz --backend NAME --seconds 60`: see `dicp.fuzz`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dicp.fuzz.batch import Find, as_test, draw_batch
+from dicp.fuzz.campaign import Plan, run
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def fuzz(
+    backend: Annotated[str, typer.Option(help="As torch.compile takes it.")] = "dicp",
+    seed: Annotated[str, typer.Option(help="Any text; the same one draws the same.")] = "0",
+    seconds: Annotated[float, typer.Option(help="How long to run; 0: no limit.")] = 60.0,
+    programs: Annotated[int, typer.Option(help="How many to run; 0: no limit.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Programs compiled in one graph.")] = 32,
+    without: Annotated[
+        list[str] | None, typer.Option(help="A template of the table not to draw.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A file that finds are added to.")] = None,
+    show: Annotated[int | None, typer.Option(help="Only print the programs of a batch.")] = None,
+) -> None:
+    """Run random programs compiled and in eager; print each that differs as a test.
+
+    Fails if one does.
+    """
+    if show is not None:
+        drawn = draw_batch(f"{seed}/{show}", backend, batch, without or ())
+        sys.stdout.write(f"# {drawn.mode}\n" + "\n".join(p.source() for p in drawn.programs))
+        return
+
+    def report(found: str, find: Find) -> None:
+        text = f"# seed {found}: {find.text}\n{as_test(find)}\n\n"
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if out is not None:
+            with out.open("a") as file:
+                file.write(text)
+
+    def progress(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    plan = Plan(backend, seed, seconds, programs, jobs, batch, tuple(without or ()))
+    tally = run(plan, report, progress)
+    sys.stdout.write(f"{tally}\n")
+    raise typer.Exit(1 if tally.finds else 0)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,223 @@
+"""Many programs in one graph: compiling a graph costs far more than running it. What fails is run
+again alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dicp.compare import significant_strides
+from dicp.fuzz.check import REFERENCE, Mode, Problem, check, evaluate, is_unstable, quiet
+from dicp.fuzz.generate import generate
+from dicp.fuzz.program import CALLS, Program, TensorInput, merged
+from dicp.fuzz.slots import SIZES, Choices
+from dicp.fuzz.table import ROWS
+from dicp.torch_private import FakeTensorMode
+
+ODD_SIZES = ((5, 1), (7, 0), (2, 6), (1, 4))
+
+
+DYNAMIC_SHARES = (85, 4, 11)
+"""How many graphs have static sizes, symbolic ones, and symbolic ones from their second call on.
+Symbols cost PyTorch's front end several times the time of numbers."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Programs that are compiled in one graph, in one mode."""
+
+    mode: Mode
+    programs: tuple[Program, ...]
+
+
+@dataclass(frozen=True)
+class Find:
+    """A program that fails, and how."""
+
+    program: Program
+    mode: Mode
+    text: str
+
+    @property
+    def kind(self) -> str:
+        """The class of an exception, or what differs; the same for what one fault causes."""
+        return self.text.split(":")[0].split(" ")[0]
+
+
+@dataclass
+class Outcome:
+    """What became of a batch. `pytorch`: programs that fail on the reference backend, too."""
+
+    programs: int = 0
+    finds: list[Find] = field(default_factory=list)
+    pytorch: list[Find] = field(default_factory=list)
+    unstable: list[Program] = field(default_factory=list)
+
+
+def draw_batch(seed: str, backend: str, size: int, without: Collection[str] = ()) -> Batch:
+    """The programs of a seed. `without`: templates not to draw."""
+    rng = random.Random(seed)
+    dynamic = rng.choices((False, True, None), DYNAMIC_SHARES)[0]
+    changing = dynamic is not False
+    sizes = [tuple(rng.sample(SIZES, CALLS)) for _ in range(2)]
+    sizes += [(rng.choice(SIZES),) * CALLS for _ in range(2)]
+    if rng.random() < 0.25:
+        sizes.append(rng.choice(ODD_SIZES))
+    mode = Mode(
+        backend,
+        dynamic,
+        fuse=rng.random() < 0.85,
+        cached=rng.random() < 0.08,
+        optimized=rng.random() < 0.1,
+    )
+    choices = Choices(changing, rng.random() < 0.35, tuple(sizes) if changing else ())
+    rows = [row for row in ROWS if row.template not in without]
+    drawn = (generate(rng, choices, rows) for _ in itertools.count())
+    programs = itertools.islice((p for p in drawn if p.statements), size // (1 + changing))
+    return Batch(mode, tuple(valid(program) for program in programs))
+
+
+def valid(program: Program) -> Program:
+    """The program, without gradients where eager cannot give them."""
+    function = program.function()
+    try:
+        for call in range(CALLS):
+            evaluate(function, program, call)
+    except Exception:
+        inputs = [
+            replace(each, grad=False) if isinstance(each, TensorInput) else each
+            for each in program.inputs
+        ]
+        return replace(program, inputs=tuple(inputs))
+    return program
+
+
+def examine(batch: Batch) -> Outcome:
+    """Compile and compare the batch."""
+    outcome = Outcome(len(batch.programs))
+    for programs, text in failures(batch.programs, batch.mode):
+        find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
+        if fails(find.program, replace(batch.mode, backend=REFERENCE)) or _strides_foretold(find):
+            outcome.pytorch.append(find)
+        elif _unstable(find):
+            outcome.unstable.append(find.program)
+        else:
+            outcome.finds.append(find)
+    return outcome
+
+
+def failures(programs: Sequence[Program], mode: Mode) -> list[tuple[Sequence[Program], str]]:
+    """The smallest groups of programs that fail, nearly always single ones, with the first text"""
+    program = merged(programs) if len(programs) > 1 else programs[0]
+    try:
+        problems = check(program, mode)
+    except Exception as error:
+        torch.compiler.reset()
+        if len(programs) == 1:
+            return [(programs, described(error))]
+        half = len(programs) // 2
+        found = failures(programs[:half], mode) + failures(programs[half:], mode)
+        return found or [(programs, described(error))]
+    if not problems:
+        return []
+    if len(programs) == 1:
+        return [(programs, str(problems[0]))]
+    found = []
+    for suspect in suspects(programs, problems):
+        found += failures([programs[suspect]], mode)
+    return found or [(programs, str(problems[0]))]
+
+
+def suspects(programs: Sequence[Program], problems: Sequence[Problem]) -> list[int]:
+    """Which of the merged programs the problems are in."""
+    owners: dict[str, list[int]] = {"output": [], "input": [], "gradient": []}
+    for number, program in enumerate(programs):
+        owners["output"] += [number] * len(program.outputs)
+        owners["input"] += [number] * len(program.inputs)
+        with_grad = [each for each in program.inputs if isinstance(each, TensorInput) and each.grad]
+        owners["gradient"] += [number] * len(with_grad)
+    places = {p.kind: owners[p.kind] for p in problems}
+    found = {places[p.kind][p.place] for p in problems if 0 <= p.place < len(places[p.kind])}
+    return sorted(found)
+
+
+def fails(program: Program, mode: Mode) -> str:
+    """How the program fails; empty where it does not, or where eager refuses it."""
+    try:
+        function = program.function()
+        for call in range(CALLS):
+            evaluate(function, program, call)
+    except Exception:
+        return ""
+    try:
+        problems = check(program, mode)
+    except Exception as error:
+        torch.compiler.reset()
+        return described(error)
+    return str(problems[0]) if problems else ""
+
+
+def described(error: Exception) -> str:
+    """The class of the innermost error and its message."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return f"{type(cause).__name__}: {str(cause)[:600]}"
+
+
+def _strides_foretold(find: Find) -> bool:
+    """Whether PyTorch's own inference gives other strides than eager: those it compiles for."""
+    if "strides" not in find.text:
+        return False
+    try:
+        return foretold_strides(find.program) != actual_strides(find.program)
+    except Exception:
+        return False
+
+
+def actual_strides(program: Program) -> list[Any]:
+    values = [each.build(0) for each in program.inputs]
+    with quiet():
+        return _strides(program.function()(*values))
+
+
+def foretold_strides(program: Program) -> list[Any]:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values = [each.build(0) for each in program.inputs]
+    with quiet():
+        fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
+        with mode:
+            return _strides(program.function()(*fakes))
+
+
+def _strides(outputs: Sequence[Any]) -> list[Any]:
+    return [significant_strides(v) if isinstance(v, torch.Tensor) else None for v in outputs]
+
+
+def _unstable(find: Find) -> bool:
+    try:
+        with quiet():
+            return is_unstable(find.program, find.mode)
+    except Exception:
+        torch.compiler.reset()
+        return False
+
+
+def as_test(find: Find) -> str:
+    """A test that fails as `find` does."""
+    source = "".join(f"    # {line}\n" for line in find.program.source().splitlines())
+    trouble = "".join(f"    # {line}\n" for line in find.text.splitlines()[:6])
+    names: list[Any] = [each.name for each in find.program.inputs]
+    return (
+        "from dicp.fuzz.batch import fails\n"
+        "from dicp.fuzz.check import Mode\n"
+        "from dicp.fuzz.program import NumberInput, Program, Statement, TensorInput\n\n\n"
+        f"def test_found():  # inputs {', '.join(names)}\n{source}{trouble}"
+        f"    program = {find.program!r}\n"
+        f"    assert not fails(program, {find.mode!r})\n"
+    )

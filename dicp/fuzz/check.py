@@ -1,0 +1,269 @@
+"""Run a program in eager, in float64 and compiled, and say what differs."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from dicp.compare import Rule, check_tensor, storage_relations
+from dicp.fuzz.generate import double_precision
+from dicp.fuzz.program import CALLS, Program
+
+GRADIENTS = Rule(strides=False)
+REFERENCE = "aot_eager"
+"""A backend that shares PyTorch's front end with ours: what it gets wrong too is not ours."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a program is compiled."""
+
+    backend: str
+    dynamic: bool | None = False
+    fuse: bool = True
+    cached: bool = False
+    """Compiled once more, from what the first compilation stored on disk."""
+    optimized: bool = False
+    """With the compiler flags of a user, not with those that compile fastest."""
+
+    def options(self) -> dict[str, Any]:
+        if self.backend == REFERENCE:
+            return {}
+        flags = () if self.optimized else ("-O1",)
+        return {"fuse": self.fuse, "cache": self.cached, "cxx_flags": flags, "compile_jobs": 1}
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Results:
+    """What one call gave and left behind."""
+
+    outputs: list[Any]
+    inputs: list[Any]
+    grads: list[torch.Tensor | None]
+    relations: set[tuple[str, int, int]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one output, input or gradient: `place` is its number."""
+
+    kind: str
+    place: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.place}: {self.text}"
+
+
+def check(program: Program, mode: Mode) -> list[Problem]:
+    """The problems of a program in one mode. What compiling or running raises is raised."""
+    eager = program.function()
+    calls = range(CALLS)
+    expected = [evaluate(eager, program, call) for call in calls]
+    exact = [truth(program, call, expected[call]) for call in calls]
+    problems: list[Problem] = []
+    for _ in range(1 + mode.cached):
+        torch.compiler.reset()
+        for call, got in enumerate(compiled(program, mode)):
+            problems += compare(program, got, expected[call], exact[call])
+    torch.compiler.reset()
+    return problems
+
+
+def compiled(program: Program, mode: Mode) -> Iterator[Results]:
+    """The results of each call of the compiled program."""
+    options = mode.options()
+    function = torch.compile(
+        program.function(),
+        backend=mode.backend,
+        fullgraph=True,
+        dynamic=mode.dynamic,
+        **({"options": options} if options else {}),
+    )
+    for call in range(CALLS):
+        yield evaluate(function, program, call)
+
+
+def evaluate(
+    function: Callable[..., Any],
+    program: Program,
+    call: int,
+    rounding: Sequence[torch.dtype | None] | None = None,
+) -> Results:
+    """Run forward and, where an output asks for it, backward. `rounding`: in float64, with
+    cotangents of these dtypes."""
+    torch.manual_seed(0)
+    values = [each.build(call, wide=rounding is not None) for each in program.inputs]
+    with quiet():
+        outputs = list(function(*values))
+        relations = storage_relations(outputs, values)
+        grads = _gradients(outputs, values, rounding)
+    return Results(outputs, [_detached(value) for value in values], grads, relations)
+
+
+def truth(program: Program, call: int, eager: Results) -> Results:
+    with double_precision():
+        return evaluate(program.function(wide=True), program, call, dtypes(eager.outputs))
+
+
+def dtypes(values: Sequence[Any]) -> list[torch.dtype | None]:
+    return [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _gradients(
+    outputs: Sequence[Any], values: Sequence[Any], rounding: Sequence[torch.dtype | None] | None
+) -> list[torch.Tensor | None]:
+    leaves = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
+    roots, cotangents = [], []
+    gen = torch.Generator().manual_seed(1)
+    for k, value in enumerate(outputs):
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            noise = torch.randn(value.shape, generator=gen, dtype=torch.float64)
+            noise = noise.to(value.dtype if rounding is None else rounding[k])
+            roots.append(value)
+            cotangents.append(noise.to(value.dtype))
+    if not roots or not leaves:
+        return []
+    return list(torch.autograd.grad(roots, leaves, cotangents, allow_unused=True))
+
+
+def compare(
+    program: Program, got: Results, eager: Results, exact: Results, rule: Rule | None = None
+) -> list[Problem]:
+    groups = (
+        ("output", got.outputs, eager.outputs, exact.outputs, rule or Rule()),
+        ("input", got.inputs, eager.inputs, exact.inputs, rule or Rule()),
+        ("gradient", got.grads, eager.grads, exact.grads, GRADIENTS),
+    )
+    problems: list[Problem] = []
+    for kind, mine, theirs, real, held_to in groups:
+        if len(mine) != len(theirs):
+            problems.append(Problem(kind, -1, f"{len(mine)}, eager has {len(theirs)}"))
+            continue
+        for place, triple in enumerate(zip(mine, theirs, real, strict=True)):
+            problems += [Problem(kind, place, text) for text in _differences(*triple, held_to)]
+    if got.relations != eager.relations:
+        odd = sorted(got.relations ^ eager.relations)
+        what = [f"{k} {j}" + ("" if (k, i, j) in eager.relations else " (not in eager)")
+                for k, i, j in odd]  # fmt: skip
+        problems += [
+            Problem("output", each[1], f"shares memory with {text}")
+            for each, text in zip(odd, what, strict=True)
+        ]
+    return problems
+
+
+def _differences(got: Any, eager: Any, exact: Any, rule: Rule) -> list[str]:
+    if not isinstance(eager, torch.Tensor):
+        same = got == eager or (got is None and eager is None) or got != got
+        return [] if same else [f"got {got}, eager {eager}"]
+    if not isinstance(got, torch.Tensor):
+        return [f"got {got}, eager a tensor"]
+    texts = check_tensor(got, eager, exact, rule)
+    if got.requires_grad != eager.requires_grad:
+        texts.append(f"requires_grad {got.requires_grad}, eager {eager.requires_grad}")
+    return texts
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def is_unstable(program: Program, mode: Mode) -> bool:
+    """Whether rounding errors explain all problems: results are no farther from float64 than
+    results of a float64 run whose inexact values are moved by a rounding error each."""
+    eager = program.function()
+    for call, got in enumerate(compiled(program, mode)):
+        expected = evaluate(eager, program, call)
+        exact = truth(program, call, expected)
+        bad = compare(program, got, expected, exact)
+        if not bad:
+            continue
+        runs = [_moved(program, call, expected, seed) for seed in range(6)]
+        for problem in bad:
+            held = {"output": "outputs", "input": "inputs", "gradient": "grads"}[problem.kind]
+            found = [getattr(each, held)[problem.place] for each in (got, exact, *runs)]
+            if "error" not in problem.text and "differs" not in problem.text:
+                if not problem.text.startswith(("NaN", "infinity")):
+                    return False
+            if not _within(*found):
+                return False
+    return True
+
+
+def _within(got: torch.Tensor, exact: torch.Tensor, *moved: torch.Tensor) -> bool:
+    real = exact.double()
+    spread = torch.stack([(each.double() - real).abs() for each in moved]).amax(0)
+    if not spread.isfinite().all():
+        return True
+    error = (got.double() - real).abs()
+    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
+    return bool((error.max() <= 4 * spread.max() + 4 * eps * real.abs().max()).item())
+
+
+def _moved(program: Program, call: int, eager: Results, seed: int) -> Results:
+    """A float64 run where every inexact value of floating point is off by a rounding error."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def record(name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            seen[name] = value.detach().clone()
+        return value
+
+    evaluate(program.function(hook=record), program, call)
+    rng = random.Random(seed)
+
+    def move(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+            return value
+        narrow = seen[name]
+        if torch.equal(narrow.double().nan_to_num(), value.detach().nan_to_num()):
+            return value
+        error = (narrow.double() - value.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
+        eps = torch.finfo(narrow.dtype).eps
+        moved: torch.Tensor = Moved.apply(value, 2 * error, eps, rng.random())
+        return moved
+
+    with double_precision():
+        function = program.function(wide=True, hook=move)
+        return evaluate(function, program, call, dtypes(eager.outputs))
+
+
+class Moved(torch.autograd.Function):
+    """The identity, with rounding errors of a precision, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, error: torch.Tensor, eps: float, seed: float
+    ) -> torch.Tensor:
+        ctx.eps, ctx.seed = eps, seed
+        return _off(value, error, eps, seed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _off(grads[0], torch.zeros(()), ctx.eps, ctx.seed), None, None, None
+
+
+def _off(value: torch.Tensor, error: torch.Tensor, eps: float, seed: float) -> torch.Tensor:
+    """The value, off by up to `error` and by a rounding error of its size."""
+    gen = torch.Generator().manual_seed(int(seed * 2**31))
+    noise = torch.rand(value.shape, generator=gen, dtype=torch.float64) * 2 - 1
+    finite = value.detach()[value.detach().isfinite()]
+    scale = finite.square().mean().sqrt() if finite.numel() else 0.0
+    return value + noise * (error + eps * (value.abs() + scale))

@@ -1,0 +1,263 @@
+"""A random program as plain data: it prints itself as Python source and is run from that source."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+NAME = re.compile(r"\b[ivx]\d+\b")
+CALLS = 2
+"""How often a program is called: the second time with other values, and other sizes if dynamic."""
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor argument; its values follow from its name, `seed` and the number of the call."""
+
+    name: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    layout: str = "contiguous"
+    values: str = "normal"
+    seed: int = 0
+    grad: bool = False
+
+    def build(self, call: int, wide: bool = False) -> torch.Tensor:
+        """The tensor of one call; `wide` gives a floating point one the same values in float64."""
+        shape, dtype = self.shapes[call], getattr(torch, self.dtype)
+        gen = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {call}".encode()))
+        value = VALUES[self.values](shape, dtype, gen)
+        if wide and dtype.is_floating_point:
+            value = value.double()
+        value = LAYOUTS[self.layout](value)
+        return value.requires_grad_() if self.grad else value
+
+
+@dataclass(frozen=True)
+class NumberInput:
+    """An int or float argument, one value per call."""
+
+    name: str
+    numbers: tuple[int | float, ...]
+
+    def build(self, call: int, wide: bool = False) -> int | float:
+        return self.numbers[call]
+
+
+Input = TensorInput | NumberInput
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`targets = template.format(**args)`, inside `context` where that is not empty.
+
+    The arguments are Python source. No targets: the statement changes a value in place. `wide` is
+    the template in float64 where another is needed to keep the roundings of a cast.
+    """
+
+    template: str
+    args: Mapping[str, str]
+    targets: tuple[str, ...] = ()
+    context: str = ""
+    wide: str = ""
+
+    def expression(self, wide: bool = False) -> str:
+        return (wide and self.wide or self.template).format(**self.args)
+
+    def uses(self) -> set[str]:
+        return {name for text in self.args.values() for name in NAME.findall(text)}
+
+    def line(self, wide: bool = False) -> str:
+        left = f"{', '.join(self.targets)} = " if self.targets else ""
+        text = left + self.expression(wide)
+        return f"with {self.context}:\n        {text}" if self.context and not wide else text
+
+
+@dataclass(frozen=True)
+class Program:
+    """Straight-line code over its inputs."""
+
+    inputs: tuple[Input, ...]
+    statements: tuple[Statement, ...]
+    outputs: tuple[str, ...]
+
+    def source(self, wide: bool = False, hooked: bool = False) -> str:
+        """As a function; `hooked`: each result passes through `hook(name, value)`."""
+        body = []
+        for statement in self.statements:
+            body.append(statement.line(wide))
+            body += [f"{n} = hook({n!r}, {n})" for n in statement.targets if hooked]
+        body.append(f"return ({', '.join(self.outputs)},)")
+        lines = "".join(f"\n    {line}" for line in body)
+        return f"def program({', '.join(each.name for each in self.inputs)}):{lines}\n"
+
+    def function(
+        self, wide: bool = False, hook: Callable[[str, Any], Any] | None = None
+    ) -> Callable[..., Any]:
+        """The program as a function, whose source errors can show."""
+        source = self.source(wide, hook is not None)
+        name = f"<program {zlib.crc32(source.encode()):08x}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        namespace = {**names(), "hook": hook}
+        exec(compile(source, name, "exec"), namespace)
+        function: Callable[..., Any] = namespace["program"]
+        return function
+
+    def pruned(self) -> Program:
+        """Without inputs that nothing uses."""
+        used = set(self.outputs).union(*(statement.uses() for statement in self.statements))
+        return replace(self, inputs=tuple(each for each in self.inputs if each.name in used))
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Program:
+        inputs = tuple(
+            TensorInput(**{**each, "shapes": tuple(map(tuple, each["shapes"]))})
+            if "shapes" in each
+            else NumberInput(each["name"], tuple(each["numbers"]))
+            for each in plain["inputs"]
+        )
+        statements = tuple(
+            Statement(**{**each, "targets": tuple(each["targets"])}) for each in plain["statements"]
+        )
+        return cls(inputs, statements, tuple(plain["outputs"]))
+
+
+def names() -> dict[str, Any]:
+    """What the source of a program may name."""
+    return {
+        "torch": torch,
+        "F": torch.nn.functional,
+        "math": math,
+        "nullcontext": nullcontext,
+        "inf": math.inf,
+        "nan": math.nan,
+        "widened": widened,
+    }
+
+
+def widened(value: Any) -> Any:
+    """A floating point tensor, or each of several, in float64."""
+    if isinstance(value, tuple | list):
+        return tuple(widened(each) for each in value)
+    is_float = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return value.double() if is_float else value
+
+
+def merged(programs: Iterable[Program]) -> Program:
+    """One program that does what all do, each with names of its own."""
+    inputs: list[Input] = []
+    statements: list[Statement] = []
+    outputs: list[str] = []
+    for number, program in enumerate(programs):
+
+        def rename(text: str, number: int = number) -> str:
+            return NAME.sub(lambda found: f"{found.group()}{number:03d}", text)
+
+        inputs += [replace(each, name=rename(each.name)) for each in program.inputs]
+        statements += [
+            replace(
+                each,
+                args={key: rename(text) for key, text in each.args.items()},
+                targets=tuple(map(rename, each.targets)),
+            )
+            for each in program.statements
+        ]
+        outputs += map(rename, program.outputs)
+    return Program(tuple(inputs), tuple(statements), tuple(outputs))
+
+
+def _normal(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.rand(shape, generator=gen) > 0.5
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=gen).to(dtype)
+    low = -9 if dtype.is_signed else 0
+    return torch.randint(low, 10, shape, generator=gen).to(dtype)
+
+
+def _grid(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    """Multiples of 1/4, whose sums and products are exact; ties are frequent."""
+    values = torch.randint(-12, 13, shape, generator=gen)
+    return (values / 4).to(dtype) if dtype.is_floating_point else _normal(shape, dtype, gen)
+
+
+def _drawn_from(
+    numbers: Sequence[float], shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator
+) -> torch.Tensor:
+    table = torch.tensor(numbers, dtype=torch.float64)
+    return table[torch.randint(0, len(numbers), shape, generator=gen)].to(dtype)
+
+
+def _special(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    if dtype is torch.bool:
+        return _normal(shape, dtype, gen)
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        odd = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 60.0, -60.0, info.tiny, info.max, -info.max)
+        return _drawn_from((*odd, math.inf, -math.inf, math.nan), shape, dtype, gen)
+    whole = torch.iinfo(dtype)
+    table = torch.tensor([0, 1, 2, whole.max, whole.min, whole.max - 1], dtype=dtype)
+    return table[torch.randint(0, len(table), shape, generator=gen)]
+
+
+VALUES: dict[str, Callable[..., torch.Tensor]] = {
+    "normal": _normal,
+    "grid": _grid,
+    "special": _special,
+    "zeros": lambda shape, dtype, gen: torch.zeros(shape, dtype=dtype),
+}
+
+
+def _sliced(value: torch.Tensor) -> torch.Tensor:
+    """Every other element of a longer last dimension, from an offset."""
+    if value.ndim == 0:
+        return value
+    base = value.new_zeros((*value.shape[:-1], value.shape[-1] * 2 + 1))
+    return base[..., 1::2].copy_(value)
+
+
+def _offset(value: torch.Tensor) -> torch.Tensor:
+    """Contiguous, from the second element of its storage."""
+    return value.new_zeros(value.numel() + 1)[1:].view(value.shape).copy_(value)
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    """Rows with gaps between them."""
+    if value.ndim < 2:
+        return value
+    base = value.new_zeros((*value.shape[:-1], value.shape[-1] + 3))
+    return base[..., : value.shape[-1]].copy_(value)
+
+
+def _backwards(value: torch.Tensor) -> list[int]:
+    return list(reversed(range(value.ndim)))
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda value: value,
+    "transposed": lambda value: value.mT.contiguous().mT if value.ndim > 1 else value,
+    "reversed": lambda value: (
+        value.permute(_backwards(value)).contiguous().permute(_backwards(value))
+    ),
+    "sliced": _sliced,
+    "rows": _rows,
+    "offset": _offset,
+    "expanded": lambda value: value[:1].expand(value.shape) if value.ndim else value,
+    "expanded_last": lambda value: value[..., :1].expand(value.shape) if value.ndim else value,
+    "channels_last": lambda value: (
+        value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
+    ),
+}
