@@ -1,11 +1,15 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
 #   make test    all tests          make unit    the internal ones only
-#   make ascend  a part of the operator and model tests on ascendgraph's simulator; all of them:
-#                test/ascend_scripts/run_test_ops.sh all, run_test_models.sh all
+#   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
+#                of ten parts of the others, another one every eight hours; all, before a release:
+#                make ascend ASCEND_PARTS=1
+#   make docs    draw the picture of the rooms from the code
+#   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
+ASCEND_PARTS ?= 10
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
@@ -14,7 +18,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit ascend lint format env clean
+.PHONY: demo test unit ascend sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -26,10 +30,18 @@ unit: $(READY)
 	$(PYTEST) test/unit
 
 ascend: $(READY)
-	$(PYTEST) --backend ascendgraph --dynamic false \
-	    test/op/test_pointwise.py test/op/test_matmul.py test/op/test_normalization.py \
-	    test/model/test_llama.py
-	$(PYTEST) --backend ascendgraph --dynamic true test/op/test_matmul.py
+	$(PYTEST) --backend ascendgraph --sample $(ASCEND_PARTS) test/op test/model
+
+docs: $(READY)
+	$(RUN) docs/rooms.py
+
+SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
+    -fno-sanitize-recover=all
+sanitize: $(READY)
+	env LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 DICP_CXX=g++ \
+	    DICP_CXX_FLAGS="$(SANITIZE)" OMP_NUM_THREADS=1 \
+	    $(RUN) -m pytest -n $(JOBS) -p no:cacheprovider test/op
 
 lint: $(READY)
 	$(RUN) -m ruff check .

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 # How many units in the last place a result may be off where eager happens to be exact: vector math
-# is within 4 of them per function. A float64 result has no better reference than eager's own, which
-# loses as many digits to cancellation as ours: it is held to 7e-9, well below float32's 6e-8.
-FLOOR_ULPS = {torch.float64: 2.0**25, torch.float32: 16.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+# is within 4 of them per function. A float64 result has no better reference than eager's own, whose
+# error is not known: what either loses to cancellation is within 64.
+FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Option:
     name: str
     kind: Kind
     environment: tuple[str, ...]
-    default: str
+    default: Any
     meaning: str
     changes_code: bool
 
@@ -112,6 +112,12 @@ def _parse_sizes(value: Any) -> tuple[int, ...]:
     return sizes
 
 
+def _parse_name(value: Any) -> str:
+    if not isinstance(value, str) or len(value.split()) > 1:
+        raise _Invalid
+    return value.strip()
+
+
 def _parse_command(value: Any) -> str:
     if not isinstance(value, str):
         raise _Invalid
@@ -145,6 +151,7 @@ SIZES = Kind(
     "Give one text with spaces between, or a list of numbers.",
     _parse_sizes,
 )
+NAME = Kind("name", "the name of an installed target", "Give one word.", _parse_name)
 WORDS = Kind(
     "flags",
     "compiler flags, such as '-O2 -g'",
@@ -218,7 +225,7 @@ class Config:
     cache_dir: Path = _setting(
         PATH,
         "DICP_CACHE_DIR",
-        "folder of the disk cache; made private to the user",
+        "folder in which the disk cache makes one of its own, private to the user",
         factory=default_cache_dir,
         default_text="the user's cache folder",
     )
@@ -338,6 +345,14 @@ class Config:
         default=True,
         changes_code=True,
     )
+    target: str = _setting(
+        NAME,
+        "DICP_TARGET",
+        "the target that backend='dicp' compiles for; empty: the one of highest priority for the "
+        "inputs' device",
+        default="",
+        changes_code=False,
+    )
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         _setting(
             _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
@@ -348,35 +363,39 @@ class Config:
         )
     )
 
+    vendor: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Values of the options that the target itself has, by name."""
+
     def __post_init__(self) -> None:
         for option in OPTIONS:
             value = option.parse(getattr(self, option.name), f"option {option.name!r}")
             object.__setattr__(self, option.name, value)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, vendor: Sequence[Option] = ()
+    ) -> Config:
         """The defaults, changed by the environment variables of the table.
 
-        Raises ConfigValueError; an unknown DICP_ variable is a DicpWarning.
+        `vendor` are the options of the target that is compiled for. Raises ConfigValueError; an
+        unknown DICP_ variable is a DicpWarning.
         """
         environ = os.environ if environ is None else environ
-        _warn_unknown_variables(environ)
-        values: dict[str, Any] = {}
-        for option in OPTIONS:
-            variable = next((name for name in option.environment if environ.get(name)), None)
-            if variable is not None:
-                source = f"environment variable {variable}"
-                values[option.name] = option.parse(environ[variable], source)
-        return cls(**values)
+        _warn_unknown_variables(environ, vendor)
+        own = {option.name: option.default for option in vendor}
+        return cls(**_read(OPTIONS, environ), vendor={**own, **_read(vendor, environ)})
 
     def with_options(
-        self, options: Mapping[str, object] | None = None, mode: str | None = None
+        self,
+        options: Mapping[str, object] | None = None,
+        mode: str | None = None,
+        vendor: Sequence[Option] = (),
     ) -> Config:
         """This config changed by torch.compile's `options` and `mode`.
 
         Raises UnknownOptionError and ConfigValueError.
         """
-        known = {option.name: option for option in OPTIONS}
+        known = {option.name: option for option in (*OPTIONS, *vendor)}
         values: dict[str, Any] = {}
         for name, value in (options or {}).items():
             if name not in known:
@@ -384,11 +403,17 @@ class Config:
             values[name] = known[name].parse(value, f"option {name!r}")
         if mode is not None:
             values["mode"] = _agreed_mode(known["mode"].parse(mode, "mode"), values.get("mode"))
+        own = {o.name: values.pop(o.name) for o in vendor if o.name in values}
+        if own:
+            values["vendor"] = {**self.vendor, **own}
         return replace(self, **values) if values else self
 
-    def key(self) -> dict[str, object]:
+    def key(self, vendor: Sequence[Option] = ()) -> dict[str, object]:
         """The settings that change generated code, as plain values for a cache key."""
-        return {o.name: getattr(self, o.name) for o in OPTIONS if o.changes_code}
+        shared: dict[str, object] = {
+            o.name: getattr(self, o.name) for o in OPTIONS if o.changes_code
+        }
+        return shared | {o.name: self.vendor.get(o.name) for o in vendor if o.changes_code}
 
     @property
     def cache_bytes(self) -> int:
@@ -406,6 +431,33 @@ def vendor_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def vendor_option(
+    name: str,
+    kind: Kind,
+    environment: str,
+    meaning: str,
+    *,
+    default: Any,
+    changes_code: bool = True,
+) -> Option:
+    """An option that a target adds to the table: `Target.options` lists them.
+
+    `environment` names its variables, parted by spaces; `default` is a value of its kind.
+    """
+    return Option(name, kind, tuple(environment.split()), default, meaning, changes_code)
+
+
+def _read(options: Sequence[Option], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment says of `options`."""
+    values: dict[str, Any] = {}
+    for option in options:
+        variable = next((name for name in option.environment if environ.get(name)), None)
+        if variable is not None:
+            source = f"environment variable {variable}"
+            values[option.name] = option.parse(environ[variable], source)
+    return values
+
+
 def _agreed_mode(mode: str, option: str | None) -> str:
     if option is not None and option != mode:
         raise ConfigValueError(
@@ -420,8 +472,8 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _warn_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = {name for option in OPTIONS for name in option.environment}
+def _warn_unknown_variables(environ: Mapping[str, str], vendor: Sequence[Option]) -> None:
+    known = {name for option in (*OPTIONS, *vendor) for name in option.environment}
     for name in sorted(environ):
         if name.startswith("DICP_") and name not in known:
             warnings.warn(
@@ -444,4 +496,4 @@ def _option(setting: Field[Any]) -> Option:
     )
 
 
-OPTIONS: tuple[Option, ...] = tuple(_option(setting) for setting in fields(Config))
+OPTIONS: tuple[Option, ...] = tuple(_option(f) for f in fields(Config) if f.metadata)

@@ -72,6 +72,19 @@ class TargetNotFoundError(DicpError):
         )
 
 
+class InvalidTargetError(DicpError):
+    """An installed target that breaks the contract of `dicp.target.Target`."""
+
+    def __init__(self, name: str, place: str, problems: Sequence[str]) -> None:
+        self.name = name
+        self.problems = tuple(problems)
+        listed = "; ".join(problems)
+        super().__init__(
+            f"target {name!r} ({place}) cannot be used: {listed}. Mend the package that registers "
+            "it under the entry points `dicp.targets`, or uninstall it."
+        )
+
+
 class ToolchainError(DicpError):
     """A tool the target needs is missing, too old or does not work."""
 
@@ -242,6 +255,19 @@ class DeviceMemoryError(DicpError, MemoryError):
         )
 
 
+class HostMemoryError(DicpError, MemoryError):
+    """A kernel on the host got no memory for what it keeps while it runs."""
+
+    def __init__(self, operators: Sequence[str], wanted: int) -> None:
+        self.operators = operators
+        self.wanted = wanted
+        more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
+        super().__init__(
+            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace."
+            " Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+        )
+
+
 class ModelMismatchError(DicpError):
     """A built model does not fit the device that is to run it."""
 
@@ -269,6 +295,19 @@ class InputMismatchError(DicpError):
         )
 
 
+class ResultMismatchError(DicpError):
+    """The sizes of a result depend on data, and are not those the program promised."""
+
+    def __init__(self, op: str, expected: Sequence[int], got: Sequence[int]) -> None:
+        self.op = op
+        self.expected = tuple(expected)
+        self.got = tuple(got)
+        super().__init__(
+            f"{op} gave a tensor of sizes {list(got)}, where checks in the program (torch._check) "
+            f"promise {list(expected)}. Correct the check, or remove it."
+        )
+
+
 class DeviceMovedError(DicpError):
     """The model or its inputs went to another device after compilation."""
 
@@ -283,15 +322,33 @@ class DeviceMovedError(DicpError):
 
 
 class IndexOutOfBoundsError(DicpError, IndexError):
-    """An index outside its dimension, found by a compiled kernel (check_bounds=True)."""
+    """An index outside its dimension, found before or by a compiled kernel (check_bounds=True)."""
 
-    def __init__(self, op: str, user_line: str, detail: str) -> None:
+    def __init__(
+        self, op: str, user_line: str, index: int | None, size: int, wraps: bool = True
+    ) -> None:
+        self.op = op
+        self.user_line = user_line
+        self.index = index
+        """None: any index into an empty dimension."""
+        self.size = size
+        what = "an index" if index is None else str(index)
+        rule = ", or from -1 backwards" if wraps else " and may not be negative"
+        super().__init__(
+            f"{op}: index out of range: {what} in a dimension of size {size}.{_at(user_line)} "
+            f"Indices count from 0{rule}; clamp them, or enlarge the dimension."
+        )
+
+
+class SizeMismatchError(DicpError, RuntimeError):
+    """Arguments whose sizes do not fit together, found before a compiled graph runs."""
+
+    def __init__(self, op: str, user_line: str, detail: str, left: int, right: int) -> None:
         self.op = op
         self.user_line = user_line
         self.detail = detail
         super().__init__(
-            f"{op}: index out of range: {detail}.{_at(user_line)} Indices count from 0, or from -1 "
-            "backwards; clamp them, or enlarge the dimension."
+            f"{op}: {detail}: {left} and {right}.{_at(user_line)} Make these sizes equal."
         )
 
 
@@ -337,6 +394,16 @@ class DicpWarning(UserWarning):
 
 class CacheWarning(DicpWarning):
     """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
+
+
+class SerialWarning(DicpWarning):
+    """The host's compiler has no OpenMP."""
+
+    def __init__(self, compiler: str) -> None:
+        super().__init__(
+            f"{compiler} does not take -fopenmp: generated kernels run on one thread. Install its "
+            "OpenMP runtime (Debian: apt install libomp-dev), or name another compiler in DICP_CXX."
+        )
 
 
 class SimulatorWarning(DicpWarning):

@@ -9,21 +9,41 @@ from torch import fx
 
 from dicp.errors import UnsupportedOperatorError
 
+LINE_OF = "dicp_line_of"
+"""Key in `node.meta`: the captured node that its `stack_trace` is of."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Origin:
     """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
 
     node: str
     op: str
     user_line: str
+    line_of: str = ""
+    """The node of the graph as captured whose line this is: what a stored program keeps of it."""
 
     def __str__(self) -> str:
         return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
 
+    def __repr__(self) -> str:
+        return repr(str(self))
+
 
 def origin_of(node: fx.Node) -> Origin:
-    return Origin(node.name, str(node.target), user_line(node))
+    return Origin(node.name, str(node.target), user_line(node), node.meta.get(LINE_OF, ""))
+
+
+def mark_lines(gm: fx.GraphModule) -> None:
+    """Note on every captured node that its line is its own, for the nodes that will inherit it."""
+    for node in gm.graph.nodes:
+        if node.meta.get("stack_trace"):
+            node.meta[LINE_OF] = node.name
+
+
+def user_lines(gm: fx.GraphModule) -> dict[str, str]:
+    """The user's source line of every node that has one."""
+    return {node.name: line for node in gm.graph.nodes if (line := user_line(node))}
 
 
 def user_line(node: fx.Node) -> str:

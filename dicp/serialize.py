@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import base64
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
@@ -42,7 +44,7 @@ def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:
 
 
 def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
-    dtype = getattr(torch, plain["dtype"])
+    dtype = _named(plain["dtype"], torch.dtype)
     data = bytearray(base64.b64decode(plain["data"]))
     with disable_current_modes():
         result = torch.empty_strided(
@@ -53,49 +55,68 @@ def decode_constant(plain: Mapping[str, Any]) -> torch.Tensor:
         return result.copy_(torch.frombuffer(data, dtype=dtype).reshape(plain["shape"]))
 
 
-_ALLOWED = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Call, ast.Load, ast.Add,
-    ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare,
-    ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or, ast.Attribute,
+def _named(name: str, kinds: type | tuple[type, ...]) -> Any:
+    """A member of torch, of these kinds and no other. Raises ValueError."""
+    value = getattr(torch, name, None)
+    if not isinstance(value, kinds):
+        raise ValueError(f"torch.{name} is no argument of a stored call")
+    return value
+
+
+_OPERATIONS = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv,
+    ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+    ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or,
+    ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift,
 )  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "max": max, "min": min, "abs": abs, "int": int, "float": float,
+    "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": int,
+    "torch.sym_float": float, "torch.sym_int": int,
+}  # fmt: skip
+"""What a size expression may call, by the name it is called by."""
+_SYMBOL = re.compile(r"[A-Za-z]\w*")
+
+
+class _Restricted(ast.NodeTransformer):
+    """A size expression in which each function is one name of `_FUNCTIONS`.
+
+    Raises ValueError for whatever is no number, symbol, arithmetic or call of such a function.
+    """
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        match node:
+            case ast.Call(func=function, args=args, keywords=[]):
+                name = ast.unparse(function)
+                if name in _FUNCTIONS:
+                    called = ast.Name(name, ast.Load())
+                    numbers: list[Any] = [self.visit(argument) for argument in args]
+                    return ast.copy_location(ast.Call(called, numbers, []), node)
+            case ast.Name(id=name):
+                if _SYMBOL.fullmatch(name):
+                    return node
+            case ast.Constant(value=bool() | int() | float()):
+                return node
+            case _ if isinstance(node, _OPERATIONS):
+                return self.generic_visit(node)
+        raise ValueError(f"{ast.unparse(node)!r} is no part of a size expression")
 
 
 @lru_cache(maxsize=4096)
 def _compiled(text: str) -> CodeType:
-    tree = ast.parse(text, mode="eval")
-    for node in ast.walk(tree):
-        if not isinstance(node, _ALLOWED):
-            raise ValueError(f"not a size expression: {text!r}")
-    return compile(tree, "<size>", "eval")
-
-
-class _Math:
-    """What a size expression may call."""
-
-    floor = staticmethod(lambda x: x.__floor__())
-    ceil = staticmethod(lambda x: x.__ceil__())
-    trunc = staticmethod(int)
-
-
-class _Torch:
-    sym_float = staticmethod(float)
-    sym_int = staticmethod(int)
+    tree: Any = _Restricted().visit(ast.parse(text, mode="eval"))
+    code: CodeType = compile(ast.fix_missing_locations(tree), "<size>", "eval")
+    return code
 
 
 def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
-    """The value of an encoded size, or of an encoded number that need not be an integer."""
+    """The value of an encoded size, or of an encoded number that need not be an integer.
+
+    Raises ValueError for text that is none, NameError for a symbol that is not known.
+    """
     if isinstance(number, (int, float)):
         return number
-    scope = {
-        "__builtins__": {},
-        "max": max,
-        "min": min,
-        "abs": abs,
-        "math": _Math,
-        "torch": _Torch,
-        "int": int,
-        "float": float,
-    }
+    scope = {"__builtins__": {}, **_FUNCTIONS}
     return eval(_compiled(number), scope, dict(symbols))  # noqa: S307
 
 
@@ -140,7 +161,7 @@ def decode_argument(
         case {"tuple": items}:
             return tuple(decode_argument(item, leaf, size, objects) for item in items)
         case {"torch": name}:
-            return getattr(torch, name)
+            return _named(name, (torch.dtype, torch.layout, torch.memory_format))
         case {"device": name}:
             return torch.device(name)
     return objects[plain["object"]]

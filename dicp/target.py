@@ -8,7 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import Config
-from dicp.errors import TargetNotFoundError
+from dicp.config import Config, Option
+from dicp.errors import InvalidTargetError, TargetNotFoundError
+from dicp.origin import Origin
+from dicp.rules import DecisionKind, RuleTable
+from dicp.torch_private import OpOverload
 
 ENTRY_POINT_GROUP = "dicp.targets"
-
-DecisionKind = Literal["compiled", "library", "view", "eager"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,27 @@ class Decision:
 
     kind: DecisionKind
     reason: str = ""
+
+
+def unreadable(node: fx.Node) -> str:
+    """Why kernels cannot read or write a node's tensors in memory; empty where they can.
+
+    Eager calls know sparse tensors, and the bits that make a tensor the negative or the conjugate
+    of what its memory holds.
+    """
+    for value in map(_tensors, (node, *node.all_input_nodes)):
+        for tensor in value:
+            if tensor.layout != torch.strided:
+                return "a tensor without strides"
+            if tensor.is_neg() or tensor.is_conj():
+                return "a tensor whose memory holds its negative or conjugate"
+    return ""
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -72,11 +94,21 @@ class Check:
 class NodeReport:
     """What became of one operator of the graph, and where it stands in the user's program."""
 
-    name: str
-    op: str
+    origin: Origin
     decision: DecisionKind
     reason: str
-    user_line: str
+
+    @property
+    def name(self) -> str:
+        return self.origin.node
+
+    @property
+    def op(self) -> str:
+        return self.origin.op
+
+    @property
+    def user_line(self) -> str:
+        return self.origin.user_line
 
 
 @dataclass(frozen=True)
@@ -84,8 +116,12 @@ class KernelReport:
     """One generated kernel: its name, the graph nodes it computes, and its loop program."""
 
     name: str
-    sources: tuple[str, ...]
+    origins: tuple[Origin, ...]
     describe: Callable[[], str] = field(default=str, repr=False, compare=False)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(map(str, self.origins))
 
     @property
     def text(self) -> str:
@@ -94,9 +130,14 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated source text by file name, and the key of each kernel in it."""
+    """Generated source text: of each kernel (or graph) by name, and as files for people."""
 
-    files: Mapping[str, str]
+    texts: Mapping[str, str]
+    as_files: Callable[[], Mapping[str, str]] = field(repr=False)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return self.as_files()
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,7 @@ class LowerContext:
 
 
 class Program(Protocol):
-    """A lowered graph: readable text, reports, and a plain (JSON) form."""
+    """A lowered graph: readable text and reports."""
 
     nodes: Sequence[NodeReport]
 
@@ -118,21 +159,24 @@ class Program(Protocol):
 
     def kernels(self) -> Sequence[KernelReport]: ...
 
-    def to_json(self) -> dict[str, Any]: ...
-
 
 Executable = Callable[[list[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A built program in plain form: everything `Target.load` needs, in this or another process."""
+    """A built program: everything `Target.load` needs, in this or another process.
+
+    `program` and `units` hold what JSON can hold, and Origins.
+    """
 
     target: str
     program: dict[str, Any]
     units: Mapping[str, Any] = field(default_factory=dict)
     objects: Sequence[Any] = ()
     """What has no plain form (a subgraph, say); an artifact with objects lives in memory only."""
+    baked: Sequence[Origin] = ()
+    """Origins whose user lines stand in the built code, and cannot be changed in it."""
 
 
 class Target(abc.ABC):
@@ -141,6 +185,11 @@ class Target(abc.ABC):
     name: str
     device_type: str
     facts: Facts
+    priority: int = 0
+    """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
+    options: Sequence[Option] = ()
+    """Options of this target's own, made by `dicp.config.vendor_option`; their values stand in
+    `Config.vendor`."""
 
     @abc.abstractmethod
     def decide(self, node: fx.Node) -> Decision:
@@ -166,8 +215,8 @@ class Target(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def build(self, program: Any, cache: Cache, config: Config) -> Artifact:
-        """Compile what the cache does not hold yet."""
+    def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
+        """Compile what the cache does not hold yet of a program and its rendered source."""
 
     @abc.abstractmethod
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
@@ -182,6 +231,53 @@ class Target(abc.ABC):
         """Say what is present, what is missing and how to fix it."""
 
 
+class RuleTarget(Target):
+    """A target whose decisions follow from its rules, the dtypes it states and its device."""
+
+    rules: RuleTable
+
+    def decide(self, node: fx.Node) -> Decision:
+        if computes_size(node):
+            return Decision("view")
+        if not isinstance(node.target, OpOverload):
+            return Decision("eager", "not an ATen operator")
+        kind = self.rules.kind(node.target)
+        if kind is None:
+            return Decision("eager", "no rule for this operator")
+        reason = self.unsupported(node)
+        return Decision("eager", reason) if reason else Decision(kind)
+
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        return self.rules.kind(op)
+
+    def unsupported(self, node: fx.Node) -> str:
+        """Why the target cannot take the node's tensors; empty where it can."""
+        for tensor in tensors_of(node):
+            if tensor.layout != torch.strided:
+                return f"{tensor.layout} tensor"
+            if tensor.dtype not in self.facts.dtypes:
+                return f"dtype {tensor.dtype} is not generated for {self.name}"
+        return ""
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors that a node makes and takes."""
+    found: list[torch.Tensor] = []
+    for item in [node, *node.all_input_nodes]:
+        val = item.meta.get("val")
+        values = val if isinstance(val, (tuple, list)) else [val]
+        found += [v for v in values if isinstance(v, torch.Tensor)]
+    return found
+
+
+def computes_size(node: fx.Node) -> bool:
+    """Whether it is arithmetic on sizes, or picks one result of an operator that has several."""
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    val = node.meta.get("val")
+    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
 def discover() -> dict[str, EntryPoint]:
     """Targets installed on this machine, by name; nothing is imported."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
@@ -191,10 +287,37 @@ def discover() -> dict[str, EntryPoint]:
 def find_target(name: str) -> Target:
     """The target called `name`.
 
-    Raises TargetNotFoundError, which lists the installed targets.
+    Raises TargetNotFoundError, which lists the installed targets, and InvalidTargetError.
     """
     points = discover()
     if name not in points:
         raise TargetNotFoundError(name, sorted(points))
-    target: Target = points[name].load()()
+    point = points[name]
+    try:
+        target = point.load()()
+    except Exception as error:
+        problem = f"loading it raises {type(error).__name__}: {error}"
+        raise InvalidTargetError(name, point.value, [problem]) from error
+    problems = list(_problems(target, name))
+    if problems:
+        raise InvalidTargetError(name, point.value, problems)
     return target
+
+
+def _problems(target: Any, name: str) -> Iterator[str]:
+    """How an installed target breaks the contract."""
+    if not isinstance(target, Target):
+        yield f"{type(target).__name__} is no dicp.target.Target"
+        return
+    for attribute, kind in (("name", str), ("device_type", str), ("facts", Facts)):
+        if not isinstance(getattr(target, attribute, None), kind):
+            yield f"its {attribute} is not a {kind.__name__}"
+    if getattr(target, "name", name) != name:
+        yield f"it calls itself {target.name!r}, unlike its entry point"
+    dtypes = getattr(getattr(target, "facts", None), "dtypes", ())
+    unknown = [str(d) for d in dtypes if not isinstance(d, torch.dtype)]
+    if unknown:
+        yield f"facts.dtypes holds {', '.join(unknown)}, not torch.dtype"
+    for option in target.options:
+        if not isinstance(option, Option):
+            yield f"option {option!r} is not made by dicp.config.vendor_option"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import sympy
 import torch
 from torch import fx
 
@@ -40,6 +41,8 @@ check_release(torch.__version__)
 # ruff: noqa: E402
 from torch._C._dynamo import guards as native_guards
 from torch._dynamo import compiled_autograd
+from torch._dynamo.backends import registry as backend_registry
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
@@ -65,6 +68,7 @@ from torch._logging._internal import log_state, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
+    SYMPY_INTERP,
     ShapeEnv,
     free_symbols,
     free_unbacked_symbols,
@@ -117,9 +121,35 @@ def linear_factor(size: Any) -> tuple[int, str] | None:
     return int(factor), "" if rest == 1 else str(rest)
 
 
+class _BackendTable(dict[str, Any]):
+    """PyTorch's compiler functions by name, in which those of one class may be entered again."""
+
+    def __init__(self, known: dict[str, Any], repeatable: type) -> None:
+        super().__init__(known)
+        self.repeatable = repeatable
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) and not isinstance(self[str(name)], self.repeatable)
+
+
+def register_repeatedly(kind: type) -> None:
+    """Let backends of class `kind` be registered more than once.
+
+    Threads that look one up at the same time, before it is registered, all load it from its entry
+    point and register it, and PyTorch refuses all but the first: "duplicate name".
+    """
+    known = backend_registry._COMPILER_FNS
+    backend_registry._COMPILER_FNS = _BackendTable(known, kind)
+
+
 def recompute_in_backward(node: fx.Node) -> None:
     """Ask the partitioner to compute `node` again in backward and not to save it."""
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def do_not_recompute(node: fx.Node) -> None:
+    """Have the partitioner save `node`, or what is made of it, where the program says nothing."""
+    node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def saved_for_backward(node: fx.Node) -> None:
@@ -177,6 +207,52 @@ def overloads_of(namespace: str) -> Iterator[OpOverload]:
 def python_size(size: Any) -> str:
     """A symbolic size as a Python expression of its symbols' names."""
     return str(PythonPrinter().doprint(size))
+
+
+def size_expression(size: torch.SymInt) -> sympy.Expr:
+    """The expression of a symbolic integer; its symbols' signs are those that ShapeEnv has proved.
+
+    A size's symbol is positive from the start. That of an integer argument, or of a size that
+    depends on data, is of any sign until a guard bounds it.
+    """
+    node = size.node
+    ranges = node.shape_env.var_to_range
+    signs = {
+        symbol: _with_sign(symbol, ranges[symbol].lower, ranges[symbol].upper)
+        for symbol in node.expr.free_symbols
+        if symbol.is_nonnegative is None and symbol in ranges
+    }
+    return node.expr.xreplace(signs) if signs else node.expr
+
+
+def _with_sign(symbol: sympy.Symbol, low: Any, high: Any) -> sympy.Symbol:
+    for sign, holds in (
+        ("positive", low >= 1), ("nonnegative", low >= 0),
+        ("negative", high <= -1), ("nonpositive", high <= 0),
+    ):  # fmt: skip
+        if holds:
+            return sympy.Symbol(symbol.name, integer=True, **{sign: True})
+    return symbol
+
+
+def shape_env_of(gm: fx.GraphModule) -> ShapeEnv | None:
+    """The ShapeEnv of the symbols in a graph's arguments; None where no argument is symbolic."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        for size in val.shape if isinstance(val, torch.Tensor) else (val,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env  # type: ignore[no-any-return]
+    return None
+
+
+def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
+    """Whether ranges and guards of ShapeEnv prove a relation between symbolic integers.
+
+    Takes no guard. Symbols are known by name, whatever signs `size_expression` gave them.
+    """
+    own = {symbol.name: symbol for symbol in shape_env.var_to_range}
+    known = {symbol: own.get(str(symbol), symbol) for symbol in relation.free_symbols}
+    return shape_env._maybe_evaluate_static(relation.xreplace(known)) is sympy.true
 
 
 def floor_division(size: Any, divisor: int) -> Any:
@@ -386,15 +462,94 @@ def current_shape_env() -> ShapeEnv | None:
     return context.fake_mode.shape_env if context is not None and context.fake_mode else None
 
 
+def ranges_of(symints: Iterable[torch.SymInt]) -> list[str]:
+    """The values that ShapeEnv allows the symbols of `symints`."""
+    nodes = [symint.node for symint in symints]
+    return [f"{n.expr} in {n.shape_env.bound_sympy(n.expr)}" for n in nodes]
+
+
+def is_plain_symbol(size: Any) -> bool:
+    """Whether a size is a symbol alone, so that its value is the symbol's."""
+    return isinstance(size, torch.SymInt) and bool(size.node.expr.is_Symbol)
+
+
 def backed_symints(inputs: list[Any]) -> list[torch.SymInt]:
     return autograd_cache.AOTAutogradCache._filter_backed_symints(inputs)
 
 
+class ShapeFacts:
+    """What ShapeEnv knows of the symbols in one graph, and what it has learnt since."""
+
+    def __init__(self, shape_env: ShapeEnv | None, symbols: Iterable[Any]) -> None:
+        self.shape_env = shape_env
+        self.symbols = sorted(symbols, key=str)
+        self._before = len(shape_env.guards) if shape_env is not None else 0
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> ShapeFacts:
+        shape_env, symbols = None, set[Any]()
+        for node in gm.graph.nodes:
+            for value in pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                    shape_env = value.node.shape_env
+                    symbols |= free_symbols(value)
+                elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                    sizes = [s for s in (*value.shape, *value.stride()) if type(s) is not int]
+                    for size in sizes:
+                        shape_env = size.node.shape_env
+                        symbols |= free_symbols(size)
+        return cls(shape_env, symbols)
+
+    def known(self) -> list[str]:
+        """What holds so far: the symbols' ranges, and the guards that speak of them."""
+        if self.shape_env is None:
+            return []
+        ranges = [f"{s} in {self.shape_env.var_to_range.get(s)}" for s in self.symbols]
+        ours = set(self.symbols)
+        guards = (guard.expr for guard in self.shape_env.guards[: self._before])
+        return ranges + sorted(str(expr) for expr in guards if ours & expr.free_symbols)
+
+    def added(self) -> list[str] | None:
+        """The guards added since, as Python; None where one speaks of other symbols too."""
+        if self.shape_env is None:
+            return []
+        new = [guard.expr for guard in self.shape_env.guards[self._before :]]
+        if any(expr.free_symbols - set(self.symbols) for expr in new):
+            return None
+        return [str(PythonPrinter().doprint(expr)) for expr in new]
+
+    def hold(self, guards: Iterable[str]) -> bool:
+        """Whether `guards` hold for the sizes that this compilation is for; adds no guard."""
+        hints = {str(symbol): value for symbol, value in self._hints().items()}
+        return all(eval(guard, SYMPY_INTERP, hints) for guard in guards)
+
+    def add(self, guards: Iterable[str]) -> None:
+        """Add guards that hold to this compilation's own."""
+        if self.shape_env is None:
+            return
+        of_kind = {int: self.shape_env.create_symintnode, float: self.shape_env.create_symfloatnode}
+        symbolic = {
+            str(symbol): of_kind[type(value)](symbol, hint=value)
+            for symbol, value in self._hints().items()
+        }
+        for guard in guards:
+            assert bool(eval(guard, SYMPY_INTERP, symbolic)), guard
+
+    def _hints(self) -> dict[Any, int | float]:
+        """The symbols' values in the call that this compilation is for."""
+        values: dict[Any, Any] = getattr(self.shape_env, _HINTS, {})
+        found = {symbol: values[symbol] for symbol in self.symbols if symbol in values}
+        return {s: int(v) if s.is_integer else float(v) for s, v in found.items()}
+
+
+_HINTS: Final = "backed_var_to_val" if release_of(torch.__version__) >= (2, 13) else "var_to_val"
+
+
 def guards_on(symints: list[torch.SymInt]) -> str:
     """The guards taken on `symints` so far, as an expression ("" for none)."""
-    shape_env = current_shape_env()
-    if shape_env is None:
+    if not symints:
         return ""
+    shape_env = symints[0].node.shape_env  # a backward compiled later is in no tracing context
     guards = shape_env.get_pruned_guards(symints)
     return shape_env.produce_guards_expression(placeholders=symints, guards=guards) or ""
 
@@ -404,8 +559,8 @@ _hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cach
 
 def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     """Whether `expression` holds for the present sizes; takes no guard in doing so."""
-    shape_env = current_shape_env()
-    if shape_env is None:
+    if not symints:
         return False
+    shape_env = symints[0].node.shape_env
     hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))

@@ -24,6 +24,7 @@ if str(TEST_ROOT) not in sys.path:
     sys.path.insert(0, str(TEST_ROOT))  # `from support import ...` in every test file
 
 import counts  # noqa: E402
+import sample  # noqa: E402
 
 if TYPE_CHECKING:
     from support import BackendUnderTest
@@ -61,12 +62,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="dtypes that the operator cases leave out: float64,complex64 (a device may have none)",
     )
+    group.addoption(
+        "--sample",
+        default="",
+        metavar="PARTS[:NUMBER]",
+        help="one of so many parts of the tests, another one every few hours, and what changed",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --sample, keep a part of the tests."""
+    if not config.getoption("--sample"):
+        return
+    number, parts = sample.part(config.getoption("--sample"))
+    changed = sample.changed_files(TEST_ROOT.parent)
+    kept = sample.sample([item.nodeid for item in items], number, parts, changed)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
+    if config.getoption("--sample"):  # workers of a parallel run are handed the options as they are
+        config.option.sample = "{1}:{0}".format(*sample.part(config.getoption("--sample")))
     logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
     counts.start(config)
     if config.inipath and TEST_ROOT in config.inipath.parents:

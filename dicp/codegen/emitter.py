@@ -9,8 +9,11 @@ import sympy
 import torch
 
 from dicp.codegen.types import (
+    STACK_BYTES,
+    STORAGE_TYPE,
     VALUE_TYPE,
     conversion,
+    has_spelling,
     literal,
     size_text,
     start_value,
@@ -30,7 +33,18 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Accumulate, Define, Kernel, Running, Save, Stmt, Store
-from dicp.loop.ir.ops import BESIDE_NUMBER, CHECKED_OPS, REDUCTIONS, SCALAR_OPS
+from dicp.loop.ir.ops import (
+    BEHIND_NUMBER,
+    BESIDE_NUMBER,
+    CHECKED_OPS,
+    INDEX_CHECKS,
+    REDUCTIONS,
+    SCALAR_OPS,
+)
+from dicp.origin import Origin
+
+LINE_BYTES = 64
+"""A cache line: what is written past the caches at once, and then not read before."""
 
 
 @dataclass
@@ -50,9 +64,10 @@ class Emitter:
         self.kernel = kernel
         self.args: dict[Ref, str] = {}
         self.stored = {s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)}
-        self.symbols: dict[sympy.Symbol, str] = {}
+        self.symbols: dict[sympy.Expr, str] = {}
+        """Sizes that are arguments of the kernel, and their names in it."""
         self.scopes: list[Scope] = []
-        self.sites: list[tuple[str, str]] = []
+        self.sites: list[tuple[str, Origin | None]] = []
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
         self.staged: dict[tuple[Ref, Index], str] = {}
@@ -61,11 +76,45 @@ class Emitter:
         """Where elements are put that are written a cache line at a time."""
         self.flagged: set[str] = set()
         """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
+        self.kept_at: dict[str, str] = {}
+        """Where a block keeps the value whose position is looked for, by its accumulator."""
         self.laned: set[str] = set()
         """What is accumulated or kept in a place of its own for each place in a cache line."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
+        self._stack_bytes = 0
+        self.room_bytes = 0
+        """What each thread's part of the kernel's workspace takes."""
+
+    # ---- memory of a kernel's own ---------------------------------------------------------------
+
+    def _array(self, dtype: torch.dtype, name: str, count: int, stored: bool = False) -> str:
+        """Declares an array of one thread: on its stack, or in the workspace where that is full."""
+        ctype = (STORAGE_TYPE if stored else VALUE_TYPE)[dtype]
+        size = -(-count * max(dtype.itemsize, 1 if stored else 4) // LINE_BYTES) * LINE_BYTES
+        if self._stack_bytes + size <= STACK_BYTES:
+            self._stack_bytes += size
+            return f"{ctype} {name}[{count}];"
+        place = f"d_own_room(rooms, room_bytes) + {self.room_bytes}"
+        self.room_bytes += size
+        return f"{ctype}* const {name} = ({ctype}*)({place});"
+
+    def _allocated(self, ctype: str, name: str, count: str) -> str:
+        """Declares memory that all threads share, which is freed when the scope ends."""
+        return (
+            f"const d_room<{ctype}> room_{name}({count}, status); "
+            f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
+        )
+
+    def workspace(self) -> list[str]:
+        """What a kernel begins with: the memory of its threads' arrays, if there are any."""
+        if not self.room_bytes:
+            return []
+        return [
+            f"  constexpr int64_t room_bytes = {self.room_bytes};",
+            "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
+        ]
 
     def _all_stmts(self) -> list[Stmt]:
         return [s for p in self.kernel.phases for s in p.stmts]
@@ -94,8 +143,7 @@ class Emitter:
             if isinstance(stmt, Store):
                 stores.append(pad + self._store(stmt, value))
             elif isinstance(stmt, Accumulate):
-                position = self._index(stmt.position) if stmt.position is not None else ""
-                scope.lines.append(pad + self._combine(stmt, value, position))
+                scope.lines.append(pad + self._combine(stmt, value, self._position(stmt)))
             elif isinstance(stmt, Running):
                 scope.lines.append(pad + self._combine(stmt, value, ""))
                 # The running value changes at every point: what reads it stays in this loop.
@@ -131,18 +179,14 @@ class Emitter:
     def _declare(self, stmt: Accumulate | Running) -> str:
         ctype = accumulator_type(stmt)
         text = f"{ctype} {local(stmt.name)} = {start_value(stmt.op, stmt.dtype)};"
-        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.op.startswith("arg") else "")
+        return text + (f" int64_t at_{stmt.name} = 0;" if is_place(stmt) else "")
 
     def _combine(self, stmt: Accumulate | Running, value: str, position: str) -> str:
         name = local(stmt.name)
-        if stmt.op.startswith("arg"):
-            at = f"at_{stmt.name}"
-            if position == "chunk":
-                position = f"part_at_{stmt.name}[chunk]"
-            return (
-                f"if (d_better_{stmt.op[3:]}({value}, {name})) {{ {name} = {value}; "
-                f"{at} = {position}; }}"
-            )
+        if stmt.name in self.kept_at:
+            return f"block_{stmt.name}[{self.kept_at[stmt.name]}] = {value};"
+        if is_place(stmt):
+            return f"d_take_{stmt.op[3:]}({value}, {position}, {name}, at_{stmt.name});"
         nan = f"nan_{stmt.name}"
         if stmt.name in self.laned:
             name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
@@ -156,15 +200,13 @@ class Emitter:
 
     def _combine_at(self, stmt: Accumulate, value: str, at: str) -> str:
         slot = f"acc_{stmt.name}[{at}]"
-        if stmt.op.startswith("arg"):
-            assert stmt.position is not None
-            position = self._index(stmt.position)
-            return (
-                f"{{ const bool better = d_better_{stmt.op[3:]}({value}, {slot}); "
-                f"{slot} = better ? {value} : {slot}; "
-                f"acc_at_{stmt.name}[{at}] = better ? {position} : acc_at_{stmt.name}[{at}]; }}"
-            )
+        if is_place(stmt):
+            pair = f"{slot}, acc_at_{stmt.name}[{at}]"
+            return f"d_take_{stmt.op[3:]}({value}, {self._position(stmt)}, {pair});"
         return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
+
+    def _position(self, stmt: Accumulate) -> str:
+        return "" if stmt.position is None else f"(int64_t)({self._index(stmt.position)})"
 
     # ---- expressions ------------------------------------------------------------------------
 
@@ -176,8 +218,9 @@ class Emitter:
             return self._masked(expr, guard, guard_depth)
         if expr.op == "acc":
             found = self._reduction(expr.attr)
-            is_place = found is not None and found.op.startswith("arg")
-            return f"at_{expr.attr}" if is_place else local(expr.attr)
+            result = f"at_{expr.attr}" if found and is_place(found) else local(expr.attr)
+            is_truth = found is not None and found.op in ("any", "all")
+            return f"({result} != 0)" if is_truth else result
         if expr.op == "saved":
             return f"saved_{expr.attr}[{self._inner_position()}]"
         depth = max(self._depth_of(expr), guard_depth if guard else 0)
@@ -264,8 +307,9 @@ class Emitter:
             return f"d_exp_weight({args[0]})"
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op == "check_index":
-            return f"d_check({args[0]}, {args[1]}, status, {self._site(expr)}{guarded(guard)})"
+        if expr.op in INDEX_CHECKS:
+            site = f"status, {self._site(expr)}{guarded(guard)}"
+            return f"d_{expr.op}({args[0]}, {args[1]}, {site})"
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
         width = "d" if expr.dtype == torch.float64 else "f"
         return _spelling(expr).format(*args, site=site, width=width)
@@ -284,7 +328,7 @@ class Emitter:
         return ir.show(top.value) == ir.show(expr.args[0])
 
     def _site(self, expr: Expr) -> int:
-        self.sites.append((expr.op, str(expr.attr or "")))
+        self.sites.append((expr.op, expr.attr))
         return len(self.sites)
 
     def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
@@ -328,19 +372,23 @@ class Emitter:
     def _size(self, size: Size) -> str:
         if isinstance(size, int):
             return str(size) if size >= 0 else f"({size})"
-        renamed = {}
-        for symbol in sorted(size.free_symbols, key=str):
-            if symbol not in self.symbols:
-                self.symbols[symbol] = f"n{len(self.symbols)}"
-            renamed[symbol] = sympy.Symbol(self.symbols[symbol], integer=True, positive=True)
+        if not has_spelling(size):  # the host computes it
+            return self._handed_over(size)
+        renamed = {
+            symbol: sympy.Symbol(self._handed_over(symbol), **symbol.assumptions0)
+            for symbol in sorted(size.free_symbols, key=str)
+        }
         return f"({size_text(size.xreplace(renamed))})"
+
+    def _handed_over(self, size: sympy.Expr) -> str:
+        return self.symbols.setdefault(size, f"n{len(self.symbols)}")
 
 
 def _spelling(expr: Expr) -> str:
     """The C++ format string of an operator, the cheapest that is right for these operands."""
-    last = expr.args[-1]
-    if last.op == "const" and last.attr == last.attr and expr.op in BESIDE_NUMBER:
-        return BESIDE_NUMBER[expr.op]
+    for operand, table in ((expr.args[-1], BESIDE_NUMBER), (expr.args[0], BEHIND_NUMBER)):
+        if operand.op == "const" and operand.attr == operand.attr and expr.op in table:
+            return table[expr.op]
     return SCALAR_OPS[expr.op].cpp
 
 
@@ -348,6 +396,11 @@ def is_copy(stmt: Store) -> bool:
     """Whether a statement stores what it reads: bits are moved, whatever they mean."""
     value = stmt.value
     return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
+
+
+def is_place(stmt: Accumulate | Running) -> bool:
+    """Whether it reduces pairs of a value and its position."""
+    return stmt.op in ("argmax", "argmin")
 
 
 def margin(depth: int) -> str:

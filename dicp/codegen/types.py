@@ -7,6 +7,7 @@ import math
 import sympy
 import torch
 
+from dicp.dtypes import shortest
 from dicp.loop.ir.ops import REDUCTIONS
 
 VALUE_TYPE = {
@@ -26,6 +27,9 @@ STORAGE_TYPE = VALUE_TYPE | {
 }  # fmt: skip
 """Element types in memory: 16-bit floats are held as bits and widened on load, and so are truth
 values, since loops that load or store `bool` are not vectorized."""
+
+STACK_BYTES = 1 << 16
+"""What one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
 
 
 def widened(place: str, dtype: torch.dtype) -> str:
@@ -56,6 +60,21 @@ REAL_SIZES = {
     "RoundToInt": "(int64_t)d_round((double)({0}))",
 }
 """Sizes that go through a real number, such as a length times a scale factor."""
+
+
+_SPELLED = frozenset(
+    {*REAL_SIZES, "Add", "Mul", "FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing",
+     "Max", "Min"}
+)  # fmt: skip
+
+
+def has_spelling(size: sympy.Expr) -> bool:
+    """Whether `size_text` writes this size."""
+    if size.is_Integer or size.is_Symbol or size.is_Float:
+        return True
+    kind = type(size).__name__
+    power = kind in ("Pow", "PowByNatural") and size.args[1].is_Integer and size.args[1] > 0
+    return (power or kind in _SPELLED) and all(map(has_spelling, size.args))
 
 
 def size_text(size: sympy.Expr) -> str:
@@ -98,8 +117,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
             return f"d_nan{suffix}"
         if math.isinf(number):
             return f"({'-' if number < 0 else ''}d_inf{suffix})"
-        text = repr(number)
-        text = text if any(c in text for c in ".e") else text + ".0"
+        text = shortest(number, dtype)
         return (
             f"{text}{suffix}" if number >= 0 and not text.startswith("-") else f"({text}{suffix})"
         )
@@ -118,6 +136,9 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: boo
         return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
     if target == torch.float16:
         return f"d_round_f16((float){text})" if rounded else f"(float){text}"
-    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
-        return f"({VALUE_TYPE[target]})(int64_t){text}"
+    if source.is_floating_point and target == torch.int64:
+        return f"d_to_int64({text})"
+    if source.is_floating_point and not target.is_floating_point:
+        whole = f"d_to_int32({text})"
+        return whole if target == torch.int32 else f"({VALUE_TYPE[target]}){whole}"
     return f"({VALUE_TYPE[target]}){text}"

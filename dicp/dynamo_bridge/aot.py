@@ -23,7 +23,8 @@ from torch import fx
 
 from dicp import torch_private
 from dicp.cache import Cache, Entry, key_of
-from dicp.dynamo_bridge.passes.joint import drop_copies, merge_equal_nodes
+from dicp.dynamo_bridge.passes.joint import drop_copies, keep_compared, merge_equal_nodes
+from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
 from dicp.errors import CacheWarning
 
 Kind = Literal["forward", "backward", "inference"]
@@ -49,25 +50,42 @@ class GraphInfo:
     user_outputs: int = 0
 
 
+class OtherLinesError(Exception):
+    """Stored code has user lines in it, and the graph at hand comes from others."""
+
+
 class CompiledGraph(torch_private.OutputCode):
     """A compiled graph: `executable` runs it, `artifact_json` is all that is ever stored of it.
 
     Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
     A graph without a stored form has `artifact_json` None: it works and is never stored.
+    `tangents` are the positions of gradients that autograd hands over: their negative and conjugate
+    bits are known at no earlier time than the call.
     """
 
-    def __init__(self, artifact_json: str | None, executable: Executable | None) -> None:
+    def __init__(
+        self,
+        artifact_json: str | None,
+        executable: Executable | None,
+        tangents: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.artifact_json = artifact_json
         self.executable = executable
+        self.tangents = tangents
         self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         assert self.executable is not None, "a stored graph runs after post_compile"
+        for position in self.tangents:
+            tangent = inputs[position]
+            if tangent.is_neg() or tangent.is_conj():
+                inputs = inputs if isinstance(inputs, list) else list(inputs)
+                inputs[position] = tangent.resolve_conj().resolve_neg()
         return self.executable(inputs)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledGraph, (self.artifact_json, None)
+        return CompiledGraph, (self.artifact_json, None, self.tangents)
 
     def prepare_for_serialization(self) -> None:
         self.executable = None
@@ -101,8 +119,10 @@ class _Job:
     keep_inference_input_mutations: bool
 
     def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
+        mark_dynamo_nodes(joint.graph)
         drop_copies(joint.graph)
         merge_equal_nodes(joint.graph)
+        keep_compared(joint.graph)
         if self.joint_passes is not None:
             self.joint_passes(joint, inputs)
         settings = {"ban_recompute_materialized_backward": not self.recompute_operands}
@@ -129,7 +149,8 @@ def compile_graphs(
 
     compile_graph: makes each functional graph executable; the backward graph's turn comes with the
         first backward run, or at once where its sizes are symbolic.
-    load_graph: makes a graph executable again from the `artifact_json` stored of it.
+    load_graph: makes a graph executable again from the `artifact_json` stored of it; may raise
+        OtherLinesError.
     identity: names everything else the result depends on: backend, target, versions, options, and
         the decompositions and passes in use.
     cache: where results are stored; None compiles without.
@@ -234,6 +255,7 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
         graph, None, state.aot_config, default_partition_fn=job.partition
     )
     graph = torch_private.rematerialize_checkpoints(graph)
+    mark_dynamo_nodes(graph.graph)
     made: list[CompiledGraph] = []
 
     def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
@@ -294,6 +316,7 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         with _collection_paused():
             made["backward"] = job.compile_graph(graph, list(inputs), backward_info)
+            made["backward"].tangents = _tangents(graph)
         return _untraced(made["backward"])
 
     def store(compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any) -> None:
@@ -354,6 +377,15 @@ def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
     return graph.graph.output_node().args[0]  # type: ignore[return-value]
 
 
+def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the tensors among the inputs that are gradients of forward's results."""
+    inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
+    return tuple(
+        position for position, node in inputs
+        if node.name.startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+    )  # fmt: skip
+
+
 def _same_names(
     forward: fx.GraphModule, positions: tuple[int, ...], backward: fx.GraphModule
 ) -> tuple[int, ...]:
@@ -383,8 +415,9 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
         return _Slot()
     try:
         symints = tuple(_all_symints(fake_inputs))
+        ranges = torch_private.ranges_of(symints)
         base = key_of(
-            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), job.identity
+            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), ranges, job.identity
         )
     except torch_private.NotCacheableError as error:
         job.on_cache("bypass", str(error))
@@ -399,6 +432,8 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
             if guards and not torch_private.guards_hold(guards, list(symints)):
                 continue
             loaded = _load(job, entry, fake_inputs, aot_config)
+        except OtherLinesError:
+            continue
         except Exception as error:  # whatever is wrong with it, it can be compiled again
             job.on_cache("damaged", f"{type(error).__name__}: {error}")
             warnings.warn(
@@ -416,7 +451,8 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
 def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
     """The symbolic sizes among the inputs; guards on any other symbol could not be stored."""
     symints = torch_private.backed_symints(fake_inputs)
-    known = {symbol for symint in symints for symbol in torch_private.free_symbols(symint)}
+    plain = [symint for symint in symints if torch_private.is_plain_symbol(symint)]
+    known = {symbol for symint in plain for symbol in torch_private.free_symbols(symint)}
     for value in fake_inputs:
         if isinstance(value, (torch.Tensor, torch.SymInt)):
             unknown = torch_private.free_symbols(value) - known

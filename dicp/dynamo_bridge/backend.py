@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -16,18 +17,28 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
+from dicp.dynamo_bridge.fuse.families import FAMILIES
 from dicp.dynamo_bridge.observe import FrontEnd, GraphReport
-from dicp.errors import DeviceMovedError, TargetNotFoundError
+from dicp.errors import (
+    DeviceMovedError,
+    FallbackWarning,
+    InvalidTargetError,
+    TargetNotFoundError,
+)
 from dicp.target import Target, discover, find_target
+from dicp.torch_private import register_repeatedly
 
 SUFFIX = "graph"
 KEPT_REPORTS = 256
+KEPT_PROGRAMS = 16
+"""Of so many reports the kernels can be shown, which are kept in memory for it."""
 
 
 class Backend:
     """A `torch.compile` backend for one target, with options fixed beforehand if given.
 
-    `reports` holds one GraphReport per graph compiled through this object, newest last.
+    `reports` holds one GraphReport per graph compiled through this object, newest last; kernels'
+    programs are shown by the newest alone.
     """
 
     def __init__(self, target: str | None = None, **options: Any) -> None:
@@ -45,26 +56,36 @@ class Backend:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         front_end = FrontEnd()
-        config = Config.from_env().with_options({**self.options, **(options or {})}, mode)
-        target = self._target(gm, example_inputs)
+        given = {**self.options, **(options or {})}
+        target = self._target(gm, example_inputs, Config.from_env(), given)
+        config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
         made: list[GraphReport] = []
 
         def keep(report: GraphReport) -> None:
             self.reports.append(report)
+            if len(self.reports) > KEPT_PROGRAMS:
+                self.reports[-1 - KEPT_PROGRAMS].drop_programs()
             made.append(report)
 
         run = compile_fx(gm, example_inputs, target, config, keep)
         front_end.finish(made.copy(), config)
         return run
 
-    def _target(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Target:
+    def _target(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        config: Config,
+        options: Mapping[str, Any],
+    ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
         # A number in a tensor on the host goes with tensors anywhere.
         devices = {x.device.type for x in tensors if x.ndim or x.device.type != "cpu"}
         devices -= {"meta"}
         if self.target_name is None:
-            return target_for_devices(devices)
-        target = find_target(self.target_name)
+            chosen = options.get("target") or config.target
+            return load_target(chosen) if chosen else target_for_devices(devices)
+        target = load_target(self.target_name)
         # What lies on the host the graph moves, or it is left to eager.
         if devices - {target.device_type, "cpu"}:
             raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
@@ -83,21 +104,50 @@ def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def target_for_devices(devices: set[str]) -> Target:
-    """The first installed target that runs on the inputs' device; CPU tensors where none is given.
+    """The target of highest priority for the inputs' device; CPU tensors where none is given.
 
-    Raises TargetNotFoundError.
+    Targets that cannot be loaded are passed over, with a warning. Raises TargetNotFoundError.
     """
     wanted = next(iter(devices - {"cpu"}), "cpu")
+    found = []
     for name in sorted(discover()):
-        target = find_target(name)
+        try:
+            target = load_target(name)
+        except InvalidTargetError as error:
+            warnings.warn(FallbackWarning(str(error)), stacklevel=2)
+            continue
         if target.device_type == wanted:
-            return target
-    raise TargetNotFoundError(f"(for device {wanted})", sorted(discover()))
+            found.append(target)
+    if not found:
+        raise TargetNotFoundError(f"(for device {wanted})", sorted(discover()))
+    return max(found, key=lambda target: target.priority)
 
 
 @cache
+def load_target(name: str) -> Target:
+    """The target called `name`, what it asks of the passes checked.
+
+    Raises TargetNotFoundError and InvalidTargetError.
+    """
+    target = find_target(name)
+    facts = target.facts
+    unknown = sorted((facts.fusions | facts.frozen_fusions) - FAMILIES)
+    if unknown:
+        raise InvalidTargetError(
+            name,
+            discover()[name].value,
+            [f"it wants fusions {unknown}, which are none of {sorted(FAMILIES)}"],
+        )
+    return target
+
+
+_backends: dict[str | None, Backend] = {}
+register_repeatedly(Backend)
+
+
 def _backend(name: str | None) -> Backend:
-    return Backend(name)
+    """The one of this name; of threads that ask first, all get the same."""
+    return _backends.setdefault(name, Backend(name))
 
 
 def __getattr__(name: str) -> Any:

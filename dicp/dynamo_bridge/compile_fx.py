@@ -1,10 +1,19 @@
-"""The compiler from top to bottom: Dynamo's FX graph in, a callable out."""
+"""The compiler from top to bottom: Dynamo's FX graph in, a callable out.
+
+capture     Dynamo's graph through AOTAutograd: forward and backward, or inference
+partition   what depends on data runs eagerly, between regions that are compiled
+passes      canonicalize, fuse, assign layouts
+lower       the target's program
+render      its source text
+build       what the target's compiler makes of it
+load        an executable
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,20 +30,18 @@ from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.dynamo_bridge.fuse.families import FUSE
+from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
+from dicp.dynamo_bridge.partition import PartitionedExecutable, split_data_dependent
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
-from dicp.errors import (
-    CompilerError,
-    FallbackWarning,
-    GraphRejectedError,
-    PrototypeError,
-    ToolchainError,
-)
-from dicp.target import Artifact, Executable, KernelReport, LowerContext, NodeReport, Target
-from dicp.torch_private import disable_current_modes, free_unbacked_symbols, write_out_traces
+from dicp.dynamo_bridge.provenance import dynamo_nodes
+from dicp.errors import FallbackWarning, UnsupportedOperatorError
+from dicp.origin import mark_lines, origin_of, user_lines
+from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
+from dicp.torch_private import TorchDynamoException, write_out_traces
 from dicp.version import VERSION
 
 
@@ -47,133 +54,183 @@ def compile_fx(
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph for `target`.
 
-    Raises ToolchainError or CompilerError where no code can be built (with
-    `on_compile_error="eager"` the graph then runs eagerly, with one warning), and
-    UnsupportedOperatorError where `fallback="error"` and an operator has no rule.
+    Whatever goes wrong is raised, or with `on_compile_error="eager"` the graph runs eagerly, with
+    one warning. Raises UnsupportedOperatorError where `fallback="error"` and an operator has no
+    rule, whatever `on_compile_error` says.
     """
-    cache = Cache.open(config)
-    try:
-        fingerprint = target.fingerprint(config)
-    except ToolchainError as error:
-        if config.on_compile_error == "raise":
-            raise
-        warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
-        report = GraphReport("dynamo", f"graph{key_of(str(id(gm)))[:8]}")
-        report.nodes = _left_to_eager(gm, "the code could not be built")
-        on_report(report)
-        return gm.forward
-    write_out_traces(gm)
-    identity = key_of(own_version(), torch.__version__, target.name, fingerprint, config.key())
+    return Compilation(gm, target, config, on_report).run(example_inputs)
 
-    def compile_graph(graph: fx.GraphModule, inputs: list[Any], info: GraphInfo) -> CompiledGraph:
-        report = GraphReport(info.kind, f"graph{key_of(str(id(graph)))[:8]}")
-        observer = Observer(config, report)
+
+class Compilation:
+    """One Dynamo graph on its way to a callable."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        target: Target,
+        config: Config,
+        on_report: Callable[[GraphReport], None],
+    ) -> None:
+        self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
+        self.cache = Cache.open(config)
+        self.lines: Mapping[str, str] = user_lines(gm)
+        self.identity = ""
+
+    def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What Dynamo calls in the place of its graph."""
+        report = GraphReport("dynamo", _name_of(self.gm))
+
+        def eagerly() -> Callable[..., Any]:
+            report.nodes = _left_to_eager(self.gm)
+            self.on_report(report)
+            return self.gm.forward
+
+        return self._attempt(lambda: self._capture(example_inputs), eagerly)
+
+    def _attempt(self, work: Callable[[], Any], eagerly: Callable[[], Any]) -> Any:
+        """`work`, and where it fails what `on_compile_error` asks for."""
         try:
-            return _compile_graph(graph, info, target, config, cache, identity, observer)
-        except (ToolchainError, CompilerError, GraphRejectedError, PrototypeError) as error:
-            if config.on_compile_error == "raise":
+            return work()
+        except (TorchDynamoException, UnsupportedOperatorError):
+            raise  # Dynamo starts over, or an operator runs eagerly where the user forbade it
+        except Exception as error:
+            if self.config.on_compile_error == "raise":
                 raise
-            warnings.warn(FallbackWarning(f"running eagerly: {error}"), stacklevel=2)
-            return run_eagerly(graph, report, "the code could not be built")
-        finally:
-            observer.finish()
-            on_report(report)
+            message = f"running eagerly: {str(error) or type(error).__name__}"
+            warnings.warn(FallbackWarning(message), stacklevel=2)
+        return eagerly()
 
-    def load_graph(text: str) -> CompiledGraph:
-        report = GraphReport("loaded")
-        observer = Observer(config, report)
-        try:
-            return _load(text, "aot", target, config, cache, observer)
-        finally:
-            observer.finish()
-            on_report(report)
+    # ---- Dynamo's graph -------------------------------------------------------------------------
 
-    def joint_passes(joint: fx.GraphModule, inputs: Any) -> None:
-        context = PassContext(target.facts, config, "joint", Inference.of(joint))
-        run_passes(joint, graph_passes(config, "joint"), context)
-
-    def prepare() -> None:
-        target.prepare(gm, wants_gradients(example_inputs), cache, config)
-
-    return compile_graphs(
-        gm,
-        example_inputs,
-        decompositions=decompositions(target),
-        compile_graph=compile_graph,
-        load_graph=load_graph,
-        identity=identity,
-        joint_passes=joint_passes,
-        recompute_operands=target.facts.recomputes_operands,
-        cache=cache if not config.freeze else None,
-        before_capture=prepare,
-    )
-
-
-def _compile_graph(
-    gm: fx.GraphModule,
-    info: GraphInfo,
-    target: Target,
-    config: Config,
-    cache: Cache,
-    identity: str,
-    observer: Observer,
-) -> CompiledGraph:
-    """One functional ATen graph: passes, program, source, artifact, executable."""
-    report = observer.report
-    observer.graph("aten", gm)
-    if has_data_dependent_sizes(gm):
-        return run_eagerly(gm, report, "sizes depend on data")
-
-    with observer.stage("graph key"):
-        key = graph_key(gm, info, identity)
-    entry = cache.get("graph", key) if config.dump is None else None
-    if entry is not None:
-        text = entry.read("artifact.json").decode()
-        return _load(text, "graph", target, config, cache, observer)
-
-    context = PassContext(
-        target.facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
-    )
-    run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
-    frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
-    if frozen is not None:
-        static = (), static_positions(frozen[1], info)  # in the first part nothing is kept
-        once, rest = (
-            _build(part, replace(info, static_inputs=kept), target, config, cache, observer)
-            for part, kept in zip(frozen, static, strict=True)
+    def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        target, config = self.target, self.config
+        write_out_traces(self.gm)
+        self.identity = key_of(
+            own_version(),
+            torch.__version__,
+            target.name,
+            target.fingerprint(config),
+            config.key(target.options),
         )
-        return CompiledGraph(None, FrozenExecutable(once[1], rest[1]))
-    artifact, executable = _build(gm, info, target, config, cache, observer)
-    if artifact.objects:
-        return CompiledGraph(None, executable)
-    text = encode(artifact, report)
-    cache.put("graph", key, {"artifact.json": text.encode()})
-    return CompiledGraph(text, executable)
+        train = wants_gradients(example_inputs)
+        return compile_graphs(
+            self.gm,
+            example_inputs,
+            decompositions=decompositions(target),
+            compile_graph=self._compile_graph,
+            load_graph=self._load_graph,
+            identity=self.identity,
+            joint_passes=self._joint_passes,
+            recompute_operands=target.facts.recomputes_operands,
+            cache=self.cache if not config.freeze else None,
+            before_capture=lambda: target.prepare(self.gm, train, self.cache, config),
+        )
 
+    def _joint_passes(self, joint: fx.GraphModule, inputs: Any) -> None:
+        context = PassContext(self.target.facts, self.config, "joint", Inference.of(joint))
+        run_passes(joint, graph_passes(self.config, "joint"), context)
 
-def _build(
-    gm: fx.GraphModule,
-    info: GraphInfo,
-    target: Target,
-    config: Config,
-    cache: Cache,
-    observer: Observer,
-) -> tuple[Artifact, Executable]:
-    """The target's part: lower, render, build, load."""
-    report = observer.report
-    with observer.stage("lower"):
-        lower = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
-        program = target.lower(gm, lower)
-    report.nodes = [*report.nodes, *program.nodes]
-    report.kernels = [*report.kernels, *program.kernels()]
-    if config.dump is not None:
-        observer.text("program.txt", program.text())
-        for name, text in target.render(program, config).files.items():
-            observer.text(name, text)
-    with observer.stage("build"):
-        artifact = target.build(program, cache, config)
-    with observer.stage("load"):
-        return artifact, target.load(artifact, cache, config)
+    def _compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
+        """One functional ATen graph; forward, backward and inference graphs come here."""
+        # A pass that fails leaves its graph half rewritten.
+        original = _copy(gm) if self.config.on_compile_error == "eager" else gm
+        with self._observed(GraphReport(info.kind, _name_of(gm))) as observer:
+            observer.graph("aten", gm)
+
+            def eagerly() -> CompiledGraph:
+                observer.report.nodes, observer.report.kernels = _left_to_eager(original), ()
+                return CompiledGraph(None, _interpreted(original))
+
+            return self._attempt(lambda: self._partition(gm, info, observer), eagerly)
+
+    def _load_graph(self, text: str) -> CompiledGraph:
+        """A graph that AOTAutograd's stored result holds."""
+        with self._observed(GraphReport("loaded", cache="aot")) as observer:
+            stored = StoredGraph.decode(text, self.lines)
+            return CompiledGraph(text, self._load(stored, observer))
+
+    @contextlib.contextmanager
+    def _observed(self, report: GraphReport) -> Iterator[Observer]:
+        observer = Observer(self.config, report)
+        try:
+            yield observer
+        finally:
+            observer.finish()
+            self.on_report(report)
+
+    # ---- one functional graph -------------------------------------------------------------------
+
+    def _partition(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
+        """The graph, or the regions of it that do not depend on data."""
+        parts = split_data_dependent(gm, info)
+        if not parts:
+            return self._compile(gm, info, observer)
+        run: list[Any] = []
+        for part in parts:
+            if part.compiled:
+                compiled = self._compile(part.gm, part.info, observer).executable
+                assert compiled is not None
+                run.append(compiled)
+            else:
+                nodes = _left_to_eager(
+                    part.gm, "depends on a size or number known only at run time"
+                )
+                observer.report.nodes = [*observer.report.nodes, *nodes]
+                run.append(_interpreted(part.gm))
+        return CompiledGraph(None, PartitionedExecutable(gm, parts, run))
+
+    def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
+        """A graph found in the cache, or passes and the target's part."""
+        config, facts, report = self.config, self.target.facts, observer.report
+        mark_lines(gm)
+        with observer.stage("graph key"):
+            cache = self.cache if config.dump is None else None
+            slot = find_graph(cache, gm, info, self.identity)
+        if slot.found is not None:
+            report.cache = "graph"
+            run = self._load(slot.found, observer)
+            return CompiledGraph(slot.found.encode(), run)
+
+        sources, nodes, kernels = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
+        context = PassContext(
+            facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
+        )
+        run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
+        frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
+        if frozen is not None:
+            static = (), static_positions(frozen[1], info)  # in the first part nothing is kept
+            once, rest = (
+                self._build(part, replace(info, static_inputs=kept), observer)[1]
+                for part, kept in zip(frozen, static, strict=True)
+            )
+            return CompiledGraph(None, FrozenExecutable(once, rest))
+        artifact, run = self._build(gm, info, observer)
+        made = (report.kind, tuple(report.nodes[nodes:]), tuple(report.kernels[kernels:]))
+        stored = StoredGraph(artifact, made, sources)
+        return CompiledGraph(store_graph(self.cache, slot, stored), run)
+
+    def _build(
+        self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
+    ) -> tuple[Artifact, Executable]:
+        """The target's part: lower, render, build, load."""
+        target, config, report = self.target, self.config, observer.report
+        with observer.stage("lower"):
+            context = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
+            program = target.lower(gm, context)
+        report.nodes = [*report.nodes, *program.nodes]
+        report.kernels = [*report.kernels, *program.kernels()]
+        with observer.stage("render"):
+            source = target.render(program, config)
+        observer.program(program, source)
+        with observer.stage("build"):
+            artifact = target.build(program, source, self.cache, config)
+        with observer.stage("load"):
+            return artifact, target.load(artifact, self.cache, config)
+
+    def _load(self, stored: StoredGraph, observer: Observer) -> Executable:
+        with observer.stage("load"):
+            stored.restore(observer.report)
+            return self.target.load(stored.artifact, self.cache, self.config)
 
 
 def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
@@ -190,9 +247,16 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     return (CANONICALIZE, *fusion, *layout)
 
 
-def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> CompiledGraph:
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph of its own over the same parameters and constants."""
+    graph = fx.Graph()
+    output = graph.graph_copy(gm.graph, {})
+    graph.output(output)
+    return fx.GraphModule(gm, graph)
+
+
+def _interpreted(gm: fx.GraphModule) -> Executable:
     """The graph as it is, operator by operator."""
-    report.nodes = _left_to_eager(gm, reason)
     gm.recompile()
 
     def run(inputs: list[Any]) -> Any:
@@ -200,14 +264,19 @@ def run_eagerly(gm: fx.GraphModule, report: GraphReport, reason: str) -> Compile
         inputs.clear()
         return gm(*args)
 
-    return CompiledGraph(None, run)
+    return run
 
 
-def _left_to_eager(gm: fx.GraphModule, reason: str) -> list[NodeReport]:
-    return [
-        NodeReport(n.name, str(n.target), "eager", reason, "")
-        for n in gm.graph.nodes if n.op in ("call_function", "call_method", "call_module")
-    ]  # fmt: skip
+def _left_to_eager(
+    gm: fx.GraphModule, reason: str = "the code could not be built"
+) -> list[NodeReport]:
+    calls = ("call_function", "call_method", "call_module")
+    return [NodeReport(origin_of(n), "eager", reason) for n in gm.graph.nodes if n.op in calls]
+
+
+def _name_of(gm: fx.GraphModule) -> str:
+    """Equal graphs are named alike, in every process."""
+    return f"graph{key_of([node.name for node in gm.graph.nodes])[:8]}"
 
 
 @lru_cache(maxsize=1)
@@ -219,78 +288,6 @@ def own_version() -> str:
     return key_of(VERSION, [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats])
 
 
-def has_data_dependent_sizes(gm: fx.GraphModule) -> bool:
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        for item in val if isinstance(val, (tuple, list)) else (val,):
-            if isinstance(item, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-                if free_unbacked_symbols(item):
-                    return True
-    return False
-
-
 def wants_gradients(inputs: Sequence[Any]) -> bool:
     tensors = (x for x in inputs if isinstance(x, torch.Tensor))
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str) -> str:
-    """What the compiled code depends on: operators, arguments, every input's layout, constants."""
-    inputs, constants = [], []
-    for node in gm.graph.nodes:
-        val = node.meta.get("val")
-        if node.op == "placeholder":
-            inputs.append(_layout(val))
-        elif node.op == "get_attr":
-            constants.append(_constant_digest(gm, str(node.target)))
-    gm.recompile()
-    return key_of(identity, info.kind, list(map(str, info.static_inputs)), gm.code, inputs,
-                  constants)  # fmt: skip
-
-
-def _layout(val: Any) -> str:
-    if isinstance(val, torch.Tensor) and val.layout == torch.strided:
-        return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device}"
-    return f"{type(val).__name__} {val}"
-
-
-def _constant_digest(gm: fx.GraphModule, name: str) -> str:
-    value: Any = gm
-    for part in name.split("."):
-        value = getattr(value, part)
-    if isinstance(value, fx.GraphModule):
-        return value.code
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return str(id(value))
-    with disable_current_modes():
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
-    return key_of(data, _layout(value))
-
-
-def _load(
-    text: str, level: str, target: Target, config: Config, cache: Cache, observer: Observer
-) -> CompiledGraph:
-    """A graph stored by an earlier compilation, with its report."""
-    report = observer.report
-    with observer.stage("load"):
-        stored = json.loads(text)
-        kind, nodes, kernels = stored.pop("report")
-        report.cache, report.kind = level, kind
-        report.nodes = [NodeReport(*row) for row in nodes]
-        report.kernels = [KernelReport(name, tuple(sources)) for name, sources in kernels]
-        return CompiledGraph(text, target.load(Artifact(**stored), cache, config))
-
-
-def encode(artifact: Artifact, report: GraphReport) -> str:
-    """An artifact and the report of its graph as JSON."""
-    kernels = [(k.name, k.sources) for k in report.kernels]
-    nodes = [(n.name, n.op, n.decision, n.reason, n.user_line) for n in report.nodes]
-    return json.dumps(
-        {
-            "target": artifact.target,
-            "program": artifact.program,
-            "units": dict(artifact.units),
-            "report": (report.kind, nodes, kernels),
-        }
-    )

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import fx
 
 from dicp.config import Config
-from dicp.target import KernelReport, NodeReport
+from dicp.target import KernelReport, NodeReport, Program, Source
 from dicp.torch_private import frame_seconds
 
 
@@ -37,6 +37,10 @@ class GraphReport:
         fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
+
+    def drop_programs(self) -> None:
+        """Keep of the kernels their names and operators."""
+        self.kernels = [KernelReport(kernel.name, kernel.origins) for kernel in self.kernels]
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {k}" for k, n in self.counts.items())
@@ -87,11 +91,13 @@ class Observer:
         base = Path(self.config.dump)
         name = re.sub(r"[^\w.-]", "_", f"{self.report.name}_{self.report.kind}")
         folder, number = base / name, 1
-        while folder.exists():
-            number += 1
-            folder = base / f"{name}_{number}"
-        folder.mkdir(parents=True)
-        return folder
+        while True:  # other processes may write to the same place
+            try:
+                folder.mkdir(parents=True)
+                return folder
+            except FileExistsError:
+                number += 1
+                folder = base / f"{name}_{number}"
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -109,9 +115,11 @@ class Observer:
         if self._folder is not None:
             self._write(f"{name}.txt", graph_text(gm))
 
-    def text(self, name: str, text: str) -> None:
+    def program(self, program: Program, source: Source) -> None:
         if self._folder is not None:
-            self._write(name, text)
+            self._write("program.txt", program.text())
+            for name, text in source.files.items():
+                self._write(name, text)
 
     def _write(self, name: str, text: str) -> None:
         assert self._folder is not None

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import fx
 
-SOURCES = "dicp_sources"
+from dicp.origin import LINE_OF
 
+SOURCES = "dicp_sources"
+DYNAMO = "dicp_dynamo"
+"""Key in `node.meta`: the node of Dynamo's graph that an ATen node was traced from."""
+
+_LINE_KEYS = ("stack_trace", LINE_OF, DYNAMO)
 _VALUE_KEYS = frozenset({"val", "tensor_meta", "eager_input_vals", SOURCES})
 
 
@@ -37,10 +43,9 @@ def inherit(node: fx.Node, origins: Sequence[fx.Node]) -> None:
         if key not in _VALUE_KEYS:
             node.meta.setdefault(key, value)
     if not node.meta.get("stack_trace"):
-        traces = (origin.meta.get("stack_trace") for origin in reversed(origins))
-        trace = next((trace for trace in traces if trace), None)
-        if trace:
-            node.meta["stack_trace"] = trace
+        located = (origin.meta for origin in reversed(origins) if origin.meta.get("stack_trace"))
+        found: dict[str, Any] = next(located, {})
+        node.meta |= {key: found[key] for key in _LINE_KEYS if key in found}
     node.meta[SOURCES] = union_sources(origins)
 
 
@@ -48,3 +53,22 @@ def absorb(kept: fx.Node, removed: fx.Node) -> None:
     """Record on `kept` that it now also stands for `removed` (both computed the same value)."""
     if kept.op == "call_function":
         kept.meta[SOURCES] = union_sources((kept, removed))
+
+
+def mark_dynamo_nodes(graph: fx.Graph) -> None:
+    """Note on ATen nodes, just traced, which nodes of Dynamo's graph they come from.
+
+    A node of the backward is told by the sequence number of the forward operator it belongs to.
+    """
+    by_number: dict[int, str] = {}
+    for node in graph.nodes:
+        sources, number = node.meta.get("from_node"), node.meta.get("seq_nr", -1)
+        name = sources[-1].name if sources else by_number.get(number)
+        if name is not None:
+            node.meta[DYNAMO] = name
+            by_number.setdefault(number, name)
+
+
+def dynamo_nodes(gm: fx.GraphModule) -> dict[str, str]:
+    """Node of an ATen graph -> the node of Dynamo's graph whose line it has."""
+    return {n.name: n.meta[DYNAMO] for n in gm.graph.nodes if DYNAMO in n.meta}

@@ -18,7 +18,7 @@ from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
-from dicp.loop.runtime.device import let_go
+from dicp.loop.runtime.device import is_kept, let_go
 from dicp.serialize import evaluate_size
 
 ALIGNMENT = 16
@@ -109,8 +109,9 @@ class LaunchPlan(Generic[AnyJob]):
     def job(self, step: Mapping[str, Any], variant: Variant) -> AnyJob:
         name = step["kernel"]
         return self.job_type(
-            name, self.texts[name], step["launch"], len(step["symbols"]), variant, step["origins"]
-        )
+            name, self.texts[name], step["launch"], len(step["symbols"]), variant,
+            tuple(map(str, step["origins"])),
+        )  # fmt: skip
 
     def jobs(self) -> list[AnyJob]:
         """Every kernel as it is wanted first, each once."""
@@ -204,8 +205,9 @@ class DeviceSegment:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
                 raise LaunchError(
-                    driver.target, step["kernel"], driver.describe(result), step["origins"]
-                )
+                    driver.target, step["kernel"], driver.describe(result),
+                    tuple(map(str, step["origins"])),
+                )  # fmt: skip
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan
@@ -233,6 +235,11 @@ class DeviceSegment:
         function = self.device.driver.function(self.device.index, binary)
         threads = self.device.driver.lanes * binary.warps
         return function, programs, threads, binary.shared, parameters
+
+
+MOST_KEPT = 256 << 20
+"""Bytes of workspaces that a stream keeps from run to run; what is more, the device's allocator
+lends to others."""
 
 
 class StreamPool:
@@ -271,7 +278,7 @@ class StreamPool:
         if torch_private.recording():
             return
         blocks = self._blocks()
-        if len(blocks) < 2:
+        if is_kept(block, blocks, 2, MOST_KEPT):
             blocks.append(block)
         else:
             let_go(block)

@@ -42,6 +42,7 @@ OWN_RULES = RULES.merged(ATTENTION)
 class GpuLowering(Lowering):
     """Lowering that combines colliding stores in types that the hardware combines in memory."""
 
+    gathers_windows = True
     device_facts: DeviceFacts
 
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:

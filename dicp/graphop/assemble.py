@@ -90,6 +90,7 @@ class _Assembler:
                 "graph": step.name,
                 "inputs": [self._graph_input(node) for node in step.inputs],
                 "results": [self._result(result) for result in step.outputs],
+                "device": next((str(r.slot.fake.device) for r in step.outputs), "cpu"),
                 **({"gears": True} if step.gears is None else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }
@@ -133,7 +134,7 @@ class _Assembler:
             "args": [self.encode(a) for a in call.args],
             "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
             "outs": [self._slot(slot) for slot in call.outs],
-            "origin": str(call.origin),
+            "origin": call.origin,
         }
 
     def encode(self, value: Any) -> Any:

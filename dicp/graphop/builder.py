@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import converted
 from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Semantics
 from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
+from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode, ShapeEnv, statically_known_true
-
-
-class NoRule(Exception):
-    """The vendor's operators cannot express this call; it stays an eager ATen call."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +143,18 @@ class Builder(abc.ABC):
     # ---- leaves ---------------------------------------------------------------------------------
 
     def const(self, content: Any, dtype: torch.dtype) -> Value:
-        """A constant: a number, or a flat list of numbers."""
+        """A constant: a number, or a flat list of numbers, as `dtype` holds them.
+
+        Raises NoRule for a number that is not known in this dtype.
+        """
         shape = () if isinstance(content, (bool, int, float)) else (len(content),)
-        numbers = (content,) if shape == () else tuple(content)
+        given = (content,) if shape == () else tuple(content)
+        numbers = tuple(converted(number, dtype) for number in given)
+        if None in numbers:
+            raise NoRule(f"{content} as {dtype}")
         key = (dtype, shape, tuple((type(n), str(n)) for n in numbers))
         if key not in self._constants:
-            known = numbers if all(isinstance(n, int) for n in numbers) else None
+            known = given if all(isinstance(n, int) for n in given) else None
             self._constants[key] = self._leaf(
                 "const", self.fake(shape, dtype), known, numbers=numbers
             )
@@ -169,9 +173,7 @@ class Builder(abc.ABC):
     def number(self, value: Any, dtype: torch.dtype) -> Value:
         """A 0-dim value: a number, or a symbolic number that the host computes."""
         if isinstance(value, (bool, int, float)):
-            if not dtype.is_floating_point and dtype != torch.bool:
-                value = int(value)
-            return self.const(float(value) if dtype.is_floating_point else value, dtype)
+            return self.const(value, dtype)
         key = ("sizes", dtype, _expression(value))
         if key not in self._constants:
             known = (value,) if isinstance(value, torch.SymInt) else None
@@ -204,6 +206,10 @@ class Builder(abc.ABC):
         return leaf
 
     # ---- questions about sizes ------------------------------------------------------------------
+
+    def proves(self, relation: Any) -> bool:
+        """Whether a relation between sizes holds whatever the symbols are; adds no guard."""
+        return bool(statically_known_true(relation))
 
     def same(self, left: Any, right: Any) -> bool:
         """Two sizes that are equal whatever the symbols are; adds no guard."""

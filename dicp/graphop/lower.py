@@ -12,8 +12,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
+from dicp.domains import outside_domain
 from dicp.errors import InferenceMismatchError
-from dicp.graphop.builder import Builder, NoRule
+from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
     EagerCall,
     Item,
@@ -23,10 +24,10 @@ from dicp.graphop.program import (
     Value,
     View,
 )
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
 from dicp.origin import origin_of, unsupported, user_line
-from dicp.target import Decision, LowerContext, NodeReport
+from dicp.rules import NoRule, RuleTable
+from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload
 
 
@@ -141,7 +142,7 @@ class Lowering:
         if not self.builder.writes_over_inputs:
             return False
         place, source = node.args[0], self._map(node.args[1])
-        if not isinstance(place, fx.Node) or place.op != "placeholder":
+        if not isinstance(place, fx.Node) or place.op != "placeholder" or unreadable(node):
             return False
         entry = self.env[place]
         if not isinstance(source, Entry) or source.value is None or source.slot is not None:
@@ -166,18 +167,22 @@ class Lowering:
     def _decision(self, node: fx.Node) -> Decision:
         if node.target is torch.ops.aten.copy_.default:
             return Decision("library", "a result is written over an input after its graph")
-        return self.decide(node)
+        reason = unreadable(node)
+        return Decision("eager", reason) if reason else self.decide(node)
 
     def _convert(self, node: fx.Node, val: Any) -> Any:
         rule = self.rules.get(node.target)
-        assert rule is not None, node.target
+        if rule is None:
+            raise NoRule("no rule for this operator")
         self.builder.meta = val
         self.builder.is_read = lambda index: _is_read(node, index)
         given = [self._map(argument) for argument in node.args]
         self.builder.sources = [e.fake if isinstance(e, Entry) else None for e in given]
         args = self._map(node.args, self.value)
         kwargs = self._map(dict(node.kwargs), self.value)
-        result = rule(self.builder, *args, **kwargs)
+        if outside_domain(node.target, args, kwargs, self.builder.proves):
+            raise NoRule("eager may refuse these numbers")
+        result = rule.function(self.builder, *args, **kwargs)
         if not isinstance(val, (tuple, list)):
             entry = self._checked(node, result, val)
             entry.base = self._base(node)
@@ -312,9 +317,7 @@ class Lowering:
             raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Decision) -> None:
-        self.reports.append(
-            NodeReport(node.name, str(node.target), decision.kind, decision.reason, user_line(node))
-        )
+        self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))
 
 
 def _root(entry: Entry) -> Entry:

@@ -226,11 +226,8 @@ class GraphProgram:
         return [
             KernelReport(
                 graph.name,
-                tuple(dict.fromkeys(str(n.origin) for n in graph.operators if n.origin)),
+                tuple(dict.fromkeys(n.origin for n in graph.operators if n.origin)),
                 graph.text,
             )
             for graph in self.graphs
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        return self.plain

@@ -5,13 +5,14 @@ A table is text, one operator a line, so that it can be read beside the vendor's
     ReduceSum: x:number axes:index -> y:=x | keep_dims:Bool=false
 
 A port is `name:types`, `name:=other` (the same dtype as another port), `name?` (optional) or
-`name*` (any number of tensors). An attribute without a default must be given.
+`name*` (any number of tensors). Types are classes that the vendor names, several joined by commas,
+each perhaps without some (`any-bool`). An attribute without a default must be given.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,7 +106,13 @@ def _parse_port(word: str, classes: DtypeClasses) -> Port:
         name, arity = name[:-1], "many"
     if types.startswith("="):
         return Port(name, arity, classes["any"], types[1:])
-    return Port(name, arity, classes[types or "any"])
+    return Port(name, arity, frozenset().union(*_parse_types(types or "any", classes)))
+
+
+def _parse_types(types: str, classes: DtypeClasses) -> Iterator[frozenset[torch.dtype]]:
+    for term in types.split(","):
+        whole, *without = (classes[name] for name in term.split("-"))
+        yield whole.difference(*without)
 
 
 def _parse_attr(word: str) -> AttrSpec:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Item, Node, Operand, Result, Value
+from dicp.rules import NoRule
 
 Rewritten = Sequence[Value] | Mapping[Value, Value] | None
 """What stands for a node's results, or for any values from here on; None to keep the node."""
@@ -42,7 +43,10 @@ def _visit(
     node.inputs = {port: current(operand) for port, operand in node.inputs.items()}
     rewrite = rewrites.get(node.kind)
     builder.origin = node.origin
-    new = rewrite(builder, node) if rewrite else None
+    try:
+        new = rewrite(builder, node) if rewrite else None
+    except NoRule:  # an operator that the vendor's installation lacks
+        new = None
     if new is None:
         builder.nodes.append(node)
         return

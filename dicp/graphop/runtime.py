@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dicp.errors import InputMismatchError
+from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
 from dicp.serialize import (
     decode_argument,
@@ -165,11 +165,12 @@ class _Plan:
             for r in step["results"]
         ]
         launch, name = self.executable.launch, step["graph"]
+        own = torch.device(step["device"])
 
         def run(env: Env) -> None:
             given = [get(env) for get in getters]
             inputs = [tensor.contiguous() for tensor in given]
-            device = inputs[0].device if inputs else torch.device("cpu")
+            device = next((t.device for t in inputs if t.device.type != "cpu"), own)
             outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs, gears)
             for k in written:
@@ -230,19 +231,21 @@ class _Plan:
         def call(env: Env) -> None:
             result = op(*args(env), **{k: v(env) for k, v in kwargs.items()})
             for slot, value in zip(outs, _flat(result), strict=False):
-                env[slot] = self._received(slot, value)
+                env[slot] = self._received(slot, value, step)
 
         return call
 
-    def _received(self, slot: int, value: Any) -> Any:
+    def _received(self, slot: int, value: Any, step: Mapping[str, Any]) -> Any:
         """What an eager call gave, with the strides that later steps were compiled for."""
         row = self.slots[slot]
         if not isinstance(value, torch.Tensor) or "strides" not in row:
             return value
-        if value.layout != torch.strided or not value.numel():
+        if value.layout != torch.strided:
             return value
+        if value.shape != self._shape(slot):
+            raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
         strides = self._shape(slot, "strides")
-        if value.stride() == strides or tuple(value.shape) != self._shape(slot):
+        if value.stride() == strides or not value.numel():
             return value
         return restrided(value, value.shape, strides)
 

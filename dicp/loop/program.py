@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -11,10 +11,11 @@ import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Ref
+from dicp.loop.ir.expr import Call, Ref, Requirement
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.schedule.kernels import Schedule
+from dicp.origin import Origin
 from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
 from dicp.target import KernelReport, NodeReport
 from dicp.torch_private import python_size
@@ -36,7 +37,7 @@ class RenderedKernel(Protocol):
     @property
     def kernel(self) -> Kernel: ...
     @property
-    def sites(self) -> Sequence[tuple[str, str]]: ...
+    def sites(self) -> Sequence[tuple[str, Origin | None]]: ...
     @property
     def extra(self) -> Mapping[str, Any]:
         """What else the launch needs, in JSON form."""
@@ -46,7 +47,7 @@ class RenderedKernel(Protocol):
 class LoopProgram:
     """Kernels, library calls and the buffers between them.
 
-    `plain` holds everything in JSON form; `objects` what has no such form (a higher-order
+    `plain` holds what JSON can hold, and Origins; `objects` what has no such form (a higher-order
     operator's subgraph, a large constant): a program with objects is not stored.
     """
 
@@ -71,15 +72,12 @@ class LoopProgram:
         for step in self.plain["steps"]:
             if "kernel" in step:
                 args = ", ".join(self.plain["buffers"][i]["name"] for i in step["args"])
-                lines.append(f"run {step['kernel']}({args})  # {'; '.join(step['origins'])}")
+                lines.append(f"run {step['kernel']}({args})  # {join(step['origins'])}")
             else:
-                lines.append(f"call {step['call']} {step['args']}  # {'; '.join(step['origins'])}")
+                lines.append(f"call {step['call']} {step['args']}  # {join(step['origins'])}")
         for report in self.reports:
             lines += ["", report.name, report.text]
         return "\n".join(lines) + "\n"
-
-    def to_json(self) -> dict[str, Any]:
-        return self.plain
 
 
 class ProgramBuilder:
@@ -114,6 +112,7 @@ class ProgramBuilder:
             "symbols": self._symbols(),
             "outputs": [self.encode(o) for o in graph.outputs],
             "steps": steps,
+            "requirements": [self._requirement(r) for r in graph.requirements],
             "constants": {},
             "buffers": self.buffers,
         }
@@ -121,15 +120,24 @@ class ProgramBuilder:
             plain["constants"][name] = self._constant(tensor)  # type: ignore[index]
         texts = {r.name: r.body for r in rendered.values()}
         texts |= {r.name: r.body for r in routines}
-        reports = [
-            KernelReport(r.name, tuple(map(str, r.kernel.origins)), r.kernel.text)
-            for r in rendered.values()
-        ]
+        reports = [KernelReport(r.name, r.kernel.origins, r.kernel.text) for r in rendered.values()]
         reports += [
-            KernelReport(r.name, tuple(map(str, call.origins)), partial(str, r.body))
-            for r, call in routines.items()
+            KernelReport(r.name, call.origins, partial(str, r.body)) for r, call in routines.items()
         ]
         return LoopProgram(plain, texts, nodes, reports, self.objects)
+
+    def _requirement(self, requirement: Requirement) -> dict[str, Any]:
+        return {
+            "kind": requirement.kind,
+            "sizes": [encode_size(requirement.left), encode_size(requirement.right)],
+            "detail": requirement.detail,
+            "origin": str(requirement.origin),
+        }
+
+    def release(self) -> None:
+        """Forget what computed the buffers: reports keep kernels, and not the graph with them."""
+        for ref in self.numbers:
+            ref.producer = None
 
     def _is_tensor(self, ref: Ref) -> bool:
         return bool(ref.shape) or ref.name in {r.name for r in self._tensor_inputs()}
@@ -183,7 +191,7 @@ class ProgramBuilder:
                 if r.root
                 in {s.ref.root for p in kernel.kernel.phases for s in p.stmts if hasattr(s, "ref")}
             ],  # fmt: skip
-            "origins": [str(o) for o in kernel.kernel.origins],
+            "origins": list(kernel.kernel.origins),
             "sites": [list(site) for site in kernel.sites],
             **kernel.extra,
         }
@@ -195,7 +203,7 @@ class ProgramBuilder:
                 "args": [self.number(r) for r in (*call.args, *call.outs)],
                 "symbols": [encode_size(s) for s in call.routine.sizes],
                 "writes": [self.number(r) for r in call.outs],
-                "origins": [str(o) for o in call.origins],
+                "origins": list(call.origins),
                 "sites": [],
             }
         use_out = call.out_variant is not None
@@ -207,7 +215,7 @@ class ProgramBuilder:
             "kwargs": {k: self.encode(v) for k, v in call.kwargs.items()},
             "outs": [self.number(r) for r in call.outs],
             "into": use_out,
-            "origins": [str(o) for o in call.origins],
+            "origins": list(call.origins),
         }
 
     def _object(self, value: Any) -> dict[str, int]:
@@ -229,4 +237,14 @@ class ProgramBuilder:
         return self._object(tensor) if plain is None else plain
 
 
-__all__ = ["LoopProgram", "ProgramBuilder", "ir"]
+def join(origins: Iterable[Origin]) -> str:
+    return "; ".join(map(str, origins))
+
+
+def sources_of(plain: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Kernel name -> what it computes."""
+    steps = [step for step in reversed(plain["steps"]) if "kernel" in step]
+    return {step["kernel"]: list(map(str, step["origins"])) for step in steps}
+
+
+__all__ = ["LoopProgram", "ProgramBuilder", "ir", "join", "sources_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -86,6 +87,17 @@ CASES = [
         dtypes=(torch.float32,),
         layouts=("contiguous",),
     ),
+    op(
+        "extrema_of_what_is_computed",  # the gradient asks which elements are equal to them
+        lambda x: (
+            x.log1p().amax(1),
+            x.tan().amin(0),
+            torch.linalg.vector_norm(x.sinh(), math.inf),
+        ),
+        T((13, 37), 0.1, 0.9),
+        dtypes=(torch.float32,),
+        layouts=("contiguous",),
+    ),
     op("aminmax", lambda x: tuple(torch.aminmax(x, dim=1)), X, grad=False),
     op("argmax", lambda x: (x.argmax(), x.argmax(0), x.argmax(1, keepdim=True)), X, dtypes=NUMBERS),
     op("argmin", lambda x: (x.argmin(), x.argmin(0), x.argmin(-1)), X, dtypes=NUMBERS),
@@ -103,6 +115,19 @@ CASES = [
         lambda x: (x.argmax(1), x.argmin(0)),
         T(X, 0, 2),
         dtypes=(torch.int64, torch.uint8),
+    ),
+    op(
+        "first_of_equals_in_another_order",
+        lambda x: (
+            x.transpose(0, 1).reshape(35, 40).argmax(0),
+            x.permute(2, 0, 1).reshape(40, 35).argmin(1),
+            x.transpose(0, 2).argmax(),
+        ),
+        T((5, 7, 40), 0, 3),
+        dtypes=(torch.float32, torch.int64),
+        layouts=("contiguous",),
+        fixed=(5, 7, 40),
+        grad=False,
     ),
     op(
         "any_all",

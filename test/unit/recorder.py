@@ -19,7 +19,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.loop.lowering import RuleTable
-from dicp.target import Artifact, Executable, LowerContext, Target
+from dicp.target import Artifact, Executable, LowerContext, Source, Target
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import OWN_RULES
 from dicp.vendor.triton import TritonTarget
@@ -40,7 +40,7 @@ class Recording(Target):
         self._graphs.append(copy.copy(gm))
         return program
 
-    def build(self, program: Any, cache: Cache, config: Config) -> Artifact:
+    def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
         return Artifact(self.name, {}, {}, objects=(self._graphs[-1],))
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:

@@ -12,7 +12,7 @@ from ascend_simulated import check
 from torch import Tensor
 
 from dicp.errors import PrototypeError
-from dicp.graphop.builder import NoRule
+from dicp.rules import NoRule
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.semantics import SEMANTICS
 
@@ -236,3 +236,15 @@ def test_layouts_give_the_same_numbers(layout: str) -> None:
     other = function(*shown, *rest, head_num=4, input_layout=layout)
     assert torch.equal(plain[0], other[0])
     assert torch.equal(plain[3].transpose(1, 2).flatten(), other[3].flatten())
+
+
+def test_gradients_of_wholly_hidden_rows(dynamic: bool) -> None:
+    """A row hidden by a large negative number has equal probabilities; the count is divided by
+    once."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = torch.arange(q.shape[2])[:, None].expand(q.shape[2], k.shape[2]) % 3 == 1
+        mask = torch.where(hidden, torch.finfo(torch.float32).min, 0.0).to(q.dtype)
+        return ((q @ k.mT) * 0.25 + mask).softmax(-1) @ v
+
+    check(fn, *qkv(grad=True, dtype=torch.float32), dynamic=dynamic)

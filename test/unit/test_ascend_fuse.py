@@ -141,3 +141,28 @@ def test_a_scaled_query_scales_the_scores() -> None:
     (call,) = (n for n in target.operators() if n.kind == "PromptFlashAttention")
     assert call.attrs["scale_value"] == 0.125 and target.kinds()["Mul"] == 0
     check(fn, *inputs)
+
+
+def near_misses(x: Tensor, y: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
+    """Each differs at one place from what a rewrite looks for."""
+    left, right = x[..., :8], x[..., 8:]
+    first, second = h[..., :4], h[..., 4:]
+    low = x.to(torch.float8_e4m3fn).to(x.dtype)
+    return [
+        F.silu(left) * F.silu(right), F.silu(left) * (right + 0.5), F.silu(left * 2) * right,
+        F.silu(low[..., :8]) * low[..., 8:], torch.sigmoid(left) * right, F.silu(left) * y[..., 8:],
+        h * c + torch.cat([second, first], -1) * c, h * c + torch.cat([-first, second], -1) * c,
+        h * c - torch.cat([-second, first], -1) * c,
+        h * c + torch.cat([-second, first], -1) * (h + 1),
+        h * c + torch.cat([-second, first], -1) * (c + 1), first * 2 * 0.5, x * 0.1 * 10 + 1,
+        (x * 3) / 3 - 1, (x * -1) * -1 + y, x * 1e-30 * 1e-30, F.rms_norm(x + y * 2, (16,), y[0]),
+        F.rms_norm(low + y, (16,), y[0]), F.layer_norm(x - y, (16,), x[0], y[0]),
+        x[:, None].expand(3, 2, 16).reshape(6, 16), x[:, :, None].expand(3, 16, 2).reshape(3, 32),
+        x[:, None].expand(3, 2, 16).reshape(3, 32),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_near_misses_are_right(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(shape, dtype=dtype) for shape in ((3, 16), (3, 16), (2, 3, 4, 8))]
+    check(near_misses, *inputs, torch.randn(2, 1, 4, 8, dtype=dtype))

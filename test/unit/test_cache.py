@@ -10,6 +10,7 @@ import errno
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from dicp import cache as cache_module
+from dicp import store as store_module
 from dicp.cache import Cache, CacheInfo, Entry, KindInfo, key_of
 from dicp.config import Config
 from dicp.errors import CacheWarning
@@ -260,6 +261,26 @@ def forge_the_signature(entry: Path) -> str:
     return "its manifest was not written by this user"
 
 
+def nest_the_manifest(entry: Path) -> str:
+    (entry / "manifest.json").write_bytes(b"[" * 200_000)
+    return "its manifest is damaged"
+
+
+def put_half_characters_into_the_manifest(entry: Path) -> str:
+    (entry / "manifest.json").write_text(json.dumps({"body": "\ud800", "hmac": "00"}))
+    return "its manifest is damaged"
+
+
+def blow_up_the_manifest(entry: Path) -> str:
+    os.truncate(entry / "manifest.json", 64 << 30)
+    return f"manifest.json has {64 << 30} bytes, more than {1 << 20}"
+
+
+def blow_up_a_file(entry: Path) -> str:
+    os.truncate(entry / "b.bin", 64 << 30)
+    return f"b.bin has {64 << 30} bytes, more than 256"
+
+
 def link_elsewhere(entry: Path) -> str:
     outside = entry / "outside"
     outside.write_bytes(b"alpha")
@@ -304,6 +325,10 @@ DAMAGES = [
     empty_the_manifest,
     forge_the_manifest,
     forge_the_signature,
+    nest_the_manifest,
+    put_half_characters_into_the_manifest,
+    blow_up_the_manifest,
+    blow_up_a_file,
     link_elsewhere,
     put_a_folder,
     put_a_pipe,
@@ -448,14 +473,14 @@ def test_a_full_disk_falls_back_to_a_private_folder(
     cache: Cache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.put("art", KEY, FILES)
-    write = cache_module._write_new
+    write = store_module._write_new
 
-    def full(path: Path, content: bytes) -> None:
-        if path.is_relative_to(folder):
+    def full(parent: int, name: str, content: bytes) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{parent}")).is_relative_to(folder):
             fail_with(errno.ENOSPC)()
-        write(path, content)
+        write(parent, name, content)
 
-    monkeypatch.setattr(cache_module, "_write_new", full)
+    monkeypatch.setattr(store_module, "_write_new", full)
     with pytest.warns(CacheWarning) as caught:
         for name in ("x", "y"):
             entry = cache.get_or_build("art", key_of(name), lambda: FILES)
@@ -470,7 +495,7 @@ def test_a_full_disk_falls_back_to_a_private_folder(
 
 
 def test_no_disk_at_all_falls_back_to_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "_write_new", fail_with(errno.ENOSPC))
+    monkeypatch.setattr(store_module, "_write_new", fail_with(errno.ENOSPC))
     with pytest.warns(CacheWarning):
         entry = cache.get_or_build("art", KEY, lambda: FILES)
     assert entry.path("b.bin").read_bytes() == FILES["b.bin"]
@@ -482,8 +507,8 @@ def test_no_disk_at_all_falls_back_to_memory(cache: Cache, monkeypatch: pytest.M
 
 
 def test_no_temporary_folder(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module.Path, "mkdir", fail_with(errno.EROFS))
-    monkeypatch.setattr(cache_module.tempfile, "mkdtemp", fail_with(errno.EROFS))
+    monkeypatch.setattr(store_module.Path, "mkdir", fail_with(errno.EROFS))
+    monkeypatch.setattr(store_module.tempfile, "mkdtemp", fail_with(errno.EROFS))
     with pytest.warns(CacheWarning, match="it cannot be used: Read-only file system"):
         entry = cache.get_or_build("art", KEY, lambda: FILES)
     assert entry.path("a.txt").read_bytes() == b"alpha"
@@ -496,13 +521,13 @@ def test_a_file_system_without_locks(
     def no_lock(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cache_module.FileLock, "acquire", no_lock)
+    monkeypatch.setattr(store_module.FileLock, "acquire", no_lock)
     assert not cache.get_or_build("art", KEY, lambda: FILES).hit
     assert cache.get("art", KEY) is not None
 
 
 def test_a_file_system_without_hard_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module.os, "link", fail_with(errno.EPERM))
+    monkeypatch.setattr(store_module.os, "link", fail_with(errno.EPERM))
     reopened(folder).put("art", KEY, FILES)
     assert reopened(folder).get("art", KEY) is not None
 
@@ -601,11 +626,83 @@ def test_a_killed_builder_blocks_nobody(cache: Cache, folder: Path) -> None:
 def test_a_builder_that_hangs_is_not_waited_for_without_end(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(store_module, "_LOCK_SECONDS", 0.1)
     assert cache._store is not None
     cache.put("art", key_of("other"), FILES)
     with cache._store.lock("art", KEY):
         assert not cache.get_or_build("art", KEY, lambda: FILES).hit
+
+
+def _write(folder: Path, seed: int, seconds: float) -> None:
+    """One of several writers and readers of the same few entries; any warning is an error."""
+    warnings.simplefilter("error")
+    chance, cache = random.Random(seed), Cache(folder, 2**30)
+    files = {"a.txt": b"alpha" * 100, "b.bin": bytes(5000)}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        key = key_of(chance.randrange(3))
+        use = chance.choice([cache.put, lambda *a: cache.get_or_build(*a[:2], lambda: files)])
+        assert dict(use("art", key, files).files) == files
+
+
+def test_many_writers_beside_one_that_clears(cache: Cache, folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(folder, k, 1.0)) for k in range(4)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        cache.clear()
+        cache.gc(0)
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert not cache.trouble and os.listdir(folder / "tmp") == []
+
+
+def test_kills_at_random_moments_leave_whole_entries(cache: Cache, folder: Path) -> None:
+    """Whatever is found afterwards is whole, without a warning; the rest is swept in time."""
+    context, chance = multiprocessing.get_context("fork"), random.Random(7)
+    for seed in range(8):
+        writer = context.Process(target=_write, args=(folder, seed, 60.0))
+        writer.start()
+        time.sleep(0.02 + chance.random() / 20)
+        writer.kill()
+        writer.join()
+        for k in range(3):
+            assert reopened(folder).get_or_build("art", key_of(k), lambda: FILES).files
+    for left in (folder / "tmp").iterdir():
+        os.utime(left, (1e9, 1e9))
+    cache.gc()
+    assert os.listdir(folder / "tmp") == [] and cache.info().entries == 3
+
+
+LOCKED = """
+import os, sys, warnings
+from pathlib import Path
+from dicp.cache import Cache, key_of
+os.setgroups([]), os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+warnings.simplefilter("always")
+cache = Cache(Path("cache"), 2**30)
+for k in range(3):
+    assert not cache.get_or_build("art", key_of(k), lambda: {"n": b"new"}).hit
+    assert cache.get("art", key_of(k)).path("n").read_bytes() == b"new"
+cache.gc(0), cache.info(), cache.clear()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's privileges")
+@pytest.mark.parametrize("name", ["", "art", "tmp", "locks", "user.key", "CACHEDIR.TAG"])
+def test_a_folder_without_permissions_costs_one_warning(
+    cache: Cache, folder: Path, name: str
+) -> None:
+    cache.get_or_build("art", KEY, lambda: FILES)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    (folder / name).chmod(0)
+    folder.parent.chmod(0o755)
+    command = [sys.executable, "-c", LOCKED, str(NOBODY)]
+    done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    # Locks spare work and no more; a secret that cannot be read is replaced.
+    assert done.stderr.count("CacheWarning:") == (name not in ("locks", "user.key"))
 
 
 # Accounting and eviction
@@ -683,12 +780,180 @@ def test_gc_gives_way_to_another_one(cache: Cache, folder: Path) -> None:
 
 def test_gc_sweeps_what_was_abandoned(cache: Cache, folder: Path) -> None:
     cache.get_or_build("art", KEY, lambda: FILES)
-    (folder / "tmp" / "old").mkdir()
-    (folder / "tmp" / "new").mkdir()
+    old, new = "0" * 32, "1" * 32
+    (folder / "tmp" / old).mkdir()
+    (folder / "tmp" / new).mkdir()
     long_ago = time.time() - 100_000
-    for path in (folder / "tmp" / "old", folder / "locks" / "art" / KEY):
+    for path in (folder / "tmp" / old, folder / "locks" / "art" / KEY):
         os.utime(path, (long_ago, long_ago))
     cache.gc()
-    assert os.listdir(folder / "tmp") == ["new"]
+    assert os.listdir(folder / "tmp") == [new]
     assert not (folder / "locks" / "art" / KEY).exists()
     assert cache.get("art", KEY) is not None
+
+
+# The folder that the user names may hold other files
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every path below `folder`, with the content of files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def with_files_of_the_users(folder: Path) -> Path:
+    """What looks like the cache's own folders, from long ago."""
+    names = ("tmp/draft", f"tmp/{'0' * 32}", "locks/art/me", f"locks/art/{KEY}", "work/ab/abc/text",
+             "photos/me/and/you", f"art/{KEY[:2]}/{KEY}/diary", "user.key")  # fmt: skip
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        for place in (path, path.parent):
+            os.utime(place, (1e9, 1e9))
+    return folder
+
+
+def use_everything(cache: Cache) -> None:
+    """Entries, replaced, damaged, evicted, cleared: all that removes files."""
+    for name in "ab":
+        for _ in range(2):
+            cache.put("art", key_of(name), FILES)
+    (cache.folder / "art" / key_of("a")[:2] / key_of("a") / "a.txt").write_bytes(b"")
+    with pytest.warns(CacheWarning):
+        cache.get_or_build("art", key_of("a"), lambda: FILES)
+    assert cache.gc(0).entries == 3
+    cache.put("art", KEY, FILES)
+    assert cache.clear().entries == 1
+    assert cache.clear().entries == 0
+
+
+def test_files_of_the_users_beside_the_cache_stay(tmp_path: Path) -> None:
+    """An older cache among them: it is left alone, and one warning says so."""
+    users = with_files_of_the_users(tmp_path / "users")
+    before = tree(users)
+    cache = Cache.open(Config(cache_dir=users))
+    with pytest.warns(CacheWarning, match="holds the cache of an older dicp. It is not used any"):
+        cache.put("art", KEY, FILES)
+    use_everything(cache)
+    after = tree(users)
+    assert {name: after.get(name) for name in before} == before
+    assert {Path(name).parts[0] for name in after.keys() - before.keys()} == {"dicp-cache-v2"}
+
+
+def test_files_of_the_users_in_the_cache_stay(cache: Cache, folder: Path) -> None:
+    """Inside, only what has the form of an entry is removed."""
+    cache.put("art", KEY, FILES)
+    cache.clear()
+    names = (
+        "tmp/draft", f"locks/art/{'x' * 64}", "work/ab/abc/text", f"art/{KEY[:2]}/notes/a",
+        f"art/{KEY[:2]}/{KEY}/inner/diary", f"tmp/{'0' * 32}/inner/diary", "letter",
+    )  # fmt: skip
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+        os.utime(path, (1e9, 1e9))
+    os.utime(folder / "tmp" / ("0" * 32), (1e9, 1e9))
+    use_all = reopened(folder)
+    for name in "ab":
+        use_all.put("art", key_of(name), FILES)
+    assert use_all.gc(0).entries == 2 and use_all.clear().entries == 0
+    with pytest.warns(CacheWarning):  # the place of this entry is taken
+        assert use_all.get_or_build("art", KEY, lambda: FILES).read("a.txt") == b"alpha"
+    assert all((folder / name).read_text() == name for name in names)
+
+
+@pytest.mark.parametrize("name", ["", "tmp", "art", "locks", "locks/art", "art/{0}", "art/{0}/{1}"])
+def test_links_are_never_followed(cache: Cache, folder: Path, tmp_path: Path, name: str) -> None:
+    """Neither that of the folder itself, nor one inside."""
+    cache.get_or_build("art", KEY, lambda: FILES)
+    users = with_files_of_the_users(tmp_path / "users")
+    shutil.copytree(folder, users / "old", dirs_exist_ok=True)
+    before = tree(users)
+    link = folder / name.format(KEY[:2], KEY)
+    shutil.rmtree(link)
+    link.symlink_to(users / "old" if not name else users)
+    used = reopened(folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for key in (KEY, key_of("other")):
+            assert used.get_or_build("art", key, lambda: FILES).read("a.txt") == b"alpha"
+            used.put("art", key, FILES)
+        used.gc(0)
+        used.clear()
+    assert tree(users) == before
+    assert len(caught) <= 2, [str(w.message) for w in caught]
+
+
+def test_a_folder_without_the_mark_is_refused(folder: Path) -> None:
+    with_files_of_the_users(folder)
+    folder.chmod(0o700)
+    assert_refused(folder, "it is not used, because it holds files and no mark of dicp's")
+
+
+@pytest.mark.parametrize(
+    "mark", [b"", b"Signature: 8a477f597d28d172789f06886806bc55\n", b"x" * 999]
+)
+def test_the_mark_of_another_format_is_refused(cache: Cache, folder: Path, mark: bytes) -> None:
+    cache.put("art", KEY, FILES)
+    (folder / "CACHEDIR.TAG").write_bytes(mark)
+    assert_refused(folder, "it is not used, because CACHEDIR.TAG in it is not that of this format")
+
+
+def test_a_mark_that_was_never_finished(cache: Cache, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / f"CACHEDIR.TAG.{'0' * 32}").write_bytes(b"Sig")
+    cache.put("art", KEY, FILES)
+    assert reopened(folder).get("art", KEY) is not None
+
+
+def open_to_all(parent: Path) -> str:
+    parent.parent.chmod(0o777)
+    return f"other users can write '{parent.parent}' (mode 777)"
+
+
+def open_to_the_group(parent: Path) -> str:
+    parent.chmod(0o775)
+    return f"other users can write '{parent}' (mode 775)"
+
+
+def anothers(parent: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give folders away")
+    os.chown(parent, NOBODY, NOBODY)
+    return f"'{parent}' belongs to another user (uid {NOBODY})"
+
+
+def behind_anothers_link(parent: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give links away")
+    parent.rename(parent.with_name("real"))
+    parent.symlink_to(parent.with_name("real"))
+    os.chown(parent, NOBODY, NOBODY, follow_symlinks=False)
+    return f"'{parent}' belongs to another user (uid {NOBODY})"
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, open_to_the_group, anothers, behind_anothers_link])
+def test_parents_that_others_can_write_are_refused(
+    tmp_path: Path, spoil: Callable[[Path], str]
+) -> None:
+    folder = tmp_path / "outer" / "parent" / "cache"
+    reopened(folder).put("art", KEY, FILES)
+    reason = spoil(folder.parent)
+    assert_refused(folder, f"it is not used, because {reason}")
+
+
+@pytest.mark.parametrize("form", ["behind a link of our own", "in a sticky folder"])
+def test_parents_that_are_fine(tmp_path: Path, form: str) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir(mode=0o755)
+    if form == "in a sticky folder":
+        parent.chmod(0o1777)
+    else:
+        (tmp_path / "link").symlink_to(parent)
+        parent = tmp_path / "link"
+    reopened(parent / "cache").put("art", KEY, FILES)
+    assert reopened(parent / "cache").get("art", KEY) is not None

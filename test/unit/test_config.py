@@ -37,12 +37,14 @@ def test_defaults() -> None:
         "fallback_random": False,
         "freeze": False,
         "check_bounds": True,
+        "target": "",
         "mode": "default",
+        "vendor": {},
     }
 
 
 def test_every_setting_is_in_the_table_with_a_meaning_and_a_variable() -> None:
-    assert NAMES == tuple(field.name for field in dataclasses.fields(Config))
+    assert (*NAMES, "vendor") == tuple(field.name for field in dataclasses.fields(Config))
     for option in OPTIONS:
         assert option.meaning and option.environment[0] == f"DICP_{option.name.upper()}"
 
@@ -131,6 +133,7 @@ EXPECTED = {
     "Give one text as in a shell, with every quotation closed, or a list of texts.",
     "gears": "sizes in rising order, such as '128 256 512'. "
     "Give one text with spaces between, or a list of numbers.",
+    "target": "the name of an installed target. Give one word.",
     "mode": "'default', 'reduce-overhead', 'max-autotune' or 'max-autotune-no-cudagraphs'. "
     "Choose one of these.",
 }
@@ -164,6 +167,8 @@ BAD: list[tuple[str, object]] = [
     ("gears", [8, 4]),
     ("gears", "0 4"),
     ("gears", 8),
+    ("target", "two words"),
+    ("target", 3),
     ("mode", "fast"),
     ("mode", []),
 ]

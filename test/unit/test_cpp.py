@@ -134,7 +134,7 @@ def test_conversions_round_where_pytorch_does() -> None:
     assert conversion("x", torch.float32, torch.bfloat16, rounded=True) == "d_round_bf16((float)x)"
     assert conversion("x", torch.bfloat16, torch.float32, rounded=True) == "(float)x"
     assert conversion("x", torch.float32, torch.bool, rounded=True) == "x != 0"
-    assert conversion("x", torch.float32, torch.uint8, rounded=True) == "(uint8_t)(int64_t)x"
+    assert conversion("x", torch.float32, torch.uint8, rounded=True) == "(uint8_t)d_to_int32(x)"
 
 
 def test_symbolic_sizes_as_text() -> None:

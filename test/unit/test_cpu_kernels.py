@@ -67,6 +67,61 @@ def test_places_of_extrema_in_long_rows(width: int, dtype: torch.dtype) -> None:
         assert torch.equal(found, expected)
 
 
+def test_zeros_of_both_signs() -> None:
+    a, b = (torch.tensor(v * 8) for v in ([-0.0, 0.0, -0.0, 0.0], [0.0, -0.0, -0.0, 0.0]))
+
+    def extrema(a: Tensor, b: Tensor) -> list[Tensor]:
+        found = [f(a, b) for f in (torch.maximum, torch.minimum, torch.fmax, torch.fmin)]
+        zero = torch.zeros_like(a)
+        found += [torch.maximum(a, zero), torch.minimum(-zero, a), torch.minimum(a, -zero)]
+        return [*found, a.clamp(0.0), a.clamp(-0.0, 0.0), a.clamp(b), a.relu(), F.relu6(a)]
+
+    for found, eager in zip(compiled(extrema)(a, b), extrema(a, b), strict=True):
+        assert torch.equal(found.signbit(), eager.signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16, torch.float16])
+def test_integers_of_what_does_not_fit(dtype: torch.dtype) -> None:
+    """C++ leaves these conversions open; PyTorch's are the processor's."""
+    powers = [s * 2.0**k for k in (31, 32, 63) for s in (1, -1)]
+    x = torch.tensor([math.nan, math.inf, 1e10, 1e20, 300.7, 1.5, 300.5, 7e4, 0.9, *powers])
+    x = torch.cat([x, x + 2.0**-20, -x]).to(dtype)
+    kinds = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+    def whole(x: Tensor) -> list[Tensor]:
+        return [x.to(kind) for kind in kinds]
+
+    for found, eager in zip(compiled(whole)(x), whole(x), strict=True):
+        assert torch.equal(found, eager)
+
+
+def test_small_halves_where_subnormals_are_flushed() -> None:
+    x = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    run = compiled(lambda x: x.float() * 2)
+    run(x)
+    torch.set_flush_denormal(True)
+    try:
+        found = run(x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(found.nan_to_num(7), (x.float() * 2).nan_to_num(7))
+
+
+@pytest.mark.parametrize("width", [300, 1000])
+def test_places_of_what_is_computed(width: int) -> None:
+    """A value computed twice, in vectors and by itself, may differ; places do not depend on it."""
+    xs = [torch.randn(rows, width) for rows in (64, 63, 62)]
+
+    def places(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return x.sin().argmax(1), y.abs().log().max(1).indices, z.cos().argmin(1)
+
+    run = torch.compile(places, backend="cpugraph", options={"cxx_flags": "-march=x86-64"})
+    x, y, z = (x.double() for x in xs)
+    for found, values in zip(run(*xs), (x.sin(), y.abs().log(), -z.cos()), strict=True):
+        assert found.min() >= 0 and found.max() < width
+        assert (values.amax(1) - values.gather(1, found[:, None])[:, 0]).max() < 1e-6
+
+
 def test_tanh_stays_within_one() -> None:
     x = torch.linspace(-12, 12, 100_001)
     x[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
@@ -284,6 +339,21 @@ def test_copies_keep_every_bit(name: str) -> None:
 
 
 # ---- sums ----------------------------------------------------------------------------------------
+
+
+def test_sums_of_columns_are_as_exact_as_eager() -> None:
+    """However many rows there are, in one reduced loop or in several."""
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((1 << 18, 4), (0,)), ((4, 1 << 17, 4), (0, 1)), ((4, 1 << 17, 4), (1,)), ((2000, 64), (0,))
+    ]  # fmt: skip
+    xs = [torch.rand(shape) + 0.5 for shape, _ in shapes]
+
+    def sums(xs: list[Tensor]) -> list[Tensor]:
+        return [x.sum(dims) for x, (_, dims) in zip(xs, shapes, strict=True)]
+
+    exact = sums([x.double() for x in xs])
+    for found, eager, true in zip(compiled(sums)(xs), sums(xs), exact, strict=True):
+        assert worst(found, true) <= max(worst(eager, true), 2.0**-24 * true.max().item())
 
 
 def test_long_sums_are_as_exact_as_eager() -> None:

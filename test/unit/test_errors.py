@@ -18,14 +18,18 @@ from dicp.errors import (
     DicpError,
     DicpWarning,
     GraphRejectedError,
+    HostMemoryError,
     IndexOutOfBoundsError,
     InferenceMismatchError,
     InputMismatchError,
     IntegerDivisionByZeroError,
+    InvalidTargetError,
     LaunchError,
     ModelMismatchError,
     PrototypeError,
+    ResultMismatchError,
     SimulatorForbiddenError,
+    SizeMismatchError,
     TargetNotFoundError,
     ToolchainError,
     UnknownOptionError,
@@ -51,6 +55,11 @@ CASES: list[tuple[DicpError, str]] = [
         "no target named 'cpuu' is installed. Did you mean 'cpu'? Installed targets: cpu, other. "
         "A target is registered by an entry point in the group 'dicp.targets'; install the "
         "package that brings it, or choose another backend.",
+    ),
+    (
+        InvalidTargetError("x", "pkg:X", ["its name is not a str", "facts are missing"]),
+        "target 'x' (pkg:X) cannot be used: its name is not a str; facts are missing. Mend the "
+        "package that registers it under the entry points `dicp.targets`, or uninstall it.",
     ),
     (
         TargetNotFoundError("x", []),
@@ -127,15 +136,37 @@ CASES: list[tuple[DicpError, str]] = [
         "is needed, and not the compiled graph itself.",
     ),
     (
+        ResultMismatchError("aten::nonzero", (4, 1), (0, 1)),
+        "aten::nonzero gave a tensor of sizes [0, 1], where checks in the program (torch._check) "
+        "promise [4, 1]. Correct the check, or remove it.",
+    ),
+    (
         DeviceMovedError("cpu", "meta"),
         "the graph was compiled for device cpu and is called with tensors on meta. Move the "
         "model and its inputs to one device before the call, and call torch.compile again after "
         "moving the model.",
     ),
     (
-        IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", "9 in a size of 4"),
-        "aten.embedding.default: index out of range: 9 in a size of 4. At: m.py:2: emb(x). "
+        IndexOutOfBoundsError("aten.embedding.default", "m.py:2: emb(x)", 9, 4, wraps=False),
+        "aten.embedding.default: index out of range: 9 in a dimension of size 4. "
+        "At: m.py:2: emb(x). Indices count from 0 and may not be negative; clamp them, or enlarge "
+        "the dimension.",
+    ),
+    (
+        IndexOutOfBoundsError("aten.index.Tensor", "", None, 0),
+        "aten.index.Tensor: index out of range: an index in a dimension of size 0. "
         "Indices count from 0, or from -1 backwards; clamp them, or enlarge the dimension.",
+    ),
+    (
+        SizeMismatchError("aten.put.default", "m.py:3", "numbers of elements differ", 2, 3),
+        "aten.put.default: numbers of elements differ: 2 and 3. At: m.py:3. "
+        "Make these sizes equal.",
+    ),
+    (
+        HostMemoryError(["aten.sin.default (sin) at m.py:3", "aten.sum.default (sum_1)"], 4096),
+        "aten.sin.default (sin) at m.py:3 and 1 more: the host has no 4096 bytes free for the "
+        "kernel's workspace. Use a smaller batch or fewer threads, or free tensors that are no "
+        "longer needed.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),

@@ -62,3 +62,31 @@ def test_training_is_not_frozen() -> None:
     with torch.no_grad():
         model.head.weight.mul_(2.0)
     assert not torch.allclose(compiled(x), first)
+
+
+class Returned(nn.Module):
+    """Results that depend on parameters alone, one of them seen twice, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6.0).view(2, 3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.calls += 1
+        doubled = self.weight.exp() * 2
+        return doubled, doubled.t(), self.weight.sum(0).expand(4, 3), x @ doubled.t() + self.calls
+
+
+def test_what_the_caller_gets_is_his() -> None:
+    model, plain = Returned(), Returned()
+    compiled = torch.compile(model, backend=Backend("cpu", freeze=True))
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        for _ in range(3):
+            expected, found = plain(x), compiled(x)
+            torch.testing.assert_close(found, expected)
+            assert [f.stride() for f in found] == [e.stride() for e in expected]
+            assert found[0].data_ptr() == found[1].data_ptr()
+            found[0].zero_()
+            found[2].untyped_storage().fill_(0)

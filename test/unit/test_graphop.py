@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from dicp.errors import PrototypeError
-from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.hoist import hoisted
 from dicp.graphop.interpreter import Call, Interpreter, Semantics
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import EagerCall, Graph, Origin, Result, Slot, Value
 from dicp.graphop.prototype import check_call, parse_prototypes
 from dicp.graphop.rewrite import rewritten
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.runtime import restrided
 from dicp.graphop.strides import dense_order, inverse
+from dicp.rules import NoRule, RuleTable
 
 CLASSES = {
     "any": frozenset({torch.float32, torch.int64, torch.bool}),
@@ -221,7 +221,7 @@ def test_the_interpreter_runs_calls_and_frees_what_is_read_last() -> None:
 
 def test_a_packet_registers_its_functional_overloads() -> None:
     table = RuleTable()
-    table.rule(torch.ops.aten.add)(lambda b, x, y: x)
+    table.register(torch.ops.aten.add)(lambda b, x, y: x)
     assert torch.ops.aten.add.Tensor in table.ops()
     assert torch.ops.aten.add_.Tensor not in table.ops()
     assert torch.ops.aten.add.out not in table.ops()

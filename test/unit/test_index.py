@@ -24,6 +24,7 @@ from dicp.loop.ir.index import (
     domain,
     flatten,
     floordiv,
+    is_nonnegative,
     is_positive,
     mod,
     normal,
@@ -196,6 +197,42 @@ def test_positive_means_positive_everywhere(terms: list[tuple[int, Size]]) -> No
     value = normal(sum(c * s for c, s in terms))
     if is_positive(value):
         assert all(number(value, sizes) > 0 for sizes in SIZES)
+
+
+ANY = sympy.Symbol("i", integer=True)
+SIGNED = {
+    ANY: (-3, -1, 0, 1, 5),
+    sympy.Symbol("n", integer=True, nonnegative=True): (0, 1, 4),
+    sympy.Symbol("m", integer=True, negative=True): (-4, -1),
+    A: (1, 2, 6),
+}
+"""Symbols of every sign, and some of the integers that they may be."""
+linear = st.lists(st.integers(-3, 3), min_size=5, max_size=5)
+
+
+@given(linear)
+def test_bounds_hold_for_symbols_of_every_sign(factors: list[int]) -> None:
+    value = normal(factors[0] + sum(f * s for f, s in zip(factors[1:], SIGNED, strict=True)))
+    found = [
+        number(value, dict(zip(SIGNED, point, strict=True)))
+        for point in itertools.product(*SIGNED.values())
+    ]
+    assert min(found) > 0 or not is_positive(value)
+    assert min(found) >= 0 or not is_nonnegative(value)
+
+
+def test_bounds_are_found_where_signs_are_known() -> None:
+    _, n, m, a = SIGNED
+    assert is_positive(2 * a + n - m - 2)
+    assert is_nonnegative(n * a + n) and not is_positive(n)
+    assert not is_nonnegative(ANY) and not is_nonnegative(a + ANY)
+
+
+def test_nothing_of_unknown_sign_is_taken_for_small() -> None:
+    v = variable(Var(0, 4))
+    assert mod(v + ANY, 8) != v + ANY
+    assert floordiv(v + ANY, 8) != ZERO
+    assert (v * ANY).maximum() is None
 
 
 def test_quotients_are_exact_or_none() -> None:

@@ -23,7 +23,16 @@ def test_constants_are_converted_when_built() -> None:
     assert ir.cast(ir.const(3.9, F32), I64).attr == 3
     assert ir.cast(ir.const(300, I64), torch.uint8).attr == 44, "wraps as PyTorch does"
     assert ir.cast(ir.const(0.5, F32), torch.bool).attr is True
-    assert ir.cast(ir.const(0.1, F32), BF16).op == "cast", "rounding is left to the kernel"
+    assert ir.cast(ir.const(0.1, F32), BF16).attr == 0.10009765625
+    assert ir.cast(ir.const(0.1, F32), torch.float64).attr == torch.tensor(0.1).double()
+    assert ir.cast(ir.const(-1, torch.uint8), I64).attr == 255
+    assert ir.cast(ir.const(1e10, F32), torch.int32).op == "cast", "left to the machine"
+
+
+def test_operands_in_sixteen_bits_keep_their_digits_and_elements_are_rounded() -> None:
+    assert ir.const(0.1, BF16).attr == torch.tensor(0.1).item()
+    assert ir.as_stored(ir.const(0.1, BF16)).attr == 0.10009765625
+    assert ir.as_stored(ir.const(1e-10, torch.float16)).attr == 0
 
 
 def test_arithmetic_in_sixteen_bits_is_not_rounded_in_between() -> None:

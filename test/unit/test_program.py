@@ -10,8 +10,10 @@ import torch
 from recorder import record
 from torch import Tensor
 
+from dicp.dynamo_bridge.graph_cache import StoredGraph
 from dicp.loop.program import ProgramBuilder
 from dicp.serialize import decode_constant, evaluate_size, resolve_operator
+from dicp.target import Artifact
 
 
 def test_plain_form_survives_json() -> None:
@@ -21,8 +23,11 @@ def test_plain_form_survives_json() -> None:
     for dynamic in (False, True):
         (program,) = record(fn, torch.rand(4, 5), torch.rand(5, 6), dynamic=dynamic).programs
         assert program.storable
-        plain = program.to_json()
-        assert json.loads(json.dumps(plain)) == plain
+        origins = {origin for step in program.plain["steps"] for origin in step["origins"]}
+        lines = {origin.line_of: origin.user_line for origin in origins}
+        stored = StoredGraph(Artifact("cpu", program.plain), ("inference", (), ()), lines)
+        back = StoredGraph.decode(stored.encode(), {line: line for line in lines.values()})
+        assert back.artifact.program == program.plain and back == stored
 
 
 def test_sizes() -> None:

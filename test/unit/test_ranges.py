@@ -92,6 +92,22 @@ def test_symbolic_sizes_split_where_their_order_is_provable() -> None:
     assert whole.stmts[0].value.op == "where"
 
 
+def test_a_step_before_a_part_that_begins_at_a_symbol_has_been_reached() -> None:
+    a, b = sympy.symbols("a b", integer=True, positive=True)
+    var = Var(0, a + b)
+    raised = ir.apply("maximum", torch.int64, index(variable(var)), index(Index(a)))
+    first, rest = split((choose(ir.apply("lt", torch.bool, raised, index(1))),), var)
+    assert (rest.low, rest.high) == (a, a + b)
+    assert rest.stmts[0].value.attr == 2  # a is 1 at least, and nothing from there on less than 1
+
+
+def test_a_symbol_of_any_sign_splits_nothing() -> None:
+    below, above = sympy.Symbol("i", integer=True), sympy.Symbol("j", integer=True, negative=True)
+    (whole,) = split((choose(compare("lt", below)),), V)
+    assert whole.stmts[0].value.op == "where"
+    assert values(choose(compare("lt", above))) == [(0, 16, 2)]
+
+
 def test_conditions_on_other_loops_stay() -> None:
     other = Var(1, 8)
     store = choose(compare("lt", variable(other)))

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from dicp.config import Config
-from dicp.errors import CompilerError, ToolchainError
+from dicp.errors import CompilerError, SerialWarning, ToolchainError
+from dicp.toolchain import COMPILERS
 from dicp.vendor.cpu.routines.common import GROUPS, TYPES, Group
-from dicp.vendor.cpu.toolchain import BASE_FLAGS, COMPILERS, compile_shared, find_toolchain
+from dicp.vendor.cpu.toolchain import (
+    BASE_FLAGS,
+    compile_shared,
+    find_toolchain,
+    vector_math,
+)
 from dicp.vendor.cpu.units import header_texts, unit_text
 
 
@@ -37,8 +43,22 @@ def test_flags_of_the_user_come_last_and_are_part_of_the_identity() -> None:
 def test_clang_is_given_no_flag_that_it_refuses(tmp_path: Path) -> None:
     clang = script(tmp_path / "c++", "echo 'Debian clang version 14.0.6'")
     flags = find_toolchain(Config(cxx=clang)).flags
-    assert flags == BASE_FLAGS
-    assert find_toolchain(Config(cxx="g++")).flags[: len(flags)] == flags
+    assert flags == (*BASE_FLAGS, "-fopenmp", *vector_math(is_clang=True))
+    assert find_toolchain(Config(cxx="g++")).flags[: len(BASE_FLAGS)] == BASE_FLAGS
+
+
+@pytest.mark.parametrize("refused", ["-fopenmp", "-fopenmp*"])
+def test_compiler_without_openmp_builds_serial_kernels(tmp_path: Path, refused: str) -> None:
+    """Apple's clang++ refuses -fopenmp and takes -fopenmp-simd."""
+    real = find_toolchain(Config()).compiler
+    body = f"""if [ "$1" = --version ]; then echo 'Apple clang version 15'; exit; fi
+for word; do case "$word" in {refused}) echo "unsupported option $word" >&2; exit 1;; esac; done
+exec {real} "$@\""""
+    config = Config(cxx=script(tmp_path / "c++", body))
+    with pytest.warns(SerialWarning, match="run on one thread") as seen:
+        flags = {find_toolchain(config).flags for _ in range(2)}.pop()
+    assert len(seen) == 1
+    assert [f for f in flags if "openmp" in f] == (["-fopenmp-simd"] if "*" not in refused else [])
 
 
 @pytest.mark.parametrize("compiler", [name for name in COMPILERS if shutil.which(name)])

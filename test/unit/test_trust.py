@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from dicp import Backend
+from dicp import Backend, store
+from dicp.cache import Cache
 from dicp.config import Config
+from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.errors import (
     CacheWarning,
     CompilerError,
@@ -31,7 +37,8 @@ from dicp.errors import (
 )
 from dicp.loop.runtime.plan import Bound
 from dicp.target import find_target
-from dicp.vendor.cpu.toolchain import find_toolchain
+from dicp.toolchain import OUTPUT
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
 
 
 def fn(x: Tensor) -> Tensor:
@@ -120,6 +127,27 @@ def test_sources_of_a_failed_compilation_are_named(tmp_path: Path) -> None:
     assert "aten.relu.default" in str(caught.value) and "test_trust.py:" in str(caught.value)
 
 
+BAD = {
+    "half a library": f'{{real}} "$@" && truncate -s 5000 {OUTPUT}',
+    "without kernels": f"echo 'int f;' > g.cpp; {{real}} -shared g.cpp -o {OUTPUT}",
+    "no text": "head -c 999 /dev/urandom; exit 1",
+    "a folder": f"mkdir {OUTPUT}",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_compilers_are_told_or_left_for_eager(tmp_path: Path, name: str) -> None:
+    version = '[ "$1" = --version ] && echo bad 1.0 && exit 0\n'
+    body = BAD[name].format(real=find_toolchain(Config()).compiler)
+    options = {"cxx": script(tmp_path / "bad", version + body), "cache_dir": tmp_path / "c"}
+    with pytest.raises((CompilerError, BackendCompilerFailed)) as caught:
+        run(Backend("cpu", **options))
+    assert isinstance(cause_of(caught.value), CompilerError)
+    with pytest.warns(FallbackWarning, match="running eagerly"):
+        run(Backend("cpu", **options, on_compile_error="eager"))
+    assert not entries(tmp_path, "unit.so"), "nothing bad is stored"
+
+
 # ---- damaged, foreign, unwritable cache folders --------------------------------------------------
 
 
@@ -154,6 +182,41 @@ def test_damaged_entries_are_rebuilt(tmp_path: Path, name: str, content: bytes) 
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         run(Backend("cpu", cache_dir=tmp_path))
+
+
+class Hostile:
+    """Pickled: makes a folder wherever it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+def test_entries_that_somebody_else_signed_are_never_read(tmp_path: Path) -> None:
+    """A pickle that acts, and a library with a constructor, under manifests of another secret."""
+    run(Backend("cpu", cache_dir=tmp_path / "c"))
+    sign = "__attribute__((constructor)) static void f() { mkdir(PATH, 0700); }"
+    text = f'#include <sys/stat.h>\n#define PATH "{tmp_path / "loaded"}"\n{sign}\n'
+    content = {
+        "result": pickle.dumps(Hostile(tmp_path / "read")),
+        "unit.so": compile_shared(find_toolchain(Config()), {"a.cpp": text}, "a.cpp"),
+    }
+    for name, planted in content.items():
+        for path in entries(tmp_path, name):
+            files = {p.name: p.read_bytes() for p in path.parent.iterdir()} | {name: planted}
+            del files["manifest.json"]
+            kind, key = path.parts[-4], path.parts[-2]
+            for other, data in files.items():
+                (path.parent / other).unlink()
+                (path.parent / other).write_bytes(data)
+            manifest = store._signed_manifest(files, kind, key, b"x" * store.SECRET_BYTES)
+            (path.parent / "manifest.json").write_bytes(manifest)
+    find_target.cache_clear()
+    with pytest.warns(CacheWarning, match="its manifest was not written by this user"):
+        run(Backend("cpu", cache_dir=tmp_path / "c"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
 
 
 @pytest.mark.parametrize("kind", ["unit", "kernel", "graph", "aot"])
@@ -236,6 +299,88 @@ def test_two_processes_compile_once_and_a_third_not_at_all(tmp_path: Path) -> No
     log.write_text("")
     finish(start(environment))
     assert log.read_text() == "", "the second start compiles nothing"
+
+
+THREADS = """
+import threading, torch
+barrier, failures = threading.Barrier(8), []
+def work(k):
+    def fn(x):
+        return torch.relu(x * 3) + k % 2
+    try:
+        barrier.wait()
+        x = torch.randn(4, 5)
+        run = torch.compile(fn, backend="cpugraph" if k % 4 else "dicp")
+        torch.testing.assert_close(run(x), fn(x))
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+[t.start() for t in threads], [t.join() for t in threads]
+assert not failures, failures
+from dicp.dynamo_bridge import backend
+assert torch._dynamo.lookup_backend("cpugraph") is backend.cpugraph
+"""
+FORK = """
+import os, signal
+signal.alarm(100)
+x, known = torch.randn(4, 5), torch.compile(lambda t: torch.relu(t) * 2, backend="cpugraph")
+known(x)
+child = os.fork()
+torch.testing.assert_close(known(x), torch.relu(x) * 2)
+z = torch.compile(lambda t: torch.relu(t + 2), backend="cpugraph")(x)
+torch.testing.assert_close(z, torch.relu(x + 2))
+assert child == 0 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+os._exit(0)
+"""
+
+
+def test_threads_that_use_the_backend_first_and_then_a_fork(tmp_path: Path) -> None:
+    """The fork runs what its parent has compiled, and compiles what it has not."""
+    finish(start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}, THREADS + FORK))
+
+
+def test_processes_beside_one_that_clears_the_cache(tmp_path: Path) -> None:
+    """What disappears is built again, without a warning, and never an error."""
+    both = [start({"DICP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    cache = Cache.open(Config(cache_dir=tmp_path))
+    removed = 0
+    while any(process.poll() is None for process in both):
+        removed += cache.clear().entries + cache.gc(0).entries
+        time.sleep(0.001)
+    for process in both:
+        finish(process)
+    assert removed > 0 and not cache.trouble
+
+
+@pytest.mark.parametrize("target", ["cpu", "ascend"])
+def test_a_cache_that_keeps_nothing(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another process cleared it after every write: what is loaded is what was built."""
+    put = Cache.put
+
+    def put_and_clear(self: Cache, *args: Any) -> Any:
+        entry = put(self, *args)
+        self.clear()
+        return entry
+
+    monkeypatch.setattr(Cache, "put", put_and_clear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        run(Backend(target, cache_dir=tmp_path, runs_on="simulator"))
+
+
+def test_dumps_of_many_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    config, ready = Config(dump=tmp_path), threading.Barrier(8)
+
+    def observe(_: int) -> None:
+        ready.wait()
+        for _ in range(20):
+            Observer(config, GraphReport("forward", "graph1"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(observe, range(8)))
+    assert len(list(tmp_path.iterdir())) == 160
 
 
 # ---- options -------------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from torch import Tensor, fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import CompilerError
+from dicp.toolchain import find_compiler
 from dicp.vendor.cpu import target as target_module
 from dicp.vendor.cpu import units as units_module
 from dicp.vendor.cpu.routines import Group, expected_groups
@@ -128,9 +133,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     compile_shared = units_module.compile_shared
 
-    def count(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+    def count(toolchain: Any, files: dict[str, str], main: str, *rest: Any) -> bytes:
         seen.append(files[main].splitlines()[0])
-        return compile_shared(toolchain, files, main)
+        return compile_shared(toolchain, files, main, *rest)
 
     monkeypatch.setattr(units_module, "compile_shared", count)
     return seen
@@ -161,7 +166,7 @@ def test_what_was_begun_is_taken_up(tmp_path: Path, compilations: list[str], job
 def test_beginning_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[float] = []
 
-    def slow(toolchain: Any, files: dict[str, str], main: str) -> bytes:
+    def slow(toolchain: Any, files: dict[str, str], main: str, *rest: Any) -> bytes:
         time.sleep(0.3)
         finished.append(time.perf_counter())
         return b""
@@ -180,6 +185,47 @@ def test_a_failure_is_reported_where_the_routine_is_needed(tmp_path: Path) -> No
     units.begin([PRODUCT])
     with pytest.raises(CompilerError, match="no-such-flag"):
         units.build({"dicp_product": ""}, {})
+
+
+def test_what_was_begun_and_failed_is_compiled_again(
+    tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt may have ended it, or a fork have left it to its parent."""
+    begun: Begun = {}
+    units = opened(tmp_path, begun)
+    key = units._routines_key(PRODUCT)
+    failed, waiting = Future[None](), Future[None]()
+    failed.set_exception(CompilerError("cpu", ["cxx"], "interrupted"))
+    begun |= {(os.getpid(), key): failed, (os.getpid() + 1, key): waiting}
+    assert units.build({"dicp_product": ""}, {})["dicp_product"] == key
+    assert list(begun.values()) == [waiting] and len(compilations) == 2
+
+
+def test_an_interrupt_ends_the_compilers(tmp_path: Path) -> None:
+    """Nothing runs on, and the next compilation in the process is as any other."""
+    hang, log = tmp_path / "hang", tmp_path / "pids"
+    hang.touch()
+    real = find_compiler("cpu", "")[0][0]
+    cxx = tmp_path / "cxx"
+    body = f'[ "$1" = --version ] || [ ! -e {hang} ] || {{ echo $$ >> {log}; sleep 60; }}'
+    cxx.write_text(f'#!/bin/sh\n{body}\nexec {real} "$@"\n')
+    cxx.chmod(0o755)
+    units = opened(tmp_path / "cache", {}, cxx=str(cxx), compile_jobs=2)
+
+    def interrupt() -> None:
+        while not log.exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        units.build({"dicp_product": ""}, {})
+    assert time.perf_counter() - began < 20
+    hang.unlink()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in log.read_text().split())
+    units = opened(tmp_path / "cache", {}, cxx=str(cxx))
+    assert units.build({"dicp_product": ""}, {})
 
 
 def test_backend_begins_before_the_front_end_is_done(

@@ -100,6 +100,8 @@ def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any,
             ("dtype", expected.dtype, got.dtype),
             ("device", expected.device, got.device),
             ("layout", expected.layout, got.layout),
+            ("conjugate bit", expected.is_conj(), got.is_conj()),
+            ("negative bit", expected.is_neg(), got.is_neg()),
         ]
         if strides:
             fields.append(("strides", strides_of(expected), strides_of(got)))

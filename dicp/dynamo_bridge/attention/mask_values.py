@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
+from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.effects import is_pure
 from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.terms import sizes_of
@@ -22,36 +25,22 @@ LOW = -1e3
 """A number below this hides a key unless its score is as high: then the score's own rounding is as
 large as that of the number."""
 
+_Numbers: TypeAlias = frozenset[float] | None
+
 _MASK_KIND = "dicp_mask_kind"
 _CONSTANT_LIMIT = 1 << 22
 
 
 def leaves_a_key(bias: fx.Node) -> bool:
     """Every row is sure to have an entry above -inf."""
-    return _is_finite(bias) or _kind(bias) in ("causal", "alive")
+    written = _numbers(bias, lambda leaf: None)
+    finite = written is not None and all(map(math.isfinite, written))
+    return finite or _kind(bias) in ("causal", "alive")
 
 
 def keeps_a_key(bias: fx.Node) -> bool:
     """Every row is sure to have a key that neither -inf nor a low number hides."""
     return _kind(bias) in ("causal", "alive")
-
-
-def _is_finite(node: Any) -> bool:
-    """Made of finite constants by `where`, views and conversions."""
-    while isinstance(node, fx.Node):
-        if node.target is aten.where.self:
-            return _is_finite(node.args[1]) and _is_finite(node.args[2])
-        source = node.args[0] if node.args else None
-        if source is not None and node.target in _VIEWS:
-            node = source
-        elif (source := cast_source(node)) is not None:
-            if value_of(node).dtype == torch.float16 and value_of(source).dtype != torch.float16:
-                return False
-            node = source
-        else:
-            break
-    number = uniform_value(node)
-    return number is not None and abs(number) < float("inf")
 
 
 def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
@@ -64,7 +53,7 @@ def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
     if found is None:
         return False
     finite = [x for x in found if abs(x) < float("inf")]
-    rounded = [x for x in finite if float(torch.tensor(x, dtype=dtype)) != x]
+    rounded = [x for x in finite if converted(x, dtype) != x]
     if dtype == torch.float16 and any(x < torch.finfo(dtype).min for x in finite):
         return False  # where every key is hidden, the scores would be seen behind the number
     return len(rounded) <= 1 and all(x < LOW for x in rounded)
@@ -72,28 +61,45 @@ def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
 
 def numbers_of(node: Any) -> frozenset[float] | None:
     """The numbers that a mask is made of; None where they are not known."""
-    while isinstance(node, fx.Node) and (source := _same_numbers(node)) is not None:
-        node = source
-    if isinstance(node, fx.Node) and node.target is aten.where.self:
-        chosen = [numbers_of(branch) for branch in node.args[1:]]
-        return None if None in chosen else frozenset().union(*(c for c in chosen if c is not None))
+    return _numbers(node, lambda leaf: _products(leaf) or _of_constant(leaf))
+
+
+def _numbers(node: Any, leaf: Callable[[fx.Node], _Numbers]) -> _Numbers:
+    """The numbers that `where`, views and conversions choose from constants and from `leaf`s."""
     number = uniform_value(node)
-    if number is not None:
-        return frozenset({float(number)})
-    return _products(node) or _of_constant(node)
+    if number is not None or not isinstance(node, fx.Node):
+        return None if number is None else frozenset({float(number)})
+    if node.target is aten.where.self:
+        chosen = [_numbers(branch, leaf) for branch in node.args[1:]]
+    elif (source := _same_numbers(node)) is not None:
+        chosen = [_numbers(source, leaf)]
+    else:
+        chosen = [leaf(node)]
+    return _held(chosen, value_of(node).dtype)
 
 
 def _same_numbers(node: fx.Node) -> fx.Node | None:
+    """What `node` shows, or converts."""
     source = node.args[0] if node.args and node.target in _VIEWS else cast_source(node)
     return source if isinstance(source, fx.Node) else None
 
 
-def _products(node: Any) -> frozenset[float] | None:
+def _held(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
+    """All the numbers as `dtype` holds them."""
+    numbers = [None if some is None else {converted(x, dtype) for x in some} for some in chosen]
+    if any(some is None or None in some for some in numbers):
+        return None
+    return frozenset(float(x) for some in numbers for x in some or () if x is not None)
+
+
+def _products(node: fx.Node) -> _Numbers:
     """A truth value, or one less it, times a number. (Of whole numbers others make no mask.)"""
-    if not isinstance(node, fx.Node) or node.target not in (aten.mul.Tensor, aten.mul.Scalar):
+    if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
         return None
     test, factor = node.args
     number = uniform_value(factor)
+    if number is not None and not math.isfinite(number):
+        return None  # 0 times it is NaN
     if isinstance(test, fx.Node) and test.target in (aten.rsub.Scalar, aten.sub.Tensor):
         sides = test.args[::-1] if test.target is aten.rsub.Scalar else test.args
         test = sides[1] if uniform_value(sides[0]) == 1 else None
@@ -104,9 +110,7 @@ def _products(node: Any) -> frozenset[float] | None:
     return None
 
 
-def _of_constant(node: Any) -> frozenset[float] | None:
-    if not isinstance(node, fx.Node):
-        return None
+def _of_constant(node: fx.Node) -> _Numbers:
     with disable_current_modes():
         value = _constant(node, {})
         found = [] if value is None else torch.unique(value).tolist()

@@ -8,13 +8,14 @@ for grouped heads; dropout of the probabilities, where the device's fused operat
 leaves both to eager.)
 In training the backward part reads the probabilities: see `attention_training.py`.
 
-The fused operator gives zero for a row with every key masked by -inf, where the written-out form
-gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where` on the
-rows' maxima.
+The fused operator gives zero for a row with every key masked by -inf, as the safe softmax does; the
+plain one gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where`
+on the rows' maxima.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.inference import expression, value_of
 from dicp.dynamo_bridge.attention.forward import Call, framework_attention
 from dicp.dynamo_bridge.attention.mask_values import (
@@ -48,17 +50,22 @@ from dicp.dynamo_bridge.fuse.terms import (
     one_of,
     op,
     reshape_source,
+    rounded_source,
     same_sizes,
     sizes_of,
+    widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.passes.canonicalize import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.passes.canonicalize import permutation_of, uniform_value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
 """The fused operator that inference graphs carry, by device type, where there is only one."""
+
+LARGEST_SCALE = 2.0**16
+"""Numbers that scores are multiplied or divided by are below it, and above its inverse."""
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
@@ -122,13 +129,14 @@ def _row_source(node: fx.Node) -> fx.Node | None:
     return source
 
 
-def _keeps_rows(node: fx.Node) -> fx.Node | None:
-    """Sees through conversions too."""
-    return cast_source(node) or _row_source(node)
-
-
 def _around(term: Term) -> Peel:
-    return Peel(term, _keeps_rows)
+    """`term` in float32 or as it is, its leading dimensions reshaped or not."""
+    return Peel(term, lambda node, root: widened_source(node) or _row_source(node))
+
+
+def _around_rounded(term: Term) -> Peel:
+    """`term` rounded to the result's dtype, too."""
+    return Peel(term, lambda node, root: rounded_source(node, root) or _row_source(node))
 
 
 def _softmax(x: Term) -> Term:
@@ -161,9 +169,9 @@ def written_out(
         op(aten.masked_fill.Scalar, scaled, drop, fill),
         scaled,
     ))  # fmt: skip
-    weights = _around(_softmax(masked))
+    weights = _around_rounded(_softmax(masked))
     kept = op(operator.getitem, op(aten.native_dropout.default, weights, chance, True), 0)
-    return MatMul(one_of(weights, _around(kept)), v)
+    return MatMul(one_of(weights, _around_rounded(kept)), v)
 
 
 def is_attention(match: Match, context: PassContext) -> bool:
@@ -185,7 +193,7 @@ def is_attention(match: Match, context: PassContext) -> bool:
     return (
         _mask_fits(match)
         and _drops_alike(match, context)
-        and all(_is_scalar(match.bound.get(name)) for name in ("scale", "inverse"))
+        and all(_is_scale(match.bound.get(name)) for name in ("scale", "inverse"))
     )
 
 
@@ -213,8 +221,14 @@ def _mask_fits(match: Match) -> bool:
         return True
     if not masks:
         return True
-    fill = bound["fill"]
-    return bool(fill == float("-inf") or (fill <= HUGE and dtype != torch.float16))
+    fill = fill_of(match)
+    return fill is not None and (fill == -math.inf or (fill <= HUGE and dtype != torch.float16))
+
+
+def fill_of(match: Match) -> float | None:
+    """What masked scores are replaced by, as the scores' dtype holds it."""
+    fill = match.bound.get("fill")
+    return None if fill is None else converted(fill, value_of(match["scores"]).dtype)
 
 
 def _broadcasts(mask: fx.Node, match: Match) -> bool:
@@ -231,10 +245,15 @@ def _broadcasts(mask: fx.Node, match: Match) -> bool:
     return fits and (value.dtype.is_floating_point if added else value.dtype == torch.bool)
 
 
-def _is_scalar(scale: Any) -> bool:
-    """A number, or a tensor of one element known to be one."""
-    if scale is None or isinstance(scale, (int, float)):
-        return True
+def _is_scale(scale: Any) -> bool:
+    """A positive number of moderate size, or a tensor of one element.
+
+    (Fused operators look for the largest score before they scale; and masks are added to scores
+    instead of put in their place, which is the same for finite ones.)
+    """
+    number = uniform_value(scale)
+    if scale is None or number is not None:
+        return number is None or 1 / LARGEST_SCALE < number < LARGEST_SCALE
     sizes = sizes_of(scale)
     return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
 
@@ -248,12 +267,13 @@ def fused(
         return None
     q, factor = _scaled(rw, found[0], scale, inverse)
     q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
-    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill)
+    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill_of(rw.match))
     if added is None:
         return None
     call = Call(added.causal, factor, chance or 0.0)
     out = _call(rw, q, k, v, added.bias, call)
-    if out is not None and added.may_hide_all and added.bias is not None:
+    safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
+    if out is not None and added.may_hide_all and added.bias is not None and not safe:
         out = nan_where_masked(rw, out, added.bias)
     return None if out is None else as_root(rw, out)
 

@@ -43,7 +43,7 @@ from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
-from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, sizes_of
+from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, rounded_source, sizes_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.canonicalize import (
     cast_source,
@@ -203,6 +203,8 @@ def _pair(
     turned = {n.args[0] for n in dv}
     inner = forward | shown | turned | chain | {last, *dropped, *_way(given, d_probabilities)}
     inner |= {product} - {out}
+    if any(cast_source(node) is not None and rounded_source(node, out) is None for node in inner):
+        return None  # what a conversion loses is not lost in the fused operator
     own = {out, product, *inner, *dq, *dk, *dv}
     read = {node for node in inner if any(user not in own for user in node.users)}
     dmask = tuple(read & _shown(last))
@@ -358,8 +360,10 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
         return None
     q, k, v = (attention.unit_stride(forward, x) for x in found)
-    added = (bound.get(name) for name in ("mask", "more", "keep", "drop", "fill"))
-    mask = attention.mask_of(forward, (q, k, v), *added)
+    mask = attention.mask_of(
+        forward, (q, k, v), bound.get("mask"), bound.get("more"), bound.get("keep"),
+        bound.get("drop"), attention.fill_of(pair.match),
+    )  # fmt: skip
     if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = attention.as_taken(forward, mask.bias, q)

@@ -13,7 +13,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.terms import Literal, Match, Term, cast, one_of, op
+from dicp.dynamo_bridge.fuse.terms import Literal, Match, Term, cast, one_of, op, rounded
 from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def gelu_erf(x: Term) -> Term:
     # x (1 + erf(x / sqrt(2))) / 2
     source = cast(x)
     gate = op(_ADD, op(aten.erf.default, _times(source, math.sqrt(0.5))), 1)
-    return cast(_half_times(source, gate))
+    return rounded(_half_times(source, gate))
 
 
 def gelu_tanh(x: Term) -> Term:
@@ -60,7 +60,7 @@ def gelu_tanh(x: Term) -> Term:
            op(_ADD, op(aten.mul.Tensor, _times(source, 0.044715), source), 1)),
     )  # fmt: skip
     gate = op(_ADD, op(aten.tanh.default, inner), 1)
-    return cast(_half_times(source, gate))
+    return rounded(_half_times(source, gate))
 
 
 def _applies(match: Match, context: PassContext) -> bool:

@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.fuse.terms import (
     one_of,
     op,
     reshape_source,
+    rounded,
     sizes_of,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
@@ -34,7 +35,7 @@ aten = torch.ops.aten
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
 
 
-def _view_source(node: fx.Node) -> fx.Node | None:
+def _view_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
     """Sees through a reshape that keeps the last dimension."""
     source = reshape_source(node)
     if source is None or (sizes_of(source) or ())[-1:] != (sizes_of(node) or ())[-1:]:
@@ -58,9 +59,9 @@ _ACTIVATIONS: dict[str, Callable[[Term], Term]] = {
     "sigmoid": lambda x: op(aten.sigmoid.default, x),
     "silu": lambda x: one_of(
         op(aten.silu.default, x),
-        cast(op(aten.mul.Tensor, cast(x), op(aten.sigmoid.default, cast(x)))),
-        cast(op(aten.div.Tensor, cast(x),
-                op(aten.add.Tensor, op(aten.exp.default, op(aten.neg.default, cast(x))), 1))),
+        rounded(op(aten.mul.Tensor, cast(x), op(aten.sigmoid.default, cast(x)))),
+        rounded(op(aten.div.Tensor, cast(x),
+                   op(aten.add.Tensor, op(aten.exp.default, op(aten.neg.default, cast(x))), 1))),
     ),
 }  # fmt: skip
 

@@ -14,7 +14,17 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.terms import Dims, Match, Number, Term, cast, one_of, op, sizes_of
+from dicp.dynamo_bridge.fuse.terms import (
+    Dims,
+    Match,
+    Number,
+    Term,
+    cast,
+    one_of,
+    op,
+    rounded,
+    sizes_of,
+)
 from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten
@@ -48,25 +58,25 @@ def layer_norm(x: Term, eps: Number) -> Term:
         _mean(_square(centered)),
         op(aten.var.correction, source, Dims("x"), correction=0, keepdim=True),
     )
-    return cast(_over_root(centered, variance, eps))
+    return rounded(_over_root(centered, variance, eps))
 
 
 def layer_norm_weight(x: Term, weight: Term, eps: Number) -> Term:
-    return cast(op(aten.mul.Tensor, layer_norm(x, eps), weight))
+    return rounded(op(aten.mul.Tensor, layer_norm(x, eps), weight))
 
 
 def layer_norm_weight_bias(x: Term, weight: Term, bias: Term, eps: Number) -> Term:
-    return cast(op(aten.add.Tensor, layer_norm_weight(x, weight, eps), bias))
+    return rounded(op(aten.add.Tensor, layer_norm_weight(x, weight, eps), bias))
 
 
 def rms_norm(x: Term, eps: Number) -> Term:
     # x / sqrt(mean(x^2) + eps)
     source = cast(x)
-    return cast(_over_root(source, _mean(_square(source)), eps))
+    return rounded(_over_root(source, _mean(_square(source)), eps))
 
 
 def rms_norm_weight(x: Term, weight: Term, eps: Number) -> Term:
-    return cast(op(aten.mul.Tensor, rms_norm(x, eps), weight))
+    return rounded(op(aten.mul.Tensor, rms_norm(x, eps), weight))
 
 
 def _applies(match: Match, context: PassContext) -> bool:

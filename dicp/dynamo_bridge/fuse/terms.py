@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from dicp.dtypes import HALVES
 from dicp.dynamo_bridge.analysis.inference import expression, value_of
 from dicp.dynamo_bridge.passes.canonicalize import CASTS, cast_source, uniform_value
 
@@ -208,10 +209,13 @@ class OneOf(Term):
 
 @dataclass(frozen=True, eq=False)
 class Peel(Term):
-    """`term`, below any number of unary nodes that `through` sees through, or right away."""
+    """`term`, below any number of unary nodes that `through` sees through, or right away.
+
+    `through` is given the node and the pattern's root.
+    """
 
     term: Any
-    through: Callable[[fx.Node], fx.Node | None]
+    through: Callable[[fx.Node, fx.Node], fx.Node | None]
     targets: frozenset[Any] = frozenset()
     """What `through` sees through, where a pattern may have it at the root."""
 
@@ -220,7 +224,8 @@ class Peel(Term):
 
     def match(self, value: Any, state: Match) -> Iterator[Match]:
         yield from match_one(self.term, value, state)
-        while isinstance(value, fx.Node) and (source := self.through(value)) is not None:
+        root = state.nodes[0] if state.nodes else value
+        while isinstance(value, fx.Node) and (source := self.through(value, root)) is not None:
             state = state.visit(value)
             value = source
             yield from match_one(self.term, value, state)
@@ -279,8 +284,37 @@ def one_of(*terms: Term) -> OneOf:
 
 
 def cast(term: Any) -> Peel:
-    """`term`, converted to another dtype or not."""
-    return Peel(term, cast_source, CASTS)
+    """`term`, widened to the dtype that operators compute 16-bit floats in, or not.
+
+    No other conversion is seen through: it may round (an int8 round trip quantizes), and a wider
+    computation is more precise than the operator that would take its place.
+    """
+    return Peel(term, lambda node, root: widened_source(node), CASTS)
+
+
+def rounded(term: Any) -> Peel:
+    """`term`, widened or not, and rounded to the result's dtype or not.
+
+    A fused operator computes in float32 and rounds its result once.
+    """
+    return Peel(term, rounded_source, CASTS)
+
+
+def widened_source(node: fx.Node) -> fx.Node | None:
+    """The 16-bit float that `node` is in float32."""
+    source = cast_source(node)
+    if source is None or value_of(node).dtype != torch.float32:
+        return None
+    return source if value_of(source).dtype in HALVES else None
+
+
+def rounded_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
+    """What `node` is in float32, or rounded from float32 to the 16-bit float that `root` is."""
+    source = cast_source(node)
+    if source is None or value_of(source).dtype != torch.float32:
+        return widened_source(node)
+    dtype = value_of(node).dtype
+    return source if dtype in HALVES and dtype == value_of(root).dtype else None
 
 
 _RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})

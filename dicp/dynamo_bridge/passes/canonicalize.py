@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from dicp.dtypes import Number, converted, holds_all
 from dicp.dynamo_bridge.analysis.effects import (
     alias_root,
     is_mutating,
@@ -219,8 +220,11 @@ def _key(argument: Any) -> Any:
     return type(argument), argument
 
 
-def uniform_value(argument: Any) -> bool | int | float | None:
-    """The number a tensor node is filled with, or the number itself; None if not known."""
+def uniform_value(argument: Any) -> Number | None:
+    """The number a tensor node is filled with, as its dtype holds it, or the number itself.
+
+    None if not known.
+    """
     if isinstance(argument, (bool, int, float)):
         return argument
     if not isinstance(argument, fx.Node) or argument.op != "call_function":
@@ -235,7 +239,9 @@ def uniform_value(argument: Any) -> bool | int | float | None:
         fill = 1
     else:
         return None
-    return fill if isinstance(fill, (bool, int, float)) else None
+    if not isinstance(fill, (bool, int, float)):
+        return None
+    return converted(fill, argument.meta["val"].dtype)
 
 
 # Views that show all of their source.
@@ -348,16 +354,6 @@ def _pad(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return None
 
 
-_WIDENS = {
-    torch.float16: {torch.float32, torch.float64},
-    torch.bfloat16: {torch.float32, torch.float64},
-    torch.float32: {torch.float64},
-    torch.bool: {torch.float16, torch.bfloat16, torch.float32, torch.float64,
-                 torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64},
-    torch.int32: {torch.int64, torch.float64},
-}  # fmt: skip
-"""Conversions that lose nothing."""
-
 CASTS = frozenset({prims.convert_element_type.default, aten._to_copy.default, aten.to.dtype})
 
 
@@ -385,14 +381,15 @@ def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if (same := c.as_copied(node, source)) is not None:
         return same
     dtype = node.meta["val"].dtype
-    fill = _exact_fill(source, dtype)
+    fill = uniform_value(source)
+    fill = None if fill is None else converted(fill, dtype)
     if fill is not None and is_contiguous(node.meta["val"]):
         return _full_like(c, node, fill)
     inner = cast_source(source)
     if inner is None:
         return None
     start, wide = inner.meta["val"].dtype, source.meta["val"].dtype
-    if wide not in _WIDENS.get(start, ()):
+    if not holds_all(start, wide) or _leaves_range(start, wide, dtype):
         return None
     if dtype == start:
         return c.as_copied(node, inner)
@@ -401,28 +398,21 @@ def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return None
 
 
-def _exact_fill(source: fx.Node, dtype: torch.dtype) -> bool | int | float | None:
-    """The fill of `source` in `dtype`, where every dtype holds it exactly: small integers."""
-    fill = uniform_value(source)
-    if fill is None or dtype.is_complex or source.meta["val"].dtype.is_complex:
-        return None
-    if fill != fill or not -64 <= fill <= 64 or fill != int(fill):
-        return None
-    if fill == 0 and isinstance(fill, float) and str(fill) == "-0.0":
-        return None
-    if source.meta["val"].dtype == torch.bool or dtype == torch.bool:
-        fill = bool(fill)
-    if fill < 0 and dtype.is_floating_point is False and not dtype.is_signed:
-        return None
-    if dtype.is_floating_point:
-        return float(fill)
-    return bool(fill) if dtype == torch.bool else int(fill)
+def _leaves_range(start: torch.dtype, wide: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether integers are converted through a float to integers that do not hold them all.
+
+    Out of range, integers wrap around and floats do not.
+    """
+    whole = not start.is_floating_point and not dtype.is_floating_point
+    return whole and wide.is_floating_point and not holds_all(start, dtype)
 
 
-def _full_like(c: _Canonicalizer, node: fx.Node, fill: bool | int | float) -> Rewrite:
+def _full_like(c: _Canonicalizer, node: fx.Node, fill: Number) -> Rewrite:
     value = node.meta["val"]
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.target is not aten.full.default:
+        return None
+    if value.dtype == torch.uint64 and fill >= 1 << 63:  # more than a Scalar holds
         return None
     if difference(shape_of(value), shape_of(source.meta["val"])) is not None:
         return None
@@ -431,8 +421,9 @@ def _full_like(c: _Canonicalizer, node: fx.Node, fill: bool | int | float) -> Re
     return c._infer.emit(node, aten.full.default, (source.args[0], fill), kwargs, (source, node))
 
 
-# Neutral operands. x*1, x/1, x-0 and x**1 are exact for every x, NaN and -0.0 included. x+0 is not
-# (-0.0 + 0.0 = 0.0), so for floating point only x + -0.0 is removed.
+# Neutral operands. x*1, x/1, x-0 and x**1 are exact for every real x, NaN and -0.0 included. x+0 is
+# not (-0.0 + 0.0 = 0.0), so for floating point only x + -0.0 is removed. Complex numbers have other
+# rules: (inf + 0j) * 1 has a part inf * 0, and x + -0.0 adds 0.0 to the imaginary part.
 
 
 def _is_number(argument: Any, number: int, negative_zero: bool = False) -> bool:
@@ -442,22 +433,30 @@ def _is_number(argument: Any, number: int, negative_zero: bool = False) -> bool:
     return not negative_zero or str(float(value)) == "-0.0"
 
 
+def _is_complex(node: fx.Node) -> bool:
+    return bool(node.meta["val"].dtype.is_complex)
+
+
 def _mul(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     left, right = node.args[:2]
+    if _is_complex(node):
+        return None
     if _is_number(right, 1):
         return c.as_copied(node, left)
     return c.as_copied(node, right) if _is_number(left, 1) else None
 
 
 def _right_one(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    rounding = node.kwargs.get("rounding_mode")
-    return c.as_copied(node, node.args[0]) if rounding is None and _is_number(
-        node.args[1], 1) else None  # fmt: skip
+    if _is_complex(node) or node.kwargs.get("rounding_mode") is not None:
+        return None
+    return c.as_copied(node, node.args[0]) if _is_number(node.args[1], 1) else None
 
 
 def _add(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     left, right = node.args[:2]
-    floating = node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex
+    if _is_complex(node):
+        return None
+    floating = node.meta["val"].dtype.is_floating_point
     alpha = node.kwargs.get("alpha", 1)
     if alpha == 1 and _is_number(right, 0, negative_zero=floating):
         return c.as_copied(node, left)

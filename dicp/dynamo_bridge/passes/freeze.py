@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.effects import is_mutating, is_random, is_view
+from dicp.dynamo_bridge.analysis.effects import alias_root, is_mutating, is_random, is_view
 from dicp.dynamo_bridge.aot import GraphInfo
 from dicp.dynamo_bridge.layout import static_nodes
 from dicp.dynamo_bridge.passes.base import PassContext
@@ -32,14 +32,16 @@ def split_frozen(
     border = _border(gm, context)
     if not border:
         return None
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    graph.graph_copy(gm.graph, copies)
+    wanted = _needed(border) | set(placeholders)
+    for node in gm.graph.nodes:
+        if node in wanted:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[n] for n in border))
-    graph.eliminate_dead_code()
     once = fx.GraphModule(gm, graph)
 
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     last = placeholders[-1]
     for node in border:
         with gm.graph.inserting_after(last):
@@ -59,8 +61,12 @@ def static_positions(rest: fx.GraphModule, info: GraphInfo) -> tuple[int, ...]:
 
 
 def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
-    """Computed nodes that depend on parameters alone and are read by nodes that do not."""
-    static = static_nodes(gm, context)
+    """Computed nodes that depend on parameters alone and are read by nodes that do not.
+
+    What the caller gets is computed anew: he may write to it. So is what depends on a buffer that
+    the graph itself writes.
+    """
+    static = static_nodes(gm, context) - _returned(gm) - _written(gm)
     computed: set[fx.Node] = set()
     border = []
     for node in gm.graph.nodes:
@@ -77,6 +83,38 @@ def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
         if node in computed and any(u not in static for u in node.users):
             border.append(node)
     return border
+
+
+def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
+    """`nodes` with all that they are computed from."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        sources = [n for n in waiting.pop().all_input_nodes if n not in found]
+        found.update(sources)
+        waiting += sources
+    return found
+
+
+def _returned(gm: fx.GraphModule) -> set[fx.Node]:
+    """The graph's results, and all that may share storage with them."""
+    roots = {alias_root(node) for node in gm.graph.output_node().all_input_nodes}
+    return {node for node in gm.graph.nodes if alias_root(node) in roots and not _is_input(node)}
+
+
+def _is_input(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+def _written(gm: fx.GraphModule) -> set[fx.Node]:
+    """What is computed from inputs that the graph writes, and these inputs."""
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and is_mutating(node.target):
+            found.update(map(alias_root, node.all_input_nodes))
+    for node in gm.graph.nodes:
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 @dataclass

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from dicp import torch_private
-from dicp.dynamo_bridge.analysis.inference import difference
+from dicp.dynamo_bridge.analysis.effects import is_view
+from dicp.dynamo_bridge.analysis.inference import difference, value_of
 from dicp.dynamo_bridge.provenance import absorb
 
 _UNINITIALIZED = frozenset(
@@ -73,6 +74,27 @@ def drop_copies(graph: fx.Graph) -> bool:
             graph.erase_node(node)
             dropped = True
     return dropped
+
+
+def keep_compared(graph: fx.Graph) -> None:
+    """Has backward test for equality what forward computed, or save the test itself.
+
+    The gradient of an extremum asks which elements equal it. An element that backward computes
+    again, in a kernel of another form, may differ from the extremum in its last bit: none would
+    be equal then, and the gradient 0 / 0.
+    """
+    for target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+        for node in graph.find_nodes(op="call_function", target=target):
+            for compared in node.all_input_nodes:
+                if value_of(compared).is_floating_point():
+                    torch_private.do_not_recompute(_viewed(compared))
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """What `node` is a view of."""
+    while is_view(node.target):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _computation(node: fx.Node) -> tuple[Any, ...]:

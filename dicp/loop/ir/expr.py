@@ -8,15 +8,19 @@ only when a kernel is written out.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
+from dicp.dtypes import HALVES, Number, converted, shortest
 from dicp.loop.ir.index import Index, Size, Var
 from dicp.loop.ir.ops import CHECKED_OPS, SCALAR_OPS
 from dicp.origin import Origin
+
+LOW_PRECISION = HALVES
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 
@@ -49,13 +53,28 @@ class Expr:
     """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, or an `Origin`.
 
     Kinds beyond SCALAR_OPS: "const", "index" (an Index as int64), "load", "cast", "acc" (the
-    finished value of a reduction in the same kernel), "saved" (a value kept for a later phase).
+    finished value of a reduction in the same kernel), "saved" (a value kept for a later phase),
+    and INDEX_CHECKS (an index that must lie below a size).
     """
 
     op: str
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
     attr: Any = None
+    _structure: str = field(default="", init=False, repr=False)
+
+    @property
+    def structure(self) -> str:
+        """A digest of what is computed, tensors told apart by their layouts alone."""
+        if not self._structure:
+            object.__setattr__(self, "_structure", _structure_of(self))
+        return self._structure
+
+    @property
+    def key(self) -> str:
+        """A text to sort by, the same in every process: the structure, then the tensors' names."""
+        names = dict.fromkeys(e.attr.ref.name for e in walk(self) if isinstance(e.attr, Load))
+        return ",".join([self.structure, *(f"{len(name)}{name}" for name in names)])
 
     def __add__(self, other: Expr | float) -> Expr:
         return _binary("add", self, other)
@@ -100,8 +119,14 @@ class Load:
     coords: tuple[Index, ...]
 
 
-def const(value: float | int | bool, dtype: torch.dtype) -> Expr:
-    return Expr("const", dtype, attr=value)
+def const(value: Number, dtype: torch.dtype) -> Expr:
+    """A number as an operand of arithmetic in `dtype`: of 16-bit floats that is float32.
+
+    (An element of a tensor is rounded to its dtype: `as_stored(const(..))`.)
+    """
+    held = converted(value, torch.float32 if dtype in LOW_PRECISION else dtype)
+    assert held is not None, f"{value} in {dtype}"
+    return Expr("const", dtype, attr=held)
 
 
 def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
@@ -111,9 +136,6 @@ def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
 
 def load(ref: Ref, coords: Sequence[Index]) -> Expr:
     return Expr("load", ref.dtype, attr=Load(ref, tuple(coords)))
-
-
-LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 
 
 def cast(value: Expr, dtype: torch.dtype) -> Expr:
@@ -127,15 +149,18 @@ def rounded(value: Expr, dtype: torch.dtype) -> Expr:
     """`value` converted to `dtype` as a program's own conversion does it, 16-bit floats too."""
     if value.dtype == dtype:
         return value
-    if value.op == "const" and dtype not in LOW_PRECISION:
-        return const(_convert(value.attr, dtype), dtype)
-    return Expr("cast", dtype, (value,))
+    held = converted(value.attr, dtype) if value.op == "const" else None
+    return Expr("cast", dtype, (value,)) if held is None else const(held, dtype)
 
 
 def as_stored(value: Expr) -> Expr:
     """`value` as it would be read back from memory: a 16-bit float is rounded."""
-    if value.dtype not in LOW_PRECISION or value.op == "const":
+    if value.dtype not in LOW_PRECISION:
         return value
+    if value.op == "const":
+        held = converted(value.attr, value.dtype)
+        assert held is not None
+        return const(held, value.dtype)
     return Expr("cast", value.dtype, (value,))
 
 
@@ -159,17 +184,18 @@ def masked(test: Expr, value: Expr) -> Expr:
     return Expr("masked", value.dtype, (test, value))
 
 
-def _convert(value: float | int | bool, dtype: torch.dtype) -> float | int | bool:
-    if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return float(value)
-    return int(torch.tensor(value).to(dtype))
-
-
 def apply(op: str, dtype: torch.dtype, *args: Expr, attr: Any = None) -> Expr:
     assert SCALAR_OPS[op].arity == len(args), (op, len(args))
     return Expr(op, dtype, args, attr)
+
+
+def _structure_of(expr: Expr) -> str:
+    attr = "" if isinstance(expr.attr, Origin) else expr.attr
+    if isinstance(attr, Load):
+        ref = attr.ref
+        attr = (ref.dtype, ref.role, ref.shape, ref.strides, *map(str, attr.coords))
+    parts = (expr.op, expr.dtype, *(arg.structure for arg in expr.args), attr)
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 def walk(expr: Expr, seen: set[int] | None = None) -> Iterator[Expr]:
@@ -357,6 +383,21 @@ def refs_in(value: Any) -> Iterator[Ref]:
 Node = Compute | Call
 
 
+@dataclass(frozen=True)
+class Requirement:
+    """What the sizes of a run must satisfy, checked before it starts.
+
+    equal: `left` is `right`. indexable: a dimension of `left` is not empty where there are `right`
+    indices into it.
+    """
+
+    kind: Literal["equal", "indexable"]
+    left: Size
+    right: Size
+    detail: str
+    origin: Origin
+
+
 @dataclass
 class Graph:
     """A lowered graph before scheduling."""
@@ -366,6 +407,7 @@ class Graph:
     """Graph input position -> sympy expression, for inputs that are sizes."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     """Refs, Sizes, plain values or None, in order."""
 
@@ -389,7 +431,8 @@ def show(expr: Expr) -> str:
 
 def _show_one(expr: Expr, shown: dict[int, str]) -> str:
     if expr.op == "const":
-        return repr(expr.attr)
+        value = expr.attr
+        return shortest(value, expr.dtype) if isinstance(value, float) else repr(value)
     if expr.op == "index":
         return f"index({_show_index(expr.attr, shown)})"
     if expr.op in ("load", "read"):
@@ -404,7 +447,7 @@ def _show_one(expr: Expr, shown: dict[int, str]) -> str:
 def _show_index(index: Index, shown: dict[int, str]) -> str:
     text = str(index)
     for inner in _indirect_exprs(index):
-        text = text.replace(f"[{id(inner):x}]", f"[{shown[id(inner)]}]")
+        text = text.replace(f"[{inner.key}]", f"[{shown[id(inner)]}]")
     return text
 
 

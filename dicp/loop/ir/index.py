@@ -41,22 +41,43 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def is_positive(value: Size) -> bool:
-    """Whether `value` is provably greater than zero for every size it may take."""
+    """Whether `value` is provably greater than zero for every value its symbols may take."""
     if isinstance(value, int):
         return value > 0
     return bool(value.is_positive) or bool(_minimum(value) > 0)
 
 
+def is_nonnegative(value: Size) -> bool:
+    """Whether `value` is provably zero or more for every value its symbols may take."""
+    if isinstance(value, int):
+        return value >= 0
+    return bool(_minimum(value) >= 0) or bool(value.is_nonnegative)
+
+
 @lru_cache(maxsize=65536)
 def _minimum(value: sympy.Expr) -> Any:
-    """A lower bound, taking every symbol to be an integer of at least one."""
-    shifted = {s: sympy.Symbol(f"_{s}", integer=True, nonnegative=True) for s in value.free_symbols}
-    moved = sympy.expand(value.subs({s: t + 1 for s, t in shifted.items()}))
-    if not moved.is_polynomial(*shifted.values()):
+    """A lower bound of `value`, from the signs of its symbols."""
+    distances = {s: _distance(s) for s in value.free_symbols}
+    if any(d is None for d in distances.values()):
+        return -sympy.oo
+    moved = sympy.expand(value.subs(distances))
+    if not moved.is_polynomial(*moved.free_symbols):
         return -sympy.oo
     constant, rest = moved.as_coeff_Add()
     nonnegative = all(term.as_coeff_Mul()[0] >= 0 for term in sympy.Add.make_args(rest))
     return constant if nonnegative else -sympy.oo
+
+
+def _distance(symbol: sympy.Symbol) -> sympy.Expr | None:
+    """`symbol` as its bound and a distance from it that is not negative; None without a bound."""
+    distance = sympy.Symbol(f"_{symbol}", integer=True, nonnegative=True)
+    if symbol.is_positive:
+        return distance + 1
+    if symbol.is_nonnegative:
+        return distance
+    if symbol.is_negative:
+        return -distance - 1
+    return -distance if symbol.is_nonpositive else None
 
 
 def quotient(value: Size, divisor: Size) -> Size | None:
@@ -124,7 +145,7 @@ class Indirect:
 
     @property
     def key(self) -> str:
-        return f"[{id(self.expr):x}]"
+        return f"[{self.expr.key}]"
 
 
 Atom: TypeAlias = Var | FloorDiv | Mod | Indirect
@@ -193,7 +214,7 @@ class Index:
         """The largest value taken, where every coefficient is provably non-negative."""
         total = self.const
         for atom, c in self.terms:
-            if c != 0 and not is_positive(c):
+            if not is_nonnegative(c):
                 return None
             bound = _atom_maximum(atom)
             if bound is None:
@@ -248,7 +269,8 @@ def combine(parts: Iterable[tuple[Index, Size]]) -> Index:
     joined = _rejoin(normal(const), kept)
     if joined is not None:
         return joined
-    kept.sort(key=lambda t: t[0].key)
+    if len(kept) > 1:
+        kept.sort(key=lambda t: t[0].key)
     return Index(normal(const), tuple(kept))
 
 
@@ -274,7 +296,7 @@ def floordiv(value: Index, divisor: Size) -> Index:
     if divisor == 1:
         return value
     exact, rest = _split(value, divisor)
-    if _below(rest, divisor):
+    if is_below(rest, divisor):
         return exact
     atom = _floor_atom(*_reduce(rest, divisor))
     return combine([(exact, 1), (Index(0, ((atom, 1),)), 1)])
@@ -294,12 +316,12 @@ def mod(value: Index, divisor: Size) -> Index:
     if divisor == 1:
         return ZERO
     _, rest = _split(value, divisor)
-    if _below(rest, divisor):
+    if is_below(rest, divisor):
         return rest
     return Index(0, ((Mod(rest, divisor), 1),))
 
 
-def _below(rest: Index, divisor: Size) -> bool:
+def is_below(rest: Index, divisor: Size) -> bool:
     """Whether `0 <= rest < divisor` at every point."""
     top = rest.maximum()
     return top is not None and is_positive(normal(divisor - top)) and _nonnegative(rest)
@@ -309,14 +331,13 @@ def _nonnegative(index: Index) -> bool:
     """Whether the smallest value taken is provably zero or more."""
     least = index.const
     for atom, c in index.terms:
-        if is_positive(c):
+        if is_nonnegative(c):
             continue
         bound = _atom_maximum(atom)
         if bound is None:
             return False
         least = least + c * bound
-    least = normal(least)
-    return least == 0 or is_positive(normal(least + 1))
+    return is_nonnegative(normal(least))
 
 
 def _split(value: Index, divisor: Size) -> tuple[Index, Index]:

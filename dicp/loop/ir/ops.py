@@ -109,11 +109,19 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("philox_bits", 3, "d_philox_bits({0}, {1}, {2})", HEAVY * 4),
 )
 
-BESIDE_NUMBER = {"maximum": "{0} < {1} ? {1} : {0}", "minimum": "{0} > {1} ? {1} : {0}"}
+BESIDE_NUMBER = {"maximum": "{0} <= {1} ? {1} : {0}", "minimum": "{0} >= {1} ? {1} : {0}"}
 """C++ where the second operand is a number and not NaN: a NaN in the first comes through."""
+BEHIND_NUMBER = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}"}
+"""C++ where the first operand is a number and not NaN. Of zeros of both signs the second operand is
+the extremum, as in PyTorch's vectors: a limit stands first and leaves the zero it limits alone."""
 
 CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""
+
+
+INDEX_CHECKS = frozenset({"check_index", "wrap_index"})
+"""An index and a size: the index, which must lie in 0 .. size-1. "wrap_index" counts negative ones
+from the end first."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dicp.loop.lowering.pointwise import POINTWISE
 from dicp.loop.lowering.pooling import POOLING
 from dicp.loop.lowering.random import RANDOM
 from dicp.loop.lowering.reduction import REDUCTION
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.scan import SCAN
 from dicp.loop.lowering.sort import SORT
 from dicp.loop.lowering.upsample import UPSAMPLE
 from dicp.loop.lowering.views import VIEWS
+from dicp.rules import NoRule, RuleTable
 
 RULES = POINTWISE.merged(
     ACTIVATION, VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY, POOLING, SCAN, SORT, UPSAMPLE

@@ -18,7 +18,7 @@ from dicp.loop.lowering.pointwise import (
     sigmoid_of,
     unary,
 )
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 ACTIVATION = RuleTable()
@@ -32,7 +32,7 @@ def _exp(x: Expr) -> Expr:
 def _softplus_of(x: Expr) -> Expr:
     """log(1 + exp(x)) without overflow: max(x, 0) + log1p(exp(-|x|))."""
     tail = apply("log1p", x.dtype, _exp(-apply("abs", x.dtype, x)))
-    return apply("maximum", x.dtype, x, const(0.0, x.dtype)) + tail
+    return apply("maximum", x.dtype, const(0.0, x.dtype), x) + tail
 
 
 def _mish(x: Expr) -> Expr:
@@ -56,16 +56,16 @@ def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
     return elementwise(
         lw, (x,),
-        lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.scalar(value, dtype), x),
+        lambda x: select(compare("le", x, lw.element(limit, dtype)), lw.element(value, dtype), x),
     )  # fmt: skip
 
 
 @rule(aten.softplus.default)
 def softplus(lw: Lowering, x: Value, beta: Any = 1, limit: Any = 20) -> Value:
     def body(x: Expr) -> Expr:
-        z = x * float(beta)
-        soft = apply("log1p", x.dtype, _exp(z)) / float(beta)
-        return select(compare("gt", z, float(limit)), x, soft)
+        z = x * lw.real(beta, x.dtype)
+        soft = apply("log1p", x.dtype, _exp(z)) / lw.real(beta, x.dtype)
+        return select(compare("gt", z, lw.real(limit, x.dtype)), x, soft)
 
     return elementwise(lw, (x,), body)
 
@@ -73,8 +73,8 @@ def softplus(lw: Lowering, x: Value, beta: Any = 1, limit: Any = 20) -> Value:
 @rule(aten.softplus_backward.default)
 def softplus_backward(lw: Lowering, g: Value, x: Value, beta: Any, limit: Any) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        z = x * float(beta)
-        return select(compare("gt", z, float(limit)), g, g * sigmoid_of(z))
+        z = x * lw.real(beta, x.dtype)
+        return select(compare("gt", z, lw.real(limit, x.dtype)), g, g * sigmoid_of(z))
 
     return elementwise(lw, (g, x), body)
 
@@ -102,8 +102,8 @@ def log_sigmoid_backward(lw: Lowering, g: Value, x: Value, buffer: Any) -> Value
 @rule(aten.hardtanh_backward.default)
 def hardtanh_backward(lw: Lowering, g: Value, x: Value, low: Any, high: Any) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
-        outside = apply("bitwise_or", torch.bool, compare("le", x, float(low)),
-                        compare("ge", x, float(high)))  # fmt: skip
+        outside = apply("bitwise_or", torch.bool, compare("le", x, lw.real(low, x.dtype)),
+                        compare("ge", x, lw.real(high, x.dtype)))  # fmt: skip
         return select(outside, 0.0, g)
 
     return elementwise(lw, (g, x), body)
@@ -131,10 +131,12 @@ def hardsigmoid_backward(lw: Lowering, g: Value, x: Value) -> Value:
 def elu_backward(
     lw: Lowering, g: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
 ) -> Value:
-    negative, positive, inner = float(alpha * scale), float(scale), float(input_scale)
-
     def body(g: Expr, x: Expr) -> Expr:
-        slope = (x + negative) * inner if is_result else _exp(x * inner) * (inner * negative)
+        negative, positive, inner, curve = (
+            lw.real(n, x.dtype)
+            for n in (alpha * scale, scale, input_scale, input_scale * (alpha * scale))
+        )
+        slope = (x + negative) * inner if is_result else _exp(x * inner) * curve
         return g * select(compare("le", x, 0.0), slope, positive)
 
     return elementwise(lw, (g, x), body)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch
+from sympy.logic.boolalg import BooleanAtom
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.domains import outside_domain
+from dicp.dtypes import converted
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Routine
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Requirement, Routine
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -22,6 +25,7 @@ from dicp.loop.ir.index import (
     contiguous_strides,
     domain,
     flatten,
+    is_positive,
     normal,
     reshape_coords,
 )
@@ -34,10 +38,10 @@ from dicp.loop.lowering.layout import (
     strides_of,
     tidy,
 )
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.origin import Origin, origin_of, unsupported
-from dicp.target import LowerContext, NodeReport
-from dicp.torch_private import OpOverload
+from dicp.rules import NoRule, RuleTable
+from dicp.target import LowerContext, NodeReport, unreadable
+from dicp.torch_private import OpOverload, is_proved, shape_env_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,9 @@ class Value:
 class Lowering:
     """Walks one FX graph and fills an `ir.Graph`."""
 
+    gathers_windows = False
+    """Whether a pooling's gradient is gathered: stores that collide are slow, and in any order."""
+
     def __init__(
         self,
         gm: fx.GraphModule,
@@ -88,6 +95,7 @@ class Lowering:
         self.env: dict[fx.Node, Any] = {}
         self.reports: list[NodeReport] = []
         self.node: fx.Node | None = None
+        self.shape_env = shape_env_of(gm)
         self._origins: tuple[Origin, ...] = ()
         self._count = 0
         self._seed: Ref | None = None
@@ -137,20 +145,23 @@ class Lowering:
         for item in node.args[0]:  # type: ignore[union-attr]
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
-                val = item.meta["val"]
-                self.graph.outputs.append(self.realize(value, strides_of(val)))
+                self.graph.outputs.append(self._strided_as_eager(item, value))
             else:
                 self.graph.outputs.append(value)
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
+        if decision.kind != "eager" and (reason := unreadable(node)):
+            decision = type(decision)("eager", reason)
         self._origins = (origin_of(node),)
         result: Any = None
         if decision.kind != "eager":
             entry = self.rules.get(node.target)
-            mark = len(self.graph.nodes)
+            mark, demands = len(self.graph.nodes), len(self.graph.requirements)
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
+                if outside_domain(node.target, args, kwargs, self.proves):
+                    raise NoRule("eager may refuse these numbers")
                 result = (
                     entry.function(self, *args, **kwargs)
                     if entry
@@ -158,7 +169,7 @@ class Lowering:
                 )
             except NoRule as reason:
                 dropped = {id(n) for n in self.graph.nodes[mark:]}
-                del self.graph.nodes[mark:]
+                del self.graph.nodes[mark:], self.graph.requirements[demands:]
                 for nodes in self._readers.values():
                     nodes[:] = [n for n in nodes if id(n) not in dropped]
                 decision = type(decision)("eager", str(reason))
@@ -175,11 +186,7 @@ class Lowering:
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
             origin = self._origins[-1]
-            self.reports.append(
-                NodeReport(
-                    node.name, str(node.target), decision.kind, decision.reason, origin.user_line
-                )
-            )
+            self.reports.append(NodeReport(origin, decision.kind, decision.reason))
 
     # ---- tensors --------------------------------------------------------------------------
 
@@ -342,9 +349,27 @@ class Lowering:
             lambda idx: [ZERO if s == 1 else idx[i + lead] for i, s in enumerate(value.shape)],
         )
 
+    def element(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, or a symbolic size, as an element of a tensor holds it."""
+        return ir.as_stored(self.scalar(value, dtype))
+
+    def proves(self, relation: Any) -> bool:
+        """Whether a relation between numbers and symbolic integers holds whatever these are, by
+        the guards that were taken; takes none."""
+        if isinstance(relation, (bool, BooleanAtom)):
+            return bool(relation)
+        return self.shape_env is not None and is_proved(relation, self.shape_env)
+
+    def require(self, relation: Any, otherwise: str) -> None:
+        """Leave the node to eager, which checks its arguments, unless `relation` is proved."""
+        if not self.proves(relation):
+            raise NoRule(otherwise)
+
     def scalar(self, value: Any, dtype: torch.dtype) -> Expr:
         """A number, or a symbolic size, as a constant expression."""
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if isinstance(value, torch.SymInt):
+            value = as_size(value)
+        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
             value = value.node.expr
         if isinstance(value, sympy.Basic):
             if not value.is_number:
@@ -352,7 +377,45 @@ class Lowering:
                     return ir.index_value(Index(normal(value)), dtype)
                 return ir.cast(_symbolic_float(value), dtype)
             value = int(value) if value.is_Integer else float(value)
+        if isinstance(value, complex) or converted(value, dtype) is None:
+            raise NoRule(f"{value} as {dtype}")
         return ir.const(value, dtype)
+
+    def real(self, value: Any, dtype: torch.dtype) -> Expr:
+        """A number, which may be symbolic, as a constant of a floating-point type."""
+        return self.scalar(float(value) if isinstance(value, (bool, int)) else value, dtype)
+
+    # ---- what eager refuses ---------------------------------------------------------------
+
+    def require_equal(
+        self, left: Sequence[Size], right: Sequence[Size], detail: str, *, eager: bool = True
+    ) -> None:
+        """Leaves a call whose sizes differ to eager, which refuses it in its own words.
+
+        Where sizes are symbols, each run is checked, and so it is where eager refuses nothing
+        (`eager` is False) and reads out of bounds.
+        """
+        if len(left) != len(right):
+            raise NoRule(f"{detail}: {len(left)} and {len(right)} axes")
+        for a, b in zip(left, right, strict=True):
+            rest = normal(a - b)
+            if rest != 0 and isinstance(rest, int) and eager:
+                raise NoRule(f"{detail}: {a} and {b}")
+            if rest != 0:
+                self._require("equal", a, b, detail)
+
+    def require_indexable(self, size: Size, count: Size) -> None:
+        """An empty dimension takes no index: such a call is left to eager, which refuses it."""
+        if is_positive(size) or count == 0:
+            return
+        if size == 0 and is_positive(count):
+            raise NoRule("an index into an empty dimension")
+        self._require("indexable", size, count, "an index into a dimension of size 0")
+
+    def _require(
+        self, kind: Literal["equal", "indexable"], left: Size, right: Size, detail: str
+    ) -> None:
+        self.graph.requirements.append(Requirement(kind, left, right, detail, self.origin))
 
     # ---- memory ---------------------------------------------------------------------------
 
@@ -470,7 +533,7 @@ class Lowering:
         def out_of(val: Any) -> Any:
             if isinstance(val, torch.Tensor):
                 name = self._name("e")
-                if self._sizes_known(val):
+                if val.layout == torch.strided and self._sizes_known(val):
                     ref = self._tensor_ref(name, val, "temp")
                 else:
                     ref = Ref(name, (), val.dtype, (), "temp", opaque=True)

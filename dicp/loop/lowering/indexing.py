@@ -6,84 +6,141 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Compute, Expr, Ref, apply, cast, const
-from dicp.loop.ir.index import ZERO, Index, Indirect, Size, domain, product
+from dicp.loop.ir.index import ZERO, Index, Indirect, Size, domain, is_positive, normal, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 INDEXING = RuleTable()
 rule = INDEXING.register
 
 
-def place(
-    lw: Lowering, index: Expr, size: Size, *, negative: bool = True, checked: bool = True
-) -> Index:
-    """A coordinate taken from a tensor of indices, checked against `size`."""
+def proven(at: Expr, size: Size) -> Index:
+    """A computed coordinate that its rule keeps in 0 .. size-1 by construction."""
+    return Index(0, ((Indirect(at, size), 1),))
+
+
+def clamped(at: Expr, size: Size) -> Index:
+    """A computed coordinate moved into 0 .. size-1."""
+    low = apply("maximum", torch.int64, at, const(0, torch.int64))
+    last = ir.index_value(Index(normal(size - 1)))
+    return proven(apply("minimum", torch.int64, low, last), size)
+
+
+def wrapped(lw: Lowering, index: Expr, size: Size) -> Expr:
+    """An index whose negative values count from the end."""
+    return select(compare("lt", index, 0), index + lw.scalar(size, torch.int64), index)
+
+
+def checked(lw: Lowering, index: Expr, size: Size, *, wrap: bool) -> Expr:
+    """An index from memory that must lie below `size`; negative ones count from the end if `wrap`.
+
+    The run raises IndexOutOfBoundsError before anything is read or written there.
+    """
     index = cast(index, torch.int64)
-    if negative:
-        wrapped = index + lw.scalar(size, torch.int64)
-        index = select(compare("lt", index, 0), wrapped, index)
-    if checked and lw.context.config.check_bounds:
-        limit = lw.scalar(size, torch.int64)
-        index = Expr("check_index", torch.int64, (index, limit), lw.origin)
-    return Index(0, ((Indirect(index, size), 1),))
+    if not lw.context.config.check_bounds:
+        return wrapped(lw, index, size) if wrap else index
+    limit = lw.scalar(size, torch.int64)
+    return Expr("wrap_index" if wrap else "check_index", torch.int64, (index, limit), lw.origin)
+
+
+class Indices:
+    """A tensor of indices into a dimension of `size`, each checked where it is read.
+
+    `wrap`: eager counts negative ones from the end. `count`: how many eager looks at, where that
+    is not every one; an empty dimension takes none of them.
+    """
+
+    def __init__(
+        self, lw: Lowering, index: Value, size: Size, *, wrap: bool, count: Size | None = None
+    ) -> None:
+        self.lw, self.index, self.size, self.wrap = lw, index, size, wrap
+        lw.require_indexable(size, product(index.shape) if count is None else count)
+
+    def at(self, idx: Sequence[Index]) -> Index:
+        return self._place(self.index.at(idx))
+
+    def broadcast_at(self, idx: Sequence[Index]) -> Index:
+        return self._place(self.index.broadcast_at(idx))
+
+    def along(self, position: Index) -> Index:
+        """The place at `position` of indices with one axis, or none."""
+        return self.at([position] if self.index.ndim else [])
+
+    def _place(self, index: Expr) -> Index:
+        return proven(checked(self.lw, index, self.size, wrap=self.wrap), self.size)
+
+
+class ComputedIndices(Indices):
+    """Indices made of nothing but sizes by a decomposition: inside but for rounding."""
+
+    def _place(self, index: Expr) -> Index:
+        return clamped(wrapped(self.lw, cast(index, torch.int64), self.size), self.size)
 
 
 @rule(aten.gather)
 def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    dim = wrap(dim, x.ndim)
-    if x.ndim == 0:
-        return lw.pointwise(index.shape, x.dtype, lambda idx: x.at(()))
+    x = x if x.ndim else lw.unsqueeze(x, 0)
     if index.ndim == 0:
-        at = place(lw, index.at(()), x.shape[0], negative=False)
-        return lw.pointwise((), x.dtype, lambda idx: x.at([at]))
+        place = Indices(lw, index, x.shape[0], wrap=False).at(())
+        return lw.pointwise((), x.dtype, lambda idx: x.at([place]))
+    if index.ndim != x.ndim:
+        raise NoRule("indices of another rank, which only empty ones may have")
+    dim = wrap(dim, x.ndim)
+    places = Indices(lw, index, x.shape[dim], wrap=False)
 
     def body(idx: tuple[Index, ...]) -> Expr:
-        coords = list(idx)
-        coords[dim] = place(lw, index.at(idx), x.shape[dim], negative=False)
-        return x.at(coords)
+        return x.at([*idx[:dim], places.at(idx), *idx[dim + 1 :]])
 
     return lw.pointwise(index.shape, x.dtype, body)
+
+
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(size == 0 for size in index.shape)
 
 
 @rule(aten.index_select)
 def index_select(lw: Lowering, x: Value, dim: int, index: Value) -> Value:
     if x.ndim == 0:
-        return lw.pointwise(sizes_of(lw.meta().shape), x.dtype, lambda idx: x.at(()))
+        place = Indices(lw, index, 1, wrap=False).along(ZERO)
+        row = lw.unsqueeze(x, 0)
+        return lw.pointwise((), x.dtype, lambda idx: row.at([place]))
     dim = wrap(dim, x.ndim)
-    shape = sizes_of(lw.meta().shape)
+    places = Indices(lw, index, x.shape[dim], wrap=False)
 
     def body(idx: tuple[Index, ...]) -> Expr:
-        coords = list(idx)
-        coords[dim] = place(lw, index.at([idx[dim]] if index.ndim else []), x.shape[dim])
-        return x.at(coords)
+        return x.at([*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]])
 
-    return lw.pointwise(shape, x.dtype, body)
+    return lw.pointwise(sizes_of(lw.meta().shape), x.dtype, body)
 
 
 @rule(aten.take.default)
 def take(lw: Lowering, x: Value, index: Value) -> Value:
     size = product(x.shape)
-    flat = lw.reshape(x, (size,))
-    return lw.pointwise(index.shape, x.dtype, lambda idx: flat.at([place(lw, index.at(idx), size)]))
+    flat, places = lw.reshape(x, (size,)), Indices(lw, index, size, wrap=True)
+    return lw.pointwise(index.shape, x.dtype, lambda idx: flat.at([places.at(idx)]))
 
 
 @rule(aten.put.default)
 def put(lw: Lowering, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     size, count = product(x.shape), product(index.shape)
-    flat, places, items = (
+    lw.require_equal([count], [product(source.shape)], "numbers of indices and elements differ")
+    flat, flat_index, items = (
         lw.reshape(v, (n,)) for v, n in ((x, size), (index, count), (source, count))
     )
+    places = Indices(lw, flat_index, size, wrap=True)
     result = scattered(
         lw, flat, (count,),
         lambda idx: cast(items.at(idx), x.dtype),
-        lambda idx: [place(lw, places.at(idx), size)],
+        lambda idx: [places.at(idx)],
         "sum" if accumulate else "store",
     )  # fmt: skip
     return lw.reshape(result, x.shape)
@@ -95,12 +152,8 @@ def embedding(
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Value:  # fmt: skip
     shape = (*index.shape, weight.shape[1])
-
-    def body(idx: tuple[Index, ...]) -> Expr:
-        row = place(lw, index.at(idx[:-1]), weight.shape[0], negative=False)
-        return weight.at([row, idx[-1]])
-
-    return lw.pointwise(shape, weight.dtype, body)
+    rows = Indices(lw, index, weight.shape[0], wrap=False)
+    return lw.pointwise(shape, weight.dtype, lambda idx: weight.at([rows.at(idx[:-1]), idx[-1]]))
 
 
 def index_layout(
@@ -114,27 +167,52 @@ def index_layout(
 
 
 def index_coords(
-    lw: Lowering, x: Value, indices: Sequence[Value | None], idx: Sequence[Index]
-) -> list[Index]:
-    """Coordinates in `x` of the result point `idx` of `x[indices]`."""
-    axes, shape, start = index_layout(x, indices)
-    inner = idx[start : start + len(shape)]
-    rest = iter([*idx[:start], *idx[start + len(shape) :]])
-    coords = []
-    for axis in range(x.ndim):
-        index = indices[axis] if axis < len(indices) else None
-        if index is None:
-            coords.append(next(rest))
-        else:
-            at = index.broadcast_at(inner)
-            coords.append(place(lw, at, x.shape[axis], checked=not _is_unsafe(lw)))
+    lw: Lowering, x: Value, indices: Sequence[Value | None]
+) -> Callable[[Sequence[Index]], list[Index]]:
+    """The coordinates in `x` of a result point of `x[indices]`."""
+    _, shape, start = index_layout(x, indices)
+    kinds = _kinds_of_indices(lw, len(indices))
+    places = [
+        None if index is None
+        else kind(lw, index, x.shape[axis], wrap=True, count=product(shape))
+        for axis, (index, kind) in enumerate(zip(indices, kinds, strict=True))
+    ]  # fmt: skip
+    places += [None] * (x.ndim - len(places))
+
+    def coords(idx: Sequence[Index]) -> list[Index]:
+        inner = idx[start : start + len(shape)]
+        rest = iter([*idx[:start], *idx[start + len(shape) :]])
+        return [next(rest) if at is None else at.broadcast_at(inner) for at in places]
+
     return coords
 
 
-def _is_unsafe(lw: Lowering) -> bool:
-    """Whether the operator promises that its indices are within bounds."""
+def _kinds_of_indices(lw: Lowering, count: int) -> list[type[Indices]]:
+    """How each index of an indexing operator is kept inside.
+
+    The unsafe ones promise to be, but some decompositions hand a caller's indices on to them.
+    """
     assert lw.node is not None
-    return lw.node.target in (aten._unsafe_index.Tensor, aten._unsafe_index_put.default)
+    if lw.node.target not in (aten._unsafe_index.Tensor, aten._unsafe_index_put.default):
+        return [Indices] * count
+    nodes = lw.node.args[1]
+    assert isinstance(nodes, (list, tuple))
+    return [ComputedIndices if _is_computed(n) else Indices for n in nodes]
+
+
+def _is_computed(node: Any) -> bool:
+    """Whether a value depends on no tensor's elements, on sizes at the most."""
+    pending, seen = [node] if isinstance(node, fx.Node) else [], set()
+    while pending:
+        here = pending.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        is_tensor = isinstance(here.meta.get("val"), torch.Tensor)
+        if here.op != "call_function" and is_tensor:
+            return False
+        pending += here.all_input_nodes
+    return True
 
 
 def _no_masks(indices: Sequence[Value | None]) -> None:
@@ -147,9 +225,8 @@ def _no_masks(indices: Sequence[Value | None]) -> None:
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(lw: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
     _no_masks(indices)
-    return lw.pointwise(
-        sizes_of(lw.meta().shape), x.dtype, lambda idx: x.at(index_coords(lw, x, indices, idx))
-    )
+    coords = index_coords(lw, x, indices)
+    return lw.pointwise(sizes_of(lw.meta().shape), x.dtype, lambda idx: x.at(coords(idx)))
 
 
 def scattered(
@@ -195,10 +272,14 @@ def index_put(
     axes, shape, start = index_layout(x, indices)
     rest = [s for k, s in enumerate(x.shape) if k not in axes]
     full = [*rest[:start], *shape, *rest[start:]]
+    if values.ndim > len(full):
+        raise NoRule("values with more axes than are indexed")
+    sizes = [(s, t) for s, t in zip(values.shape[::-1], full[::-1], strict=False) if s != 1]
+    lw.require_equal([s for s, _ in sizes], [t for _, t in sizes], "values do not fit the indices")
     return scattered(
         lw, x, full,
         lambda idx: cast(values.broadcast_at(idx), x.dtype),
-        lambda idx: index_coords(lw, x, indices, idx),
+        index_coords(lw, x, indices),
         "sum" if accumulate else "store",
     )  # fmt: skip
 
@@ -212,6 +293,7 @@ def _masked_put(
     if not only or any(s != 1 for s in values.shape):
         raise NoRule("several values stored through a boolean mask")
     assert mask is not None
+    lw.require_equal(mask.shape, x.shape[: mask.ndim], "the mask does not fit the tensor")
 
     def body(idx: tuple[Index, ...]) -> Expr:
         item = cast(values.at([ZERO] * values.ndim), x.dtype)
@@ -223,6 +305,8 @@ def _masked_put(
 
 
 def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: str) -> Value:
+    if _is_empty(index):
+        return lw.map(lambda e: e, x)
     if x.ndim == 0 or index.ndim == 0:
         lifted = [
             lw.unsqueeze(v, 0) if isinstance(v, Value) and v.ndim == 0 else v
@@ -234,14 +318,12 @@ def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: st
     def body(idx: tuple[Index, ...]) -> Expr:
         if isinstance(source, Value):
             return cast(source.at(idx), x.dtype)
-        return lw.scalar(source, x.dtype)
+        return lw.element(source, x.dtype)
 
-    def target(idx: tuple[Index, ...]) -> list[Index]:
-        coords = list(idx)
-        coords[dim] = place(lw, index.at(idx), x.shape[dim], negative=False)
-        return coords
-
-    return scattered(lw, x, index.shape, body, target, op)
+    places = Indices(lw, index, x.shape[dim], wrap=False)
+    return scattered(
+        lw, x, index.shape, body, lambda idx: [*idx[:dim], places.at(idx), *idx[dim + 1 :]], op
+    )
 
 
 @rule(aten.scatter.src, aten.scatter.value)
@@ -282,7 +364,9 @@ def index_add(
     def body(item: Expr) -> Expr:
         return item if alpha == 1 else item * lw.scalar(alpha, x.dtype)
 
-    return _combined_at(lw, x, dim, index, source, body, "sum")
+    # Eager looks at no index where there is nothing to add to.
+    count = product(index.shape) if all(map(is_positive, x.shape)) else 0
+    return _slices_at(lw, x, dim, index, source, body, "sum", count)
 
 
 @rule(aten.index_reduce.default)
@@ -292,25 +376,49 @@ def index_reduce(
 ) -> Value:  # fmt: skip
     if reduce not in _REDUCE or not include_self:
         raise NoRule("index_reduce by mean or without the old values")
-    return _combined_at(lw, x, dim, index, source, lambda item: item, _REDUCE[reduce])
+    count = product(index.shape)
+    return _slices_at(lw, x, dim, index, source, lambda v: v, _REDUCE[reduce], count)
 
 
-def _combined_at(
+@rule(aten.index_copy.default)
+def index_copy(lw: Lowering, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _slices_at(lw, x, dim, index, source, lambda v: v, "store", product(source.shape))
+
+
+def _slices_at(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, body: Callable[[Expr], Expr],
-    op: str,
+    op: str, count: Size,
 ) -> Value:  # fmt: skip
     """`x` with each slice of `source` along `dim` combined into the slice that `index` names."""
-    if x.ndim == 0:
-        raise NoRule("colliding slices of a 0-dim tensor")
+    if x.ndim == 0 or source.ndim != x.ndim:
+        raise NoRule("slices of a 0-dim tensor")
     dim = wrap(dim, x.ndim)
+    slices = [*x.shape[:dim], product(index.shape), *x.shape[dim + 1 :]]
+    lw.require_equal(source.shape, slices, "slices do not fit the tensor and the indices")
+    places = Indices(lw, index, x.shape[dim], wrap=False, count=count)
+    return scattered(
+        lw, x, source.shape,
+        lambda idx: body(cast(source.at(idx), x.dtype)),
+        lambda idx: [*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]],
+        op,
+    )  # fmt: skip
 
-    def target(idx: tuple[Index, ...]) -> list[Index]:
-        coords = list(idx)
-        coords[dim] = place(lw, index.at([idx[dim]] if index.ndim else []), x.shape[dim])
-        return coords
+
+@rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(lw: Lowering, x: Value, dim: int, index: Value, value: Any) -> Value:
+    if x.ndim == 0:
+        raise NoRule("slices of a 0-dim tensor")
+    dim = wrap(dim, x.ndim)
+    shape = (*x.shape[:dim], product(index.shape), *x.shape[dim + 1 :])
+    places = Indices(lw, index, x.shape[dim], wrap=True, count=product(shape))
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        if isinstance(value, Value):
+            return cast(value.at(()), x.dtype)
+        return lw.scalar(value, x.dtype)
 
     return scattered(
-        lw, x, source.shape, lambda idx: body(cast(source.at(idx), x.dtype)), target, op
+        lw, x, shape, body, lambda idx: [*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]]
     )
 
 
@@ -321,8 +429,12 @@ def embedding_dense_backward(
 ) -> Value:  # fmt: skip
     if scale_grad_by_freq:
         raise NoRule("gradient scaled by frequency")
+    lw.require_equal(g.shape[:-1], index.shape, "gradients do not fit the indices")
     width = g.shape[-1]
     zeros = lw.pointwise((num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype))
+
+    # The lookup, which is not run where only its gradient is wanted, refuses these indices.
+    rows = Indices(lw, index, num_weights, wrap=False)
 
     def body(idx: tuple[Index, ...]) -> Expr:
         item = g.at(idx)
@@ -333,7 +445,7 @@ def embedding_dense_backward(
         return select(skip, 0.0, item)
 
     def target(idx: tuple[Index, ...]) -> list[Index]:
-        return [place(lw, index.at(idx[:-1]), num_weights, negative=False), idx[-1]]
+        return [rows.at(idx[:-1]), idx[-1]]
 
     return scattered(lw, zeros, g.shape, body, target, "sum")
 
@@ -346,11 +458,14 @@ def nll_loss_forward(
 
     dtype = wide(x.dtype)
     rows = x.shape[:-1]
+    if x.shape[-1] == 0:
+        raise NoRule("no class to pick from")
 
     def picked(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
         label = target.at(idx if target.ndim else [])
-        skip = compare("eq", label, ignore_index)
-        at = place(lw, select(skip, 0, label), x.shape[-1], negative=False)
+        skip = compare("eq", label, lw.scalar(ignore_index, label.dtype))
+        label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
+        at = proven(label, x.shape[-1])
         scale = cast(weight.at([at]), dtype) if weight is not None else const(1.0, dtype)
         scale = select(skip, 0.0, scale)
         loss = select(skip, 0.0, -cast(x.at([*idx, at]), dtype) * scale)
@@ -385,7 +500,8 @@ def nll_loss_backward(
             if (reduction == 1)
             else grad
         )
-        skip = compare("eq", label, ignore_index)
+        skip = compare("eq", label, lw.scalar(ignore_index, torch.int64))
+        label = checked(lw, select(skip, 0, label), x.shape[-1], wrap=False)
         hit = compare("eq", label, ir.index_value(idx[-1]))
         hit = apply("bitwise_and", torch.bool, hit, apply("logical_not", torch.bool, skip))
         if weight is not None:

@@ -9,11 +9,12 @@ import sympy
 import torch
 
 from dicp.loop.ir.index import Size, normal
+from dicp.torch_private import size_expression
 
 
 def as_size(value: Any) -> Size:
     """A Python int or the sympy expression of a SymInt."""
-    return normal(value.node.expr) if isinstance(value, torch.SymInt) else normal(value)
+    return normal(size_expression(value) if isinstance(value, torch.SymInt) else value)
 
 
 def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.reduction import total, wide
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 LIBRARY = RuleTable()

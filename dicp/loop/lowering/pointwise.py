@@ -13,7 +13,7 @@ from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POINTWISE = RuleTable()
@@ -137,6 +137,8 @@ for _name, _op in {
 def _rounded(op: str) -> Callable[..., Value]:
     def lowered(lw: Lowering, x: Value, decimals: int = 0) -> Value:
         if not x.dtype.is_floating_point:
+            if decimals:
+                raise NoRule("integers rounded to digits, which eager refuses")
             return lw.map(lambda e: e, x)
         if not decimals:
             return elementwise(lw, (x,), lambda e: apply(op, x.dtype, e))
@@ -254,7 +256,7 @@ def where(lw: Lowering, condition: Value, a: Any, b: Any) -> Value:
     def body(idx: tuple[Index, ...]) -> Expr:
         test = cast(condition.broadcast_at(idx), torch.bool)
         x, y = (
-            lw.scalar(v, meta.dtype) if is_number(v) else opmath(v.broadcast_at(idx), meta.dtype)
+            lw.element(v, meta.dtype) if is_number(v) else opmath(v.broadcast_at(idx), meta.dtype)
             for v in (a, b)
         )
         return apply("where", meta.dtype, test, x, y)
@@ -272,11 +274,16 @@ def clamp(lw: Lowering, x: Value, low: Any = None, high: Any = None) -> Value:
     dtype = lw.meta().dtype
     args = [v for v in (low, high) if v is not None]
 
+    def limited(op: str, e: Expr, bound: Expr, given: Any) -> Expr:
+        return (
+            apply(op, dtype, e, bound) if isinstance(given, Value) else apply(op, dtype, bound, e)
+        )
+
     def body(e: Expr, *bounds: Expr) -> Expr:
-        rest = list(bounds)
+        rest = list(map(ir.as_stored, bounds))
         if low is not None:
-            e = apply("maximum", dtype, e, rest.pop(0))
-        return apply("minimum", dtype, e, rest.pop(0)) if high is not None else e
+            e = limited("maximum", e, rest.pop(0), low)
+        return limited("minimum", e, rest.pop(0), high) if high is not None else e
 
     return elementwise(lw, (x, *args), body)
 
@@ -313,11 +320,11 @@ def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
 
 
 def maximum(a: Expr, b: float) -> Expr:
-    return apply("maximum", a.dtype, a, const(b, a.dtype))
+    return apply("maximum", a.dtype, const(b, a.dtype), a)
 
 
 def minimum(a: Expr, b: float) -> Expr:
-    return apply("minimum", a.dtype, a, const(b, a.dtype))
+    return apply("minimum", a.dtype, const(b, a.dtype), a)
 
 
 POINTWISE.add(aten.relu, unary(lambda x: maximum(x, 0)))
@@ -381,7 +388,7 @@ def tanh_backward(lw: Lowering, g: Value, y: Value) -> Value:
 @rule(aten.threshold_backward)
 def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
     dtype = lw.meta().dtype
-    limit = lw.scalar(threshold, dtype)
+    limit = lw.element(threshold, dtype)
     return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
 
 
@@ -391,20 +398,25 @@ def hardtanh(lw: Lowering, x: Value, low: Any = -1.0, high: Any = 1.0) -> Value:
 
 
 @rule(aten.leaky_relu)
-def leaky_relu(lw: Lowering, x: Value, slope: float = 0.01) -> Value:
-    return elementwise(lw, (x,), lambda x: select(compare("gt", x, 0), x, x * slope))
+def leaky_relu(lw: Lowering, x: Value, slope: Any = 0.01) -> Value:
+    return elementwise(
+        lw, (x,), lambda x: select(compare("gt", x, 0), x, x * lw.scalar(slope, x.dtype))
+    )
 
 
 @rule(aten.leaky_relu_backward)
-def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: float, is_result: bool) -> Value:
-    return elementwise(lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * slope))
+def leaky_relu_backward(lw: Lowering, g: Value, x: Value, slope: Any, is_result: bool) -> Value:
+    return elementwise(
+        lw, (g, x), lambda g, x: select(compare("gt", x, 0), g, g * lw.scalar(slope, x.dtype))
+    )
 
 
 @rule(aten.elu)
 def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
     def body(x: Expr) -> Expr:
-        low = apply("expm1", x.dtype, x * float(input_scale)) * float(alpha * scale)
-        return select(compare("gt", x, 0), x * float(scale), low)
+        low = apply("expm1", x.dtype, x * lw.real(input_scale, x.dtype))
+        low = low * lw.real(alpha * scale, x.dtype)
+        return select(compare("gt", x, 0), x * lw.real(scale, x.dtype), low)
 
     return elementwise(lw, (x,), body)
 
@@ -437,24 +449,16 @@ def lerp(lw: Lowering, a: Value, b: Value, weight: Any) -> Value:
 @rule(aten.full.default, aten.full_like, aten.new_full.default)
 def full(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
     meta = lw.meta()
-    value = lw.scalar(args[-1], meta.dtype)
+    value = lw.element(args[-1], meta.dtype)
     return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: value)
 
 
 def _filled(number: int) -> Callable[..., Value]:
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
         meta = lw.meta()
-        return lw.pointwise(
-            sizes_of(meta.shape), meta.dtype, lambda idx: const(_as(number, meta), meta.dtype)
-        )
+        return lw.pointwise(sizes_of(meta.shape), meta.dtype, lambda idx: const(number, meta.dtype))
 
     return lowered
-
-
-def _as(number: int, meta: torch.Tensor) -> float | int | bool:
-    if meta.dtype == torch.bool:
-        return bool(number)
-    return float(number) if meta.dtype.is_floating_point else number
 
 
 for _op in (aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty.memory_format,
@@ -478,7 +482,7 @@ def arange(lw: Lowering, *args: Any, **kwargs: Any) -> Value:
     first, each = lw.scalar(start, wide), lw.scalar(step, wide)
 
     def body(idx: tuple[Index, ...]) -> Expr:
-        return cast(first + cast(ir.index_value(idx[0]), wide) * each, meta.dtype)
+        return ir.rounded(first + cast(ir.index_value(idx[0]), wide) * each, meta.dtype)
 
     return lw.pointwise(sizes_of(meta.shape), meta.dtype, body)
 
@@ -490,7 +494,7 @@ def iota(lw: Lowering, length: Any, *, start: Any, step: Any, **kwargs: Any) -> 
     return lw.pointwise(
         sizes_of(meta.shape),
         meta.dtype,
-        lambda idx: cast(first + ir.index_value(idx[0]) * each, meta.dtype),
+        lambda idx: ir.rounded(first + ir.index_value(idx[0]) * each, meta.dtype),
     )
 
 
@@ -538,13 +542,14 @@ def nan_to_num(
     if not x.dtype.is_floating_point:
         return lw.map(lambda e: e, x)
     info = torch.finfo(x.dtype)
-    top = info.max if posinf is None else posinf
-    bottom = info.min if neginf is None else neginf
+    top = lw.element(info.max if posinf is None else posinf, x.dtype)
+    bottom = lw.element(info.min if neginf is None else neginf, x.dtype)
+    instead = lw.element(0.0 if nan is None else nan, x.dtype)
 
     def body(e: Expr) -> Expr:
         e = select(compare("eq", e, math.inf), top, e)
         e = select(compare("eq", e, -math.inf), bottom, e)
-        return select(apply("isnan", torch.bool, e), 0.0 if nan is None else nan, e)
+        return select(apply("isnan", torch.bool, e), instead, e)
 
     return elementwise(lw, (x,), body)
 

@@ -18,7 +18,6 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, masked
 from dicp.loop.ir.index import (
     Index,
-    Indirect,
     Size,
     contiguous_strides,
     flatten,
@@ -28,10 +27,10 @@ from dicp.loop.ir.index import (
     product,
 )
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import place, scattered
+from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POOLING = RuleTable()
@@ -74,7 +73,7 @@ class Window:
     def nearest(self, o: Index, k: Index) -> Index:
         """Window point `k` moved to the nearest point of the window that exists (dilation 1)."""
         place, tests = self.at(o, k)
-        return clamped(place, self.size) if tests else place
+        return clamped(ir.index_value(place), self.size) if tests else place
 
     def _last(self, k: Index) -> Size | None:
         top = k.maximum()
@@ -136,7 +135,7 @@ class Adaptive:
         if not tests:
             return place
         last = ir.index_value(self.end(o)) + -1
-        return _indirect(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
+        return proven(apply("minimum", torch.int64, ir.index_value(place), last), self.size)
 
     def count(self, o: Index, include_padding: bool) -> Expr:
         return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
@@ -149,17 +148,6 @@ class Adaptive:
 
 
 AnyWindow = Window | Adaptive
-
-
-def _indirect(at: Expr, size: Size) -> Index:
-    return Index(0, ((Indirect(at, size), 1),))
-
-
-def clamped(place: Index, size: Size) -> Index:
-    """`place` moved into 0 .. size-1, so that reading there needs no test."""
-    at = apply("maximum", torch.int64, ir.index_value(place), const(0, torch.int64))
-    last = ir.index_value(Index(normal(size - 1)))
-    return _indirect(apply("minimum", torch.int64, at, last), size)
 
 
 def _static(values: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
@@ -286,6 +274,7 @@ def average_backward(
     lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
     dtype, n = _accumulator(g.dtype), len(windows)
+    lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 
     def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
         lead, at = idx[:-n], idx[-n:]
@@ -436,7 +425,10 @@ def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 def _chosen_windows(
     lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
 ) -> Value:
-    """Each input point sums the gradients of the windows whose maximum it is."""
+    """Each input point sums the gradients of the windows whose maximum it is: nothing collides.
+
+    What names a place outside of its window adds nothing, as in the framework's kernels for GPUs.
+    """
     n = len(windows)
     dtype = _accumulator(g.dtype)
     strides = contiguous_strides(x.shape[-n:])
@@ -449,7 +441,8 @@ def _chosen_windows(
             for w, o in zip(windows, over, strict=True)
             for op, bound in (("ge", Index(0)), ("lt", Index(w.out)))
         ]
-        o = [*lead, *(clamped(o, w.out) for w, o in zip(windows, over, strict=True))]
+        at_windows = zip(windows, over, strict=True)
+        o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
         here = ir.index_value(flatten(at, strides))
         hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
         assert hit is not None
@@ -459,18 +452,42 @@ def _chosen_windows(
     return lw.cast(total, x.dtype)
 
 
-def scatter_to_chosen(lw: Lowering, g: Value, x: Value, index: Value, n: int) -> Value:
-    """Gradients stored into zeros at the flat places `index`."""
-    lead, size = x.shape[:-n], product(x.shape[-n:])
-    dtype = _accumulator(x.dtype)
+def scatter_to_chosen(
+    lw: Lowering, g: Value, x: Value, index: Value, n: int, none: bool = False
+) -> Value:
+    """Gradients added to zeros at the flat places `index`, of which -1 may stand for none."""
+    lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
+    if none:
+        g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
+        index = lw.map(lambda i: select(compare("eq", i, -1), 0, i), index)
+    result = _at_flat_places(lw, g, index, x.shape, n, _accumulator(x.dtype), "sum")
+    return lw.cast(result, x.dtype)
+
+
+def _at_flat_places(
+    lw: Lowering, x: Value, index: Value, shape: Sequence[Size], n: int, dtype: torch.dtype,
+    op: str,
+) -> Value:  # fmt: skip
+    """Zeros of `shape` with `x` combined in at flat places of the last `n` axes."""
+    lead, size = shape[:-n], product(shape[-n:])
+    places = Indices(lw, index, size, wrap=False)
     zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))
     result = scattered(
-        lw, zeros, g.shape,
-        lambda idx: cast(g.at(idx), dtype),
-        lambda idx: [*idx[:-n], place(lw, index.at(idx), size, negative=False)],
-        "sum",
+        lw, zeros, x.shape,
+        lambda idx: cast(x.at(idx), dtype),
+        lambda idx: [*idx[:-n], places.at(idx)],
+        op,
     )  # fmt: skip
-    return lw.cast(lw.reshape(result, x.shape), x.dtype)
+    return lw.reshape(result, shape)
+
+
+def _max_unpool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, index: Value, *sizes: Any) -> Value:
+        shape = sizes_of(lw.meta().shape)
+        lw.require_equal(x.shape, index.shape, "elements do not fit the indices")
+        return _at_flat_places(lw, x, index, shape, n, x.dtype, "store")
+
+    return lowered
 
 
 def _max_pool_backward(n: int) -> Callable[..., Value]:
@@ -479,9 +496,9 @@ def _max_pool_backward(n: int) -> Callable[..., Value]:
         ceil_mode: bool, index: Value,
     ) -> Value:  # fmt: skip
         windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
-        if any(w.dilation != 1 for w in windows):
-            return scatter_to_chosen(lw, g, x, index, n)
-        return _chosen_windows(lw, g, x, index, windows)
+        if lw.gathers_windows and all(w.dilation == 1 for w in windows):
+            return _chosen_windows(lw, g, x, index, windows)
+        return scatter_to_chosen(lw, g, x, index, n, none=True)
 
     return lowered
 
@@ -501,6 +518,8 @@ POOLING.add(aten.adaptive_max_pool2d.default, _adaptive_max_pool(2))
 POOLING.add(aten.adaptive_max_pool3d.default, _adaptive_max_pool(3))
 POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward(2))
 POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
+POOLING.add(aten.max_unpool2d.default, _max_unpool(2))
+POOLING.add(aten.max_unpool3d.default, _max_unpool(3))
 
 
 __all__ = ["POOLING", "Window"]

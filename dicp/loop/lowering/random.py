@@ -19,7 +19,7 @@ from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare
-from dicp.loop.lowering.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 RANDOM = RuleTable()
@@ -216,8 +216,6 @@ RANDOM.add(aten.log_normal.default, _transformed("philox_normal", _log_normal, 1
 
 @rule(aten.geometric.default)
 def geometric(lw: Lowering, x: Value, p: float, *, generator: Any = None) -> Value:
-    if p >= 1:
-        raise NoRule("a geometric distribution that is constant")
     return _transformed("philox_uniform", _geometric)(lw, x, p, generator=generator)
 
 

@@ -14,8 +14,8 @@ from dicp.loop.ir.index import Index, Size, product, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
-from dicp.loop.lowering.rules import NoRule, RuleTable
 from dicp.loop.lowering.views import wrap
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 REDUCTION = RuleTable()
@@ -179,7 +179,7 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 
 
 def moments(
-    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: float = 0
+    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
     """Mean and variance along `axes` (kept), the variance from centred squares."""
     mu = average(lw, x, axes, dtype)
@@ -190,13 +190,15 @@ def moments(
         return d * d
 
     sums = lw.reduce("sum", x.shape, axes, dtype, squares)
-    freedom = lw.scalar(count, dtype) - float(correction) if correction else lw.scalar(count, dtype)
+    freedom = lw.scalar(count, dtype)
+    if correction != 0:
+        freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
     return mu, lw.map(lambda s: s / freedom, sums)
 
 
-def _correction(correction: Any) -> float:
-    return 1.0 if correction is None else float(correction)
+def _correction(correction: Any) -> Any:
+    return 1.0 if correction is None else correction
 
 
 @rule(aten.var.correction, aten.var.dim, aten.var.default)
@@ -309,6 +311,7 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
     if not y.ndim:
         return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, y.ndim)
+    lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
     s = total(lw, gy, [axis], dtype)
     return lw.map(lambda p, y, s: cast(p - cast(y, dtype) * s, out), gy, y, s, dtype=out)
@@ -320,6 +323,7 @@ def log_softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype
     dtype = wide(g.dtype)
     if not y.ndim:
         return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
+    lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     s = total(lw, g, [wrap(dim, y.ndim)], dtype)
 
     def body(g: Expr, y: Expr, s: Expr) -> Expr:

@@ -12,8 +12,8 @@ from dicp.loop.ir.expr import Compute, cast
 from dicp.loop.ir.index import domain
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import as_size
-from dicp.loop.lowering.rules import RuleTable
 from dicp.loop.lowering.views import wrap
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 SCAN = RuleTable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dicp.loop.lowering.library import plain
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 SORT = RuleTable()

@@ -13,12 +13,12 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
-from dicp.loop.ir.index import Index, Indirect, Size, normal
+from dicp.loop.ir.index import Index, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import scattered
+from dicp.loop.lowering.indexing import proven, scattered
 from dicp.loop.lowering.layout import as_size
 from dicp.loop.lowering.library import plain
-from dicp.loop.lowering.rules import RuleTable
+from dicp.rules import RuleTable
 
 aten = torch.ops.aten
 UPSAMPLE = RuleTable()
@@ -44,7 +44,7 @@ def _sources(
         axis = len(shape) - 1 - k
         at = ir.index_value(idx[axis] + normal(-1 * as_size(padding[2 * k])))
         last = ir.index_value(Index(normal(shape[axis] - 1)))
-        result[axis] = Index(0, ((Indirect(fold(at, last), shape[axis]), 1),))
+        result[axis] = proven(fold(at, last), shape[axis])
     return result
 
 
@@ -88,7 +88,8 @@ for _op in (
     aten._upsample_nearest_exact2d_backward, aten._upsample_nearest_exact3d_backward,
     aten._upsample_bilinear2d_aa, aten._upsample_bilinear2d_aa_backward,
     aten._upsample_bicubic2d_aa, aten._upsample_bicubic2d_aa_backward,
-    aten.grid_sampler_2d_backward, aten.grid_sampler_3d, aten.grid_sampler_3d_backward,
+    aten.grid_sampler_2d, aten.grid_sampler_2d_backward, aten.grid_sampler_3d,
+    aten.grid_sampler_3d_backward,
 ):  # fmt: skip
     UPSAMPLE.add(_op.default, plain(_op.default), "library")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any
 
 import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.expr import Call, Ref
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -24,7 +25,7 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
-from dicp.loop.lowering.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 VIEWS = RuleTable()
@@ -87,11 +88,7 @@ def select(lw: Lowering, x: Value, dim: int, index: Size) -> Value:
     dim = wrap(dim, x.ndim)
     if not isinstance(index, (int, sympy.Basic)):
         raise NoRule("select by a tensor index")
-    if isinstance(index, int) and index < 0:
-        index = normal(x.shape[dim] + index)
-    elif not isinstance(index, int) and not index.is_nonnegative:
-        raise NoRule("select at an index of unknown sign")
-    at = Index(normal(index))
+    at = Index(from_start(lw, x.shape[dim], index))
     shape = [s for i, s in enumerate(x.shape) if i != dim]
     return lw.view(x, shape, lambda idx: [*idx[:dim], at, *idx[dim:]])
 
@@ -103,19 +100,21 @@ def narrow(lw: Lowering, x: Value, dim: int, start: Size, step: int, size: Size)
     )
 
 
-def slice_start(size: Size, start: Any) -> Size:
+def from_start(lw: Lowering, size: Size, index: Any) -> Size:
+    """`index` along an axis of `size`, counted from the end where it is negative."""
+    index = normal(index)
+    if lw.proves(index >= 0):
+        return index
+    lw.require(index < 0, "an index of unknown sign")
+    return normal(size + index)
+
+
+def slice_start(lw: Lowering, size: Size, start: Any) -> Size:
     """The first index of `x[start:]`, clamped as Python slices are."""
-    if start is None:
-        return 0
-    start = normal(start)
-    if isinstance(start, int) and isinstance(size, int):
-        return min(max(start + size, 0), size) if start < 0 else min(start, size)
-    if isinstance(start, int) and start < 0:
-        moved = normal(size + start)
-        return moved if is_positive(normal(moved + 1)) else normal(sympy.Max(0, moved))
-    if start == 0 or is_positive(normal(size - start + 1)):
-        return start
-    return normal(sympy.Min(start, size))
+    start = 0 if start is None else from_start(lw, size, start)
+    if not lw.proves(start >= 0):
+        start = normal(sympy.Max(0, start))
+    return start if lw.proves(start <= size) else normal(sympy.Min(start, size))
 
 
 @view_rule(aten.slice.Tensor, kind="view")
@@ -124,13 +123,13 @@ def slice_(
 ) -> Value:
     dim = wrap(dim, x.ndim)
     size = sizes_of(lw.meta().shape)[dim]
-    return narrow(lw, x, dim, slice_start(x.shape[dim], start), step, size)
+    return narrow(lw, x, dim, slice_start(lw, x.shape[dim], start), step, size)
 
 
 @view_rule(aten.narrow.default, kind="view")
 def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> Value:
     dim = wrap(dim, x.ndim)
-    return narrow(lw, x, dim, slice_start(x.shape[dim], start), 1, normal(length))
+    return narrow(lw, x, dim, slice_start(lw, x.shape[dim], start), 1, normal(length))
 
 
 @view_rule(
@@ -237,15 +236,40 @@ def repeat(lw: Lowering, x: Value, repeats: Sequence[Any]) -> Value:
 def as_strided(
     lw: Lowering, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Value:
-    """A view of the storage: the tensor is put into memory and aliased."""
+    """A view of the storage: the tensor is put into memory and aliased.
+
+    Left to eager unless it provably stays inside the tensor: only a run knows how large the storage
+    of an input is, and where in it the input begins.
+    """
     assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
     ref = lw.realize(x, strides_of(source))
     shift = normal(0 if offset is None else offset - sizes_of([source.storage_offset()])[0])
-    alias_ref = Ref(
-        lw._name("v"), sizes_of(size), x.dtype, sizes_of(stride), "alias", shift, base=ref
-    )
+    *views, root = _chain(ref)
+    sizes, strides = sizes_of(size), sizes_of(stride)
+    if root.role in ("input", "alias") and offset is not None:
+        raise NoRule("an offset into the storage of an input")
+    start = normal(shift + sum(r.offset for r in views))
+    room = normal(_extent(root.shape, root.strides) - _extent(sizes, strides) - start)
+    if not (is_positive(normal(start + 1)) and is_positive(normal(room + 1))):
+        raise NoRule("a view that may reach past the tensor")
+    alias_ref = Ref(lw._name("v"), sizes, x.dtype, strides, "alias", shift, base=ref)
     return lw.value_of(alias_ref)
+
+
+def _chain(ref: Ref) -> Iterator[Ref]:
+    """A buffer, what it is a view of, and so on to an input, a fresh result or what a call made."""
+    while ref.base is not None and not isinstance(ref.producer, Call):
+        yield ref
+        ref = ref.base
+    yield ref
+
+
+def _extent(shape: Sequence[Size], strides: Sequence[Size]) -> Size:
+    """Elements of memory from the first to the last, both included."""
+    if any(s == 0 for s in shape):
+        return 0
+    return normal(1 + sum((s - 1) * t for s, t in zip(shape, strides, strict=True)))
 
 
 def _copy(lw: Lowering, x: Value, **kwargs: Any) -> Value:
@@ -270,9 +294,12 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
+MOST_PIECES = 128
+"""Concatenated in one kernel: each element is chosen by as many tests, nested as deeply."""
+
+
 @view_rule(aten.cat)
 def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """One kernel per piece, each storing into its part of the result."""
     meta = lw.meta()
     shape = sizes_of(meta.shape)
     pieces = [p for p in tensors if not (p.ndim == 1 and p.shape[0] == 0 and len(shape) != 1)]
@@ -285,7 +312,12 @@ def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
 def concatenate(
     lw: Lowering, pieces: Sequence[Value], dim: int, shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """Nested selects for a few pieces read once each: a load is only made where it applies."""
+    """Nested selects for a few pieces read once each: a load is only made where it applies.
+
+    Of very many pieces the library's copies, one by one.
+    """
+    if len(pieces) > MOST_PIECES:
+        return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
     starts: list[Size] = [0]
     for piece in pieces:
         starts.append(normal(starts[-1] + piece.shape[dim]))
@@ -333,7 +365,7 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
         item = x.at(place)
         if inside is None:
             return item
-        filler = lw.scalar(value, x.dtype)
+        filler = lw.element(value, x.dtype)
         return ir.Expr("where", x.dtype, (inside, ir.masked(inside, item), filler))
 
     return lw.pointwise(shape, x.dtype, body)
@@ -365,10 +397,25 @@ def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Val
     return lw.pointwise(x.shape, x.dtype, body)
 
 
+UNLIKE_THE_SLICE = "the source does not fit the slice it replaces"
+
+
+def _require_slice(
+    lw: Lowering, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
+) -> None:
+    """Leaves to eager, which refuses it, a source that is not as large as the slice."""
+    shape = list(x.shape)
+    size, given = x.shape[dim], (0 if start is None else start, end, step)
+    known = isinstance(size, int) and all(isinstance(v, (int, NoneType)) for v in given)
+    shape[dim] = len(range(*slice(*given).indices(size))) if known else src.shape[dim]
+    lw.require_equal(src.shape, shape, UNLIKE_THE_SLICE)
+
+
 @view_rule(aten.select_scatter)
 def select_scatter(lw: Lowering, x: Value, src: Value, dim: int, index: int) -> Value:
     dim = wrap(dim, x.ndim)
-    at = normal(x.shape[dim] + index) if isinstance(index, int) and index < 0 else normal(index)
+    at = from_start(lw, x.shape[dim], index)
+    lw.require_equal(src.shape, [*x.shape[:dim], *x.shape[dim + 1 :]], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[dim])
@@ -385,7 +432,8 @@ def slice_scatter(
     step: int = 1,
 ) -> Value:  # fmt: skip
     dim = wrap(dim, x.ndim)
-    first = slice_start(x.shape[dim], start)
+    _require_slice(lw, x, src, dim, start, end, step)
+    first = slice_start(lw, x.shape[dim], start)
     last = normal(first + (src.shape[dim] - 1) * step)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
@@ -412,6 +460,10 @@ def diagonal_scatter(
     lw: Lowering, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     a, b = wrap(dim1, x.ndim), wrap(dim2, x.ndim)
+    rows, columns = x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)
+    kept = [s for k, s in enumerate(x.shape) if k not in (a, b)]
+    length = normal(sympy.Max(sympy.Min(rows, columns), 0))
+    lw.require_equal(src.shape, [*kept, length], UNLIKE_THE_SLICE)
 
     def inside(idx: tuple[Index, ...]) -> ir.Expr:
         here = ir.index_value(idx[a] + offset)

@@ -23,6 +23,7 @@ from dicp.loop.ir.index import (
     Var,
     combine,
     floordiv,
+    is_nonnegative,
     is_positive,
     mod,
     normal,
@@ -132,7 +133,7 @@ def _below(a: Size, b: Size) -> bool | None:
     """Whether a < b; None where that cannot be proved either way."""
     if is_positive(normal(b - a)):
         return True
-    return False if is_positive(normal(a - b + 1)) else None
+    return False if is_nonnegative(normal(a - b)) else None
 
 
 def _outside(at: Size, part: Range) -> bool:
@@ -142,7 +143,7 @@ def _outside(at: Size, part: Range) -> bool:
 
 def _reached(at: Size, low: Size) -> bool:
     """Whether a condition that changes at `at` has changed for every value from `low` on."""
-    return at == low or _below(at, low) is True
+    return _below(low, at) is False
 
 
 def _sorted(points: set[Size]) -> list[Size] | None:

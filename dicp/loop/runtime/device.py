@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dicp.loop.runtime.native import NativeLibrary
 from dicp.serialize import evaluate_size
 
 
@@ -52,6 +53,8 @@ class Native:
 
     functions: Mapping[str, int]
     run_segment: Callable[..., int]
+    libraries: Sequence[NativeLibrary] = ()
+    """Where these lie."""
 
     def segment(
         self,
@@ -88,8 +91,15 @@ class _HostSegment:
         return int(self._one(position))
 
 
+MOST_KEPT = 64 << 20
+"""Bytes of workspaces kept from run to run: to allocate as much takes some milliseconds."""
+
+
 class WorkspacePool:
-    """Blocks of memory lent to one running graph at a time and used again by the next."""
+    """Blocks of memory lent to one running graph at a time and used again by the next.
+
+    What one large call has taken is given back after it, as eager does.
+    """
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
@@ -106,10 +116,16 @@ class WorkspacePool:
         return torch.empty(size + 64, dtype=torch.uint8)
 
     def give(self, block: torch.Tensor) -> None:
-        if len(self._free) < 4:
+        if is_kept(block, self._free, 4, MOST_KEPT):
             self._free.append(block)
         else:
             let_go(block)
+
+
+def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, bound: int) -> bool:
+    """Whether a workspace stays for the next run, `beside` those that stay: at most `most` of them
+    and `bound` bytes."""
+    return len(beside) < most and block.numel() + sum(b.numel() for b in beside) <= bound
 
 
 def let_go(block: torch.Tensor) -> None:

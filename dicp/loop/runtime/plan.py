@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from dicp.errors import IndexOutOfBoundsError, InputMismatchError, IntegerDivisionByZeroError
+from dicp.errors import (
+    HostMemoryError,
+    IndexOutOfBoundsError,
+    InputMismatchError,
+    IntegerDivisionByZeroError,
+    ResultMismatchError,
+    SizeMismatchError,
+)
 from dicp.loop.runtime.device import Machine, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
@@ -54,8 +61,10 @@ class Bound:
         self._workspace = self.placement.workspace
         self.buffers = self.placement.buffers
         self._check(inputs)
+        self._require()
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
-        self.status = (ctypes.c_int64 * 2)()
+        self.status = (ctypes.c_int64 * 4)()
+        """Of a failed kernel: its error, the checked place, the index and its limit."""
         self._dummy = torch.empty(64, dtype=torch.uint8, device=self.device)
         self._nowhere = self._dummy.data_ptr()
         """The address of what has no memory."""
@@ -104,8 +113,17 @@ class Bound:
         ]  # fmt: skip
         lost = [k for k in positions if given[k] is None or given[k].layout != torch.strided]
 
+        read = {self.placement.root(slot) for slot in self.placement.launched}
+        by_kernels = {k for k, slot in self.placement.inputs if slot in read}
+
+        def absent(position: int, tensor: Any) -> int:
+            """Kernels read no storage that was given back; what is empty has none."""
+            if tensor.numel() and position in by_kernels:
+                raise InputMismatchError(position, "a tensor with memory", "one without storage")
+            return nowhere
+
         def address(position: int, tensor: Any) -> int:
-            return nowhere if position in lost else tensor.data_ptr() or nowhere
+            return nowhere if position in lost else tensor.data_ptr() or absent(position, tensor)
 
         picked = positions != list(range(len(given)))
 
@@ -114,8 +132,10 @@ class Bound:
             env[first:end] = tensors
             found: list[Any] = (
                 list(map(address, positions, tensors)) if lost
-                else [tensor.data_ptr() or nowhere for tensor in tensors]
+                else [tensor.data_ptr() for tensor in tensors]
             )  # fmt: skip
+            if 0 in found:
+                found = list(map(address, positions, tensors))
             table[first:end] = found
             for alias, at, offset in views:
                 table[alias] = found[at] + offset
@@ -197,14 +217,18 @@ class Bound:
         return run_segment
 
     def _raise(self, step: Step) -> None:
-        code, site = self.status[0], self.status[1]
+        code, site, index, size = self.status
         self.status[0] = 0
+        if code == 3:
+            raise HostMemoryError(step["origins"], site)
         check, origin = step["sites"][site - 1]
-        operator, _, line = (origin or "; ".join(step["origins"])).partition(" at ")
-        detail = f"check {site} ({check}) of kernel {step['kernel']}"
+        operator = "; ".join(
+            f"{o.op} ({o.node})" for o in ([origin] if origin else step["origins"])
+        )
+        line = origin.user_line if origin else ""
         if code == 2:
             raise IntegerDivisionByZeroError(operator, line)
-        raise IndexOutOfBoundsError(operator, line, detail)
+        raise IndexOutOfBoundsError(operator, line, index, size, check == "wrap_index")
 
     def _call(self, step: Step) -> RunStep:
         name = step["call"]
@@ -231,10 +255,10 @@ class Bound:
         def call(env: Environment) -> None:
             result = op(*args(env), **named(env))
             if isinstance(result, torch.Tensor):
-                self._receive(env, outs[0], result)
+                self._receive(env, outs[0], result, step)
                 return
             for slot, value in zip(outs, _flat(result), strict=False):
-                self._receive(env, slot, value)
+                self._receive(env, slot, value, step)
 
         return call
 
@@ -265,10 +289,15 @@ class Bound:
         held = slot in place.from_call or slot in place.allocated_views or slot in self._views
         return self.buffers[slot].base is None or held
 
-    def _receive(self, env: Environment, slot: int, value: Any) -> None:
+    def _receive(self, env: Environment, slot: int, value: Any, step: Step) -> None:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            if value.shape == buffer.shape and value.stride() != buffer.strides and value.numel():
+            if value.shape != buffer.shape:
+                if buffer.shape:  # what has sizes that nobody knows is given none
+                    raise ResultMismatchError(
+                        str(step["call"]).rstrip("."), buffer.shape, value.shape
+                    )
+            elif value.stride() != buffer.strides and value.numel():
                 copy = torch.empty_strided(
                     buffer.shape, buffer.strides, dtype=value.dtype, device=value.device
                 )
@@ -335,6 +364,16 @@ class Bound:
                     f"{tensor.dtype}{list(tensor.shape)} strides {list(tensor.stride())}",
                 )
 
+    def _require(self) -> None:
+        """Refuses sizes that eager refuses, before anything runs."""
+        for requirement in self.loaded.program["requirements"]:
+            left, right = (evaluate_size(s, self.symbols) for s in requirement["sizes"])
+            operator, _, line = requirement["origin"].partition(" at ")
+            if requirement["kind"] == "equal" and left != right:
+                raise SizeMismatchError(operator, line, requirement["detail"], left, right)
+            if requirement["kind"] == "indexable" and left == 0 and right > 0:
+                raise IndexOutOfBoundsError(operator, line, None, 0)
+
     # ---- every run ------------------------------------------------------------------------------
 
     def run(self, inputs: list[Any]) -> list[Any]:
@@ -395,5 +434,5 @@ def _flat(result: Any) -> list[Any]:
 
 
 def _range_name(step: Step) -> str:
-    operators = dict.fromkeys(origin.partition(" ")[0] for origin in step["origins"])
+    operators = dict.fromkeys(origin.op for origin in step["origins"])
     return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]

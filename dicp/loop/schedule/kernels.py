@@ -236,8 +236,9 @@ class _KernelBuilder:
         nest = _Nest(phases, row_vars, inner_vars)
         nest.split_by_division()
         scatter = any(n.kind == "scatter" for n in group.computes())
-        scan = any(n.kind == "scan" for n in group.computes())
-        nest.order(keep_inner=scan)
+        # The first of equal extrema is the one that is met first.
+        ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
+        nest.order(keep_inner=ordered)
         nest.merge()
         kind: KernelKind = "column" if self.is_column else "row"
         if scatter or not axes:

@@ -18,12 +18,13 @@ from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
 from dicp.template import render_template
 from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
+from dicp.vendor.ascend.formats import PLAIN, plain_format
 from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 
 FOLDER = Path(__file__).parent
 ENTRY = "dicp_graph"
-LEAF_HEADER = "array_ops.h"
-"""Where Data and Const are declared."""
+PortNames = Mapping[tuple[str, str], str]
+"""By operator and port as the prototype table names it: what an installation calls the port."""
 
 
 def node_names(graph: Graph) -> dict[Node, str]:
@@ -31,15 +32,29 @@ def node_names(graph: Graph) -> dict[Node, str]:
     return {node: f"{node.kind.lower()}{k}" for k, node in enumerate(graph.nodes)}
 
 
-def render_graph(graph: Graph) -> str:
+def render_graph(graph: Graph, ports: PortNames | None = None) -> str:
     """The source text of one graph, with -1 for symbolic sizes; it does not depend on its name."""
-    return at_sizes(_render(graph, graph.inputs), lambda expression: -1)
+    return at_sizes(_render(graph, graph.inputs, ports or {}), lambda expression: -1)
 
 
-def render_static(graph: Graph) -> str:
+def render_static(graph: Graph, ports: PortNames | None = None) -> str:
     """The source text with an expression for each symbolic size, for `at_sizes` to fill in; what
     the host computes from them is constant then."""
-    return _render(graph, [node for node in graph.inputs if node.kind != "sizes"])
+    given = [node for node in graph.inputs if node.kind != "sizes"]
+    return _render(graph, given, ports or {})
+
+
+def input_shapes(graph: Graph) -> str:
+    """GE's option for the sizes of the inputs, -1 for symbolic ones; empty if all are known."""
+    names = node_names(graph)
+    shapes = {names[n]: [_known(s) for s in n.outputs[0].shape] for n in graph.inputs}
+    if not any(-1 in shape for shape in shapes.values()):
+        return ""
+    return ";".join(f"{name}:{','.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def _known(size: Any) -> int:
+    return size if isinstance(size, int) else -1
 
 
 def at_sizes(text: str, size: Callable[[str], int]) -> str:
@@ -55,33 +70,49 @@ def _size(size: Any) -> str:
     return str(size) if isinstance(size, int) else f"{_OPEN}{plain_size(size)}{_CLOSE}"
 
 
-def _render(graph: Graph, given: Sequence[Node]) -> str:
+def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
     inputs = {node: k for k, node in enumerate(given)}
     names = node_names(graph)
     references = _references(graph)
+    unreached = _unreached(graph, given)
+    images = _image_formats(graph)
     blocks: list[dict[str, Any]] = []
     for node in graph.nodes:
         comment = _one_line(str(node.origin)) if node.origin else ""
-        lines = _lines(node, names, inputs.get(node, -1), node in references)
+        if node in inputs:
+            kind = "RefData" if node in references else "Data"
+            described = _desc(node.outputs[0], images.get(node, ""))
+            lines = [f'auto {names[node]} = Input("{kind}", "{names[node]}", {inputs[node]}, '
+                     f"{described});"]  # fmt: skip
+        else:
+            lines = _lines(node, names, ports)
+        if node in unreached and given:
+            lines.append(f"{names[node]}.AddControlInput({names[given[0]]});")
         if blocks and blocks[-1]["comment"] == comment:
             blocks[-1]["lines"] += lines
         else:
             blocks.append({"comment": comment, "lines": lines})
-    kinds = {node.kind for node in graph.operators}
-    headers = {PROTOTYPES[kind].group for kind in kinds} | {LEAF_HEADER}
     formats = {fmt for node in graph.nodes for fmt in node.formats.values()}
     return render_template(
         FOLDER / "graph.cpp.jinja",
         name="graph",
         operators=len(graph.operators),
-        headers=sorted(headers),
         constants=any(_is_constant(node, inputs) for node in graph.nodes),
         blocked=not formats.isdisjoint(BLOCKED),
         entry=ENTRY,
         blocks=blocks,
-        inputs=given,
         ends=_ends(graph, given, names),
-    )  # fmt: skip
+    )
+
+
+def _unreached(graph: Graph, given: Sequence[Node]) -> set[Node]:
+    """The nodes of results that no path from an input leads to: GE would drop them."""
+    reached = set(given)
+    for node in graph.nodes:
+        sources = {*node.after, *(value.node for value in node.operands())}
+        if not reached.isdisjoint(sources):
+            reached.add(node)
+    return {result.value.node for result in graph.results} - reached
 
 
 def _is_constant(node: Node, inputs: Mapping[Node, int]) -> bool:
@@ -99,9 +130,9 @@ def _ends(graph: Graph, given: Sequence[Node], names: Mapping[Node, str]) -> lis
     """What the graph takes and gives; operators that write to an input are kept as targets."""
     targets = dict.fromkeys(names[result.value.node] for result in graph.written.values())
     return [
-        *_call("graph.SetInputs", [names[node] for node in given]),
-        *_call("graph.SetOutputs", [_output(r.value, names) for r in graph.outputs]),
-        *(_call("graph.SetTargets", list(targets)) if targets else []),
+        *_call("graph.SetInputs", "Operators", [names[node] for node in given]),
+        *_call("graph.SetOutputs", "Outputs", [_output(r.value, names) for r in graph.outputs]),
+        *(_call("graph.SetTargets", "Operators", list(targets)) if targets else []),
     ]
 
 
@@ -109,21 +140,32 @@ def _output(value: Value, names: Mapping[Node, str]) -> str:
     return f"{{{names[value.node]}, {{{value.index}}}}}"
 
 
-def _call(function: str, items: Sequence[str]) -> list[str]:
-    """A call with one braced list, several items a line."""
-    text = textwrap.fill(", ".join(items), 88, break_long_words=False)
-    return f"{function}({{{text}}});".replace("\n", "\n      ").split("\n")
+def _call(function: str, kind: str, items: Sequence[str]) -> list[str]:
+    """A call with one list, several items a line; its type tells the function's overload."""
+    text = textwrap.fill(", ".join(items), 80, break_long_words=False)
+    return f"{function}({kind}{{{text}}});".replace("\n", "\n      ").split("\n")
 
 
-def _lines(node: Node, names: Mapping[Node, str], index: int, written: bool) -> list[str]:
+def _image_formats(graph: Graph) -> dict[Node, str]:
+    """The format that those who read an input as an image or a filter want it declared with."""
+    found: dict[Node, str] = {}
+    for node in graph.operators:
+        for port, operand in node.inputs.items():
+            if not isinstance(operand, Value):
+                continue
+            fmt = plain_format(node.kind, port, operand.ndim)
+            if node.kind == "TransData" and node.attrs["src_format"] in PLAIN:
+                fmt = node.attrs["src_format"]
+            if fmt != "ND":
+                found[operand.node] = fmt
+    return found
+
+
+def _lines(node: Node, names: Mapping[Node, str], ports: PortNames) -> list[str]:
     name = names[node]
-    if index >= 0:
-        value = node.outputs[0]
-        made = "Input<op::RefData>" if written else "Input<op::Data>"
-        return [f'auto {name} = {made}("{name}", {index}, {_desc(value)});']
     if node.kind in ("const", "sizes"):
         return [_constant(node, name)]
-    return _operator(node, names, PROTOTYPES[node.kind])
+    return _operator(node, names, PROTOTYPES[node.kind], ports)
 
 
 def _dims(value: Value) -> str:
@@ -134,9 +176,10 @@ def _sizes(sizes: Sequence[Any]) -> str:
     return "{" + ", ".join(map(_size, sizes)) + "}"
 
 
-def _desc(value: Value) -> str:
-    """Sizes, dtype and format of a value; of a blocked one, its storage and what it stands for."""
-    fmt = value.node.formats.get(str(value.index))
+def _desc(value: Value, plain: str = "") -> str:
+    """Sizes, dtype and format of a value, `plain` if it has none of its own; of a blocked one, its
+    storage and what it stands for."""
+    fmt = value.node.formats.get(str(value.index), plain)
     dtype = _dtype(value.dtype)
     if fmt in BLOCKED:
         stored = _sizes(storage_dims(fmt, value.shape))
@@ -205,51 +248,61 @@ def _fits(number: float) -> bool:
     return True
 
 
-def _operator(node: Node, names: Mapping[Node, str], prototype: Prototype) -> list[str]:
+def _operator(
+    node: Node, names: Mapping[Node, str], prototype: Prototype, ports: PortNames
+) -> list[str]:
     name = names[node]
     chain: list[str] = []
     for port in prototype.inputs:
         operand = node.inputs.get(port.name)
         if operand is not None:
-            chain += _inputs(port.name, operand, names)
+            called = ports.get((node.kind, port.name), port.name)
+            chain += _inputs(called, operand, names, ports)
+            fmt = plain_format(
+                node.kind, port.name, operand.ndim if isinstance(operand, Value) else 0
+            )
+            if isinstance(operand, Value) and fmt != "ND":
+                chain.append(f'.InDesc("{called}", {_desc(operand, fmt)})')
     for port in prototype.outputs:
         if port.arity == "many":
-            chain.append(f".create_dynamic_output_{port.name}({len(node.outputs)})")
+            chain.append(f'.DynamicOut("{port.name}", {len(node.outputs)})')
     for attr, value in node.attrs.items():
         spec = prototype.attr(attr)
         assert spec is not None
-        chain.append(f".set_attr_{attr}({_attr(spec, value)})")
-    made = f'op::{node.kind} {name}("{name}");'
-    lines = _wrapped([f"{made} {name}{chain[0]}", *chain[1:]]) if chain else [made]
+        chain.append(f'.{spec.type}("{attr}", {_attr(spec, value)})')
+    many = prototype.outputs[0].arity == "many"
     for output in node.outputs:
-        if str(output.index) in node.formats:
-            given = prototype.outputs[output.index].name
-            lines.append(f"{name}.update_output_desc_{given}({_desc(output)});")
+        given = prototype.outputs[0 if many else output.index].name
+        fmt = plain_format(node.kind, given, output.ndim)
+        if str(output.index) in node.formats or fmt != "ND":
+            given = ports.get((node.kind, given), given)
+            chain.append(f'.OutDesc("{given}", {_desc(output, fmt)})')
+    lines = _wrapped([f'auto {name} = Op("{name}", "{node.kind}")', *chain])
     return lines + [f"{name}.AddControlInput({names[n]});" for n in node.after if n in names]
 
 
-def _inputs(port: str, operand: Operand, names: Mapping[Node, str]) -> list[str]:
+def _inputs(port: str, operand: Operand, names: Mapping[Node, str], ports: PortNames) -> list[str]:
+    def source(value: Value) -> str:
+        output = output_name(value, ports)
+        return names[value.node] + (f', "{output}"' if output else "")
+
     if isinstance(operand, Value):
-        output = output_name(operand)
-        if output:
-            return [f'.set_input_{port}_by_name({names[operand.node]}, "{output}")']
-        return [f".set_input_{port}({names[operand.node]})"]
-    lines = [f".create_dynamic_input_{port}({len(operand)})"]
-    for k, value in enumerate(operand):
-        output = output_name(value)
-        by_name = f', "{output}"' if output else ""
-        lines.append(f".set_dynamic_input_{port}({k}, {names[value.node]}{by_name})")
-    return lines
+        return [f'.In("{port}", {source(operand)})']
+    made = f'.DynamicIn("{port}", {len(operand)})'
+    return [made, *(f'.In("{port}", {k}, {source(value)})' for k, value in enumerate(operand))]
 
 
-def output_name(value: Value) -> str:
+def output_name(value: Value, ports: PortNames) -> str:
     """How a consumer names this output; empty for the only one of an operator."""
     prototype = PROTOTYPES.get(value.node.kind)
     if prototype is None:
         return ""
     if prototype.outputs[0].arity == "many":
         return f"{prototype.outputs[0].name}{value.index}"
-    return prototype.outputs[value.index].name if len(prototype.outputs) > 1 else ""
+    if len(prototype.outputs) == 1:
+        return ""
+    name = prototype.outputs[value.index].name
+    return ports.get((prototype.kind, name), name)
 
 
 def _attr(spec: AttrSpec, value: Any) -> str:
@@ -263,9 +316,9 @@ def _attr(spec: AttrSpec, value: Any) -> str:
         case "String":
             return json.dumps(value)
         case "ListInt":
-            return "Ints{" + ", ".join(map(str, value)) + "}"
+            return "{" + ", ".join(map(str, value)) + "}"
         case "ListFloat":
-            return "std::vector<float>{" + ", ".join(_float(float(v), "f") for v in value) + "}"
+            return "{" + ", ".join(_float(float(v), "f") for v in value) + "}"
     return str(value)
 
 

@@ -1,9 +1,12 @@
 // Builds GE graphs into offline models, loads them and runs them through ACL.
 //
 // Every status is returned to the caller, who asks dicp_message for GE's and ACL's own words.
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "acl/acl.h"
@@ -13,9 +16,18 @@
 
 namespace {
 
+// Memory that models on one device work in; one run after the other uses it.
+struct Workspace {
+  void* memory = nullptr;
+  size_t size = 0;
+  int users = 0;
+  aclrtStream stream = nullptr;  // of the last run
+};
+
 struct Model {
   uint32_t id = 0;
-  void* work = nullptr;
+  int32_t device = 0;
+  Workspace* work = nullptr;
   void* weights = nullptr;
 };
 
@@ -25,9 +37,33 @@ struct Piece {  // one tensor of a run, as the caller describes it
   int32_t dtype;
   int32_t rank;
   const int64_t* dims;
+  bool on_host;
+  bool written;  // by the graph: what the host has is brought up to date
 };
 
-aclrtStream stream = nullptr;
+std::mutex mutex;  // of what follows, and of builds: GE's options belong to the process
+std::map<int32_t, aclrtStream> streams;
+std::map<int32_t, std::vector<Workspace*>> workspaces;
+
+// Makes a device this thread's own for a while: threads start without one, and the thread's owner
+// may work on another.
+class OnDevice {
+ public:
+  explicit OnDevice(int32_t device) {
+    int32_t now = -1;
+    bool has = aclrtGetDevice(&now) == ACL_SUCCESS;
+    if (has && now == device) return;
+    status = aclrtSetDevice(device);
+    if (has && status == ACL_SUCCESS) before_ = now;
+  }
+  ~OnDevice() {
+    if (before_ >= 0) aclrtSetDevice(before_);
+  }
+  aclError status = ACL_SUCCESS;
+
+ private:
+  int32_t before_ = -1;
+};
 
 // The tensors of one run, and all that ACL wants freed after it.
 class Dataset {
@@ -36,11 +72,23 @@ class Dataset {
   ~Dataset() {
     for (aclTensorDesc* desc : descs_) aclDestroyTensorDesc(desc);
     for (aclDataBuffer* buffer : buffers_) aclDestroyDataBuffer(buffer);
+    for (auto& staged : staged_) aclrtFree(staged.second);
     aclmdlDestroyDataset(dataset_);
   }
 
-  aclError add(const Piece& piece, bool described) {
-    buffers_.push_back(aclCreateDataBuffer(piece.data, piece.size));
+  // Adds a tensor; one of the host's memory gets memory on the device, filled if `filled`.
+  aclError add(const Piece& piece, bool filled, bool described) {
+    void* data = piece.data;
+    if (piece.on_host && piece.size > 0) {
+      aclError status = aclrtMalloc(&data, piece.size, ACL_MEM_MALLOC_HUGE_FIRST);
+      if (status != ACL_SUCCESS) return status;
+      staged_.push_back({&piece, data});
+      if (filled) {
+        status = aclrtMemcpy(data, piece.size, piece.data, piece.size, ACL_MEMCPY_HOST_TO_DEVICE);
+      }
+      if (status != ACL_SUCCESS) return status;
+    }
+    buffers_.push_back(aclCreateDataBuffer(data, piece.size));
     aclError status = aclmdlAddDatasetBuffer(dataset_, buffers_.back());
     if (status != ACL_SUCCESS || !described) return status;
     descs_.push_back(aclCreateTensorDesc(static_cast<aclDataType>(piece.dtype), piece.rank,
@@ -48,13 +96,95 @@ class Dataset {
     return aclmdlSetDatasetTensorDesc(dataset_, descs_.back(), buffers_.size() - 1);
   }
 
+  // Copies what the device has back to the host's tensors.
+  aclError fetch() {
+    aclError status = ACL_SUCCESS;
+    for (auto& [piece, data] : staged_) {
+      if (status != ACL_SUCCESS || !piece->written) continue;
+      status = aclrtMemcpy(piece->data, piece->size, data, piece->size, ACL_MEMCPY_DEVICE_TO_HOST);
+    }
+    return status;
+  }
+
+  bool is_staged() const { return !staged_.empty(); }
   aclmdlDataset* get() { return dataset_; }
 
  private:
   aclmdlDataset* dataset_;
   std::vector<aclDataBuffer*> buffers_;
   std::vector<aclTensorDesc*> descs_;
+  std::vector<std::pair<const Piece*, void*>> staged_;
 };
+
+// Memory of at least this size, shared with the other models of the device where one has it.
+aclError claim(int32_t device, size_t size, Workspace** claimed) {
+  auto& known = workspaces[device];
+  auto found = std::find_if(known.begin(), known.end(), [&](auto* w) { return w->size >= size; });
+  if (found == known.end()) {
+    auto* made = new Workspace{nullptr, size};
+    aclError status = aclrtMalloc(&made->memory, size, ACL_MEM_MALLOC_HUGE_FIRST);
+    if (status != ACL_SUCCESS) return delete made, status;
+    found = known.insert(known.end(), made);
+  }
+  ++(*found)->users;
+  *claimed = *found;
+  return ACL_SUCCESS;
+}
+
+void release(int32_t device, Workspace* work) {
+  if (work == nullptr || --work->users > 0) return;
+  auto& known = workspaces[device];
+  known.erase(std::find(known.begin(), known.end(), work));
+  aclrtFree(work->memory);
+  delete work;
+}
+
+void destroy(Model* model) {
+  release(model->device, model->work);
+  if (model->weights != nullptr) aclrtFree(model->weights);
+  delete model;
+}
+
+// A model of changing sizes asks for its own memory, run by run.
+aclError load(const void* data, uint64_t size, bool dynamic, Model* model, uint64_t* wanted) {
+  if (dynamic) return aclmdlLoadFromMem(data, size, &model->id);
+  size_t work = 0, weights = 0;
+  aclError status = aclmdlQuerySizeFromMem(data, size, &work, &weights);
+  *wanted = work + weights;
+  if (status == ACL_SUCCESS && work > 0) status = claim(model->device, work, &model->work);
+  if (status == ACL_SUCCESS && weights > 0) {
+    status = aclrtMalloc(&model->weights, weights, ACL_MEM_MALLOC_HUGE_FIRST);
+  }
+  if (status != ACL_SUCCESS) return status;
+  void* memory = model->work == nullptr ? nullptr : model->work->memory;
+  return aclmdlLoadFromMemWithMem(data, size, &model->id, memory, work, model->weights, weights);
+}
+
+aclError stream_of(int32_t device, aclrtStream* stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = streams.find(device);
+  aclError status = ACL_SUCCESS;
+  if (found == streams.end()) {
+    status = aclrtCreateStream(stream);
+    if (status == ACL_SUCCESS) streams[device] = *stream;
+  } else {
+    *stream = found->second;
+  }
+  return status;
+}
+
+// Runs after whatever else works in the model's memory.
+aclError execute(Model* model, aclmdlDataset* given, aclmdlDataset* made, aclrtStream stream) {
+  Workspace* work = model->work;
+  if (work == nullptr) return aclmdlExecuteAsync(model->id, given, made, stream);
+  std::lock_guard<std::mutex> lock(mutex);
+  aclError status = ACL_SUCCESS;
+  if (work->stream != nullptr && work->stream != stream) {
+    status = aclrtSynchronizeStream(work->stream);
+  }
+  work->stream = stream;
+  return status == ACL_SUCCESS ? aclmdlExecuteAsync(model->id, given, made, stream) : status;
+}
 
 }  // namespace
 
@@ -63,9 +193,8 @@ extern "C" {
 int dicp_open(int32_t device) {
   aclError status = aclInit(nullptr);
   if (status == ACL_ERROR_REPEAT_INITIALIZE) status = ACL_SUCCESS;  // somebody else was first
-  if (status == ACL_SUCCESS) status = aclrtSetDevice(device);
-  if (status == ACL_SUCCESS) status = aclrtCreateStream(&stream);
-  return status;
+  if (status != ACL_SUCCESS) return status;
+  return OnDevice(device).status;
 }
 
 const char* dicp_soc() { return aclrtGetSocName(); }
@@ -78,18 +207,22 @@ void dicp_message(bool build, char* text, uint64_t room) {
   std::strncpy(text, words == nullptr ? "" : words, room - 1);
 }
 
+// `shapes` has the inputs' sizes if some are not known; it is empty if all are.
 int dicp_build(void (*define)(ge::Graph&), const char* name, const char* soc,
-               const char* precision, const char* hf32, const char* gears,
+               const char* precision, const char* shapes,
                void (*receive)(const void*, uint64_t)) {
+  std::lock_guard<std::mutex> lock(mutex);
   std::map<ge::AscendString, ge::AscendString> global = {{ge::ir_option::SOC_VERSION, soc},
-                                                         {ge::ir_option::PRECISION_MODE, precision},
-                                                         {ge::ir_option::ALLOW_HF32, hf32}};
+                                                         {ge::ir_option::PRECISION_MODE, precision}};
   uint32_t status = ge::aclgrphBuildInitialize(global);
   if (status != ge::GRAPH_SUCCESS) return static_cast<int>(status);
   ge::Graph graph(name);
   define(graph);
   std::map<ge::AscendString, ge::AscendString> options;
-  if (gears[0] != 0) options.insert({ge::ir_option::DYNAMIC_DIMS, gears});
+  if (shapes[0] != 0) {
+    options.insert({ge::ir_option::INPUT_FORMAT, "ND"});
+    options.insert({ge::ir_option::INPUT_SHAPE, shapes});
+  }
   ge::ModelBufferData model;
   status = ge::aclgrphBuildModel(graph, options, model);
   if (status == ge::GRAPH_SUCCESS) receive(model.data.get(), model.length);
@@ -97,47 +230,54 @@ int dicp_build(void (*define)(ge::Graph&), const char* name, const char* soc,
   return static_cast<int>(status);
 }
 
-int dicp_load(const void* data, uint64_t size, Model** loaded, uint64_t* wanted) {
-  size_t work = 0, weights = 0;
-  aclError status = aclmdlQuerySizeFromMem(data, size, &work, &weights);
-  Model* model = new Model;
-  *wanted = work + weights;
-  if (status == ACL_SUCCESS) status = aclrtMalloc(&model->work, work, ACL_MEM_MALLOC_HUGE_FIRST);
+int dicp_load(const void* data, uint64_t size, int32_t device, bool dynamic, Model** loaded,
+              uint64_t* wanted) {
+  OnDevice on(device);
+  if (on.status != ACL_SUCCESS) return on.status;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto* model = new Model;
+  model->device = device;
+  aclError status = load(data, size, dynamic, model, wanted);
   if (status == ACL_SUCCESS) {
-    status = aclrtMalloc(&model->weights, weights, ACL_MEM_MALLOC_HUGE_FIRST);
+    *loaded = model;
+  } else {
+    destroy(model);
   }
-  if (status == ACL_SUCCESS) {
-    status = aclmdlLoadFromMemWithMem(data, size, &model->id, model->work, work, model->weights,
-                                      weights);
-  }
-  *loaded = model;
   return status;
 }
 
 int dicp_unload(Model* model) {
+  OnDevice on(model->device);
+  std::lock_guard<std::mutex> lock(mutex);
+  if (model->work != nullptr && model->work->stream != nullptr) {
+    aclrtSynchronizeStream(model->work->stream);
+  }
   aclError status = aclmdlUnload(model->id);
-  if (model->work != nullptr) aclrtFree(model->work);
-  if (model->weights != nullptr) aclrtFree(model->weights);
-  delete model;
+  destroy(model);
   return status;
 }
 
-// Runs on the stream `on`, or on the driver's own if there is none.
+// Runs on the stream `on`, or on the driver's own of the device if there is none. Tensors of the
+// host are copied there, and back where they are written to.
 int dicp_run(Model* model, const Piece* inputs, uint64_t in, const Piece* outputs, uint64_t out,
-             bool described, bool wait, aclrtStream on) {
-  if (on == nullptr) on = stream;
+             bool described, aclrtStream on) {
+  OnDevice device(model->device);
+  aclError status = device.status;
+  if (status == ACL_SUCCESS && on == nullptr) status = stream_of(model->device, &on);
   Dataset given, made;
-  aclError status = ACL_SUCCESS;
   for (uint64_t k = 0; k < in && status == ACL_SUCCESS; ++k) {
-    status = given.add(inputs[k], described);
+    status = given.add(inputs[k], true, described);
   }
   for (uint64_t k = 0; k < out && status == ACL_SUCCESS; ++k) {
-    status = made.add(outputs[k], false);
+    status = made.add(outputs[k], false, false);
   }
-  if (status == ACL_SUCCESS) {
-    status = aclmdlExecuteAsync(model->id, given.get(), made.get(), on);
+  if (status == ACL_SUCCESS) status = execute(model, given.get(), made.get(), on);
+  if (given.is_staged() || made.is_staged()) {  // their memory is freed below, in any case
+    aclError done = aclrtSynchronizeStream(on);
+    if (status == ACL_SUCCESS) status = done;
+    if (status == ACL_SUCCESS) status = made.fetch();
+    if (status == ACL_SUCCESS) status = given.fetch();
   }
-  if (status == ACL_SUCCESS && wait) status = aclrtSynchronizeStream(on);
   return status;
 }
 

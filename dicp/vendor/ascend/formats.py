@@ -11,7 +11,29 @@ from collections.abc import Sequence
 
 from dicp.vendor.ascend.blocked import FILTER, IMAGE, MATRIX
 
-PLAIN = frozenset({"ND", "NCHW", "NHWC"})
+PLAIN = frozenset({"ND", "NCHW", "NHWC", "NCDHW"})
+
+IMAGES: dict[str, tuple[str, ...]] = {
+    "Conv2D": ("x", "filter", "y"), "Conv3D": ("x", "filter", "y"),
+    "Conv2DTranspose": ("x", "filter", "y"), "Conv3DTranspose": ("x", "filter", "y"),
+    "Conv2DBackpropInput": ("filter", "out_backprop", "y"),
+    "Conv3DBackpropInput": ("filter", "out_backprop", "y"),
+    "Conv2DBackpropFilter": ("x", "out_backprop", "y"),
+    "Conv3DBackpropFilter": ("x", "out_backprop", "y"),
+    "MaxPoolV3": ("x", "y"), "AvgPoolV2": ("x", "y"), "AvgPoolV2Grad": ("input_grad", "out_grad"),
+    "AdaptiveAvgPool2d": ("x", "y"), "AdaptiveMaxPool2d": ("x", "y"),
+    "AdaptiveAvgPool2dGrad": ("input_grad", "output_grad"), "AdaptiveAvgPool3d": ("x", "y"),
+    "AdaptiveAvgPool3dGrad": ("y_grad", "x", "x_grad"), "BNInfer": ("x", "y"),
+    "BatchNormV3": ("x", "y"), "BatchNormGradV3": ("dy", "x", "dx"),
+}  # fmt: skip
+"""Inputs and outputs that are images or filters, and are not taken for tensors without a format."""
+
+
+def plain_format(kind: str, port: str, rank: int) -> str:
+    """What the format of a plain tensor is declared as, by who reads or makes it."""
+    named = port in IMAGES.get(kind, ())
+    return {4: "NCHW", 5: "NCDHW"}.get(rank, "ND") if named else "ND"
+
 
 DEMANDS = {
     ("Conv2D", "x"): IMAGE,

@@ -28,6 +28,8 @@ def refusal(graph: Graph) -> Refusal:
     """Why a graph takes no gears; None if it does. A graph of known sizes has no use for them."""
     if not any(_is_padded(size) for node in graph.nodes for size in _sizes_of(node)):
         return "its sizes are known"
+    if not any(node.kind == "input" for node in graph.nodes):
+        return "it takes no tensor"
     if any(result.way != "new" for result in graph.results):
         return "it writes to an input"
     for node in graph.nodes:

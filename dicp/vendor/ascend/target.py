@@ -5,22 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.errors import (
     FallbackWarning,
     GraphRejectedError,
-    SimulatorForbiddenError,
-    ToolchainError,
 )
 from dicp.graphop.assemble import assemble
 from dicp.graphop.hoist import hoisted
@@ -34,43 +29,51 @@ from dicp.target import (
     Artifact,
     Check,
     Decision,
-    DecisionKind,
     Executable,
     Facts,
     LowerContext,
+    RuleTarget,
     Source,
-    Target,
+    tensors_of,
 )
-from dicp.torch_private import FakeTensorMode, OpOverload
-from dicp.vendor.ascend.codegen import ENTRY, at_sizes, node_names, render_graph, render_static
+from dicp.toolchain import load_content
+from dicp.torch_private import FakeTensorMode
+from dicp.vendor.ascend.codegen import (
+    ENTRY,
+    at_sizes,
+    input_shapes,
+    node_names,
+    render_graph,
+    render_static,
+)
+from dicp.vendor.ascend.doctor import checks
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.gears import refusal
+from dicp.vendor.ascend.installation import operators_of
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.prototypes import DTYPES
-from dicp.vendor.ascend.rules import RULES, VIEWS
+from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
 from dicp.vendor.ascend.sink import sunk
 from dicp.vendor.ascend.toolchain import (
     Toolchain,
     compile_shared,
-    doctor_lines,
     find_toolchain,
     load_driver,
 )
 
 PRECISION_MODES = {
-    "keep": ("must_keep_origin_dtype", "false"),
-    "fast": ("must_keep_origin_dtype", "true"),
-    "half": ("allow_mix_precision", "true"),
+    "keep": "must_keep_origin_dtype",
+    "fast": "must_keep_origin_dtype",
+    "half": "allow_mix_precision",
 }
-"""GE's names for what `precision` says: which dtypes it keeps, and whether convolutions and matrix
-products may shorten float32 to HF32, which convolutions do where nothing is said."""
-NO_PLACE = "Point DICP_CACHE_DIR at a writable folder."
+"""GE's names for what `precision` says: which dtypes it keeps."""
+HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
-class AscendTarget(Target):
+class AscendTarget(RuleTarget):
     """Compiles for Ascend chips; without CANN, for the simulator."""
 
     name = "ascend"
@@ -82,28 +85,10 @@ class AscendTarget(Target):
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
     )
+    rules = RULES
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
-
-    # ---- decisions ------------------------------------------------------------------------------
-
-    def decide(self, node: fx.Node) -> Decision:
-        if not isinstance(node.target, OpOverload):
-            return Decision("eager", "not an ATen operator")
-        if RULES.get(node.target) is None:
-            return Decision("eager", "no rule for this operator")
-        for tensor in _tensors_of(node):
-            if tensor.layout != torch.strided:
-                return Decision("eager", f"{tensor.layout} tensor")
-            if tensor.dtype not in DTYPES:
-                return Decision("eager", f"dtype {tensor.dtype} is not GE's")
-        return Decision("view" if node.target in VIEWS else "compiled")
-
-    def rule_kind(self, op: Any) -> DecisionKind | None:
-        if RULES.get(op) is None:
-            return None
-        return "view" if op in VIEWS else "compiled"
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -119,12 +104,15 @@ class AscendTarget(Target):
         def decide(node: fx.Node) -> Decision:
             if node.name in refused:
                 return Decision("eager", "the graph compiler refused it")
+            if not (toolchain.simulated or config.runs_on == "device") and _is_on_host(node):
+                return Decision("eager", HOST_TENSORS)
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             if config.fallback_random and random:
                 return Decision("eager", "fallback_random asks for eager's own numbers")
             return self.decide(node)
 
-        builder = Ge(_fake_mode(gm))
+        toolchain = find_toolchain(config)
+        builder = Ge(_fake_mode(gm), operators_of(toolchain.cann))
         lowering = Lowering(gm, context, builder, RULES, decide).run()
         items = remove_dead(lowering.items, lowering.outputs)
         if config.fuse:
@@ -141,6 +129,8 @@ class AscendTarget(Target):
             ]
         once, steps = hoisted(builder, steps, static)
         for step in steps:
+            if isinstance(step, Graph) and not step.inputs:
+                step.nodes.insert(0, builder.ints_input([0]).node)
             if config.gears and isinstance(step, Graph):
                 step.gears = refusal(step)
         program = assemble(lowering, steps, once)
@@ -148,13 +138,17 @@ class AscendTarget(Target):
         return program
 
     def render(self, program: GraphProgram, config: Config) -> Source:
-        return Source({f"{graph.name}.cpp": render_graph(graph) for graph in program.graphs})
+        ports = operators_of(find_toolchain(config).cann).ports
+        texts = {graph.name: render_graph(graph, ports) for graph in program.graphs}
+        return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
 
-    def build(self, program: GraphProgram, cache: Cache, config: Config) -> Artifact:
+    def build(
+        self, program: GraphProgram, source: Source, cache: Cache, config: Config
+    ) -> Artifact:
         toolchain = find_toolchain(config)
         while True:
             try:
-                return self._build(program, toolchain, cache, config)
+                return self._build(program, source, toolchain, cache, config)
             except GraphRejectedError as error:
                 if config.rejected == "error" or not error.node or program.retry is None:
                     raise
@@ -162,50 +156,56 @@ class AscendTarget(Target):
                     FallbackWarning(f"{error.aten} runs eagerly: {error.message}"), stacklevel=2
                 )
                 program = program.retry(frozenset({error.node}))
+                source = self.render(program, config)
 
     def _build(
-        self, program: GraphProgram, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> Artifact:
-        texts = {graph.name: render_graph(graph) for graph in program.graphs}
-        dynamic = {
-            graph.name: any(-1 in _dims(node.outputs[0].fake) for node in graph.inputs)
-            for graph in program.graphs
-        }
+        self, program: GraphProgram, source: Source, toolchain: Toolchain, cache: Cache,
+        config: Config,
+    ) -> Artifact:  # fmt: skip
+        ports = operators_of(toolchain.cann).ports
+        shapes = {graph.name: input_shapes(graph) for graph in program.graphs}
         units = {}
         for graph in program.graphs:
             try:
                 units[graph.name] = self._build_graph(
-                    graph.name, texts[graph.name], toolchain, cache, config
-                )
+                    graph.name,
+                    source.texts[graph.name],
+                    shapes[graph.name],
+                    toolchain,
+                    cache,
+                    config,
+                ).key
             except GraphRejectedError as error:
                 raise _located(error, graph) from error
-        static = {graph.name: render_static(graph) for graph in program.graphs if not graph.gears}
-        plain = {"program": program.plain, "texts": texts, "dynamic": dynamic, "static": static}
+        geared = [graph for graph in program.graphs if graph.gears is None]
+        static = {graph.name: render_static(graph, ports) for graph in geared}
+        plain = {
+            "program": program.plain,
+            "texts": source.texts,
+            "shapes": shapes,
+            "static": static,
+        }
         return Artifact(self.name, plain, units, program.objects)
 
     def _build_graph(
-        self, name: str, text: str, toolchain: Toolchain, cache: Cache, config: Config
-    ) -> str:
-        """The key of a graph's offline model, built if the cache does not have it."""
+        self, name: str, text: str, shapes: str, toolchain: Toolchain, cache: Cache, config: Config
+    ) -> Entry:
+        """A graph's offline model, built if the cache does not have it."""
         driver = self._driver(toolchain, cache)
         precision = PRECISION_MODES[config.precision]
-        key = key_of("model", text, toolchain.identity, driver.soc(), *precision)
+        key = key_of("model", text, shapes, toolchain.identity, driver.soc(), precision)
 
         def build() -> dict[str, bytes]:
-            shared = compile_shared(toolchain, text)
-            with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-                path = Path(folder, "graph.so")
-                path.write_bytes(shared)
-                library = ctypes.CDLL(str(path))
-                define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-                assert define is not None
-                model = driver.build(define, name, *precision)
+            shared = compile_shared(toolchain, text, symbols=(ENTRY,))
+            library = load_content(self.name, shared, (ENTRY,))
+            define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
+            assert define is not None
+            model = driver.build(define, name, precision, shapes)
             facts = {"soc": driver.soc()}
             return {"graph.cpp": text.encode(), "graph.om": model,
                     "facts.json": json.dumps(facts).encode()}  # fmt: skip
 
-        cache.get_or_build("model", key, build)
-        return key
+        return cache.get_or_build("model", key, build)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         toolchain = find_toolchain(config)
@@ -214,13 +214,18 @@ class AscendTarget(Target):
         steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
         written = {step["graph"]: step["written"] for step in steps}
 
-        def loaded(name: str, key: str, text: str, dynamic: bool) -> Model:
-            return self._load_graph(
-                name, key, text, dynamic, written[name], toolchain, cache, config
-            )
+        def entry_of(name: str, key: str) -> Entry:
+            found = cache.get("model", key)  # it may be gone since the program was stored
+            text, shapes = plain["texts"][name], plain["shapes"][name]
+            return found or self._build_graph(name, text, shapes, toolchain, cache, config)
+
+        def loaded(name: str, entry: Entry, dynamic: bool) -> Model:
+            soc = json.loads(entry.read("facts.json"))["soc"]
+            driver = self._driver(toolchain, cache)
+            return Model(driver, entry.read("graph.om"), soc, dynamic, written[name])
 
         models = {
-            name: loaded(name, key, plain["texts"][name], plain["dynamic"][name])
+            name: loaded(name, entry_of(name, key), bool(plain["shapes"][name]))
             for name, key in artifact.units.items()
         }
         geared: dict[tuple[str, str], Model] = {}
@@ -234,26 +239,11 @@ class AscendTarget(Target):
                 return
             text = at_sizes(plain["static"][name], lambda size: evaluate_size(size, gears))
             if (name, text) not in geared:
-                key = self._build_graph(name, text, toolchain, cache, config)
-                geared[name, text] = loaded(name, key, text, False)
+                entry = self._build_graph(name, text, "", toolchain, cache, config)
+                geared[name, text] = loaded(name, entry, False)
             geared[name, text](inputs, outputs)
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
-
-    def _load_graph(
-        self, name: str, key: str, text: str, dynamic: bool, written: Sequence[int],
-        toolchain: Toolchain, cache: Cache, config: Config,
-    ) -> Model:  # fmt: skip
-        driver = self._driver(toolchain, cache)
-        entry = cache.get("model", key)
-        if entry is None:  # removed since the program was stored
-            key = self._build_graph(name, text, toolchain, cache, config)
-            entry = cache.get("model", key)
-        if entry is None:
-            detail = f"model {key} cannot be stored or read"
-            raise ToolchainError(self.name, "the model cache", detail, NO_PLACE)
-        soc = json.loads(entry.read("facts.json"))["soc"]
-        return Model(driver, entry.read("graph.om"), soc, dynamic, written)
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:
@@ -275,10 +265,10 @@ class AscendTarget(Target):
         return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
 
     def doctor(self, config: Config) -> list[Check]:
-        try:
-            return [Check(name, True, detail) for name, detail in doctor_lines(config).items()]
-        except (ToolchainError, SimulatorForbiddenError) as error:
-            return [Check("toolchain", False, str(error), getattr(error, "fix", ""))]
+        return checks(config, self._soc)
+
+    def _soc(self, config: Config) -> str:
+        return self._driver(find_toolchain(config), Cache.open(config)).soc()
 
 
 def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
@@ -313,15 +303,7 @@ def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
     return None
 
 
-def _dims(fake: torch.Tensor) -> list[int]:
-    return [s if isinstance(s, int) else -1 for s in fake.shape]
-
-
-def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in [node, *node.all_input_nodes]:
-        val = item.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else [val]:
-            if isinstance(v, torch.Tensor):
-                found.append(v)
-    return found
+def _is_on_host(node: fx.Node) -> bool:
+    """Whether a call works on tensors of the host alone."""
+    found = tensors_of(node)
+    return bool(found) and all(tensor.device.type == "cpu" for tensor in found)

@@ -5,48 +5,27 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
-import shlex
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from dicp import toolchain as host
 from dicp.cache import Cache, key_of
-from dicp.config import Config, vendor_variable
-from dicp.errors import CompilerError, SimulatorForbiddenError, ToolchainError
-from dicp.graphop.prototype import Port, Prototype
-from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.config import Config
+from dicp.errors import SimulatorForbiddenError, SimulatorWarning
+from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
-OLDEST_CANN = (7, 0)
-DEFAULT_ROOTS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
-COMPILERS = ("g++", "clang++")
-TIMEOUT_SECONDS = 600
+TARGET = "ascend"
 FLAGS = ("-std=c++17", "-fPIC", "-shared", "-O0", "-g0", "-w", "-D_GLIBCXX_USE_CXX11_ABI=0")
 SIMULATOR_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables")
 """Half of a long graph's compile time goes into cleaning up after exceptions."""
-LIBRARIES = ("-lge_compiler", "-lge_runner", "-lgraph", "-lascendcl")
-
-
-@dataclass(frozen=True)
-class Cann:
-    """A CANN installation."""
-
-    root: Path
-    version: str
-
-    @property
-    def includes(self) -> tuple[Path, ...]:
-        return (self.root / "include", self.root / "opp" / "built-in" / "op_proto" / "inc")
-
-    @property
-    def libraries(self) -> Path:
-        return self.root / "lib64"
+DRIVER = ("dicp_open", "dicp_soc", "dicp_message", "dicp_build", "dicp_load", "dicp_unload",
+          "dicp_run")  # fmt: skip
+"""What the driver defines."""
 
 
 @dataclass(frozen=True)
@@ -69,166 +48,79 @@ class Toolchain:
 
 
 def find_toolchain(config: Config) -> Toolchain:
-    """The compiler and the CANN that `config` allows.
+    """The compiler and the CANN that `config` allows: "auto" means a device that answers.
 
     Raises ToolchainError, or SimulatorForbiddenError where `runs_on` is "device" and no CANN is
     installed.
     """
-    compiler, version = _locate(config.cxx)
-    cann = None if config.runs_on == "simulator" else find_cann()
+    compiler, version = host.find_compiler(TARGET, config.cxx)
+    cann = None if config.runs_on == "simulator" else locate_cann()
     if cann is None and config.runs_on == "device":
         raise SimulatorForbiddenError(
             "ascend", "Install CANN, or set ASCEND_HOME_PATH to the folder it is installed in"
         )
-    return Toolchain((*compiler, *config.cxx_flags), version, cann)
+    if cann is not None and config.runs_on == "auto" and not _answers(cann):
+        cann = None
+    command = (*compiler, *config.cxx_flags)
+    return Toolchain(command, version, cann if cann is None else checked(cann))
 
 
-@lru_cache(maxsize=16)
-def _locate(requested: str) -> tuple[tuple[str, ...], str]:
-    """The command that starts the compiler, and its version."""
-    for name in (requested,) if requested else COMPILERS:
-        program, *arguments = shlex.split(name)
-        path = shutil.which(program)
-        if path is None:
-            continue
-        command = (path, *arguments)
-        result = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
-        if result.returncode == 0 and result.stdout:
-            return command, result.stdout.splitlines()[0]
-        detail = f"{shlex.join(command)} --version fails"
-        raise ToolchainError("ascend", name, detail, "Reinstall the compiler.")
-    raise ToolchainError(
-        "ascend",
-        "a C++ compiler",
-        f"none of {', '.join((requested,) if requested else COMPILERS)} is on the PATH",
-        "Install g++ (Debian: apt install g++), or name a compiler in DICP_CXX.",
+@lru_cache(maxsize=8)
+def _answers(cann: Cann) -> bool:
+    """Whether a device answers; warns where an installation has none."""
+    count = device_count(cann)
+    if isinstance(count, int) and count > 0:
+        return True
+    why = count if isinstance(count, str) else "aclrtGetDeviceCount finds none"
+    warnings.warn(
+        SimulatorWarning(
+            f"CANN is in {cann.root}, but no device answers ({why}): dicp's "
+            "simulator is used. `python -m dicp doctor` tells what is missing; runs_on='device' "
+            "builds for CANN all the same."
+        ),
+        stacklevel=2,
     )
-
-
-def find_cann() -> Cann | None:
-    """The installation that CANN's own variable names, else one in a usual place; or None.
-
-    Raises ToolchainError for one that is incomplete or too old.
-    """
-    named = vendor_variable("ASCEND_HOME_PATH") or vendor_variable("ASCEND_TOOLKIT_HOME")
-    roots = [Path(named)] if named else [Path(root) for root in DEFAULT_ROOTS]
-    root = next((root for root in roots if (root / "include").is_dir()), None)
-    if root is None:
-        return None
-    version = _cann_version(root)
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_CANN:
-        wanted = ".".join(map(str, OLDEST_CANN))
-        raise ToolchainError(
-            "ascend", f"CANN {wanted} or newer", f"{root} holds version {version}",
-            f"Install CANN {wanted} or newer, or set runs_on='simulator'.",
-        )  # fmt: skip
-    return Cann(root, version)
-
-
-def _cann_version(root: Path) -> str:
-    for name in ("version.cfg", "version.info", "compiler/version.info"):
-        file = root / name
-        if file.is_file():
-            found = re.search(r"(?:Version|version)[^\d\n]*([\d.]+\w*)", file.read_text())
-            if found:
-                return found[1]
-    raise ToolchainError(
-        "ascend", "CANN", f"{root} has no file that tells its version",
-        "Reinstall CANN, or set runs_on='simulator'.",
-    )  # fmt: skip
-
-
-# ---- headers of the simulator --------------------------------------------------------------------
-
-_CPP_TYPES = {
-    "Int": "int64_t", "Float": "float", "Bool": "bool", "String": "const char*",
-    "ListInt": "const std::vector<int64_t>&", "ListFloat": "const std::vector<float>&",
-    "Type": "DataType", "Tensor": "const Tensor&",
-}  # fmt: skip
-_LEAVES = (
-    "GE_OPERATOR(Data) GE_INPUT(x) GE_OUTPUT(y) GE_ATTR(index, int64_t) GE_END",
-    "GE_OPERATOR(RefData) GE_INPUT(x) GE_OUTPUT(y) GE_ATTR(index, int64_t) GE_END",
-    "GE_OPERATOR(Const) GE_OUTPUT(y) GE_ATTR(value, const Tensor&) GE_END",
-)
-
-
-@lru_cache(maxsize=1)
-def operator_headers() -> dict[str, str]:
-    """CANN's per-operator headers for the operators in the prototype table, by file name."""
-    groups: dict[str, list[str]] = {"array_ops.h": list(_LEAVES)}
-    for prototype in PROTOTYPES.values():
-        groups.setdefault(prototype.group, []).append(_declaration(prototype))
-    return {
-        name: "\n".join(
-            ["#pragma once", '#include "graph/operator_reg.h"', "namespace ge {", "namespace op {",
-             *rows, "}  // namespace op", "}  // namespace ge", ""]
-        )
-        for name, rows in groups.items()
-    }  # fmt: skip
-
-
-def _declaration(prototype: Prototype) -> str:
-    def port(kind: str, p: Port) -> str:
-        return f"{'GE_DYNAMIC_' if p.arity == 'many' else 'GE_'}{kind}({p.name})"
-
-    parts = [f"GE_OPERATOR({prototype.kind})"]
-    parts += [port("INPUT", p) for p in prototype.inputs]
-    parts += [port("OUTPUT", p) for p in prototype.outputs]
-    parts += [f"GE_ATTR({a.name}, {_CPP_TYPES[a.type]})" for a in prototype.attrs]
-    return " ".join([*parts, "GE_END"])
+    return False
 
 
 @lru_cache(maxsize=1)
 def simulator_identity() -> str:
     """A digest of the simulator's headers, library and driver."""
-    files = sorted(INCLUDES.rglob("*.h"))
-    texts = [f.read_text() for f in (*files, FOLDER / "simulator" / "library.cpp")]
-    return key_of(texts, operator_headers(), (FOLDER / "driver.cpp").read_text())[:16]
+    texts = [file.read_text() for file in sorted(INCLUDES.rglob("*.h"))]
+    return key_of(texts, _simulator_sources(), (FOLDER / "driver.cpp").read_text())[:16]
+
+
+def _simulator_sources() -> list[str]:
+    """The sources of the simulator's library, which take their common header in as text."""
+    shared = (FOLDER / "simulator" / "callbacks.h").read_text()
+    include = '#include "callbacks.h"'
+    texts = [(FOLDER / "simulator" / name).read_text() for name in ("ge.cpp", "acl.cpp")]
+    return [text.replace(include, shared) for text in texts]
 
 
 # ---- compiling -----------------------------------------------------------------------------------
 
 
-def compile_shared(toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = ()) -> bytes:
-    """The shared object built from source texts. Raises CompilerError."""
-    with tempfile.TemporaryDirectory(prefix="dicp-") as folder:
-        names = [f"unit{k}.cpp" for k in range(len(sources))]
-        for name, source in zip(names, sources, strict=True):
-            Path(folder, name).write_text(source)
-        includes = _includes(toolchain, sources, Path(folder))
-        command = [
-            *toolchain.compiler, *FLAGS, *(SIMULATOR_FLAGS if toolchain.simulated else ()), *flags,
-            *(f"-I{path}" for path in includes), *names,
-            "-o", "unit.so",
-        ]  # fmt: skip
-        if toolchain.cann is not None:
-            libraries = toolchain.cann.libraries
-            command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *LIBRARIES]
-        try:
-            result = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, check=False,
-                timeout=TIMEOUT_SECONDS,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerError("ascend", command, str(error)) from error
-        output = Path(folder, "unit.so")
-        if result.returncode != 0 or not output.exists():
-            lines = [line for source in sources for line in source.splitlines()]
-            comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
-            raise CompilerError("ascend", command, result.stderr, comments)
-        return output.read_bytes()
+def compile_shared(
+    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
+) -> bytes:
+    """The shared object built from source texts, which defines `symbols`.
 
-
-def _includes(toolchain: Toolchain, sources: Sequence[str], folder: Path) -> tuple[Path, ...]:
+    Raises CompilerError and ToolchainError.
+    """
+    files = {f"unit{k}.cpp": source for k, source in enumerate(sources)}
+    includes = toolchain.cann.includes if toolchain.cann is not None else (INCLUDES,)
+    command = [
+        *toolchain.compiler, *FLAGS, *(SIMULATOR_FLAGS if toolchain.simulated else ()), *flags,
+        *(f"-I{path}" for path in includes), *files, "-o", host.OUTPUT,
+    ]  # fmt: skip
     if toolchain.cann is not None:
-        return toolchain.cann.includes
-    for name in re.findall(r'#include "(\w+\.h)"', "\n".join(sources)):
-        if name in operator_headers():
-            (folder / name).write_text(operator_headers()[name])
-    return (folder, INCLUDES)
+        libraries = toolchain.cann.libraries
+        command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+        command += [f"-l{name}" for name in toolchain.cann.linked]
+    lines = [line for source in sources for line in source.splitlines()]
+    comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
+    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
@@ -238,20 +130,11 @@ def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
     """
     sources = [(FOLDER / "driver.cpp").read_text()]
     if toolchain.simulated:
-        sources.append((FOLDER / "simulator" / "library.cpp").read_text())
+        sources += _simulator_sources()
+    flags = ("-O1", "-Wl,-Bsymbolic")
     entry = cache.get_or_build(
         "unit",
         key_of("driver", sources, toolchain.identity),
-        lambda: {"unit.so": compile_shared(toolchain, *sources, flags=("-O1", "-Wl,-Bsymbolic"))},
+        lambda: {host.OUTPUT: compile_shared(toolchain, *sources, flags=flags, symbols=DRIVER)},
     )
-    return ctypes.CDLL(str(entry.path("unit.so")), mode=os.RTLD_GLOBAL)
-
-
-def doctor_lines(config: Config) -> Mapping[str, str]:
-    """What was found, by what it is."""
-    toolchain = find_toolchain(config)
-    cann = toolchain.cann
-    return {
-        "compiler": f"{shlex.join(toolchain.compiler)}: {toolchain.version}",
-        "CANN": f"{cann.version} in {cann.root}" if cann else "none: the simulator runs",
-    }
+    return host.load_library(TARGET, entry, DRIVER, mode=os.RTLD_GLOBAL)

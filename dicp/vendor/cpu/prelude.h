@@ -56,6 +56,32 @@ extern "C" float fmodf(float, float);
 // Whole cache lines: vectors that cross from one to the next take twice as long.
 d_inline void* d_alloc(uint64_t bytes) { return aligned_alloc(64, (bytes + 64) / 64 * 64); }
 d_inline void d_free(void* p) { free(p); }
+// The first thread that fails fills `status`: the code, the place in the code or the bytes that were
+// wanted, and for an index its value and the size.
+static __attribute__((noinline, cold)) void d_report(
+    int64_t* status, int64_t code, int64_t site, int64_t index = 0, int64_t size = 0) {
+  if (!__sync_bool_compare_and_swap(status, (int64_t)0, code)) return;
+  status[1] = site; status[2] = index; status[3] = size;
+}
+#ifdef _OPENMP
+extern "C" int omp_get_max_threads(void);
+extern "C" int omp_get_thread_num(void);
+d_inline int64_t d_threads() { return omp_get_max_threads(); }
+d_inline int64_t d_thread() { return omp_get_thread_num(); }
+#else
+d_inline int64_t d_threads() { return 1; }
+d_inline int64_t d_thread() { return 0; }
+#endif
+// Memory for `count` elements while a scope lasts; null, and reported, where there is none.
+template <class T> struct d_room {
+  T* const at;
+  d_room(int64_t count, int64_t* status) : at((T*)d_alloc(count * sizeof(T))) {
+    if (!at) d_report(status, 3, count * sizeof(T));
+  }
+  ~d_room() { d_free(at); }
+};
+// The calling thread's part of the memory that a team has.
+d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
 // Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
 d_inline int64_t d_parts(int64_t rows) {
   const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
@@ -73,11 +99,11 @@ d_inline d_bf16 d_to_bf16(float x) {
 }
 d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
 d_inline float d_from_f16(d_f16 h) {
-  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16;
-  const uint32_t rest = ((uint32_t)h & 0x7fffu) << 13;
-  const float scaled = d_float(rest) * 0x1p112f;
-  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? (rest | 0x7f800000u) : d_bits(scaled);
-  return d_float(sign | special);
+  // No step is subnormal in float, so that nothing becomes zero where subnormals are flushed.
+  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16, size = (uint32_t)h & 0x7fffu;
+  const uint32_t small = d_bits(d_float(0x3f000000u | size) - 0.5f);
+  const uint32_t normal = (size << 13) + (size >= 0x7c00u ? 224u << 23 : 112u << 23);
+  return d_float(sign | (size < 0x400u ? small : normal));
 }
 d_inline d_f16 d_to_f16(float x) {
   const uint32_t sign = d_bits(x) & 0x80000000u;
@@ -91,6 +117,22 @@ d_inline d_f16 d_to_f16(float x) {
   return (d_f16)(magnitude | (sign >> 16));
 }
 d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
+
+// ---- integers of numbers ---------------------------------------------------------------------
+// What does not fit, NaN included, is the lowest integer, as in PyTorch on x86; C++ leaves it open.
+// Shorter integers are the lowest bits of one of 32.
+d_inline int32_t d_to_int32(float x) {
+  return (x >= -0x1p31f) & (x < 0x1p31f) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int32_t d_to_int32(double x) {
+  return (x > -0x1.00000002p31) & (x < 0x1p31) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int64_t d_to_int64(float x) {
+  return (x >= -0x1p63f) & (x < 0x1p63f) ? (int64_t)x : INT64_MIN;
+}
+d_inline int64_t d_to_int64(double x) {
+  return (x >= -0x1p63) & (x < 0x1p63) ? (int64_t)x : INT64_MIN;
+}
 
 // ---- limits ----------------------------------------------------------------------------------
 template <class T> d_inline T d_lowest();
@@ -126,18 +168,33 @@ template <class T> d_inline T d_minimum(T a, T b) {
   return d_isnan(a) ? a : m;
 }
 template <class T> d_inline T d_fmax(T a, T b) {
-  const T m = a > b ? a : b;
-  return d_isnan(b) ? a : m;
+  const T m = b > a ? b : a;
+  return d_isnan(a) ? b : m;
 }
 template <class T> d_inline T d_fmin(T a, T b) {
-  const T m = a < b ? a : b;
-  return d_isnan(b) ? a : m;
+  const T m = b < a ? b : a;
+  return d_isnan(a) ? b : m;
 }
-template <class T> d_inline bool d_better_max(T a, T b) {
-  return (a > b) | (d_isnan(a) & !d_isnan(b));
-}
-template <class T> d_inline bool d_better_min(T a, T b) {
-  return (a < b) | (d_isnan(a) & !d_isnan(b));
+// Pairs of a value and its position: a NaN beats every number, and the first of equals wins.
+#define d_pair_reduction(kind, sign) \
+  template <class T> d_inline bool d_better_##kind(T a, T b) { return (a sign b) | (d_isnan(a) & !d_isnan(b)); } \
+  template <class T> d_inline void d_take_##kind(T x, int64_t at, T& best, int64_t& best_at) { \
+    const bool better = d_better_##kind(x, best); \
+    best = better ? x : best; \
+    best_at = better ? at : best_at; \
+  }
+d_pair_reduction(max, >) d_pair_reduction(min, <)
+template <class T> d_inline void d_swap(T& a, T& b) { const T x = a; a = b; b = x; }
+// The first place of `value` among n values, or of a NaN, which is the extremum wherever there is one.
+template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
+  int32_t first = n ? (int32_t)n - 1 : 0;
+#pragma omp simd reduction(min: first)
+  for (int32_t i = 0; i < (int32_t)n; ++i) {
+    const int32_t at = (x[i] == value) | d_isnan(x[i]) ? i : 0x7fffffff;
+    first = at < first ? at : first;
+  }
+  value = n ? x[first] : value;
+  return first;
 }
 
 d_inline float d_abs(float x) { return __builtin_fabsf(x); }
@@ -185,9 +242,6 @@ d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0)
 d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`, as PyTorch raises it.
-d_inline void d_report(int64_t* status, int64_t code, int64_t site) {
-  if (status[0] == 0) { status[0] = code; status[1] = site; }
-}
 #define d_status status
 template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
@@ -246,7 +300,7 @@ typedef float d_far __attribute__((vector_size(D_VECTOR_BYTES)));
 #elif defined(__SSE__)
 #define d_store_far(to, v) __builtin_ia32_movntps(to, v)
 #else
-#define d_store_far(to, v) __builtin_memcpy(to, &(v), sizeof(d_far))
+d_inline void d_store_far(float* to, d_far v) { __builtin_memcpy(to, &v, sizeof(v)); }
 #endif
 // Whole lines written past the caches, which then need not read them first.
 template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
@@ -391,9 +445,17 @@ d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
   }
   return low;
 }
-d_inline int64_t d_check(int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+d_inline int64_t d_check_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
   if (i >= 0 && i < n) return i;
-  if (active) d_report(status, 1, site);
+  if (active) d_report(status, 1, site, i, n);
+  return 0;
+}
+d_inline int64_t d_wrap_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+  const int64_t at = i < 0 ? i + n : i;
+  if (at >= 0 && at < n) return at;
+  if (active) d_report(status, 1, site, i, n);
   return 0;
 }
 

@@ -6,15 +6,18 @@ so their compilation may begin before a graph is lowered.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
 from dicp.template import render_template
 from dicp.vendor.cpu.routines import Group, group_of, headers
@@ -28,8 +31,9 @@ compiler, which starts in 0.05."""
 
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""
-Begun: TypeAlias = dict[str, Future[None]]
-"""Key of a unit -> its compilation, begun before it was asked for."""
+Begun: TypeAlias = dict[tuple[int, str], Future[None]]
+"""Process and key of a unit -> its compilation, begun before it was asked for; a fork's parent
+keeps to itself what it has begun."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Units:
     cache: Cache
     jobs: int
     begun: Begun
+    entries: dict[str, Entry] = field(default_factory=dict)
+    """The units found or built here, by key: the cache's own may disappear at any time."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set once nobody waits for what is being compiled."""
 
     @classmethod
     def open(cls, config: Config, cache: Cache, begun: Begun) -> Units:
@@ -53,11 +61,17 @@ class Units:
             return
         pool = ThreadPoolExecutor(self.jobs)
         for key, group in missing.items():
-            self.begun[key] = pool.submit(self._compile_routines, key, group)
+            self.begun[os.getpid(), key] = pool.submit(self._compile_routines, key, group)
         pool.shutdown(wait=False)
 
     def _is_new(self, key: str) -> bool:
-        return key not in self.begun and self.cache.get("unit", key) is None
+        return (os.getpid(), key) not in self.begun and not self._has(key)
+
+    def _has(self, key: str) -> bool:
+        entry = self.cache.get("unit", key)
+        if entry is not None:
+            self.entries[key] = entry
+        return entry is not None
 
     def build(self, texts: Mapping[str, str], sources: Sources) -> dict[str, str]:
         """Kernel name -> key of the unit that holds it; only unknown units are compiled."""
@@ -66,26 +80,35 @@ class Units:
         missing = {n: t for n, t in texts.items() if n not in units and n not in groups}
         parts = _balanced(missing, self.jobs)
         wanted = sorted(set(groups.values()))
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(self.jobs) as pool, self._stopping_on_error():
             keys = [pool.submit(self.kernels, part, sources) for part in parts]
             driver = pool.submit(self.driver)
             made = {group: pool.submit(self.routines, group) for group in wanted}
-        units["driver"] = driver.result()
-        for part, key in zip(parts, keys, strict=True):
-            units |= dict.fromkeys(part, key.result())
-        return units | {name: made[group].result() for name, group in groups.items()}
+            units["driver"] = driver.result()
+            for part, key in zip(parts, keys, strict=True):
+                units |= dict.fromkeys(part, key.result())
+            return units | {name: made[group].result() for name, group in groups.items()}
+
+    @contextlib.contextmanager
+    def _stopping_on_error(self) -> Iterator[None]:
+        """An interrupt, or an error in one unit, ends the compilers that are at the others."""
+        try:
+            yield
+        except BaseException:
+            self.stop.set()
+            raise
 
     def _known(self, names: Iterable[str]) -> dict[str, str]:
         """Generated kernels that the cache holds -> the keys of their units."""
         entries = {n: self.cache.get("kernel", self._kernel_key(n)) for n in names}
         keys = {n: e.read("unit").decode() for n, e in entries.items() if e is not None}
-        held = {key for key in set(keys.values()) if self.cache.get("unit", key) is not None}
+        held = {key for key in set(keys.values()) if self._has(key)}
         return {name: key for name, key in keys.items() if key in held}
 
     def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
         """The key of a unit of generated kernels, compiled if it is unknown."""
         key = key_of(sorted(texts), self._identity)
-        self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain)
+        self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain, texts)
         for name in texts:
             self.cache.put("kernel", self._kernel_key(name), {"unit": key.encode()})
         return key
@@ -93,30 +116,36 @@ class Units:
     def routines(self, group: Group) -> str:
         """The key of the unit of a group of routines, compiled if it is unknown."""
         key = self._routines_key(group)
-        begun = self.begun.pop(key, None)
-        if begun is None or begun.cancel():
+        begun = self.begun.pop((os.getpid(), key), None)
+        if begun is None or begun.cancel() or begun.exception() or not self._has(key):
             self._compile_routines(key, group)
-        else:
-            begun.result()
         return key
 
     def _compile_routines(self, key: str, group: Group) -> None:
         text = unit_text(group.header, group.bodies(), {})
-        self._compile(key, text, self.toolchain.with_flags(group.flags))
+        self._compile(key, text, self.toolchain.with_flags(group.flags), group.bodies())
 
     def driver(self) -> str:
         """The key of the unit that calls kernels one after another."""
         text = render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
         key = key_of("driver", text, self.toolchain.identity)
-        self._compile(key, text, self.toolchain, "driver.cpp")
+        self._compile(key, text, self.toolchain, ("dicp_run",), "driver.cpp")
         return key
 
-    def _compile(self, key: str, text: str, toolchain: Toolchain, name: str = "unit.cpp") -> None:
+    def _compile(
+        self,
+        key: str,
+        text: str,
+        toolchain: Toolchain,
+        symbols: Collection[str],
+        name: str = "unit.cpp",
+    ) -> None:
         def build() -> dict[str, bytes]:
-            shared = compile_shared(toolchain, {name: text, **header_texts()}, name)
+            files = {name: text, **header_texts()}
+            shared = compile_shared(toolchain, files, name, tuple(symbols), self.stop)
             return {"unit.so": shared, name: text.encode()}
 
-        self.cache.get_or_build("unit", key, build)
+        self.entries[key] = self.cache.get_or_build("unit", key, build)
 
     def _routines_key(self, group: Group) -> str:
         bodies = sorted(group.bodies().items())
@@ -148,11 +177,6 @@ def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
 def header_texts() -> dict[str, str]:
     """The C++ files a unit may include, by name."""
     return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
-
-
-def sources_of(plain: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Kernel name -> what it computes, from a program in plain form."""
-    return {s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s}
 
 
 def _one_line(text: str) -> str:

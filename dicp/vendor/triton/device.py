@@ -461,6 +461,14 @@ def check_index(index, size, active, site: tl.constexpr, message: tl.constexpr):
     return index
 
 
+@triton.jit
+def wrap_index(index, size, active, site: tl.constexpr, message: tl.constexpr):
+    """`index` counted from the start, which must lie in -size .. size-1 where `active`."""
+    at = tl.where(index < 0, index + size, index)
+    tl.device_assert(((at >= 0) & (at < size)) | (active == 0), message)
+    return at
+
+
 # ---- colliding stores ----------------------------------------------------------------------------
 
 

@@ -17,7 +17,8 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir.kernel import Accumulate, Kernel, Save, Stmt, Store
-from dicp.loop.ir.ops import CHECKED_OPS
+from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
+from dicp.origin import Origin
 from dicp.serialize import encode_size
 from dicp.vendor.triton.shortcuts import Shortcuts
 from dicp.vendor.triton.spelling import ATOMIC, VALUE_TYPE, conversion, literal, operator
@@ -80,7 +81,7 @@ class Emitter:
         self.axis_of = {v: a.name for a in axes for v in a.loops}
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
-        self.sites: list[tuple[str, str]] = []
+        self.sites: list[tuple[str, Origin | None]] = []
         self.reaches: dict[int | str, None] = {}
         """How far indices reach that must not wrap around, where that may be too far."""
         self.scopes = [Scope(1)]
@@ -243,9 +244,9 @@ class Emitter:
         args = self._draw(expr, guard) if drawn else [self.value(a, guard) for a in expr.args]
         if expr.op in ("cast", "widen"):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op == "check_index":
+        if expr.op in INDEX_CHECKS:
             site, message = self._site(expr)
-            return f"d.check_index({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
+            return f"d.{expr.op}({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
                 f"{site}, {message})"
             )
         if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:
@@ -285,9 +286,8 @@ class Emitter:
 
     def _site(self, expr: Expr) -> tuple[int, str]:
         """The number of a checked place, and the message of a check that fails there."""
-        origin = str(expr.attr or "")
-        self.sites.append((expr.op, origin))
-        return len(self.sites), repr(f"index out of range: {origin}")
+        self.sites.append((expr.op, expr.attr))
+        return len(self.sites), repr(f"index out of range: {expr.attr or ''}")
 
     def _read(self, expr: Expr, guard: str, key: object) -> str:
         item: Load = expr.attr

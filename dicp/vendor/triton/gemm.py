@@ -17,6 +17,7 @@ from dicp.gpu.tiling import LEAST, Tiling
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
 from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
@@ -133,7 +134,7 @@ def _launch(
         "warps": tiling.warps,
         "stages": tiling.stages,
         "elements": [ELEMENT[r.dtype] for r in args],
-        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": False,
         "reaches": list(writer.reaches),
     }

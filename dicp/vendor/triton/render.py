@@ -13,7 +13,9 @@ from dicp.gpu.work_partition import Shared, along
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Store
+from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.passes.one_hot import without_single_hits
+from dicp.origin import Origin
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.reduction import Reduction, Walked
@@ -30,7 +32,7 @@ class TritonKernel:
     args: tuple[Ref, ...]
     symbols: tuple[Size, ...]
     kernel: Kernel
-    sites: tuple[tuple[str, str], ...]
+    sites: tuple[tuple[str, Origin | None], ...]
     """What each checked place in the code is, and its origin, for error messages."""
     extra: Mapping[str, Any]
     """The launch: axes with their sizes and blocks, warps, and what the compiler must be told."""
@@ -100,7 +102,7 @@ def _finish(writer: Writer, tile: Tile) -> TritonKernel:
         "axes": found,
         "warps": tile.warps,
         "elements": [ELEMENT[r.dtype] for r in writer.args],
-        "checks": any(kind == "check_index" for kind, _ in writer.sites),
+        "checks": any(kind in INDEX_CHECKS for kind, _ in writer.sites),
         "whole": tile.persistent,
         "reaches": list(writer.reaches),
     }

@@ -54,10 +54,9 @@ HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 class CheckFailed(Exception):
     """A checked place of a kernel: 1 an index out of range, 2 an integer division by zero."""
 
-    def __init__(self, code: int, site: int) -> None:
-        super().__init__(code, site)
-        self.code = code
-        self.site = site
+    def __init__(self, code: int, site: int, index: int = 0, size: int = 0) -> None:
+        super().__init__(code, site, index, size)
+        self.status = (code, site, index, size)
 
 
 class Interpreter:
@@ -160,6 +159,7 @@ class Interpreter:
             "exp2_flushed": self._hosted(torch.exp2),
             "divisor": self._divisor,
             "check_index": self._check_index,
+            "wrap_index": self._wrap_index,
             "prod": self._reduced(np.prod),
             "max": self._reduced(np.max),
             "min": self._reduced(np.min),
@@ -186,11 +186,14 @@ class Interpreter:
         return self.tensor(data, b.dtype, b)
 
     def _check_index(self, index: Any, size: Any, active: Any, site: int, message: str) -> Any:
-        at = index.handle.data
-        outside = (at < 0) | (at >= size.handle.data)
-        if bool(np.any(outside & active.handle.data)):
-            raise CheckFailed(1, site)
+        at, most = index.handle.data, size.handle.data
+        _refuse((at < 0) | (at >= most), active, site, at, most)
         return index
+
+    def _wrap_index(self, index: Any, size: Any, active: Any, site: int, message: str) -> Any:
+        at, most = index.handle.data, size.handle.data
+        _refuse((at < -most) | (at >= most), active, site, at, most)
+        return self.tensor(np.where(at < 0, at + most, at), index.dtype, index)
 
     # ---- kernels --------------------------------------------------------------------------------
 
@@ -221,6 +224,14 @@ class Interpreter:
             for program in range(programs):
                 builder.set_grid_idx(program, 0, 0)
                 kernel(*args)
+
+
+def _refuse(outside: Any, active: Any, site: int, index: Any, size: Any) -> None:
+    """Stops the kernel where an active lane's index lies `outside`, and says which."""
+    wrong = np.broadcast_arrays(outside & active.handle.data, index, size)
+    if wrong[0].any():
+        first = tuple(np.argwhere(wrong[0])[0])
+        raise CheckFailed(1, site, int(wrong[1][first]), int(wrong[2][first]))
 
 
 def _module(name: str) -> Any:
@@ -329,6 +340,6 @@ class SimulatedSegment:
         try:
             self.launches[position].run(self.table)
         except CheckFailed as failure:
-            self.status[0], self.status[1] = failure.code, failure.site
+            self.status[:] = failure.status
             return position + 1
         return 0

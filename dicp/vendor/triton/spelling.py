@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from dicp.dtypes import shortest
 from dicp.loop.ir.ops import identity_of
 
 ELEMENT = {
@@ -128,7 +129,7 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         return str(int(value))
     real = float(value)
-    return repr(real) if math.isfinite(real) else f"float('{real}')"
+    return shortest(real, dtype) if math.isfinite(real) else f"float('{real}')"
 
 
 def start_value(op: str, dtype: torch.dtype) -> str:

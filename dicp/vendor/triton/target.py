@@ -28,7 +28,7 @@ from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import Shared, shared_out, taken_along
 from dicp.loop.ir.expr import Call, Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.program import LoopProgram, ProgramBuilder
+from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import Across
@@ -37,15 +37,16 @@ from dicp.target import (
     Artifact,
     Check,
     Decision,
-    DecisionKind,
     Executable,
     Facts,
     LowerContext,
+    RuleTarget,
     Source,
-    Target,
+    computes_size,
+    tensors_of,
 )
 from dicp.template import render_template
-from dicp.torch_private import OpOverload, first_sizes
+from dicp.torch_private import first_sizes
 from dicp.vendor.triton.builder import (
     Builder,
     Job,
@@ -63,7 +64,6 @@ from dicp.vendor.triton.render import TritonKernel, render, render_shared
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
-DTYPES = frozenset(ELEMENT)
 ALONG = Across(widest=WIDEST_ALONG, parts=ALONG_LEAST)
 """Sums over rows in parts: each program keeps those over the rows that it walks."""
 
@@ -74,19 +74,20 @@ class TritonLowering(GpuLowering):
     device_facts = GPU
 
 
-class TritonTarget(Target):
+class TritonTarget(RuleTarget):
     """Compiles for the GPU the tensors lie on; CPU tensors are run by Triton's interpreter."""
 
     name = "triton"
     device_type = "cuda"
     facts = Facts(
-        dtypes=DTYPES,
+        dtypes=frozenset(ELEMENT),
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
+    rules = OWN_RULES
 
     def __init__(self) -> None:
         self._host_pool = WorkspacePool()
@@ -94,28 +95,20 @@ class TritonTarget(Target):
         self._workers = Workers()
         self._warned = False
 
-    # ---- decisions --------------------------------------------------------------------------
+    def unsupported(self, node: fx.Node) -> str:
+        if ATTENTION.get(node.target) is not None:  # its random state's type is not generated
+            return ""
+        return super().unsupported(node)
 
-    def decide(self, node: fx.Node) -> Decision:
-        return self._decide(node)
-
-    def _decide(self, node: fx.Node, device: str = "") -> Decision:
-        op = node.target
-        if _computes_size(node):
-            return Decision("view")
-        if not isinstance(op, OpOverload):
-            return Decision("eager", "not an ATen operator")
-        entry = OWN_RULES.get(op)
-        if entry is None:
-            return Decision("eager", "no rule for this operator")
-        if ATTENTION.get(op) is not None:  # its random state has a type that is not generated
-            return Decision(entry.kind)
-        reason = _unsupported(node, device)
-        return Decision("eager", reason) if reason else Decision(entry.kind)
-
-    def rule_kind(self, op: Any) -> DecisionKind | None:
-        entry = OWN_RULES.get(op)
-        return entry.kind if entry else None
+    def _decide_on(self, device: str, node: fx.Node) -> Decision:
+        """As `decide`, for a graph whose tensors lie on `device`."""
+        decision = self.decide(node)
+        if decision.kind == "eager" or ATTENTION.get(node.target) is not None:
+            return decision
+        foreign = [t.device for t in tensors_of(node) if str(t.device) != device]
+        if not foreign or computes_size(node):
+            return decision
+        return Decision("eager", f"tensor on {foreign[0]} in a graph on {device}")
 
     # ---- lower, render, build, load -------------------------------------------------------------
 
@@ -125,7 +118,7 @@ class TritonTarget(Target):
             _allow_simulator(context.config)
         else:
             scalars_to_device(gm, torch.device(device))
-        lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide, device=device))
+        lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide_on, device))
         graph = lowering.run()
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
@@ -136,6 +129,7 @@ class TritonTarget(Target):
         builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
         program = builder.build(rendered, lowering.reports, device)
         program.plain["static"] = sorted(context.static_inputs)
+        builder.release()
         return program
 
     def chooser(self, name: str, config: Config) -> Chooser:
@@ -172,19 +166,21 @@ class TritonTarget(Target):
         return LoopExecutable(program, machine, OwnMemory(device))
 
     def render(self, program: LoopProgram, config: Config) -> Source:
-        return Source({"kernels.py": kernel_file(program.kernel_texts, program.plain)})
+        texts = program.kernel_texts
+        return Source(texts, lambda: {"kernels.py": kernel_file(texts, program.plain)})
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         if device_of(gm, "example_value") != "cpu":
             self._workers.warm_up(config.jobs)
 
-    def build(self, program: LoopProgram, cache: Cache, config: Config) -> Artifact:
-        plain = {"program": program.plain, "texts": program.kernel_texts}
+    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
+        plain = {"program": program.plain, "texts": source.texts}
         device = torch.device(program.plain["device"])
         if device.type != "cpu":
-            plan = Plan(program.plain, program.kernel_texts, architecture(device))
+            plan = Plan(program.plain, source.texts, architecture(device))
             self._builder(cache, config).build(plan.jobs())
-        return Artifact(self.name, plain, {}, program.objects)
+        checked = [at for step in program.plain["steps"] for _, at in step.get("sites", ()) if at]
+        return Artifact(self.name, plain, {}, program.objects, baked=tuple(checked))
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
         program, texts = artifact.program["program"], artifact.program["texts"]
@@ -327,9 +323,7 @@ def device_of(gm: fx.GraphModule, values: str = "val") -> str:
 
 def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
     """The kernels as a Python file, each under the operators it computes."""
-    comments: dict[str, Sequence[str]] = {
-        s["kernel"]: s["origins"] for s in reversed(plain["steps"]) if "kernel" in s
-    }
+    comments = sources_of(plain)
     kernels = [
         {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
         for name, body in texts.items()
@@ -339,26 +333,3 @@ def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
 
 def _one_line(text: str) -> str:
     return json.dumps(text, ensure_ascii=True)[1:-1]
-
-
-def _unsupported(node: fx.Node, device: str) -> str:
-    for item in [node, *node.all_input_nodes]:
-        val = item.meta.get("val")
-        for v in val if isinstance(val, (tuple, list)) else [val]:
-            if not isinstance(v, torch.Tensor):
-                continue
-            if v.layout != torch.strided:
-                return f"{v.layout} tensor"
-            if v.dtype not in DTYPES:
-                return f"dtype {v.dtype} is not generated"
-            if device and str(v.device) != device:
-                return f"tensor on {v.device} in a graph on {device}"
-    return ""
-
-
-def _computes_size(node: fx.Node) -> bool:
-    """Arithmetic on sizes, or picking one result of an operator that has several."""
-    if getattr(node.target, "__name__", "") == "getitem":
-        return True
-    val = node.meta.get("val")
-    return isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))

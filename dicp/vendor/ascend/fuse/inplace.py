@@ -10,10 +10,12 @@ from dicp.graphop.inplace import Form, Writing
 from dicp.graphop.program import Node, Value
 from dicp.vendor.ascend.fuse.moves import along, source_of
 from dicp.vendor.ascend.prototypes import POINTWISE
+from dicp.vendor.ascend.rules.core import Ge
 
 
 def _takes(g: Builder, kind: str, value: Value) -> bool:
-    return value.dtype in g.dialect.prototypes[kind].inputs[0].dtypes
+    assert isinstance(g, Ge)
+    return g.takes(kind, g.dialect.prototypes[kind].inputs[0].name, value.dtype)
 
 
 def _scatter(kind: str, port: str) -> Callable[[Builder, Node], Form | None]:

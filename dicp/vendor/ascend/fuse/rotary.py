@@ -36,6 +36,9 @@ def _turned(g: Builder, x: Value, cosine: Value, sine: Value) -> Value:
 
 
 def _fit_rotary(g: Builder, x: Value, cosine: Value, sine: Value) -> bool:
+    assert isinstance(g, Ge)
+    if not g.takes("RotaryMul", "x", x.dtype):
+        return False
     """Four dimensions, even width, and factors that are one for all heads."""
     width = x.shape[-1]
     if x.ndim != 4 or not isinstance(width, int) or width % 2 or x.dtype == torch.float64:

@@ -13,6 +13,12 @@ _INTEGER = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.i
 _BOOL = frozenset({torch.bool})
 _WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
+SHORT_NAMES: dict[str, torch.dtype] = {
+    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
+    "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
+    "u8": torch.uint8, "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64,
+}  # fmt: skip
+
 CLASSES: dict[str, frozenset[torch.dtype]] = {
     "single": _SINGLE,
     "real": _REAL,
@@ -32,6 +38,7 @@ CLASSES: dict[str, frozenset[torch.dtype]] = {
     "single+int32": _SINGLE | {torch.int32},
     "single+int16+int32": _SINGLE | {torch.int16, torch.int32},
     "bool+uint8": _BOOL | {torch.uint8},
+    **{name: frozenset({dtype}) for name, dtype in SHORT_NAMES.items()},
 }
 """Sets of dtypes that rows of the table name."""
 
@@ -74,5 +81,6 @@ DTYPES: dict[torch.dtype, tuple[str, int]] = {
 
 BY_NUMBER = {number: dtype for dtype, (_, number) in DTYPES.items()}
 
-FORMATS = {"NCHW": 0, "NHWC": 1, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29}
+FORMATS = {"NCHW": 0, "NHWC": 1, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29,
+           "NCDHW": 30}  # fmt: skip
 """GE's number of each memory format."""

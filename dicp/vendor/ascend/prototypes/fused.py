@@ -10,6 +10,6 @@ AddLayerNorm: x1:single x2:=x1 gamma:=x1 beta:=x1 bias?:=x1 -> y:=x1 mean:float 
 SwiGluGrad: y_grad:single x:=y_grad -> x_grad:=y_grad | dim:Int=-1
 """,
     "selection_ops.h": """
-RepeatInterleave: x:number+bool repeats:index -> y:=x | axis:Int=1000
+RepeatInterleave: x:number repeats:index -> y:=x | axis:Int=1000
 """,
 }

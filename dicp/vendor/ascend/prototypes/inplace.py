@@ -10,8 +10,8 @@ Assign: ref:any value:=ref -> ref:=ref | validate_shape:Bool=true use_locking:Bo
 StridedSliceAssign: var:single+int16+int32 begin:index end:index strides:index input_value:=var -> var:=var | begin_mask:Int=0 end_mask:Int=0 ellipsis_mask:Int=0 new_axis_mask:Int=0 shrink_axis_mask:Int=0
 """,
     "matrix_calculation_ops.h": """
-ScatterElementsV2: var:number+bool indices:index updates:=var -> var:=var | axis:Int=0 reduction:String=none
-ScatterNdAdd: var:number indices:index updates:=var -> var:=var | use_locking:Bool=false
+ScatterElementsV2: var:number indices:index updates:=var -> var:=var | axis:Int=0 reduction:String=none
+ScatterNdAdd: var:number-bf16-f64-i16-i64 indices:index updates:=var -> var:=var | use_locking:Bool=false
 ScatterNdUpdate: var:number+bool indices:index updates:=var -> var:=var | use_locking:Bool=false
 """,
 }

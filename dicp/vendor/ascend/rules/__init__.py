@@ -1,6 +1,5 @@
 """From ATen to GE: one file per operator family, one rule per operator."""
 
-from dicp.graphop.rules import RuleTable
 from dicp.vendor.ascend.rules import (
     attention,
     bags,
@@ -19,10 +18,10 @@ from dicp.vendor.ascend.rules import (
 )
 from dicp.vendor.ascend.rules.shape import VIEWS
 
-RULES = RuleTable(
-    elementwise.RULES, shape.RULES, reduction.RULES, matmul.RULES, attention.RULES, nn.RULES,
+RULES = elementwise.RULES.merged(
+    shape.RULES, reduction.RULES, matmul.RULES, attention.RULES, nn.RULES,
     norm.RULES, pooling.RULES, indexing.RULES, creation.RULES, special.RULES, distance.RULES,
     bags.RULES, resample.RULES,
-)  # fmt: skip
+).with_kind("view", VIEWS)  # fmt: skip
 
-__all__ = ["RULES", "VIEWS"]
+__all__ = ["RULES"]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from dicp.graphop.program import Node
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
 from dicp.vendor.ascend.semantics.attention import COPIES
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 EVERY_TOKEN = 2147483647
 """How far a query sees where nothing limits it."""
@@ -58,8 +58,8 @@ def attention_backward(
     hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, q, k, v) else None
     if hidden is not None:
         return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
-    return _gradients(g, dy, q, k, v, out, factor, _scores(g, q, k, is_causal, attn_mask, factor),
-                      attn_mask is not None)  # fmt: skip
+    scores = _scores(g, q, k, is_causal, attn_mask, factor)
+    return _gradients(g, dy, q, k, v, out, factor, scores, logsum)
 
 
 # ---- what the fused operators take ---------------------------------------------------------------
@@ -278,10 +278,16 @@ def _product(g: Ge, x: Value, y: Value) -> Value:
 
 def _gradients(
     g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, factor: float, scores: Value,
-    masked: bool,
+    logsum: Value,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    """The probabilities are made again, better than from the logarithms of their sums."""
-    weights, _, _ = _probabilities(g, scores, masked)
+    """The probabilities are exp(s - logsum), as in every implementation of this operator.
+
+    Who calls it relies on that: a large negative mask leaves nothing of the count of keys in
+    `logsum`, and the caller divides by that count. A row that sees no key has weights of 0.
+    """
+    logsum = g.unsqueeze(g.cast(logsum, scores.dtype), 3)
+    unseen = g.op("Equal", logsum, g.number(-math.inf, logsum.dtype))
+    weights = g.op("Exp", g.sub(scores, g.where(unseen, LARGEST, logsum, logsum.dtype)))
     wide_dy = g.wide(dy)
     dv = _product(g, g.transpose(weights, [0, 1, 3, 2]), wide_dy)
     values, keys = (g.wide(_for_heads(g, x, q)) for x in (v, k))

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
+from dicp.vendor.ascend.rules.indexing import add_rows
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 SUM, MEAN, MAX = range(3)
 
@@ -40,7 +41,9 @@ def _counted(g: Ge, indices: Value, padding_idx: int, dtype: torch.dtype) -> Val
 def _per_bag(g: Ge, bags: Value, values: Value, count: Any) -> Value:
     """The sum of each bag's rows."""
     zeros = g.full([count, *values.shape[1:]], 0, values.dtype)
-    return g.op("TensorScatterAdd", zeros, _rows(g, bags), values)
+    if values.ndim == 1:
+        return g.op("ScatterElements", zeros, bags, values, axis=0, reduction="add")
+    return add_rows(g, zeros, bags, values)
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)

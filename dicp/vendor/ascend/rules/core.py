@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dicp.graphop.builder import Builder, Dialect, NoRule
+from dicp.dtypes import HALVES, converted
+from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.program import Value
+from dicp.graphop.prototype import Port, Prototype
+from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
+from dicp.vendor.ascend.installation import EVERY_OPERATOR, Operators
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 
 GE = Dialect("GE", PROTOTYPES, SEMANTICS)
 
-HALVES = frozenset({torch.float16, torch.bfloat16})
+WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.bool: (torch.uint8, torch.int8, torch.int32),
+    torch.uint8: (torch.int32, torch.int64),
+    torch.int8: (torch.int32, torch.int64),
+    torch.int16: (torch.int32, torch.int64),
+    torch.float16: (torch.float32,),
+    torch.bfloat16: (torch.float32,),
+}
+"""The dtypes that hold all numbers of another one."""
+SAME_BITS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.float64: (torch.int64,),
+    torch.uint64: (torch.int64,),
+    torch.uint32: (torch.int32,),
+    torch.uint16: (torch.int16,),
+}
+MOVES = frozenset({
+    "AsStrided", "BroadcastTo", "ConcatD", "GatherElements", "GatherNd", "GatherV2", "Identity",
+    "MaskedScatter", "Pack", "PadV3", "RepeatInterleave", "ReverseV2", "Roll", "SelectV2",
+    "SplitVD", "StridedSlice", "TensorScatterUpdate", "Tile", "TransData", "Transpose", "Tril",
+    "Triu", "Unpack",
+})  # fmt: skip
+"""Operators whose results are bits of their operands."""
+EXACT = frozenset({
+    "Abs", "Cummax", "Cummin", "Equal", "FloorMod", "Greater", "GreaterEqual", "Less", "LessEqual",
+    "Maximum", "Minimum", "Mod", "NotEqual", "Range", "ReduceMax", "ReduceMin", "SearchSorted",
+    "Sign", "Sort", "TopKV2", "Trunc",
+})  # fmt: skip
+"""Operators whose results on integers are numbers that their operands' dtype holds."""
+
 Number = bool | int | float
 Operand = Any
 """A value, or a number (which may be symbolic)."""
@@ -27,9 +59,99 @@ class Ge(Builder):
 
     writes_over_inputs = True
 
-    def __init__(self, fake_mode: FakeTensorMode | None) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode | None, operators: Operators = EVERY_OPERATOR
+    ) -> None:
         super().__init__(GE, fake_mode)
+        self.operators = operators
+        """What the installation has."""
         self._once: dict[Any, Any] = {}
+
+    def has(self, *kinds: str) -> bool:
+        """Whether the installation has all these operators."""
+        return self.operators.kinds.issuperset(kinds)
+
+    def takes(self, kind: str, port: str, dtype: torch.dtype) -> bool:
+        """Whether an operator that the installation has takes this dtype at this input."""
+        found = PROTOTYPES[kind].input(port)
+        return self.has(kind) and found is not None and self._takes(kind, found, dtype)
+
+    def _takes(self, kind: str, port: Port, dtype: torch.dtype) -> bool:
+        listed = self.operators.dtypes.get((kind, port.name))
+        return dtype in port.dtypes and (not listed or dtype in listed)
+
+    def ops(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
+        """One operator, on operands in dtypes that it takes: where it does not take theirs, but a
+        wider one that loses nothing, or one of the same bits if it only moves them, they are
+        converted and the results converted back."""
+        if not self.has(kind) and kind in self.dialect.prototypes:
+            raise NoRule(f"the installed CANN has no {kind}")
+        prototype = self.dialect.prototypes.get(kind)
+        given = dict(enumerate(operands))
+        changed: dict[str, torch.dtype] = {}
+        for position, port in enumerate(prototype.inputs if prototype else ()):
+            leader = port.same_as or port.name
+            dtype = _dtype_of(given.get(position))
+            if prototype is None or dtype is None or self._takes(kind, port, dtype):
+                continue
+            if not port.same_as and not prototype.written:
+                stand_in = self._stand_in(kind, port, dtype)
+                changed |= {} if stand_in is None else {leader: dtype}
+                given |= self._converted(prototype.inputs, given, leader, stand_in)
+        results = super().ops(kind, *given.values(), **attrs)
+        if not changed or prototype is None:
+            return results
+        many = prototype.outputs[0].arity == "many"
+        ports = prototype.outputs[:1] * len(results) if many else prototype.outputs
+        return [
+            self._like(value, changed[port.same_as]) if port.same_as in changed else value
+            for port, value in zip(ports, results, strict=True)
+        ]
+
+    def _check_dtypes(self, prototype: Prototype, named: Mapping[str, Any]) -> None:
+        super()._check_dtypes(prototype, named)
+        for port in prototype.inputs:
+            dtype = _dtype_of(named.get(port.name))
+            if dtype is not None and not self._takes(prototype.kind, port, dtype):
+                name = str(dtype).removeprefix("torch.")
+                raise NoRule(f"the installed CANN's {prototype.kind} does not take {name}")
+
+    def _stand_in(self, kind: str, port: Port, dtype: torch.dtype) -> torch.dtype | None:
+        """A dtype that an operator takes in place of `dtype`, without loss."""
+        candidates = WIDER.get(dtype, ())
+        if kind in MOVES:
+            candidates = (*SAME_BITS.get(dtype, ()), *candidates)
+        elif not dtype.is_floating_point and kind not in EXACT:
+            return None
+        return next((d for d in candidates if self._takes(kind, port, d)), None)
+
+    def _converted(
+        self, ports: Sequence[Port], given: Mapping[int, Any], leader: str,
+        dtype: torch.dtype | None,
+    ) -> dict[int, Any]:  # fmt: skip
+        """The operands that share the dtype of the port `leader`, in `dtype`."""
+        found: dict[int, Any] = {}
+        for position, port in enumerate(ports):
+            operand = given.get(position)
+            if dtype is None or operand is None or leader not in (port.name, port.same_as):
+                continue
+            if isinstance(operand, (tuple, list)):
+                found[position] = tuple(self._like(value, dtype) for value in operand)
+            else:
+                found[position] = self._like(operand, dtype)
+        return found
+
+    def _like(self, value: Value, dtype: torch.dtype) -> Value:
+        """`value` in the dtype that stands in for its own, or back."""
+        if dtype in SAME_BITS.get(value.dtype, ()) or value.dtype in SAME_BITS.get(dtype, ()):
+            return self.op("Bitcast", value, type=dtype)
+        return self.cast(value, dtype)
+
+    def ints_input(self, numbers: Sequence[int]) -> Value:
+        """Numbers that the host hands over though they are known: GE takes no graph without an
+        input."""
+        return self._leaf("sizes", self.fake([len(numbers)], torch.int64), None,
+                          sizes=tuple(numbers))  # fmt: skip
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What several rules need, masks say: made at its first use."""
@@ -169,9 +291,12 @@ def holds(dtype: torch.dtype, number: Any) -> bool:
     """Whether a number keeps its value in `dtype`; a symbolic one may not."""
     if not isinstance(number, (bool, int, float)):
         return False
-    if number != number:
-        return True
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype)) == float(number)
+    return number != number or converted(number, dtype) == number
+
+
+def _dtype_of(operand: Any) -> torch.dtype | None:
+    first = operand[0] if isinstance(operand, (tuple, list)) and operand else operand
+    return first.dtype if isinstance(first, Value) else None
 
 
 def axes_of(dims: Any, rank: int) -> list[int]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
 from dicp.vendor.ascend.semantics.random import PHILOX
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.full.default, aten.new_full.default, aten.full_like.default)
@@ -66,9 +66,9 @@ def arange(g: Ge, start: Any, end: Any, step: Any = 1, **options: Any) -> Value:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     work = wide if dtype.is_floating_point else torch.int64
     places = g.arange(g.shape[0], work)
-    if step != 1:
+    if not g.same(step, 1):
         places = g.op("Mul", places, g.number(step, work))
-    if start != 0:
+    if not g.same(start, 0):
         places = g.op("Add", places, g.number(start, work))
     return g.cast(places, dtype)
 
@@ -197,7 +197,10 @@ def randint_like_low(g: Ge, x: Value, low: Any, high: Any, **options: Any) -> Va
 @rule(aten.randperm.default)
 def randperm(g: Ge, n: Any, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float64)
-    return g.cast(g.ops("Sort", drawn, axis=0, stable=True)[1], g.dtype)
+    drawn = g.op(
+        "Bitcast", drawn, type=torch.int64
+    )  # as integers, floats from 0 on keep their order
+    return g.cast(g.ops("Sort", drawn, axis=-1, stable=True)[1], g.dtype)
 
 
 def _open_uniform(g: Ge) -> Value:

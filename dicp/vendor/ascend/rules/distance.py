@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 from dicp.vendor.ascend.rules.matmul import product
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def _norm(g: Ge, difference: Value, p: float) -> Value:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Operand, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 REAL_FUNCTIONS = {
     aten.acos: "Acos", aten.acosh: "Acosh", aten.asin: "Asin", aten.asinh: "Asinh",
@@ -136,8 +136,7 @@ def _comparison(kind: str) -> Any:
         dtype = common_dtype(x, y)
         if dtype == torch.bool and kind not in ("Equal", "NotEqual"):
             dtype = torch.int32
-        wide = g.compute_dtype(dtype, x, y)
-        return g.op(kind, g.as_type(x, wide), g.as_type(y, wide))
+        return g.op(kind, g.as_type(x, dtype), g.as_type(y, dtype))
 
     return apply
 
@@ -411,8 +410,10 @@ def to_copy(g: Ge, x: Value, **options: Any) -> Value:
 
 @rule(aten.round.decimals)
 def round_decimals(g: Ge, x: Value, decimals: int = 0) -> Value:
-    if not x.dtype.is_floating_point or decimals == 0:
+    if decimals == 0:
         return _rounding("Rint")(g, x)
+    if not x.dtype.is_floating_point:
+        raise NoRule("integers rounded to digits, which eager refuses")
     scale = 10.0 ** abs(decimals)
     first, second = ("Mul", "RealDiv") if decimals > 0 else ("RealDiv", "Mul")
     wide = g.wide(x)

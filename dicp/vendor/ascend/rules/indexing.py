@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def from_start(g: Ge, index: Value, size: Any) -> Value:
@@ -40,9 +40,16 @@ def index_select(g: Ge, x: Value, dim: int, index: Value) -> Value:
 
 @rule(aten.gather.default)
 def gather(g: Ge, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if _is_empty(index):
+        return g.full(index.shape, 0, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
         return g.broadcast(g.reshape(x, [1] * index.ndim), index.shape)
     return g.op("GatherElements", x, index, dim=dim % x.ndim)
+
+
+def _is_empty(index: Value) -> bool:
+    """An empty index may have another number of dimensions than what it looks into."""
+    return any(isinstance(size, int) and size == 0 for size in index.shape)
 
 
 @rule(aten.take.default)
@@ -153,10 +160,24 @@ def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool)
     if not accumulate:
         return g.op("TensorScatterUpdate", x, index, updates)
     if x.dtype == torch.bool:
-        wide = g.op("TensorScatterAdd", *(g.cast(v, torch.int32) if v is not index else v
-                                          for v in (x, index, updates)))  # fmt: skip
+        wide = _scatter_nd(g, g.cast(x, torch.int32), index, g.cast(updates, torch.int32), True)
         return g.cast(wide, torch.bool)
-    return g.op("TensorScatterAdd", x, index, updates)
+    depth = int(index.shape[-1])
+    rows, place = math.prod(x.shape[:depth]), None
+    for axis in range(depth):
+        part = g.squeeze(g.slice(index, index.ndim - 1, axis, axis + 1), [-1])
+        place = part if place is None else g.add(g.mul(place, x.shape[axis]), part)
+    assert place is not None
+    count, width = math.prod(place.shape), math.prod(x.shape[depth:])
+    out = add_rows(g, g.reshape(x, [rows, width]), g.reshape(place, [count]),
+                   g.reshape(updates, [count, width]))  # fmt: skip
+    return g.reshape(out, x.shape)
+
+
+def add_rows(g: Ge, x: Value, index: Value, rows: Value) -> Value:
+    """`rows` added to those of a matrix that `index` tells."""
+    places = g.broadcast(g.unsqueeze(index, 1), rows.shape)
+    return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 
 def _put_where(
@@ -179,6 +200,8 @@ def _put_where(
 def _scatter(
     g: Ge, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
+    if _is_empty(index):
+        return g.op("Identity", x)
     if x.ndim == 0 or index.ndim == 0:
         shape = [1]
         x, index, source = (g.reshape(v, shape) for v in (x, index, source))
@@ -271,6 +294,32 @@ def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: 
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
 
 
+@rule(aten.index_copy.default)
+def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.ndim == 0 or source.ndim != x.ndim:
+        raise NoRule("slices of a 0-dim tensor")
+    dim %= x.ndim
+    column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(index, column), source.shape)
+    return _scatter(g, x, dim, places, source)
+
+
+def _max_unpool(n: int) -> Any:
+    def apply(g: Ge, x: Value, index: Value, *sizes: Any) -> Value:
+        """Zeros, and `x` at flat places of the last `n` dimensions."""
+        lead = list(x.shape[:-n])
+        flat = [*lead, math.prod(x.shape[-n:])]
+        zeros = g.full([*lead, math.prod(g.shape[-n:])], 0, x.dtype)
+        out = _scatter(g, zeros, len(lead), g.reshape(index, flat), g.reshape(x, flat))
+        return g.reshape(out, g.shape)
+
+    return apply
+
+
+RULES.add(aten.max_unpool2d.default, _max_unpool(2))
+RULES.add(aten.max_unpool3d.default, _max_unpool(3))
+
+
 def _times(g: Ge, x: Value, alpha: Any) -> Value:
     return x if alpha == 1 else g.binary("Mul", x, alpha)
 
@@ -304,5 +353,5 @@ def embedding_dense_backward(
         own = g.op("GatherV2", number, flat, g.const(0, torch.int64))
         rows = g.op("RealDiv", rows, g.unsqueeze(own, 1))
     zeros = g.full([num_weights, width], 0, rows.dtype)
-    out = g.op("TensorScatterAdd", zeros, g.unsqueeze(flat, 1), rows)
+    out = add_rows(g, zeros, flat, rows)
     return g.cast(out, g.dtype)

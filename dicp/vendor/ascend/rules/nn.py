@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 # ---- activations ---------------------------------------------------------------------------------
@@ -21,9 +21,10 @@ rule = RULES.rule
 
 @rule(aten.gelu.default)
 def gelu(g: Ge, x: Value, *, approximate: str = "none") -> Value:
-    if x.dtype == torch.float64:
-        return g.mul(x, _gelu_gate(g, x, approximate))
-    return g.op("GeluV2", x, approximate=approximate)
+    if g.takes("GeluV2", "x", x.dtype):
+        return g.op("GeluV2", x, approximate=approximate)
+    wide = g.wide(x)
+    return g.cast(g.mul(wide, _gelu_gate(g, wide, approximate)), x.dtype)
 
 
 def _tanh_argument(g: Ge, x: Value) -> Value:
@@ -52,10 +53,11 @@ def _gelu_slope(g: Ge, x: Value, approximate: str) -> Value:
 
 @rule(aten.gelu_backward.default)
 def gelu_backward(g: Ge, dy: Value, x: Value, *, approximate: str = "none") -> Value:
-    if x.dtype == torch.float64:
-        gate = _gelu_gate(g, x, approximate)
-        return g.mul(dy, g.add(gate, g.mul(x, _gelu_slope(g, x, approximate))))
-    return g.op("GeluGradV2", dy, x, approximate=approximate)
+    if g.takes("GeluGradV2", "dy", x.dtype):
+        return g.op("GeluGradV2", dy, x, approximate=approximate)
+    wide = g.wide(x)
+    slope = g.mul(wide, _gelu_slope(g, wide, approximate))
+    return g.cast(g.mul(g.wide(dy), g.add(_gelu_gate(g, wide, approximate), slope)), x.dtype)
 
 
 @rule(aten.silu.default)
@@ -157,6 +159,9 @@ def log_softmax(g: Ge, x: Value, dim: int, half_to_float: bool) -> Value:
 def softmax_backward(g: Ge, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
     if y.ndim == 0:
         return g.full([], 0, g.dtype)
+    if y.dtype == torch.float64:  # y (dy - sum(y dy))
+        total = g.reduce("ReduceSum", g.mul(y, dy), [dim], True)
+        return g.cast(g.mul(y, g.sub(dy, total)), g.dtype)
     return g.cast(g.op("SoftmaxGrad", y, dy, axes=[dim % y.ndim]), g.dtype)
 
 
@@ -164,6 +169,9 @@ def softmax_backward(g: Ge, dy: Value, y: Value, dim: int, dtype: torch.dtype) -
 def log_softmax_backward(g: Ge, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
     if y.ndim == 0:
         return g.full([], 0, g.dtype)
+    if y.dtype == torch.float64:  # dy - exp(y) sum(dy)
+        total = g.reduce("ReduceSum", dy, [dim], True)
+        return g.cast(g.sub(dy, g.mul(g.op("Exp", y), total)), g.dtype)
     return g.cast(g.op("LogSoftmaxGrad", dy, y, axis=[dim % y.ndim]), g.dtype)
 
 
@@ -190,10 +198,12 @@ class Window:
         lead = [1] if self.flat else []
         zero = [0] if self.flat else []
         pads = zero + _per_dimension(padding, self.rank)
+        apart = _per_dimension(dilation, self.rank)
+        self.is_dense = set(apart) == {1}
         self.attrs = {
             "strides": [1, 1, *lead, *_per_dimension(stride, self.rank)],
             "pads": [p for pad in pads for p in (pad, pad)],
-            "dilations": [1, 1, *lead, *_per_dimension(dilation, self.rank)],
+            "dilations": [1, 1, *lead, *apart],
             "groups": groups,
             "data_format": "NCDHW" if self.rank == 3 else "NCHW",
         }
@@ -233,11 +243,27 @@ def convolution(
     if not transposed:
         return window.narrow(g, g.op(window.prefix, wide, filters, bias, **window.attrs))
     shape = [*g.shape[:2], 1, *g.shape[2:]] if window.flat else list(g.shape)
-    out = g.op(
-        f"{window.prefix}Transpose", g.ints(shape), wide, filters, bias,
-        output_padding=window.output_padding, **window.attrs,
-    )  # fmt: skip
-    return window.narrow(g, out)
+    kind = f"{window.prefix}Transpose"
+    if g.takes(kind, "x", x.dtype) and window.is_dense:
+        out = g.op(kind, g.ints(shape), wide, filters, bias,
+                   output_padding=window.output_padding, **window.attrs)  # fmt: skip
+        return window.narrow(g, out)
+    out = window.narrow(g, _input_gradient(g, window, shape, filters, wide))
+    return out if bias is None else g.add(out, g.reshape(bias, [1, -1, *[1] * (x.ndim - 2)]))
+
+
+def _input_gradient(
+    g: Ge, window: Window, shape: Sequence[Any], filters: Value, grad: Value
+) -> Value:
+    """The gradient of a convolution's input of these sizes, which GE wants as constants."""
+    kind = f"{window.prefix}BackpropInput"
+    return g.op(kind, _constant_sizes(g, shape), filters, grad, **window.attrs)
+
+
+def _constant_sizes(g: Ge, shape: Sequence[Any]) -> Value:
+    if not all(isinstance(size, int) for size in shape):
+        raise NoRule("the sizes of a convolution's gradient change from run to run")
+    return g.ints(list(shape), torch.int32)
 
 
 @rule(aten.convolution_backward.default)
@@ -257,15 +283,15 @@ def convolution_backward(
         if transposed:
             dx = g.op(prefix, wide_dy, filters, **attrs)
         else:
-            dx = g.op(f"{prefix}BackpropInput", g.ints(wide.shape), filters, wide_dy, **attrs)
+            dx = _input_gradient(g, window, wide.shape, filters, wide_dy)
         dx = window.narrow(g, dx)
         for axis, before in enumerate(around[::2]):
             dx = g.slice(dx, axis, before, before + g.meta[0].shape[axis])
         results[0] = dx
     if mask[1]:
-        sizes = g.ints(filters.shape)
+        sizes = _constant_sizes(g, filters.shape)
         dweight = g.op(f"{prefix}BackpropFilter", source, sizes, grad, **attrs)
-        results[1] = window.narrow(g, dweight)
+        results[1] = g.cast(window.narrow(g, dweight), weight.dtype)
     if mask[2]:
         axes = [d for d in range(dy.ndim) if d != 1]
         results[2] = g.cast(g.reduce("ReduceSum", g.wide(dy), axes, False), dy.dtype)

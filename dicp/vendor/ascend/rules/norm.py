@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, Value
 from dicp.vendor.ascend.rules.reduction import count_of, variance
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.native_layer_norm.default)
@@ -22,8 +22,8 @@ def layer_norm(
 ) -> tuple[Value, Value, Value]:
     same = all(v is None or v.dtype == x.dtype for v in (weight, bias))
     y_type, mean_type = g.meta[0].dtype, g.meta[1].dtype
-    if x.dtype != torch.float64 and same:
-        sizes = g.ints(list(shape))
+    if same and g.takes("LayerNormV4", "x", x.dtype):
+        sizes = g.ints(list(shape), torch.int32)
         y, mean, rstd = g.ops("LayerNormV4", x, sizes, weight, bias, epsilon=float(eps))
         return y, g.cast(mean, mean_type), g.cast(rstd, mean_type)
     axes = list(range(x.ndim - len(shape), x.ndim))
@@ -67,7 +67,7 @@ def rms_norm(
 ) -> tuple[Value, Value]:
     epsilon = torch.finfo(x.dtype).eps if eps is None else eps
     y_type, rstd_type = g.meta[0].dtype, g.meta[1].dtype
-    if x.dtype != torch.float64 and (weight is None or weight.dtype == x.dtype):
+    if g.takes("RmsNorm", "x", x.dtype) and (weight is None or weight.dtype == x.dtype):
         weight = g.full(list(shape), 1, x.dtype) if weight is None else weight
         y, rstd = g.ops("RmsNorm", x, weight, epsilon=float(epsilon))
         return y, g.cast(rstd, rstd_type)
@@ -140,7 +140,7 @@ def _normalize(
     momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     """The result, mean and reciprocal deviation of the batch, new running mean and variance."""
-    if x.dtype == torch.float64:
+    if not g.takes("BatchNormV3", "x", x.dtype):
         return _normalize_wide(g, x, weight, bias, old, momentum, eps)
     running = [_per_channel(g, x, v, d) for v, d in zip(old, (0, 1), strict=True)]
     running = [g.op("TensorMove", v) for v in running]  # the operator writes over them
@@ -162,7 +162,9 @@ def _normalize_wide(
     count = count_of(x, axes)
     unbiased = g.mul(g.mul(var, count), g.div(g.number(1.0, rstd.dtype), count - 1))
     running = [
-        new if was is None else g.add(g.mul(new, momentum), g.mul(was, 1 - momentum))
+        new
+        if was is None
+        else g.add(g.mul(new, momentum), g.mul(g.cast(was, new.dtype), 1 - momentum))
         for new, was in zip((mean, unbiased), old, strict=True)
     ]
     return [y, mean, rstd, *running]
@@ -197,17 +199,17 @@ def batch_norm_backward(
     saved_mean: Value | None, saved_rstd: Value | None, train: bool, eps: float,
     mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
-    if x.dtype == torch.float64:
+    if not (train and g.takes("BatchNormGradV3", "dy", x.dtype)):
         results = _batch_gradients(
-            g, dy, x, weight, (mean, var), (saved_mean, saved_rstd), train, eps
-        )
+            g, g.wide(dy), g.wide(x), weight if weight is None else g.wide(weight), (mean, var),
+            (saved_mean, saved_rstd), train, eps,
+        )  # fmt: skip
     else:
         dx, dweight, dbias = g.ops(
             "BatchNormGradV3", _as_image(g, g.cast(dy, x.dtype)), _as_image(g, x),
             _per_channel(g, x, weight, 1), _per_channel(g, x, mean, 0), _per_channel(g, x, var, 1),
-            _per_channel(g, x, saved_mean if train else None, 0),
-            _per_channel(g, x, saved_rstd if train else None, 1),
-            is_training=train, epsilon=float(eps),
+            _per_channel(g, x, saved_mean, 0), _per_channel(g, x, saved_rstd, 1),
+            is_training=True, epsilon=float(eps),
         )  # fmt: skip
         results = [g.reshape(dx, x.shape), dweight, dbias]
     return [

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:
@@ -91,18 +91,27 @@ def _max_with_indices(
     return g.reshape(values, shape), g.reshape(where, shape)
 
 
+MOST_OF_A_WINDOW, LARGEST_STEP, LARGEST_DIVISOR = 255, 63, 255
+"""GE's limits of pooling."""
+
+
+def _within_limits(kernel: Sequence[int], stride: Sequence[int]) -> bool:
+    return math.prod(kernel) <= MOST_OF_A_WINDOW and max(stride) <= LARGEST_STEP
+
+
 @rule(aten.max_pool2d_with_indices.default)
 def max_pool2d(
     g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value | None]:  # fmt: skip
-    plain = x.ndim == 4 and x.dtype.is_floating_point and set(_tuple(dilation)) == {1}
-    if g.is_read(1) or not plain:
-        return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 2)
     sizes = _listed(kernel, 2, ())
+    steps = _listed(stride, 2, sizes)
+    plain = x.ndim == 4 and g.takes("MaxPoolV3", "x", x.dtype) and set(_tuple(dilation)) == {1}
+    if g.is_read(1) or not plain or not _within_limits(sizes, steps):
+        return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 2)
     pads = _listed(_tuple(padding), 2, (0,))
     pooled = g.op(
-        "MaxPoolV3", x, ksize=[1, 1, *sizes], strides=[1, 1, *_listed(stride, 2, sizes)],
+        "MaxPoolV3", x, ksize=[1, 1, *sizes], strides=[1, 1, *steps],
         padding_mode="CALCULATED", pads=[p for pad in pads for p in (pad, pad)],
         data_format="NCHW", ceil_mode=ceil_mode,
     )  # fmt: skip
@@ -162,6 +171,10 @@ def avg_pool2d(
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
+    limited = _within_limits(attrs["ksize"], attrs["strides"])
+    if not limited or (divisor_override or 0) > LARGEST_DIVISOR:
+        return _average(g, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
+                        divisor_override)  # fmt: skip
     batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
     out = g.op("AvgPoolV2", batched, **attrs, divisor_override=divisor_override or 0)
     return g.reshape(out, g.shape)
@@ -191,6 +204,11 @@ def avg_pool2d_backward(
     attrs = _average_attrs(
         kernel, stride, padding, ceil_mode, count_include_pad or bool(divisor_override)
     )
+    limited = _within_limits(attrs["ksize"], attrs["strides"])
+    fits = limited and all(isinstance(size, int) for size in x.shape)
+    if not (fits and g.takes("AvgPoolV2Grad", "input_grad", dy.dtype)):
+        return _average_backward(g, dy, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
+                                 divisor_override)  # fmt: skip
     if divisor_override:  # the operator divides by the window's area
         if ceil_mode:
             raise NoRule("a divisor of its own, and windows that reach beyond the padding")
@@ -198,11 +216,13 @@ def avg_pool2d_backward(
         dy = g.cast(g.mul(g.wide(dy), area / divisor_override), dy.dtype)
     shape = x.shape if x.ndim == 4 else (1, *x.shape)
     batched = dy if dy.ndim == 4 else g.unsqueeze(dy, 0)
-    return g.reshape(g.op("AvgPoolV2Grad", g.ints(list(shape)), batched, **attrs), g.shape)
+    return g.reshape(
+        g.op("AvgPoolV2Grad", g.ints(list(shape), torch.int32), batched, **attrs), g.shape
+    )
 
 
 class Averages:
-    """Windows of an average in three dimensions, and what each sum is divided by."""
+    """Windows of an average over the last dimensions, and what each sum is divided by."""
 
     def __init__(
         self, g: Ge, x: Value, out: Sequence[Any], kernel: Any, stride: Any, padding: Any,
@@ -210,10 +230,11 @@ class Averages:
     ) -> None:  # fmt: skip
         if ceil_mode:
             raise NoRule("windows that reach beyond the padding")
-        sizes = _listed(kernel, 3, ())
+        rank = len(out)
+        sizes = _listed(kernel, rank, ())
         self.windows = Windows(
-            g, x, out, sizes, _listed(stride, 3, sizes), _listed(_tuple(padding), 3, (0,)),
-            (1, 1, 1),
+            g, x, out, sizes, _listed(stride, rank, sizes),
+            _listed(_tuple(padding), rank, (0,)), (1,) * rank,
         )  # fmt: skip
         self.dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if divisor or count_include_pad:
@@ -228,8 +249,17 @@ def avg_pool3d(
     g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
-    mean = Averages(g, x, g.shape[-3:], kernel, stride, padding, ceil_mode, count_include_pad,
+    return _average(g, x, 3, kernel, stride, padding, ceil_mode, count_include_pad,
                     divisor_override)  # fmt: skip
+
+
+def _average(
+    g: Ge, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor: int | None,
+) -> Value:  # fmt: skip
+    mean = Averages(
+        g, x, g.shape[-rank:], kernel, stride, padding, ceil_mode, count_include_pad, divisor
+    )
     picked = mean.windows.gather(g, g.cast(x, mean.dtype), 0.0)
     total = g.reduce("ReduceSum", picked, [picked.ndim - 1], False)
     return g.cast(g.reshape(g.op("RealDiv", total, mean.divisor), g.shape), x.dtype)
@@ -240,9 +270,18 @@ def avg_pool3d_backward(
     g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
+    return _average_backward(g, dy, x, 3, kernel, stride, padding, ceil_mode, count_include_pad,
+                             divisor_override)  # fmt: skip
+
+
+def _average_backward(
+    g: Ge, dy: Value, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor: int | None,
+) -> Value:  # fmt: skip
     """Each window's gradient, divided, added to all elements of the window."""
-    mean = Averages(g, x, dy.shape[-3:], kernel, stride, padding, ceil_mode, count_include_pad,
-                    divisor_override)  # fmt: skip
+    mean = Averages(
+        g, x, dy.shape[-rank:], kernel, stride, padding, ceil_mode, count_include_pad, divisor
+    )
     windows = mean.windows
     shares = g.reshape(g.cast(dy, mean.dtype), [*windows.lead, windows.count])
     shares = g.unsqueeze(g.op("RealDiv", shares, mean.divisor), len(windows.lead) + 1)

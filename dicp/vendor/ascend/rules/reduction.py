@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value, axes_of
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def is_empty(g: Ge, x: Value) -> bool:
@@ -175,7 +175,7 @@ def _position(kind: str) -> Any:
             flat = g.reshape(x, [math.prod(x.shape)])
             found = g.op(kind, flat, g.const(0, torch.int64), dtype=torch.int64)
         else:
-            axis = g.const(dim % x.ndim, torch.int64)
+            axis = g.const(dim % x.ndim, torch.int32)
             found = g.op(kind, x, axis, dtype=torch.int64)
         return g.reshape(found, g.shape)
 
@@ -233,10 +233,14 @@ def sort_stable(
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
     number = _comparable(g, x)
-    values, places = g.ops(
-        "Sort", number, axis=dim % x.ndim, descending=descending, stable=True
-    )  # fmt: skip
-    return g.cast(values, x.dtype), g.cast(places, torch.int64)
+    order = list(range(x.ndim))  # the operator works on the last axis
+    order[dim], order[-1] = order[-1], order[dim]
+    number = g.transpose(number, order)
+    values, places = g.ops("Sort", number, axis=-1, descending=descending, stable=True)
+    return (
+        g.cast(g.transpose(values, order), x.dtype),
+        g.cast(g.transpose(places, order), torch.int64),
+    )
 
 
 @rule(aten.kthvalue.default)
@@ -259,7 +263,7 @@ def _scan(kind: str, *, wide: bool = False) -> Any:
         x = g.cast(x, g.dtype)
         if x.ndim == 0:
             return g.op("Identity", x)
-        axis = g.const(dim % x.ndim, torch.int64)
+        axis = g.const(dim % x.ndim, torch.int32)
         if not wide:
             return g.op(kind, x, axis)
         return g.cast(g.op(kind, g.wide(x), axis), g.dtype)
@@ -277,7 +281,7 @@ def _extremum_scan(kind: str, attr: str) -> Any:
         if x.ndim == 0:
             return g.op("Identity", x), g.full([], 0, torch.int64)
         number = _comparable(g, x)
-        values, places = g.ops(kind, number, **{attr: dim % x.ndim})
+        values, places = g.ops(kind, number, **{attr: dim % x.ndim})  # places are int32
         return g.cast(values, x.dtype), g.cast(places, torch.int64)
 
     return apply

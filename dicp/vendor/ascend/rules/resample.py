@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, Value
 from dicp.vendor.ascend.rules.pooling import between
 
 aten = torch.ops.aten
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 def _scale(size: Any, out: Any, align_corners: bool, given: float | None) -> Any:

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
 from dicp.graphop.strides import dense_order, inverse
+from dicp.rules import RuleTable
 from dicp.torch_private import statically_known_true
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
@@ -67,20 +67,23 @@ def t(g: Ge, x: Value) -> Value:
 # ---- slices --------------------------------------------------------------------------------------
 
 
+def from_start(g: Ge, index: Any, size: Any) -> Any:
+    """`index` along a dimension of `size`, counted from the end where it is negative."""
+    if g.proves(index >= 0):
+        return index
+    if not g.proves(index < 0):
+        raise NoRule("an index of unknown sign")
+    return size + index
+
+
 def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
     """A slice's start or end as Python counts it, within 0 and `size`."""
-    if index is None:
-        return default
-    if isinstance(index, int) and isinstance(size, int):
-        return min(max(index + size if index < 0 else index, 0), size)
-    if isinstance(index, int):
-        if index >= 2**62:
-            return size
-        if index == 0:
-            return 0
-        if index < 0:
-            return torch.sym_max(size + index, 0)
-    return torch.sym_min(index, size)
+    if index is None or (isinstance(index, int) and index >= 2**62):
+        return default if index is None else size
+    index = from_start(g, index, size)
+    if not g.proves(index >= 0):
+        index = torch.sym_max(index, 0)
+    return index if g.proves(index <= size) else torch.sym_min(index, size)
 
 
 @rule(aten.slice.Tensor)
@@ -103,14 +106,14 @@ def slice(
 
 @rule(aten.narrow.default)
 def narrow(g: Ge, x: Value, dim: int, start: Any, length: Any) -> Value:
+    start = from_start(g, start, x.shape[dim])
     return g.slice(x, dim % x.ndim, start, start + length)
 
 
 @rule(aten.select.int)
 def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
+    index = from_start(g, index, x.shape[dim])
     return g.reshape(g.slice(x, dim, index, index + 1), g.shape)
 
 
@@ -149,8 +152,7 @@ def _put_at(g: Ge, x: Value, dim: int, places: Value, source: Value) -> Value:
 @rule(aten.select_scatter.default)
 def select_scatter(g: Ge, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
-    if isinstance(index, int) and index < 0:
-        index = x.shape[dim] + index
+    index = from_start(g, index, x.shape[dim])
     source = g.unsqueeze(g.cast(source, x.dtype), dim)
     return slice_scatter(g, x, source, dim, index, index + 1)
 
@@ -312,6 +314,7 @@ def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     if all(isinstance(size, int) for size in sizes) and isinstance(x.shape[dim], int):
         if len(sizes) == 1:
             return [x]
+    if all(isinstance(s, int) and s >= 1 for s in sizes) and isinstance(x.shape[dim], int):
         return g.ops(
             "SplitVD", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
         )  # fmt: skip
@@ -364,15 +367,10 @@ def pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
     pairs = [(widths[k], widths[k + 1]) for k in range(0, len(widths), 2)]
     pairs += [(0, 0)] * (x.ndim - len(pairs))
     for dim, (before, after) in enumerate(reversed(pairs)):
-        cut_before = isinstance(before, int) and before < 0
-        cut_after = isinstance(after, int) and after < 0
-        if cut_before or cut_after:
-            start = -before if cut_before else 0
-            end = x.shape[dim] + after if cut_after else x.shape[dim]
-            x = g.slice(x, dim, start, end)
-    positive = [
-        max(w, 0) if isinstance(w, int) else w for pair in reversed(pairs) for w in pair
-    ]  # fmt: skip
+        if not (g.proves(before >= 0) and g.proves(after >= 0)):
+            start, end = (torch.sym_max(-width, 0) for width in (before, after))
+            x = g.slice(x, dim, start, x.shape[dim] - end)
+    positive = [torch.sym_max(width, 0) for pair in reversed(pairs) for width in pair]
     if all(isinstance(w, int) and w == 0 for w in positive):
         return g.op("Identity", x)
     fill = g.number(0 if value is None else value, x.dtype)

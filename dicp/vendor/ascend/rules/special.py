@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.rules import RuleTable
+from dicp.rules import RuleTable
 from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
-rule = RULES.rule
+rule = RULES.register
 
 
 @rule(aten.special_ndtri.default, prims.ndtri.default)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dicp.graphop.interpreter import Semantics
+from dicp.vendor.ascend.semantics.shape import coordinates
 
 
 def assign(ref: Tensor, value: Tensor, validate_shape: bool = True) -> Tensor:
@@ -35,11 +36,11 @@ def scatter_elements(
 
 
 def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return var.index_put_(tuple(indices.unbind(-1)), updates)
+    return var.index_put_(coordinates(indices), updates)
 
 
 def scatter_nd_add(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return var.index_put_(tuple(indices.unbind(-1)), updates, accumulate=True)
+    return var.index_put_(coordinates(indices), updates, accumulate=True)
 
 
 def register(semantics: Semantics) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,6 +54,8 @@ def convolve_transposed(
     strides: list[int], pads: list[int], dilations: list[int], groups: int, data_format: str,
     output_padding: list[int],
 ) -> Tensor:  # fmt: skip
+    if set(dilations) != {1}:
+        raise ValueError(f"a transposed convolution has no dilations {dilations}")
     return aten.convolution(
         x, filter, bias, strides[2:], _pads(pads), dilations[2:], True, output_padding[2:], groups
     )
@@ -78,10 +82,16 @@ def convolve_filter_grad(
     return aten.convolution_backward(
         out_backprop, x, filter, None, strides[2:], _pads(pads), dilations[2:], False, [0] * rank,
         groups, [False, True, False],
-    )[1]  # fmt: skip
+    )[1].float()  # fmt: skip
 
 
 # ---- pooling -------------------------------------------------------------------------------------
+
+
+def check_window(ksize: Sequence[int], strides: Sequence[int], divisor: int = 0) -> None:
+    """Raises ValueError beyond the limits of pooling."""
+    if math.prod(ksize) > 255 or max(strides) > 63 or divisor > 255:
+        raise ValueError(f"pooling of {ksize} by {strides} over {divisor} is beyond the limits")
 
 
 def max_pool(
@@ -89,6 +99,7 @@ def max_pool(
     data_format: str, ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     assert padding_mode == "CALCULATED" and data_format == "NCHW"
+    check_window(ksize, strides)
     return aten.max_pool2d_with_indices(x, ksize[2:], strides[2:], _pads(pads), 1, ceil_mode)[0]
 
 
@@ -97,6 +108,7 @@ def avg_pool(
     data_format: str, ceil_mode: bool = False, exclusive: bool = True, divisor_override: int = 0,
 ) -> Tensor:  # fmt: skip
     assert padding_mode == "CALCULATED" and data_format == "NCHW"
+    check_window(ksize, strides, divisor_override)
     return aten.avg_pool2d(
         x, ksize[2:], strides[2:], _pads(pads), ceil_mode, not exclusive, divisor_override or None
     )
@@ -108,6 +120,7 @@ def avg_pool_grad(
     exclusive: bool = True, divisor_override: int = 0,
 ) -> Tensor:  # fmt: skip
     assert padding_mode == "CALCULATED" and data_format == "NCHW"
+    check_window(ksize, strides, divisor_override)
     x = torch.empty(orig_input_shape, dtype=input_grad.dtype)
     return aten.avg_pool2d_backward(
         input_grad, x, ksize[2:], strides[2:], _pads(pads), ceil_mode, not exclusive,
@@ -162,6 +175,8 @@ def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
     epsilon: float = 1e-5, momentum: float = 0.1, is_training: bool = True,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    if not is_training:
+        raise ValueError("the operator is for training")
     y, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
         x.float(), weight, bias, running_mean, running_var, is_training, momentum, epsilon
     )

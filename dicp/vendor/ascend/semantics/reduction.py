@@ -59,6 +59,8 @@ def top_k(
 def sort(
     x: Tensor, axis: int = -1, descending: bool = False, stable: bool = False
 ) -> tuple[Tensor, Tensor]:
+    if axis not in (-1, x.dim() - 1):
+        raise ValueError(f"it sorts along the last of {x.dim()} axes, not along {axis}")
     values, indices = torch.sort(x, dim=axis, descending=descending, stable=stable)
     return values, indices.to(torch.int32)
 
@@ -77,6 +79,11 @@ def search_sorted(
     sequence: Tensor, values: Tensor, sorter: None, dtype: Any = torch.int64, right: bool = False
 ) -> Tensor:
     return torch.searchsorted(sequence, values, right=right).to(dtype)
+
+
+def _narrow_places(found: Any) -> tuple[Tensor, Tensor]:
+    values, places = found
+    return values, places.int()
 
 
 def register(semantics: Semantics) -> None:
@@ -98,6 +105,6 @@ def register(semantics: Semantics) -> None:
     semantics.op("ArgMin", host=("dimension",))(arg_min)
     semantics.op("TopKV2", host=("k",))(top_k)
     semantics.op("Sort")(sort)
-    semantics.op("Cummax")(lambda x, dim: tuple(torch.cummax(x, dim)))
-    semantics.op("Cummin")(lambda x, axis: tuple(torch.cummin(x, axis)))
+    semantics.op("Cummax")(lambda x, dim: _narrow_places(torch.cummax(x, dim)))
+    semantics.op("Cummin")(lambda x, axis: _narrow_places(torch.cummin(x, axis)))
     semantics.op("SearchSorted")(search_sorted)

@@ -46,15 +46,22 @@ def gather_v2(x: Tensor, indices: Tensor, axis: int, batch_dims: int = 0) -> Ten
 
 def gather_nd(x: Tensor, indices: Tensor, negative_index_support: bool = False) -> Tensor:
     """x[i0, i1, ...] for each row of `indices`."""
-    return x[tuple(indices.unbind(-1))]
+    return x[tuple(indices.unbind(-1)) if negative_index_support else coordinates(indices)]
+
+
+def coordinates(indices: Tensor) -> tuple[Tensor, ...]:
+    """The coordinates in each row of `indices`, which count from 0 and never from the end."""
+    if bool((indices < 0).any()):
+        raise IndexError(f"index {int(indices.min())} is negative")
+    return tuple(indices.unbind(-1))
 
 
 def _update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return torch.index_put(x, tuple(indices.unbind(-1)), updates)
+    return torch.index_put(x, coordinates(indices), updates)
 
 
 def _accumulate(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return torch.index_put(x, tuple(indices.unbind(-1)), updates, accumulate=True)
+    return torch.index_put(x, coordinates(indices), updates, accumulate=True)
 
 
 def scatter_elements(
@@ -99,6 +106,12 @@ def trans_data(src: Tensor, src_format: str, dst_format: str) -> Tensor:
     return (src.permute(0, 2, 3, 1) if dst_format == "NHWC" else src).clone()
 
 
+def split(x: Tensor, size_splits: list[int], split_dim: int, num_split: int) -> tuple[Tensor, ...]:
+    if min(size_splits) < 1:
+        raise ValueError(f"parts of {size_splits}: each has an element")
+    return torch.split(x, size_splits, split_dim)
+
+
 def register(semantics: Semantics) -> None:
     semantics.op("Reshape", host=("shape",))(lambda x, shape: x.reshape(shape))
     semantics.op("Transpose", host=("perm",))(lambda x, perm: x.permute(perm))
@@ -106,9 +119,7 @@ def register(semantics: Semantics) -> None:
     semantics.op("Tile", host=("multiples",))(lambda x, multiples: x.repeat(multiples))
     semantics.op("ConcatD")(lambda x, concat_dim, N=1: torch.cat(x, concat_dim))
     semantics.op("Pack")(lambda x, N, axis=0: torch.stack(x, axis))
-    semantics.op("SplitVD")(
-        lambda x, size_splits, split_dim, num_split: torch.split(x, size_splits, split_dim)
-    )
+    semantics.op("SplitVD")(split)
     semantics.op("Unpack")(unpack)
     semantics.op("StridedSlice", host=("begin", "end", "strides"))(strided_slice)
     semantics.op("PadV3", host=("paddings",))(pad)

@@ -19,12 +19,20 @@ from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.torch_private import FakeTensorMode, disable_current_modes
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
-from dicp.vendor.ascend.formats import accepts, produced_format
+from dicp.vendor.ascend.formats import PLAIN, accepts, plain_format, produced_format
 from dicp.vendor.ascend.prototypes import BY_NUMBER, FORMATS, PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 from dicp.vendor.ascend.simulator.memory import Order
 
 FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
+
+SHAPES = "input_shape"
+
+CONSTANTS = frozenset({
+    ("Conv2DBackpropInput", "input_size"), ("Conv2DBackpropFilter", "filter_size"),
+    ("Conv3DBackpropInput", "input_size"), ("Conv3DBackpropFilter", "filter_size"),
+})  # fmt: skip
+"""Inputs that have to be constants."""
 
 DTYPE_NUMBERS = frozenset({"dst_type"})
 """Attributes of type Int that hold the number of a dtype."""
@@ -53,6 +61,11 @@ class Model:
     order: Order
     kinds: list[str] = field(default_factory=list)
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether sizes of its inputs change from run to run."""
+        return any(-1 in (tensor.dims or ()) for tensor in self.inputs)
+
     def check_shared(self, given: int, made: int) -> None:
         """Raise Refused unless result `made` may go over input `given`: both have one buffer."""
         calls, outputs = self.interpreter.calls, self.interpreter.outputs
@@ -66,8 +79,10 @@ class Model:
 class Compiler:
     """Compiles one recorded graph."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, options: Mapping[str, str] | None = None) -> None:
         self.graph = json.loads(text)
+        self.options = options
+        """What the graph is built with; None where a built one is loaded."""
         self.types = {op["name"]: op["type"] for op in self.graph["ops"]}
         self.calls: list[Call | torch.Tensor | int] = []
         self.places: dict[str, int] = {}
@@ -79,6 +94,7 @@ class Compiler:
 
     def compile(self) -> Model:
         """Raises Refused."""
+        self._check_ends()
         for op in self.graph["ops"]:
             place = len(self.calls)
             self._add(op)
@@ -91,6 +107,7 @@ class Compiler:
         count = len(self.graph["inputs"])
         if sorted(self.inputs) != list(range(count)):
             raise Refused(f"Data indices are {sorted(self.inputs)}, not those of {count} inputs")
+        self._check_shapes()
         order = self._checked_order(outputs)
         return Model(
             Interpreter(self.calls, outputs),
@@ -99,6 +116,29 @@ class Compiler:
             order,
             self.kinds,
         )
+
+    def _check_ends(self) -> None:
+        """Refused where GE would drop a result: it walks from the inputs."""
+        reached = set(self.graph["inputs"])
+        if not reached:
+            raise Refused("the graph has no inputs")
+        for op in self.graph["ops"]:
+            sources = {*op["controls"], *(source for _, _, source, _ in op["inputs"])}
+            if not reached.isdisjoint(sources):
+                reached.add(op["name"])
+        for name, _ in self.graph["outputs"]:
+            if name not in reached:
+                raise Refused(f"{name} ({self.types[name]}): no path leads to it from an input")
+
+    def _check_shapes(self) -> None:
+        """Refused where inputs of changing sizes are not listed by the option for these."""
+        names = [op["name"] for op in self.graph["ops"] if op["type"] in ("Data", "RefData")]
+        changing = any(-1 in (tensor.dims or ()) for tensor in self.inputs.values())
+        if self.options is None or not changing:
+            return
+        listed = [part.rpartition(":")[0] for part in self.options.get(SHAPES, "").split(";")]
+        if set(listed) != set(names):
+            raise Refused(f"option {SHAPES} lists {listed}, the inputs are {names}")
 
     def _checked_order(self, outputs: Sequence[Source]) -> Order:
         """The order of reads and writes; Refused where a write may come before a read."""
@@ -224,10 +264,21 @@ class Compiler:
     def _check_formats(
         self, op: Mapping[str, Any], prototype: Prototype, ports: Mapping[str, Any]
     ) -> None:
+        declared = {
+            port: FORMAT_NAMES[desc["format"]]
+            for direction, port, desc in op["descs"] if direction == "input"
+        }  # fmt: skip
         for port in prototype.inputs:
             given = ports.get(port.name)
             for source in given if isinstance(given, list) else [given] if given else []:
-                fmt = self._result(*source).format
+                made = self._result(*source)
+                fmt = declared.get(port.name, made.format) if made.format in PLAIN else made.format
+                rank = len(made.dims or ())
+                if fmt == "ND" and plain_format(prototype.kind, port.name, rank) != "ND":
+                    raise Refused(
+                        f"{op['name']} ({prototype.kind}): input {port.name!r} is an image or a "
+                        "filter, and its format is ND"
+                    )
                 if not accepts(prototype.kind, port.name, fmt):
                     raise Refused(
                         f"{op['name']} ({prototype.kind}): input {port.name!r} does not take "
@@ -262,6 +313,9 @@ class Compiler:
             elif port.name in call.meaning.host:
                 constant = self.calls[source[0]]
                 if not isinstance(constant, torch.Tensor):
+                    if (call.prototype.kind, port.name) in CONSTANTS:
+                        raise Refused(f"{call.name} ({call.prototype.kind}): {port.name!r} is no "
+                                      "constant")  # fmt: skip
                     return None
                 arguments.append(constant.tolist())
             else:

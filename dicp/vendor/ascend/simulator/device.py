@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _BUILD = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
 )
 _LOAD = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t
 )
 _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
@@ -65,16 +65,19 @@ class Simulator:
     def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
         def build() -> int:
             self.options = json.loads(options)
-            self._compiled[graph.decode()] = self._compile(graph.decode())
+            self._compiled[graph.decode()] = self.compile(graph.decode(), self.options)
             return 0
 
         return _guarded(build, message, room)
 
-    def _load(self, data: int, size: int, message: int, room: int) -> int:
+    def _load(self, data: int, size: int, with_memory: bool, message: int, room: int) -> int:
         def load() -> int:
             text = ctypes.string_at(data, size).decode()
             handle = next(self._handles)
-            self.models[handle] = self._compiled.pop(text, None) or self._compile(text)
+            model = self._compiled.pop(text, None) or self.compile(text, None)
+            if with_memory and model.is_dynamic:
+                raise Refused("a model of changing sizes manages its memory itself")
+            self.models[handle] = model
             return handle
 
         return _guarded(load, message, room)
@@ -94,8 +97,9 @@ class Simulator:
 
     # ---- the work -------------------------------------------------------------------------------
 
-    def _compile(self, text: str) -> Model:
-        return Compiler(text).compile()
+    def compile(self, text: str, options: Mapping[str, str] | None) -> Model:
+        """A graph, checked and made runnable; `options` are None where a built one is loaded."""
+        return Compiler(text, options).compile()
 
     def _execute(self, model: Model, given: Sequence[Any], made: Sequence[Any]) -> None:
         with disable_current_modes(), torch.no_grad():

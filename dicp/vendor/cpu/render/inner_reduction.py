@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
-from dicp.codegen.emitter import Scope, local, margin, nan_bits
-from dicp.codegen.types import VALUE_TYPE, literal, start_value
+from dicp.codegen.emitter import LINE_BYTES, Scope, is_place, local, margin, nan_bits
+from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Accumulate, Kernel, Phase, Running, Save, Stmt, Store
+from dicp.loop.ir.kernel import Accumulate, Phase, Running, Save, Store
 from dicp.loop.passes.split_loops import Range
 from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
-from dicp.vendor.cpu.render.non_temporal import LINE_BYTES, distinct
+from dicp.vendor.cpu.render.non_temporal import distinct
 from dicp.vendor.cpu.render.planes import Planes
 
 PLACE_BLOCK = 256
-"""Elements of a row among which the place of its extremum is sought at once."""
+"""Elements of a row whose values are kept while the place of their extremum is found."""
 
 WEIGHT_BLOCK = 512
 """Elements of a row whose exponentials are added up while they are in the nearest cache."""
@@ -28,11 +26,6 @@ WEIGHT_BLOCK = 512
 
 class Rows(Planes):
     """Rows are shared among threads; few long rows are swept by all threads together."""
-
-    def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
-        super().__init__(kernel, far_bytes)
-        self.extrema: dict[str, str] = {}
-        """The extremum whose place an accumulator looks for."""
 
     def lines(self) -> list[str]:
         kernel = self.kernel
@@ -46,8 +39,6 @@ class Rows(Planes):
         if scan and self._in_fours():
             return self._scanned_together()
         if not scan:
-            kernel, self.extrema = _positions_by_value(kernel)
-            self.kernel = kernel
             self.ahead = self._fetched_ahead(self._between())
         depth = 1 + len(kernel.rows)
         scope = self._push(kernel.rows, depth)
@@ -56,8 +47,6 @@ class Rows(Planes):
             phase = waiting.pop(0)
             if phase.level == "row":
                 self._stmts(phase.stmts, scope)
-            elif waiting and self._places_of(phase, waiting[0]):
-                self._found_in_blocks(phase, waiting.pop(0), scope)
             elif waiting and not self.ahead and self._weights_of(phase, waiting[0]):
                 self._weighed_in_blocks(phase, waiting.pop(0), scope)
             else:
@@ -98,8 +87,7 @@ class Rows(Planes):
         tail = self._push(inner, 1 + len(inner))
         for ref, stmt in self._sums().items():
             name, ctype = self._arg(ref), VALUE_TYPE[ref.dtype]
-            bytes_ = f"sizeof({ctype}) * parts * {width}"
-            lines.append(f"  {ctype}* all_{name} = ({ctype}*)d_alloc({bytes_});")
+            lines.append("  " + self._allocated(ctype, f"all_{name}", f"parts * {width}"))
             own += [
                 f"    {ctype}* part_{name} = all_{name} + part * {width};",
                 f"    {each} part_{name}[c] = 0;",
@@ -120,45 +108,7 @@ class Rows(Planes):
             *own, *self._nest(loops, body, 2, ("low", "high")), "  }",
         ]  # fmt: skip
         lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
-        lines += [*total, *self._nest(inner, tail.lines, 1)]
-        return [*lines, *(f"  d_free(all_{self._arg(ref)});" for ref in self._sums())]
-
-    def _places_of(self, phase: Phase, places: Phase) -> bool:
-        """Whether `places` looks for the one extremum of `phase` in a row of many blocks."""
-        inner = self.kernel.inner
-        if len(inner) != 1 or len(phase.stmts) != 1 or len(places.stmts) != 1:
-            return False
-        size, (best,), (place,) = inner[0].size, phase.stmts, places.stmts
-        return (
-            isinstance(best, Accumulate)
-            and isinstance(place, Accumulate)
-            and best.name == self.extrema.get(place.name)
-            and (not isinstance(size, int) or size >= 2 * PLACE_BLOCK)
-        )
-
-    def _found_in_blocks(self, phase: Phase, places: Phase, scope: Scope) -> None:
-        """The first block that holds the extremum is the only one in which its place is sought."""
-        (best,), pad = phase.stmts, margin(scope.indent)
-        assert isinstance(best, Accumulate)
-        name, size = best.name, self._size(self.kernel.inner[0].size)
-        ctype, start = VALUE_TYPE[best.dtype], start_value(best.op, best.dtype)
-        block = self._push((), scope.indent + 1)
-        self._inner_loops(phase, block, self.kernel.inner, first_range=("block", "block_end"))
-        self._pop(block)
-        scope.lines += [
-            f"{pad}{ctype} most_{name} = {start}; int64_t from_{name} = 0;",
-            f"{pad}for (int64_t block = 0; block < {size}; block += {PLACE_BLOCK}) {{",
-            f"{pad}  const int64_t block_end = {block_end('block', PLACE_BLOCK, size)};",
-            *block.lines,
-            f"{pad}  if (d_better_{best.op}({local(name)}, most_{name})) "
-            f"{{ most_{name} = {local(name)}; from_{name} = block; }}",
-            f"{pad}}}",
-            f"{pad}const {ctype} {local(name)} = most_{name};",
-            f"{pad}const int64_t end_{name} = {block_end(f'from_{name}', PLACE_BLOCK, size)};",
-        ]
-        self.local_names[name] = len(self.scopes) - 1
-        limits = (f"from_{name}", f"end_{name}")
-        self._inner_loops(places, scope, self.kernel.inner, first_range=limits)
+        return [*lines, *total, *self._nest(inner, tail.lines, 1)]
 
     def _weights_of(self, phase: Phase, sums: Phase) -> bool:
         """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
@@ -219,38 +169,50 @@ class Rows(Planes):
         first_range: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
         """The inner loops of one phase; accumulators are declared before them."""
+        places: dict[Accumulate, Accumulate] = {}
+        read = set(phase.stmts)
+        if loops and not serial:
+            phase, places = _with_extrema(phase)
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
+        in_block = set(places.values())
         flagged = [s for s in accumulators if tracks_nan(s)]
         self.flagged = {s.name for s in flagged}
-        for stmt in accumulators:
+        pad = margin(scope.indent)
+        for stmt in (s for s in accumulators if s in read):
             flag = f" {nan_bits(stmt)} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
-            scope.lines.append(margin(scope.indent) + self._declare(stmt) + flag)
+            scope.lines.append(pad + self._declare(stmt) + ("" if stmt in in_block else flag))
             self.local_names[stmt.name] = len(self.scopes) - 1
+        for place in places:
+            scope.lines += self._kept_blocks(place, pad)
         long = [s for s in accumulators if not serial and self._summed_in_blocks(s)]
         for stmt in long:
-            scope.lines.append(f"{margin(scope.indent)}double total_{stmt.name} = 0;")
-        self._inner_body(phase, scope, loops, serial, first_range, long)
+            scope.lines.append(f"{pad}double total_{stmt.name} = 0;")
+        self._inner_body(phase, scope, loops, serial, first_range, long, places)
         for stmt in long:
-            ctype = VALUE_TYPE[stmt.dtype]
-            total = f"({ctype})total_{stmt.name}"
-            scope.lines.append(f"{margin(scope.indent)}{local(stmt.name)} = {total};")
+            total = f"({VALUE_TYPE[stmt.dtype]})total_{stmt.name}"
+            scope.lines.append(f"{pad}{local(stmt.name)} = {total};")
+        for stmt in (s for s in flagged if s not in in_block):
+            scope.lines.append(pad + self._nan_kept(stmt))
         self.flagged = set()
-        for stmt in flagged:
-            nan = literal(math.nan, stmt.dtype)
-            name = local(stmt.name)
-            test = f"d_size_of_nan(nan_{stmt.name})"
-            scope.lines.append(f"{margin(scope.indent)}{name} = {test} ? {nan} : {name};")
+        for place, best in places.items():
+            scope.lines += self._place_found(place, best, loops[-1], pad)
+
+    def _nan_kept(self, stmt: Accumulate | Running) -> str:
+        nan, name = literal(math.nan, stmt.dtype), local(stmt.name)
+        return f"{name} = d_size_of_nan(nan_{stmt.name}) ? {nan} : {name};"
 
     def _inner_body(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool,
         first_range: tuple[str, str] | None, long: Sequence[Accumulate | Running],
+        places: Mapping[Accumulate, Accumulate],
     ) -> None:  # fmt: skip
         accumulators = [s for s in phase.stmts if isinstance(s, (Accumulate, Running))]
         for stmt in phase.stmts:
             if isinstance(stmt, Save):
                 size = product(v.size for v in self.kernel.inner)
-                ctype = VALUE_TYPE[stmt.dtype]
-                scope.lines.append(f"{margin(scope.indent)}{ctype} saved_{stmt.name}[{size}];")
+                assert isinstance(size, int), "rows are kept whose length is known"
+                array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
+                scope.lines.append(margin(scope.indent) + array)
         if not loops:
             self._stmts(phase.stmts, scope)
             return
@@ -259,18 +221,16 @@ class Rows(Planes):
             return
         outer, last = loops[:-1], loops[-1]
         middle = self._push(outer, scope.indent + len(outer)) if outer else scope
-        arg = any(isinstance(s, Accumulate) and s.op.startswith("arg") for s in phase.stmts)
-        pragma = (
-            []
-            if serial or arg
-            else [margin(middle.indent) + self._simd(accumulators) + self._lanes(last)]
-        )
+        simd = self._simd([s for s in accumulators if s not in places])
+        pragma = [] if serial else [margin(middle.indent) + simd + self._lanes(last)]
         limits = None if outer else first_range
-        if long or limits:
+        if long or limits or places:
             body = self._push((last,), middle.indent + 1)
+            self.kept_at = {place.name: f"{last.key} - block" for place in places}
             self._stmts(phase.stmts, body)
-            if long:
-                inner = self._in_blocks(last, body, middle.indent, limits, pragma, long)
+            self.kept_at = {}
+            if long or places:
+                inner = self._in_blocks(last, body, middle.indent, limits, pragma, long, places)
             else:
                 inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
             self._pop(body)
@@ -287,21 +247,56 @@ class Rows(Planes):
     def _in_blocks(
         self, var: Var, body: Scope, indent: int, limits: tuple[str, str] | None,
         pragma: list[str], long: Sequence[Accumulate | Running],
+        places: Mapping[Accumulate, Accumulate],
     ) -> list[str]:  # fmt: skip
-        """The loop over `var` in blocks, each with sums of its own."""
+        """The loop over `var` in blocks, each with sums and with extrema of its own."""
         low, high = limits or ("0", self._size(var.size))
-        pad = margin(indent + 1)
+        pad, step = margin(indent + 1), PLACE_BLOCK if places else SUM_BLOCK
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
+        for best in dict.fromkeys(places.values()):
+            flag = f" {nan_bits(best)} nan_{best.name} = 0;" if best.name in self.flagged else ""
+            starts.append(pad + self._declare(best) + flag)
+            ends += [pad + self._nan_kept(best)] if flag else []
+        for place, best in places.items():
+            pair, name = f"{local(place.name)}, at_{place.name}", place.name
+            ends += [
+                f"{pad}if (d_better_{best.op}({local(best.name)}, {local(name)})) {{",
+                f"{pad}  const int64_t {var.key} = block;",
+                f"{pad}  d_take_{best.op}({local(best.name)}, {self._position(place)}, {pair});",
+                f"{pad}  count_{name} = block_end - block; d_swap(block_{name}, kept_{name});",
+                f"{pad}}}",
+            ]
         return [
-            f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {SUM_BLOCK}) {{",
-            f"{pad}const int64_t block_end = {block_end('block', SUM_BLOCK, high)};",
+            f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {step}) {{",
+            f"{pad}const int64_t block_end = {block_end('block', step, high)};",
             *starts,
             *("  " + line for line in pragma),
             *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
             *ends,
             f"{margin(indent)}}}",
         ]  # fmt: skip
+
+    def _kept_blocks(self, place: Accumulate, pad: str) -> list[str]:
+        """Values of the block under way, and of the one that holds the extremum so far: its place
+        is found among them, since a value that is computed again may differ in its last bits."""
+        name, ctype = place.name, VALUE_TYPE[place.dtype]
+        return [
+            pad
+            + self._array(place.dtype, f"blocks_{name}", 2 * PLACE_BLOCK)
+            + f" int64_t count_{name} = 0;",
+            f"{pad}{ctype} *block_{name} = blocks_{name}, "
+            f"*kept_{name} = blocks_{name} + {PLACE_BLOCK};",
+        ]
+
+    def _place_found(self, place: Accumulate, best: Accumulate, var: Var, pad: str) -> list[str]:
+        assert place.position is not None
+        name, step = place.name, self._size(place.position.coefficient(var))
+        found = f"d_first(kept_{name}, count_{name}, {local(name)})"
+        lines = [f"{pad}at_{name} += {step} * {found};"]
+        if best.name in self.local_names:
+            lines.append(f"{pad}{local(best.name)} = {local(name)};")
+        return lines
 
     def _sums_in_groups(
         self, phase: Phase, loops: Sequence[Var], long: Sequence[Accumulate | Running]
@@ -378,7 +373,7 @@ class Rows(Planes):
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
             scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
-            if stmt.op.startswith("arg"):
+            if is_place(stmt):
                 scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[{CHUNKS}];")
         first = kernel.inner[0]
         total = self._size(first.size)
@@ -388,16 +383,17 @@ class Rows(Planes):
         self._inner_loops(inner_phase, chunk, kernel.inner, first_range=("low", "high"))
         for stmt in accumulators:
             chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {local(stmt.name)};")
-            if stmt.op.startswith("arg"):
+            if is_place(stmt):
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
         self._pop(chunk)
         head = f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{"
         shared = "#pragma omp parallel for schedule(static)"
         scope.lines += self._shared(shared, [head, *chunk.lines, f"{pad}}}"])
         for stmt in accumulators:
+            part = (f"part_{stmt.name}[chunk]", f"part_at_{stmt.name}[chunk]")
             scope.lines.append(pad + self._declare(stmt))
             scope.lines.append(f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{")
-            scope.lines.append(f"{pad}  {self._combine(stmt, f'part_{stmt.name}[chunk]', 'chunk')}")
+            scope.lines.append(f"{pad}  {self._combine(stmt, *part)}")
             scope.lines.append(f"{pad}}}")
             self.local_names[stmt.name] = len(self.scopes) - 1
         for phase in tail:
@@ -405,50 +401,14 @@ class Rows(Planes):
         return self._outer_loops(kernel.rows, scope.lines, "")
 
 
-def _positions_by_value(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
-    """The place of an extremum as the first place whose value equals it: both sweeps vectorize.
-
-    Also by which name each place's extremum goes.
-    """
-    phases: list[Phase] = []
-    names: dict[str, str] = {}
-    for phase in kernel.phases:
-        stmts: dict[Stmt, None] = {}
-        places: list[Stmt] = []
-        for stmt in phase.stmts:
-            if (
-                isinstance(stmt, Accumulate)
-                and stmt.position is not None
-                and stmt.dtype != torch.bool
-            ):
-                best = _extremum(stmt, phase)
-                stmts[best], names[stmt.name] = None, best.name
-                places.append(_first_place(stmt, best.name))
-            else:
-                stmts[stmt] = None
-        phases.append(replace(phase, stmts=tuple(stmts)))
-        if places:
-            phases.append(Phase("inner", tuple(places)))
-    return replace(kernel, phases=tuple(phases)), names
-
-
-def _extremum(stmt: Accumulate, phase: Phase) -> Accumulate:
-    """What finds the extremum whose place `stmt` is: a statement of `phase` where there is one."""
-    best = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
-    for other in phase.stmts:
-        if isinstance(other, Accumulate) and (other.op, other.dtype) == (best.op, best.dtype):
-            if ir.show(other.value) == ir.show(best.value):
-                return other
-    return best
-
-
-def _first_place(stmt: Accumulate, best: str) -> Accumulate:
-    assert stmt.position is not None
-    value = stmt.value
-    found = ir.apply("eq", torch.bool, value, Expr("acc", value.dtype, attr=best))
-    if value.dtype.is_floating_point:  # a NaN is the extremum wherever there is one
-        nan = ir.apply("isnan", torch.bool, value)
-        found = ir.apply("bitwise_or", torch.bool, found, nan)
-    beyond = ir.const(torch.iinfo(torch.int64).max, torch.int64)
-    place = ir.apply("where", torch.int64, found, ir.index_value(stmt.position), beyond)
-    return Accumulate(stmt.name, "min", torch.int64, place)
+def _with_extrema(phase: Phase) -> tuple[Phase, dict[Accumulate, Accumulate]]:
+    """The phase with the extremum of each position that it finds, and which one it is: a statement
+    of the phase where there is one."""
+    found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Accumulate)}
+    places: dict[Accumulate, Accumulate] = {}
+    for stmt in phase.stmts:
+        if isinstance(stmt, Accumulate) and is_place(stmt):
+            own = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
+            places[stmt] = found.setdefault((own.op, own.dtype, ir.show(own.value)), own)
+    stmts = dict.fromkeys((*places.values(), *phase.stmts))
+    return replace(phase, stmts=tuple(stmts)) if places else phase, places

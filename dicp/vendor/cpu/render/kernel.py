@@ -13,6 +13,7 @@ import sympy
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, KernelKind
+from dicp.origin import Origin
 from dicp.vendor.cpu.render.inner_reduction import Rows
 from dicp.vendor.cpu.render.loops import Loops
 from dicp.vendor.cpu.render.outer_reduction import Columns
@@ -31,9 +32,9 @@ class CppKernel:
     name: str
     body: str
     args: tuple[Ref, ...]
-    symbols: tuple[sympy.Symbol, ...]
+    symbols: tuple[sympy.Expr, ...]
     kernel: Kernel
-    sites: tuple[tuple[str, str], ...]
+    sites: tuple[tuple[str, Origin | None], ...]
     """What each checked place in the code is, and its origin, for error messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -49,7 +50,7 @@ def render(kernel: Kernel, far_bytes: float = math.inf) -> CppKernel:
         head.append(f"  {const}{ctype}* {name} = ({const}{ctype}*)args[{k}];")
     for k, name in enumerate(writer.symbols.values()):
         head.append(f"  const int64_t {name} = sizes[{k}];")
-    body = "\n".join([*head, *lines])
+    body = "\n".join([*head, *writer.workspace(), *lines])
     name = "k" + hashlib.sha256(body.encode()).hexdigest()[:20]
     return CppKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites)

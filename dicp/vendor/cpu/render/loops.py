@@ -32,6 +32,9 @@ def in_fours(var: Var) -> bool:
 class Loops(Lines):
     """What every kind of kernel needs; a subclass per kind writes the nest."""
 
+    sum_block = SUM_BLOCK
+    """Elements whose sum is added to a total."""
+
     def __init__(self, kernel: Kernel, far_bytes: float = math.inf) -> None:
         super().__init__(kernel, far_bytes)
         self._kept: list[list[Range]] = []
@@ -137,7 +140,7 @@ class Loops(Lines):
     def _summed_in_blocks(self, stmt: Accumulate | Running) -> bool:
         """Long floating sums are sums of block sums: the error grows with the blocks only."""
         count = product(v.size for v in self.kernel.inner)
-        long = not isinstance(count, int) or count > 2 * SUM_BLOCK
+        long = not isinstance(count, int) or count > 2 * self.sum_block
         return long and stmt.op == "sum" and stmt.dtype.is_floating_point
 
 

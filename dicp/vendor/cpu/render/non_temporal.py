@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import Emitter, accumulator_type, local, margin, nan_bits
+from dicp.codegen.emitter import LINE_BYTES, Emitter, accumulator_type, local, margin, nan_bits
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Load, Ref
@@ -18,8 +18,6 @@ from dicp.loop.ir.kernel import Accumulate, Kernel, Phase, Running, Save, Store
 from dicp.loop.ir.ops import REDUCTIONS
 from dicp.loop.passes.split_loops import Range
 
-LINE_BYTES = 64
-"""A cache line: what is written past the caches at once, and then not read before."""
 MIN_SWEEP = 128
 """Elements of a loop below which an accumulator for each place in a line costs too much."""
 BEYOND_NEAR = 1 << 20

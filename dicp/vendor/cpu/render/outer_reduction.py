@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import sympy
+import torch
 
-from dicp.codegen.emitter import Scope, local, margin
+from dicp.codegen.emitter import Scope, is_place, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Accumulate, Phase, Running
@@ -15,14 +16,16 @@ from dicp.vendor.cpu.render.loops import CHUNKS, JAM, PARALLEL_COST, Loops, bloc
 
 COLUMN_TILE = 512
 MAX_TILE = 3 * COLUMN_TILE
-ROW_BLOCK = 256
-"""Rows summed into a column before the sum is added to the total."""
+ROW_BLOCK = 128
+"""Rows summed into a column before the sum is added to the total, which is a double."""
 SPLIT_COST = 8 * PARALLEL_COST
 """Elementary operations from which on chunks of rows pay for accumulators of their own."""
 
 
 class Columns(Loops):
     """Tiles of columns are shared among threads; few columns are swept in chunks of rows."""
+
+    sum_block = ROW_BLOCK
 
     def lines(self) -> list[str]:
         kernel = self.kernel
@@ -36,7 +39,7 @@ class Columns(Loops):
             else sympy.oo
         )
         many = not isinstance(tiles, int) or tiles >= 4
-        positions = any(s.op.startswith("arg") for s in accumulators)
+        positions = any(map(is_place, accumulators))
         split = (
             not many
             and not running
@@ -57,12 +60,9 @@ class Columns(Loops):
         else:
             stmts: list[Accumulate | Running] = [*accumulators, *running]
             for stmt in stmts:
-                scope.lines += self._accumulator_array(stmt, pad, str(COLUMN_TILE))
+                scope.lines += self._accumulator_array(stmt, pad)
             self._sweep_columns(scope, inner, column, kernel.inner, None)
         self._column_tail(scope, tail, column, accumulators)
-        if split:
-            for stmt in accumulators:
-                scope.lines.append(f"{pad}d_free(acc_{stmt.name});")
         head = [
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
@@ -74,19 +74,16 @@ class Columns(Loops):
         work = product(v.size for v in (*self.kernel.rows, *self.kernel.inner))
         return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
 
-    def _accumulator_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
-        ctype = VALUE_TYPE[stmt.dtype]
-        lines = [f"{pad}{ctype} acc_{stmt.name}[{size}];"]
-        if stmt.op.startswith("arg"):
-            lines.append(f"{pad}int64_t acc_at_{stmt.name}[{size}];")
-        return lines + self._fill_array(stmt, pad, size)
+    def _total_type(self, stmt: Accumulate | Running) -> torch.dtype:
+        return torch.float64 if self._summed_in_blocks(stmt) else stmt.dtype
 
-    def _fill_array(self, stmt: Accumulate | Running, pad: str, size: str) -> list[str]:
-        zero = f" acc_at_{stmt.name}[c] = 0;" if stmt.op.startswith("arg") else ""
-        start = start_value(stmt.op, stmt.dtype)
-        return [
-            f"{pad}for (int64_t c = 0; c < {size}; ++c) {{ acc_{stmt.name}[c] = {start};{zero} }}"
-        ]
+    def _accumulator_array(self, stmt: Accumulate | Running, pad: str) -> list[str]:
+        lines = [pad + self._array(self._total_type(stmt), f"acc_{stmt.name}", COLUMN_TILE)]
+        clear = f"acc_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
+        if is_place(stmt):
+            lines.append(pad + self._array(torch.int64, f"acc_at_{stmt.name}", COLUMN_TILE))
+            clear += f" acc_at_{stmt.name}[c] = 0;"
+        return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
 
     def _sweep_columns(
         self, scope: Scope, phases: Iterable[Phase], column: Var, loops: Sequence[Var],
@@ -116,13 +113,18 @@ class Columns(Loops):
             long = [
                 s for s in phase.stmts if isinstance(s, Accumulate) and self._summed_in_blocks(s)
             ]
-            limits = first_range
-            if long:
-                scope.lines += self._open_row_blocks(scope, loops[0], first_range, long, column)
-                limits = ("block", "block_end")
-            scope.lines += self._rows_together(loops, middle, body, column, limits)
-            if long:
-                scope.lines += self._close_row_blocks(scope, long)
+            if not long:
+                scope.lines += self._rows_together(loops, middle, body, column, first_range)
+                continue
+            outside, step = _row_blocks(loops)
+            whole, inside = loops[:outside], loops[outside:]
+            limits = None if whole else first_range
+            lines = [
+                *self._open_row_blocks(scope, inside[0], step, limits, long, column),
+                *self._rows_together(inside, middle, body, column, ("block", "block_end")),
+                *self._close_row_blocks(scope, long),
+            ]
+            scope.lines += self._nest(whole, lines, scope.indent, first_range)
 
     def _rows_together(
         self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
@@ -148,26 +150,25 @@ class Columns(Loops):
         return self._nest(outer, lines, indent - len(loops), limits)
 
     def _open_row_blocks(
-        self, scope: Scope, first: Var, limits: tuple[str, str] | None,
+        self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
         long: Sequence[Accumulate], column: Var,
     ) -> list[str]:  # fmt: skip
-        """Blocks of the outermost reduced loop, each with accumulators of its own."""
+        """Blocks of a reduced loop, each with accumulators of its own."""
         pad = margin(scope.indent)
         low, high = limits or ("0", self._size(first.size))
         width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
         lines = []
         for stmt in long:
-            ctype = VALUE_TYPE[stmt.dtype]
-            lines.append(f"{pad}{ctype}* total_{stmt.name} = acc_{stmt.name};")
+            lines.append(f"{pad}double* total_{stmt.name} = acc_{stmt.name};")
         lines += [
-            f"{pad}for (int64_t block = {low}; block < {high}; block += {ROW_BLOCK}) {{",
-            f"{pad}const int64_t block_end = {block_end('block', ROW_BLOCK, high)};",
+            f"{pad}for (int64_t block = {low}; block < {high}; block += {step}) {{",
+            f"{pad}const int64_t block_end = {block_end('block', step, high)};",
         ]
         for stmt in long:
-            ctype = VALUE_TYPE[stmt.dtype]
             lines.append(
-                f"{pad}{ctype} acc_{stmt.name}[{width}]; "
-                f"for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
+                pad
+                + self._array(stmt.dtype, f"acc_{stmt.name}", width)
+                + f" for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
             )
         return lines
 
@@ -187,11 +188,9 @@ class Columns(Loops):
         pad, inner = margin(scope.indent), self.kernel.inner
         width = "(tile_end - tile)"
         for stmt in accumulators:
-            ctype = VALUE_TYPE[stmt.dtype]
-            scope.lines.append(
-                f"{pad}{ctype}* acc_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * "
-                f"{CHUNKS} * {width});"
-            )
+            ctype = VALUE_TYPE[self._total_type(stmt)]
+            shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
+            scope.lines.append(pad + shared)
         total, times = self._size(inner[0].size), ""
         if len(inner) == 1 and isinstance(inner[0].size, int) and in_fours(inner[0]):
             total, times = str(inner[0].size // JAM), f" * {JAM}"
@@ -202,7 +201,7 @@ class Columns(Loops):
         )
         names = [(f"acc_{s.name}", f"{s.name}") for s in accumulators]
         for stmt, (array, _) in zip(accumulators, names, strict=True):
-            ctype = VALUE_TYPE[stmt.dtype]
+            ctype = VALUE_TYPE[self._total_type(stmt)]
             chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
             chunk.lines.append(
                 f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
@@ -211,7 +210,7 @@ class Columns(Loops):
             )
         body = self._push((), scope.indent + 1)
         for stmt in accumulators:
-            ctype = VALUE_TYPE[stmt.dtype]
+            ctype = VALUE_TYPE[self._total_type(stmt)]
             body.lines.append(
                 f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
             )
@@ -238,10 +237,10 @@ class Columns(Loops):
         stmts = [s for p in phases for s in p.stmts]
         body = self._push((column,), scope.indent + 1)
         for stmt in accs:
-            source = "acc_at_" if stmt.op.startswith("arg") else "acc_"
+            source, dtype = ("acc_at_", torch.int64) if is_place(stmt) else ("acc_", stmt.dtype)
             body.lines.append(
-                f"{margin(body.indent)}const auto {_result(stmt)} = "
-                f"{source}{stmt.name}[{column.key} - tile];"
+                f"{margin(body.indent)}const {VALUE_TYPE[dtype]} {_result(stmt)} = "
+                f"({VALUE_TYPE[dtype]}){source}{stmt.name}[{column.key} - tile];"
             )
             self.local_names[stmt.name] = len(self.scopes) - 1
         self._stmts(stmts, body)
@@ -249,5 +248,16 @@ class Columns(Loops):
         self._pop(body)
 
 
+def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:
+    """Which of the loops goes in blocks of about `ROW_BLOCK` rows, and the steps of a block."""
+    rows = 1
+    for depth in reversed(range(len(loops))):
+        size = loops[depth].size
+        if depth == 0 or not isinstance(size, int) or rows * size >= ROW_BLOCK:
+            return depth, max(ROW_BLOCK // rows, 1)
+        rows *= size
+    raise AssertionError("a reduction has loops")
+
+
 def _result(stmt: Accumulate) -> str:
-    return f"at_{stmt.name}" if stmt.op.startswith("arg") else local(stmt.name)
+    return f"at_{stmt.name}" if is_place(stmt) else local(stmt.name)

@@ -86,10 +86,7 @@ class Planes(Scans):
                 lines += self._about_mean(stmt, next(s for q, s in squares if q is stmt))
             if rest:
                 lines += self._sweep(replace(phase, stmts=rest), squares)
-        names = [f"all_{s.name}" for s in self._all_stmts() if isinstance(s, Accumulate)]
-        names += [f"row_{name}" for name in self.known if f"all_{name}" not in names]
-        names += [f"row_{name}" for name in taken]
-        return [*lines, *(f"  d_free({name});" for name in names)]
+        return lines
 
     def _sweep(self, phase: Phase, squares: list[tuple[Accumulate, Accumulate]]) -> list[str]:
         """All planes in the order of memory; what is summed gets one number for each plane."""
@@ -117,9 +114,7 @@ class Planes(Scans):
         self._pop(scope)
         nest = self._nest([image, row], scope.lines, 1)
         made = [*sums, *(square for square, _ in mine)]
-        lines = [
-            f"  double* all_{s.name} = (double*)d_alloc(sizeof(double) * {count});" for s in made
-        ]
+        lines = ["  " + self._allocated("double", f"all_{s.name}", count) for s in made]
         lines += self._shared("#pragma omp parallel for collapse(2) schedule(static)", nest)
         for stmt in made:
             lines += [
@@ -146,9 +141,7 @@ class Planes(Scans):
         lines = []
         for stmt in (s for s in stmts if isinstance(s, Define)):
             ctype = VALUE_TYPE[stmt.dtype]
-            lines.append(
-                f"  {ctype}* row_{stmt.name} = ({ctype}*)d_alloc(sizeof({ctype}) * {row.size});"
-            )
+            lines.append("  " + self._allocated(ctype, f"row_{stmt.name}", str(row.size)))
             scope.lines.append(f"    row_{stmt.name}[{row.key}] = {local(stmt.name)};")
             self.known[stmt.name] = f"row_{stmt.name}[{row.key}]"
         self._pop(scope)
@@ -162,7 +155,7 @@ class Planes(Scans):
         here = f"[{row.key}]"
         self.known[name] = f"row_{name}{here}"
         return [
-            f"  float* row_{name} = (float*)d_alloc(sizeof(float) * {row.size});",
+            "  " + self._allocated("float", f"row_{name}", str(row.size)),
             f"  {self._for(row)} {{",
             f"    const double m = {self.known[mean]};",
             f"    const double all = all_{name}{here} - m * (2 * all_{sums.name}{here} "

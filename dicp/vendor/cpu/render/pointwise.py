@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dicp.codegen.emitter import Scope, is_copy, margin
-from dicp.codegen.types import STORAGE_TYPE
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
@@ -144,9 +143,9 @@ class Pointwise(Loops):
             if found is None:
                 continue
             start, stride = found
-            name, ctype = f"turned{number}", STORAGE_TYPE[ref.dtype]
+            name = f"turned{number}"
             scope.lines += [
-                f"{margin(scope.indent)}{ctype} {name}[{TILE * TILE}];",
+                margin(scope.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
                 f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
                 f"{TILE}, end0 - tile0, end1 - tile1);",
             ]

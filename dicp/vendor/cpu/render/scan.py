@@ -57,7 +57,7 @@ class Scans(Loops):
             *(f"{pad}{VALUE_TYPE[s.dtype]} total_{s.name} = 0;" for s in running),
             f"{pad}for (int64_t block = 0; block < {size}; block += {SCAN_BLOCK}) {{",
             f"{pad}  const int64_t block_end = {block_end('block', SCAN_BLOCK, size)};",
-            *(f"{pad}  {VALUE_TYPE[s.dtype]} part_{s.name}[{SCAN_BLOCK}];" for s in running),
+            *(f"{pad}  {self._array(s.dtype, f'part_{s.name}', SCAN_BLOCK)}" for s in running),
             pragma, *self._loop(var, before, depth + 1, limits),
             *(f"{pad}  d_running_sum(part_{s.name}, block_end - block, total_{s.name});"
               for s in running),

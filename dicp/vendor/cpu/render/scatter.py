@@ -12,7 +12,7 @@ from dicp.codegen.emitter import margin
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Expr, Ref
-from dicp.loop.ir.index import Index, Indirect, Var, product
+from dicp.loop.ir.index import Index, Indirect, Var, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.cpu.render.loops import PARALLEL_COST
 from dicp.vendor.cpu.render.non_temporal import deep_variables
@@ -32,7 +32,8 @@ TOGETHER = (4, 2, 1)
 
 class Scatter(Pointwise):
     """Colliding stores: rows in the order of their destinations where whole rows are summed, else
-    one thread, or threads that each own a range of the last axis."""
+    one thread, or threads that each own a range of the last axis, or of the first where it keeps
+    them apart."""
 
     def lines(self) -> list[str]:
         rows = self.kernel.rows
@@ -44,6 +45,7 @@ class Scatter(Pointwise):
         last = rows[-1]
         stores = [s for s in self._all_stmts() if isinstance(s, Store)]
         owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
+        apart = not owned and len(rows) > 1 and all(_keeps_apart(s.index, rows[0]) for s in stores)
         scope = self._push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
         body = self._push((last,), scope.indent + 1)
         self._stmts(self._all_stmts(), body)
@@ -60,6 +62,8 @@ class Scatter(Pointwise):
                 "  for (int64_t chunk = 0; chunk < 4; ++chunk) {",
                 f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
             ]
+        elif apart:
+            lines = [f"  {self._parallel(rows, 1)}"]
         for depth, var in enumerate(rows[:-1]):
             lines.append(f"{margin(base + depth)}{self._for(var)} {{")
         lines += inner
@@ -100,9 +104,9 @@ class Scatter(Pointwise):
         at = self.value(place.expr)
         self._pop(head)
         lines = [
-            f"  int64_t* first = (int64_t*)d_alloc(sizeof(int64_t) * ({places} + 1));",
-            f"  int64_t* listed = (int64_t*)d_alloc(sizeof(int64_t) * {rows});",
-            f"  int64_t* places = (int64_t*)d_alloc(sizeof(int64_t) * {rows});",
+            "  " + self._allocated("int64_t", "first", f"{places} + 1"),
+            "  " + self._allocated("int64_t", "listed", rows),
+            "  " + self._allocated("int64_t", "places", rows),
             f"  for (int64_t place = 0; place <= {places}; ++place) first[place] = 0;",
             f"  {self._for(row)} {{", *head.lines,
             f"    places[{row.key}] = {at};", f"    ++first[{at}];", "  }",
@@ -125,7 +129,7 @@ class Scatter(Pointwise):
         if self.kernel.fresh:
             target = self._at_place(store, place)
             lines.append(f"    if (!begun) {self._for(last)} {target} = 0;")
-        return [*lines, "  }", "  }", *(f"  d_free({x});" for x in ("first", "listed", "places"))]
+        return [*lines, "  }", "  }"]
 
     def _added_together(self, store: Store, place: Indirect, count: int) -> list[str]:
         row, last = self.kernel.rows
@@ -213,6 +217,13 @@ def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
 
 def _is_zero(value: Expr) -> bool:
     return value.op == "const" and value.attr == 0 and math.copysign(1, value.attr) > 0
+
+
+def _keeps_apart(index: Index, var: Var) -> bool:
+    """Whether distinct values of `var` store to distinct blocks of memory, whatever indices say."""
+    step = index.coefficient(var)
+    rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
+    return is_below(rest, step)
 
 
 def _owns(index: Index, var: Var) -> bool:

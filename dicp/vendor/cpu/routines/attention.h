@@ -176,15 +176,17 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   const auto out = a.template next<T>(args[3 + masked]);
   const auto sums = a.template next<float>(args[4 + masked]);
   const int64_t blocks = (a.rows + d_block_rows - 1) / d_block_rows, of_group = a.groups * blocks;
-  const int64_t pairs = a.batches * (a.heads / a.groups), threads = omp_get_max_threads();
+  const int64_t pairs = a.batches * (a.heads / a.groups), threads = d_threads();
   // Keys and values are packed once per task: as few tasks as keep every thread busy.
   const int64_t wanted = pairs >= 4 * threads ? 1 : (4 * threads + pairs - 1) / pairs;
   const int64_t parts = d_least(of_group, wanted), tasks = pairs * parts;
+  const int64_t of_keys = a.padded_keys() * d_cells_of<T>(a.depth);
+  const int64_t packed = of_keys + d_cells_of<T>(a.keys) * a.padded_width();
+  const d_rooms rooms(packed + d_block_rows * (d_query_step + d_keys + a.padded_width()));
+  if (!rooms.at) return;
 #pragma omp parallel if (tasks > 1)
   {
-    const int64_t of_keys = a.padded_keys() * d_cells_of<T>(a.depth);
-    const int64_t packed = of_keys + d_cells_of<T>(a.keys) * a.padded_width();
-    float* start = d_floats(packed + d_block_rows * (d_query_step + d_keys + a.padded_width()));
+    float* start = rooms.mine();
     cell *keys = (cell*)start, *values = keys + of_keys;
     float* room = start + packed;
 #pragma omp for schedule(dynamic)
@@ -199,7 +201,6 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
                       sums.at(b, h), sums.row);
       }
     }
-    d_done(start);
   }
 }
 
@@ -297,10 +298,12 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   const int64_t keys = d_round_up(a.keys, d_whole);
   const int64_t of_depth = keys * d_cells_of<T>(a.depth), of_width = keys * d_cells_of<T>(a.width);
   const int64_t of_keys = d_cells_of<T>(a.keys) * depth;
+  const int64_t of_gradients = keys * (depth + width);
+  const d_rooms rooms(of_depth + of_width + of_keys + of_gradients + d_backward<T>::needed);
+  if (!rooms.at) return;
 #pragma omp parallel if (tasks > 1)
   {
-    float* start = d_floats(of_depth + of_width + of_keys + keys * (depth + width) +
-                            d_backward<T>::needed);
+    float* start = rooms.mine();
     cell *keys_turned = (cell*)start, *values_turned = keys_turned + of_depth;
     cell* keys_plain = values_turned + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
@@ -321,6 +324,5 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
       d_copy(grad_keys, depth, 1, a.keys, a.depth, grad_k.at(b, shared), grad_k.row, a.scale);
       d_copy(grad_values, width, 1, a.keys, a.width, grad_v.at(b, shared), grad_v.row);
     }
-    d_done(start);
   }
 }

@@ -12,6 +12,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
@@ -93,7 +94,7 @@ class Group:
         attention's loops become straight code.
         """
         peeled = ("-fpeel-loops",) if self.header == "attention.h" else ()
-        return ("-ffp-contract=fast", "-O2", "-fno-tree-vrp", "-fno-ivopts", *peeled)
+        return (JOINED_PRODUCTS, "-O2", "-fno-tree-vrp", "-fno-ivopts", *peeled)
 
     def bodies(self) -> dict[str, str]:
         """Entry point -> its body."""
@@ -122,7 +123,10 @@ def group_of(name: str) -> Group | None:
 
 
 def _body(call: str, element: str) -> str:
-    return f"  {call.format(element)};"
+    """The call, and a report where the routine found no memory and left its results unwritten."""
+    return (
+        f"  d_lacking = 0; {call.format(element)}; if (d_lacking) d_report(status, 3, d_lacking);"
+    )
 
 
 def headers() -> dict[str, str]:

@@ -259,9 +259,11 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   all.weights = (const float*)args[1];
   all.bias = biased ? (const float*)args[2] : nullptr;
   if (!all.images || !all.pixels() || !all.filters) return;
-  const int64_t depth = all.depth(), threads = omp_get_max_threads();
+  const int64_t depth = all.depth(), threads = d_threads();
   const d_planes planes = d_planes_of(all, threads);
-  int32_t* offsets = (int32_t*)d_floats(depth);
+  const d_rooms room(depth, 1), rooms(planes.room() + d_rows * depth);
+  if (!room.at || !rooms.at) return;
+  int32_t* offsets = (int32_t*)room.at;
   for (int64_t k = 0; k < depth; ++k) offsets[k] = (int32_t)planes.offset(k);
   const d_convolver run = {all, planes, offsets};
   const int64_t across = planes.across(), pieces = planes.down() * across;
@@ -271,7 +273,7 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   parts = (all.filters + step - 1) / step;
 #pragma omp parallel if (all.images * all.pixels() * all.filters * all.groups * depth > 50000)
   {
-    float* mine = d_floats(planes.room() + d_rows * depth);
+    float* mine = rooms.mine();
     d_clear(mine, 0, planes.room());
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < others * parts; ++task) {
@@ -289,9 +291,7 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
                  {top, left, high, broad}, mine,
                  all.out + image * all.out_image + top * all.x.out + left, mine + planes.room());
     }
-    d_done(mine);
   }
-  d_done((float*)offsets);
 }
 
 struct d_span {
@@ -415,7 +415,7 @@ struct d_filter_gradient {
 // Arguments: images, the gradient of the result, the gradient of the filters. Sizes: as above.
 static void d_convolution_filters(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[1]);
-  const int64_t threads = omp_get_max_threads(), strips = (all.channels + d_panel - 1) / d_panel;
+  const int64_t threads = d_threads(), strips = (all.channels + d_panel - 1) / d_panel;
   d_filter_gradient gradient = {all, (float*)args[2], all.y.out, all.x.out};
   while (gradient.rows > 1 && gradient.filled() > d_most_filled)
     gradient.rows = (gradient.rows + 1) / 2;
@@ -425,15 +425,16 @@ static void d_convolution_filters(void** args, const int64_t* sizes) {
   int64_t parts = others % threads && others < 4 * threads ? threads : 1;
   const int64_t step = d_round_up((all.filters + parts - 1) / parts, d_rows);
   parts = (all.filters + step - 1) / step;
+  const d_rooms rooms(gradient.room(step));
+  if (!rooms.at) return;
 #pragma omp parallel if (all.images * all.pixels() * all.filters * all.groups * all.depth() > 50000)
   {
-    float* mine = d_floats(gradient.room(step));
+    float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < others * parts; ++task) {
       const int64_t part = task % parts, strip = task / parts % strips;
       gradient.task(task / parts / strips, strip * d_panel, part * step,
                     d_least(all.filters - part * step, step), mine);
     }
-    d_done(mine);
   }
 }

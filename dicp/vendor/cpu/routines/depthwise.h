@@ -116,7 +116,9 @@ template <class T, int TAPS, int STEP, bool TURNED>
 static void d_depthwise_made(const d_depthwise& all, const T* from, const T* weights, const T* bias,
                              T* to) {
   const int64_t taps = all.taps(), vectors = all.blocks() * d_lanes;
-  float* copies = d_floats((taps + 1) * vectors);  // every tap of a block a vector
+  const d_rooms room((taps + 1) * vectors, 1);  // every tap of a block a vector
+  if (!room.at) return;
+  float* copies = room.at;
   float* biases = copies + taps * vectors;
   const d_depthwise_images<T, TAPS, STEP, TURNED> made = {
       all, from, copies, bias ? biases : nullptr, to};
@@ -134,7 +136,6 @@ static void d_depthwise_made(const d_depthwise& all, const T* from, const T* wei
     }
     made.run();
   }
-  d_done(copies);
 }
 template <class T, int TAPS, bool TURNED>
 static void d_depthwise_stepped(const int64_t* sizes, const void* from, const void* weights,
@@ -238,8 +239,10 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
   }
   void run(float* to) const {
     const int64_t taps = all.taps(), every = all.blocks() * taps, room = (every + taps) * d_lanes;
-    const int64_t threads = omp_get_max_threads(), rows = all.images * all.high.out;
-    float* totals = d_floats(threads * room);
+    const int64_t threads = d_threads(), rows = all.images * all.high.out;
+    const d_rooms sums(threads * room, 1);
+    if (!sums.at) return;
+    float* totals = sums.at;
 #pragma omp parallel if (all.is_large())
     {
 #pragma omp for schedule(static)
@@ -258,7 +261,6 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
         d_transpose(sums + skip, d_lanes, taps, d_lanes - skip, to + (channel + skip) * taps, taps);
       }
     }
-    d_done(totals);
   }
 };
 

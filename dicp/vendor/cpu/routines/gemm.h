@@ -4,8 +4,6 @@
 #pragma once
 #include "prelude.h"
 
-extern "C" int omp_get_max_threads(void);
-extern "C" void* aligned_alloc(uint64_t, uint64_t);
 
 // A tile of C is d_rows by two vectors: as many accumulators as the registers hold beside one row
 // of B and one element of A.
@@ -30,32 +28,46 @@ d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
 d_inline bool d_takes_short(int64_t left) {
   return left <= d_short || (left > d_rows && left <= 2 * d_short);
 }
-// Room for `count` floats or cells; vectors at multiples of their size cross no line of the cache.
-// A thread keeps one piece from call to call: room that comes and goes between tensors that stay
-// leaves holes in the heap.
+// Room for floats or cells; vectors at multiples of their size cross no line of the cache. A thread
+// that runs routines keeps one piece from call to call: room that comes and goes between tensors that
+// stay leaves holes in the heap.
 constexpr int64_t d_line = 64;                     // bytes; the first line of a piece holds its size
-constexpr int64_t d_most_kept = 4 << 20;
-struct d_room {
+constexpr int64_t d_most_kept = 4 << 20;           // bytes for each thread of the team
+struct d_kept_piece {
   int64_t* at = nullptr;
-  ~d_room() { d_free(at); }
+  ~d_kept_piece() { d_free(at); }
 };
-static thread_local d_room d_kept;
+static thread_local d_kept_piece d_kept;
+static thread_local int64_t d_lacking = 0;         // bytes that a routine wanted and did not get
 static float* d_floats(int64_t count) {
   const int64_t bytes = d_round_up(count * sizeof(float), d_line);
   int64_t* piece = d_kept.at;
   d_kept.at = nullptr;
   if (!piece || *piece < bytes) {
     d_free(piece);
-    piece = (int64_t*)aligned_alloc(d_line, d_line + bytes);
+    piece = (int64_t*)d_alloc(d_line + bytes);
+    if (!piece) {
+      d_lacking = bytes;
+      return nullptr;
+    }
     *piece = bytes;
   }
   return (float*)((char*)piece + d_line);
 }
 static void d_done(float* room) {
   int64_t* piece = room ? (int64_t*)((char*)room - d_line) : nullptr;
-  if (piece && !d_kept.at && *piece <= d_most_kept) d_kept.at = piece;
+  if (piece && !d_kept.at && *piece <= d_most_kept * d_threads()) d_kept.at = piece;
   else d_free(piece);
 }
+// Room for each thread of a team, taken before the team starts; null where there is none.
+struct d_rooms {
+  const int64_t count;
+  float* const at;
+  explicit d_rooms(int64_t floats, int64_t threads = d_threads())
+      : count(d_round_up(floats, d_line / sizeof(float))), at(d_floats(count * threads)) {}
+  ~d_rooms() { d_done(at); }
+  float* mine() const { return at + d_thread() * count; }
+};
 
 template <class T> d_inline void d_clear(T* x, int64_t from, int64_t to) {
   for (int64_t j = from; j < to; ++j) x[j] = T{};

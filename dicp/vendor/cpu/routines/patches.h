@@ -162,7 +162,7 @@ struct d_patch_tasks {
 
   d_patch_tasks(int64_t groups, int64_t rows, int64_t columns, int64_t most, bool by_rows)
       : groups(groups), panels((columns + d_panel - 1) / d_panel) {
-    const int64_t threads = groups % omp_get_max_threads() ? omp_get_max_threads() : 1;
+    const int64_t threads = groups % d_threads() ? omp_get_max_threads() : 1;
     strips = (panels + most - 1) / most;
     if (!by_rows) strips = d_least(d_round_up(strips, threads), panels);
     parts = strips % threads ? threads : 1;
@@ -321,9 +321,11 @@ static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_g
                         int64_t weights_group, int64_t out_group) {
   const d_patch_tasks tasks(groups, all.rows, all.patches.columns(), all.most(),
                             !all.as_they_lie());
+  const d_rooms rooms(all.room(tasks));
+  if (!rooms.at) return;
 #pragma omp parallel if (groups * all.rows * all.patches.columns() * all.depth() > 50000)
   {
-    float* mine = d_floats(all.room(tasks));
+    float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count(); ++task) {
       d_patch_product one = all;
@@ -334,7 +336,6 @@ static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_g
       one.out += group * out_group;
       one.task(tasks, task, mine);
     }
-    d_done(mine);
   }
 }
 
@@ -495,9 +496,11 @@ static void d_patches_filters(void** args, const int64_t* sizes) {
   const d_patch_filters product = {
       d_patches_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
   const d_patch_tasks tasks(all.groups, all.filters, all.depth(), d_patch_panels, false);
+  const d_rooms rooms(product.room(tasks));
+  if (!rooms.at) return;
 #pragma omp parallel if (all.groups * all.filters * all.depth() * product.depth() > 50000)
   {
-    float* mine = d_floats(product.room(tasks));
+    float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks.count(); ++task) {
       d_patch_filters one = product;
@@ -507,6 +510,5 @@ static void d_patches_filters(void** args, const int64_t* sizes) {
       one.out += group * all.filters * all.depth();
       one.task(tasks, task, mine);
     }
-    d_done(mine);
   }
 }

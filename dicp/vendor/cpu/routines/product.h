@@ -175,10 +175,12 @@ template <class T> struct d_products {
   }
   void run_by_depth(int64_t threads) const {
     const int64_t size = rows * columns, wide = most() * d_panel;
-    T* sums = (T*)d_floats(threads * size);
+    const d_rooms totals(threads * size, 1), rooms(room(rows), threads);
+    if (!totals.at || !rooms.at) return;
+    T* sums = (T*)totals.at;
 #pragma omp parallel
     {
-      float* mine = d_floats(room(rows));
+      float* mine = rooms.mine();
 #pragma omp for schedule(static)
       for (int64_t part = 0; part < threads; ++part) {
         d_products one = *this;
@@ -199,13 +201,11 @@ template <class T> struct d_products {
           c[row * c_row + j] = sum;
         }
       }
-      d_done(mine);
     }
-    d_done((float*)sums);
   }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
   void run() const {
-    const int64_t threads = omp_get_max_threads();
+    const int64_t threads = d_threads();
     if constexpr (sizeof(T) == sizeof(float))
       if (by_depth(threads)) return run_by_depth(threads);
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
@@ -213,9 +213,11 @@ template <class T> struct d_products {
     int64_t parts = (rows + d_high - 1) / d_high;
     while (batches * strips * parts < threads && rows > parts * 2 * d_rows) ++parts;
     const int64_t step = d_round_up((rows + parts - 1) / parts, d_rows);
+    const d_rooms rooms(room(step));
+    if (!rooms.at) return;
 #pragma omp parallel if (batches * rows * columns * depth > 50000)
     {
-      float* mine = d_floats(room(step));
+      float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
       for (int64_t task = 0; task < batches * parts * strips; ++task) {
         const int64_t strip = task % strips, rest = task / strips;
@@ -224,7 +226,6 @@ template <class T> struct d_products {
         if (row < rows)
           this->task(rest / parts, row, d_least(rows - row, step), column, end - column, mine);
       }
-      d_done(mine);
     }
   }
 };

@@ -8,8 +8,9 @@ using aclError = int;
 constexpr aclError ACL_SUCCESS = 0;
 constexpr aclError ACL_ERROR_REPEAT_INITIALIZE = 100002;
 constexpr aclError ACL_ERROR_INVALID_PARAM = 100000;
+constexpr aclError ACL_ERROR_GE_FAILURE = 500002;
+constexpr aclError ACL_ERROR_RT_CONTEXT_NULL = 107002;
 constexpr aclError ACL_ERROR_RT_MEMORY_ALLOCATION = 207001;
-constexpr aclError ACL_ERROR_GE_EXEC_LOAD_MODEL = 145009;
 
 enum aclDataType : int { ACL_DT_UNDEFINED = -1 };
 enum aclFormat : int { ACL_FORMAT_ND = 2 };
@@ -24,7 +25,9 @@ struct aclmdlDesc;
 using aclrtStream = void*;
 
 aclError aclInit(const char* config);
+aclError aclrtGetDeviceCount(uint32_t* count);
 aclError aclrtSetDevice(int32_t device);
+aclError aclrtGetDevice(int32_t* device);
 aclError aclrtCreateStream(aclrtStream* stream);
 aclError aclrtSynchronizeStream(aclrtStream stream);
 aclError aclrtMalloc(void** memory, size_t size, aclrtMemMallocPolicy policy);
@@ -45,6 +48,7 @@ aclError aclmdlSetDatasetTensorDesc(aclmdlDataset* dataset, aclTensorDesc* desc,
 aclmdlDesc* aclmdlCreateDesc();
 aclError aclmdlDestroyDesc(aclmdlDesc* desc);
 aclError aclmdlGetDesc(aclmdlDesc* desc, uint32_t model);
+aclError aclmdlLoadFromMem(const void* model, size_t size, uint32_t* id);
 aclError aclmdlQuerySizeFromMem(const void* model, size_t size, size_t* work, size_t* weights);
 aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, void* work,
                                   size_t work_size, void* weights, size_t weight_size);

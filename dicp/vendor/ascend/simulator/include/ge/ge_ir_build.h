@@ -1,6 +1,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <string>
 
 #include "ge/ge_api_types.h"
 #include "graph/ascend_string.h"
@@ -15,7 +16,10 @@ struct ModelBufferData {
 
 using BuildOptions = std::map<AscendString, AscendString>;
 
+graphStatus aclgrphBuildInitialize(std::map<std::string, std::string> options);
 graphStatus aclgrphBuildInitialize(BuildOptions& options);
+graphStatus aclgrphBuildModel(const Graph& graph, const std::map<std::string, std::string>& options,
+                              ModelBufferData& model);
 graphStatus aclgrphBuildModel(const Graph& graph, const BuildOptions& options,
                               ModelBufferData& model);
 void aclgrphBuildFinalize();

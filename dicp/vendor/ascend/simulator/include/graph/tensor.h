@@ -7,6 +7,7 @@ namespace ge {
 
 class Shape {
  public:
+  Shape() = default;
   explicit Shape(const std::vector<int64_t>& dims) : dims_(dims) {}
   std::vector<int64_t> GetDims() const { return dims_; }
 
@@ -16,6 +17,7 @@ class Shape {
 
 class TensorDesc {
  public:
+  TensorDesc() : TensorDesc(Shape()) {}
   explicit TensorDesc(Shape shape, Format format = FORMAT_ND, DataType dt = DT_FLOAT)
       : shape_(shape), origin_shape_(shape), format_(format), origin_format_(format), type_(dt) {}
   Shape GetShape() const { return shape_; }
@@ -34,6 +36,9 @@ class TensorDesc {
 
 class Tensor {
  public:
+  Tensor() = default;
+  explicit Tensor(const TensorDesc& desc) : desc_(desc) {}
+  Tensor(const TensorDesc& desc, const std::vector<uint8_t>& data) : desc_(desc), data_(data) {}
   Tensor(const TensorDesc& desc, const uint8_t* data, size_t size)
       : desc_(desc), data_(data, data + size) {}
   TensorDesc GetTensorDesc() const { return desc_; }

@@ -1,4 +1,4 @@
-// The simulator's side of GE and ACL: records graphs as JSON and hands them, and runs, to Python.
+// The simulator's side of GE: records graphs as JSON and hands them to Python.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -6,10 +6,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "acl/acl.h"
 #include "ge/ge_api.h"
 #include "ge/ge_ir_build.h"
 #include "graph/graph.h"
+#include "graph/operator_factory.h"
+#include "callbacks.h"
 
 namespace {
 
@@ -54,18 +55,12 @@ std::string hex(const std::vector<uint8_t>& bytes) {
   return quoted(out);
 }
 
-struct Callbacks {
-  int (*build)(const char* graph, const char* options, char* message, size_t room);
-  int (*load)(const void* model, size_t size, char* message, size_t room);
-  int (*run)(int model, const void* inputs, size_t in, const void* outputs, size_t out,
-             char* message, size_t room);
-  void (*unload)(int model);
-};
+}  // namespace
 
 Callbacks python = {};
 thread_local char message[8192] = "";
 
-}  // namespace
+extern "C" void dicp_simulator_connect(Callbacks callbacks) { python = callbacks; }
 
 namespace ge {
 
@@ -93,6 +88,9 @@ static void release(Record* r) {
 Operator::Operator(const char* name, const char* type) : record_(new Record) {
   record_->name = name;
   record_->type = type;
+}
+Operator OperatorFactory::CreateOperator(const char* name, const char* type) {
+  return Operator(name, type);
 }
 Operator::Operator(const Operator& other) : record_(other.record_) { ++record_->users; }
 Operator& Operator::operator=(const Operator& other) {
@@ -125,10 +123,10 @@ Operator& Operator::AddControlInput(const Operator& source) {
   ++source.record()->users;
   return record_->controls.push_back(source.record()), *this;
 }
-void Operator::DynamicInputRegister(const char* port, uint32_t count) {
+void Operator::DynamicInputRegister(const char* port, uint32_t count, bool) {
   record_->counts.push_back("[\"input\"," + quoted(port) + "," + integer(count) + "]");
 }
-void Operator::DynamicOutputRegister(const char* port, uint32_t count) {
+void Operator::DynamicOutputRegister(const char* port, uint32_t count, bool) {
   record_->counts.push_back("[\"output\"," + quoted(port) + "," + integer(count) + "]");
 }
 
@@ -144,7 +142,7 @@ Operator& Operator::SetAttr(const char* n, float v) { return put(*this, n, "Floa
 Operator& Operator::SetAttr(const char* n, const char* v) {
   return put(*this, n, "String", quoted(v));
 }
-Operator& Operator::SetAttr(const char* n, DataType v) { return put(*this, n, "Type", integer(v)); }
+Operator& Operator::SetAttr(const char* n, const DataType& v) { return put(*this, n, "Type", integer(v)); }
 Operator& Operator::SetAttr(const char* n, const Tensor& v) {
   return put(*this, n, "Tensor",
              "{\"desc\":" + desc_text(v.GetTensorDesc()) + ",\"data\":" + hex(v.bytes()) + "}");
@@ -257,104 +255,3 @@ graphStatus aclgrphBuildModel(const Graph& graph, const BuildOptions& options,
 }
 
 }  // namespace ge
-
-struct aclDataBuffer {
-  void* data;
-  uint64_t size;
-};
-struct aclTensorDesc {
-  int type;
-  std::vector<int64_t> dims;
-};
-struct aclmdlDataset {
-  std::vector<aclDataBuffer*> buffers;
-  std::vector<aclTensorDesc*> descs;
-};
-struct aclmdlDesc {
-  uint32_t model;
-};
-
-namespace {
-
-struct Piece {  // one tensor of a run, as Python reads it
-  void* data;
-  uint64_t size;
-  int64_t rank;  // -1: as the model declares
-  const int64_t* dims;
-};
-
-std::vector<Piece> pieces(const aclmdlDataset* d) {
-  std::vector<Piece> found;
-  for (size_t k = 0; k < d->buffers.size(); ++k) {
-    aclTensorDesc* t = k < d->descs.size() ? d->descs[k] : nullptr;
-    found.push_back({d->buffers[k]->data, d->buffers[k]->size,
-                     t ? static_cast<int64_t>(t->dims.size()) : -1, t ? t->dims.data() : nullptr});
-  }
-  return found;
-}
-
-}  // namespace
-
-extern "C" {
-
-void dicp_simulator_connect(Callbacks callbacks) { python = callbacks; }
-
-aclError aclInit(const char*) { return ACL_SUCCESS; }
-aclError aclrtSetDevice(int32_t) { return ACL_SUCCESS; }
-aclError aclrtCreateStream(aclrtStream* stream) { return *stream = nullptr, ACL_SUCCESS; }
-aclError aclrtSynchronizeStream(aclrtStream) { return ACL_SUCCESS; }
-aclError aclrtMalloc(void** memory, size_t size, aclrtMemMallocPolicy) {
-  *memory = std::malloc(size ? size : 1);
-  return *memory ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
-}
-aclError aclrtFree(void* memory) { return std::free(memory), ACL_SUCCESS; }
-aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t size, aclrtMemcpyKind) {
-  if (size > room) return ACL_ERROR_INVALID_PARAM;
-  std::memcpy(to, from, size);
-  return ACL_SUCCESS;
-}
-const char* aclrtGetSocName() { return "Simulator"; }
-const char* aclGetRecentErrMsg() { return message; }
-
-aclDataBuffer* aclCreateDataBuffer(void* data, size_t size) {
-  return new aclDataBuffer{data, size};
-}
-aclError aclDestroyDataBuffer(const aclDataBuffer* b) { return delete b, ACL_SUCCESS; }
-aclTensorDesc* aclCreateTensorDesc(aclDataType type, int rank, const int64_t* dims, aclFormat) {
-  return new aclTensorDesc{type, std::vector<int64_t>(dims, dims + rank)};
-}
-void aclDestroyTensorDesc(const aclTensorDesc* d) { delete d; }
-aclmdlDataset* aclmdlCreateDataset() { return new aclmdlDataset; }
-aclError aclmdlDestroyDataset(const aclmdlDataset* d) { return delete d, ACL_SUCCESS; }
-aclError aclmdlAddDatasetBuffer(aclmdlDataset* d, aclDataBuffer* b) {
-  return d->buffers.push_back(b), ACL_SUCCESS;
-}
-aclError aclmdlSetDatasetTensorDesc(aclmdlDataset* d, aclTensorDesc* desc, size_t index) {
-  if (d->descs.size() <= index) d->descs.resize(index + 1);
-  return d->descs[index] = desc, ACL_SUCCESS;
-}
-
-aclmdlDesc* aclmdlCreateDesc() { return new aclmdlDesc{}; }
-aclError aclmdlDestroyDesc(aclmdlDesc* d) { return delete d, ACL_SUCCESS; }
-aclError aclmdlGetDesc(aclmdlDesc* d, uint32_t model) { return d->model = model, ACL_SUCCESS; }
-aclError aclmdlQuerySizeFromMem(const void*, size_t, size_t* work, size_t* weights) {
-  return *work = 0, *weights = 0, ACL_SUCCESS;
-}
-aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, void*, size_t,
-                                  void*, size_t) {
-  int handle = python.load(model, size, message, sizeof message);
-  if (handle < 0) return ACL_ERROR_GE_EXEC_LOAD_MODEL;
-  *id = static_cast<uint32_t>(handle);
-  return ACL_SUCCESS;
-}
-aclError aclmdlExecuteAsync(uint32_t model, const aclmdlDataset* in, aclmdlDataset* out,
-                            aclrtStream) {
-  auto inputs = pieces(in), outputs = pieces(out);
-  return python.run(static_cast<int>(model), inputs.data(), inputs.size(), outputs.data(),
-                    outputs.size(), message, sizeof message);
-}
-aclError aclmdlUnload(uint32_t model) {
-  return python.unload(static_cast<int>(model)), ACL_SUCCESS;
-}
-
-}  // extern "C"

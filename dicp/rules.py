@@ -1,18 +1,19 @@
-"""The table of lowering rules.
+"""Tables of conversion rules: ATen overload -> rule, and what becomes of the operator.
 
-A rule is a function `rule(lw, *args, **kwargs) -> Value | Size | tuple` registered for one or more
-ATen overloads. Tensor arguments arrive as `Value`s, symbolic integers as sympy expressions.
+A rule is a function `rule(builder, *args, **kwargs)` of the operator's own arguments, registered
+for one or more overloads. Tensors arrive as the family's values, symbolic integers as its sizes; it
+returns a value, or a tuple for several results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from dicp.target import DecisionKind
 from dicp.torch_private import OpOverload, OpOverloadPacket
 
+DecisionKind = Literal["compiled", "library", "view", "eager"]
 Rule: TypeAlias = Callable[..., Any]
 
 
@@ -27,7 +28,7 @@ class RuleEntry:
 
 
 class RuleTable:
-    """ATen overload -> lowering rule. Built once per module import, then only read."""
+    """Filled when its module is imported, then only read."""
 
     def __init__(self) -> None:
         self._rules: dict[Any, RuleEntry] = {}
@@ -44,15 +45,7 @@ class RuleTable:
         return add
 
     def add(self, op: Any, function: Rule, kind: DecisionKind = "compiled") -> None:
-        overloads: Iterable[Any] = (
-            [getattr(op, name) for name in op.overloads()]
-            if isinstance(op, OpOverloadPacket)
-            else [op]
-        )
-        for overload in overloads:
-            name = overload._schema.overload_name
-            if isinstance(op, OpOverloadPacket) and "out" in name:
-                continue
+        for overload in functional_overloads(op):
             self._rules[overload] = RuleEntry(function, kind)
 
     def add_named(self, name: str, function: Rule, kind: DecisionKind = "compiled") -> None:
@@ -66,11 +59,32 @@ class RuleTable:
             table._named.update(source._named)
         return table
 
+    def with_kind(self, kind: DecisionKind, ops: Iterable[Any]) -> RuleTable:
+        """The same rules, those of `ops` with another kind."""
+        table = self.merged()
+        for op in ops:
+            if op in table._rules:
+                table._rules[op] = RuleEntry(table._rules[op].function, kind)
+        return table
+
     def get(self, op: Any) -> RuleEntry | None:
         found = self._rules.get(op)
         if found is None and self._named and isinstance(op, OpOverload):
             return self._named.get(op._schema.name)
         return found
 
+    def kind(self, op: Any) -> DecisionKind | None:
+        """What becomes of `op` where its arguments allow it; None where there is no rule."""
+        entry = self.get(op)
+        return None if entry is None else entry.kind
+
     def ops(self) -> frozenset[Any]:
         return frozenset(self._rules)
+
+
+def functional_overloads(op: Any) -> Iterable[Any]:
+    """The overload itself, or those of a packet that write to none of their arguments."""
+    if not isinstance(op, OpOverloadPacket):
+        return [op]
+    found = (getattr(op, name) for name in op.overloads())
+    return [overload for overload in found if not overload._schema.is_mutable]

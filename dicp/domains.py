@@ -1,0 +1,43 @@
+"""The numbers that eager takes for operators whose kernels check them: it refuses others itself.
+
+A call is compiled where what is said here of its numbers is proved. Operators whose checks are part
+of their shape functions need no row: tracing them runs these checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+aten = torch.ops.aten
+Relations = Callable[..., Sequence[Any]]
+
+
+def _dropout(x: Any, p: Any, train: Any = True) -> Sequence[Any]:
+    return (p >= 0, p <= 1) if train else ()
+
+
+DOMAINS: Final[dict[Any, Relations]] = {
+    aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
+    aten.native_dropout.default: _dropout,
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
+    aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
+    aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),
+    aten.cauchy.default: lambda x, median=0.0, sigma=1.0, **_: (sigma > 0,),
+    aten.log_normal.default: lambda x, mean=1.0, std=2.0, **_: (std > 0,),
+    aten.randint.default: lambda high, *_, **__: (high > 0,),
+    aten.randint.low: lambda low, high, *_, **__: (low < high,),
+    aten.randint_like.default: lambda x, high, **_: (high > 0,),
+    aten.randint_like.low_dtype: lambda x, low, high, **_: (low < high,),
+}
+"""Relations between an operator's arguments, which may be symbolic."""
+
+
+def outside_domain(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], proves: Callable[[Any], bool]
+) -> bool:
+    """Whether eager might refuse these numbers; `proves` says what holds for every symbol."""
+    relations = DOMAINS.get(op)
+    return relations is not None and not all(map(proves, relations(*args, **kwargs)))

@@ -1,0 +1,111 @@
+"""What dtypes hold: numbers as a tensor keeps them, and conversions that lose nothing.
+
+A constant is a number with a dtype. `converted` gives the number that a tensor of that dtype holds;
+every constant goes through it once, wherever it is folded, matched or written into code. Nothing
+here runs an operator, so that it may be asked under any dispatch mode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from functools import cache
+
+import torch
+
+Number = bool | int | float
+
+HALVES = frozenset({torch.float16, torch.bfloat16})
+"""Floating-point types that operators compute in float32."""
+
+
+def converted(number: Number, dtype: torch.dtype) -> Number | None:
+    """`number` as `dtype` holds it, converted as by `torch.full` or `Tensor.to`.
+
+    None where PyTorch leaves the result to the machine (a float that no integer of the type
+    stands for) and for dtypes whose numbers are not known here.
+    """
+    if dtype == torch.bool:
+        return bool(number)
+    if dtype == torch.float64:
+        return float(number)
+    if dtype == torch.float32:
+        return _single(number)
+    if dtype in HALVES:
+        single = _single(number)
+        narrow = _half if dtype == torch.float16 else _brain
+        return None if single is None else narrow(single)
+    if dtype in _INTEGERS:
+        return _integer(number, dtype)
+    return None
+
+
+_INTEGERS = frozenset({
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+})  # fmt: skip
+
+
+def _integer(number: Number, dtype: torch.dtype) -> int | None:
+    """Integers wrap around; floats are cut."""
+    info = torch.iinfo(dtype)
+    if isinstance(number, float):
+        inside = math.isfinite(number) and info.min <= int(number) <= info.max
+        return int(number) if inside else None
+    return (int(number) - info.min) % (1 << info.bits) + info.min
+
+
+def _single(number: Number) -> float | None:
+    wide = float(number)
+    if not isinstance(number, float) and wide != number:
+        return None  # rounded on the way to double precision already
+    return ctypes.c_float(wide).value
+
+
+def _half(single: float) -> float:
+    try:
+        return float(struct.unpack("<e", struct.pack("<e", single))[0])
+    except OverflowError:
+        return math.copysign(math.inf, single)
+
+
+def _brain(single: float) -> float:
+    """The upper 16 bits, rounded to nearest, to even where two are as near."""
+    if math.isnan(single):
+        return single
+    (bits,) = struct.unpack("<I", struct.pack("<f", single))
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+@cache
+def holds_all(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether `target` holds every value of `source`, so that converting to it loses nothing."""
+    if source == target or source == torch.bool:
+        return True
+    if source.is_complex or target.is_complex or torch.bool == target:
+        return False
+    if source.is_floating_point:
+        return target.is_floating_point and _spans(torch.finfo(source), torch.finfo(target))
+    least, most = torch.iinfo(source).min, torch.iinfo(source).max
+    if target.is_floating_point:
+        info = torch.finfo(target)
+        return most <= min(2 / info.eps, info.max)
+    return torch.iinfo(target).min <= least and most <= torch.iinfo(target).max
+
+
+def _spans(narrow: torch.finfo, wide: torch.finfo) -> bool:
+    return (
+        wide.eps <= narrow.eps
+        and wide.max >= narrow.max
+        and wide.tiny * wide.eps <= narrow.tiny * narrow.eps
+    )
+
+
+def shortest(number: float, dtype: torch.dtype) -> str:
+    """The shortest decimal that `dtype` (16-bit floats: float32) reads back as this number."""
+    if dtype == torch.float64 or not math.isfinite(number):
+        return repr(number)
+    texts = (repr(float(f"{number:.{digits}g}")) for digits in range(6, 10))
+    return next((text for text in texts if _single(float(text)) == number), repr(number))

@@ -1,0 +1,198 @@
+"""Compiled graphs on disk: what they depend on, the guards they hold under, their plain form.
+
+An entry is found by a key of everything that was known when its graph was compiled, and may be
+used where the guards that its own compilation added hold as well. These are added to the
+compilation that takes the entry, so that it is as specialized as one that compiled anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache, key_of
+from dicp.dynamo_bridge.aot import GraphInfo, OtherLinesError
+from dicp.dynamo_bridge.observe import GraphReport
+from dicp.dynamo_bridge.provenance import dynamo_nodes
+from dicp.origin import Origin, user_lines
+from dicp.target import Artifact, KernelReport, NodeReport
+from dicp.torch_private import ShapeFacts, disable_current_modes
+
+_KIND: Final = "graph"
+_VARIANTS: Final = 8  # entries kept per key, told apart by their guards
+_ORIGIN: Final = "@origin"
+
+
+class _NotStorable(Exception):
+    """A graph holds what no key can be made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where a graph's result is stored (no key: nowhere), or what was found there."""
+
+    facts: ShapeFacts
+    key: str = ""
+    found: StoredGraph | None = None
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """A compiled graph in plain form.
+
+    `line_of` says whose line a node of the captured graph has: the node of Dynamo's graph. Lines
+    themselves are not stored: equal graphs are found in different places of a program.
+    """
+
+    artifact: Artifact
+    report: tuple[str, tuple[NodeReport, ...], tuple[KernelReport, ...]]
+    line_of: Mapping[str, str] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Raises TypeError for an artifact that has no plain form."""
+        kind, nodes, kernels = self.report
+        artifact = self.artifact
+        plain = {
+            "target": artifact.target,
+            "program": artifact.program,
+            "units": dict(artifact.units),
+            "kind": kind,
+            "nodes": [(n.origin, n.decision, n.reason) for n in nodes],
+            "kernels": [(k.name, k.origins) for k in kernels],
+            "line_of": dict(self.line_of),
+            "baked": [(o, o.user_line) for o in artifact.baked],
+        }
+        return json.dumps(plain, default=_plain_origin)
+
+    @classmethod
+    def decode(cls, text: str, dynamo_lines: Mapping[str, str]) -> StoredGraph:
+        """The graph stored as `text`, its lines those of the Dynamo graph at hand.
+
+        Raises OtherLinesError.
+        """
+        line_of = json.loads(text)["line_of"]
+        lines = {name: dynamo_lines.get(source, "") for name, source in line_of.items()}
+        return cls._decoded(text, lines, line_of)
+
+    @classmethod
+    def decode_for(cls, text: str, gm: fx.GraphModule) -> StoredGraph:
+        """The graph stored as `text`, its lines those of the captured graph at hand."""
+        return cls._decoded(text, user_lines(gm), dynamo_nodes(gm))
+
+    @classmethod
+    def _decoded(
+        cls, text: str, lines: Mapping[str, str], line_of: Mapping[str, str]
+    ) -> StoredGraph:
+        def with_origins(value: dict[str, Any]) -> Any:
+            if value.keys() != {_ORIGIN}:
+                return value
+            node, op, source = value[_ORIGIN]
+            return Origin(node, op, lines.get(source, ""), source)
+
+        plain = json.loads(text, object_hook=with_origins)
+        if any(origin.user_line != line for origin, line in plain["baked"]):
+            raise OtherLinesError
+        nodes = tuple(NodeReport(*row) for row in plain["nodes"])
+        kernels = tuple(KernelReport(name, tuple(origins)) for name, origins in plain["kernels"])
+        artifact = Artifact(plain["target"], plain["program"], plain["units"],
+                            baked=tuple(origin for origin, _ in plain["baked"]))  # fmt: skip
+        return cls(artifact, (plain["kind"], nodes, kernels), line_of)
+
+    def restore(self, report: GraphReport) -> None:
+        """Add what the compilation that made this graph reported."""
+        report.kind, nodes, kernels = self.report
+        report.nodes = [*report.nodes, *nodes]
+        report.kernels = [*report.kernels, *kernels]
+
+
+def _plain_origin(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Origin):
+        raise TypeError(f"{type(value).__name__} has no plain form")
+    return {_ORIGIN: [value.node, value.op, value.line_of]}
+
+
+def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identity: str) -> Slot:
+    """Looks a captured graph up, and adds the guards of what is found to this compilation."""
+    facts = ShapeFacts.of(gm)
+    if cache is None:
+        return Slot(facts)
+    try:
+        base = graph_key(gm, info, identity, facts)
+    except _NotStorable:
+        return Slot(facts)
+    for variant in range(_VARIANTS):
+        key = key_of(base, variant)
+        entry = cache.get(_KIND, key)
+        if entry is None:
+            break
+        guards = json.loads(entry.read("guards.json"))
+        if not facts.hold(guards):
+            continue
+        try:
+            found = StoredGraph.decode_for(entry.read("artifact.json").decode(), gm)
+        except OtherLinesError:
+            continue
+        facts.add(guards)
+        return Slot(facts, key, found)
+    return Slot(facts, key)
+
+
+def store_graph(cache: Cache, slot: Slot, graph: StoredGraph) -> str | None:
+    """Stores a compiled graph; returns its plain form, or None where there is none."""
+    if graph.artifact.objects:
+        return None
+    text = graph.encode()
+    guards = slot.facts.added()
+    if slot.key and guards is not None:
+        files = {"artifact.json": text.encode(), "guards.json": json.dumps(guards).encode()}
+        cache.put(_KIND, slot.key, files)
+    return text
+
+
+def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str, facts: ShapeFacts) -> str:
+    """What the compiled code depends on: operators, arguments, constants, every layout, and what
+    is known of the symbols in them.
+
+    Layouts of inner nodes matter where there are symbols: a guard may have decided them.
+    """
+    layouts, constants = [], []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" or facts.symbols:
+            layouts.append(_layout(node.meta.get("val")))
+        if node.op == "get_attr":
+            constants.append(_constant_digest(gm, str(node.target)))
+    code = gm.graph.python_code("self").src  # compiling it, for `gm.code`, is remembered for good
+    static = list(map(str, info.static_inputs))
+    return key_of(identity, info.kind, static, code, layouts, constants, facts.known())
+
+
+def _layout(val: Any) -> str:
+    if isinstance(val, torch.Tensor) and val.layout == torch.strided:
+        bits = f"{val.is_conj()} {val.is_neg()}"
+        return f"{val.dtype} {list(val.shape)} {list(val.stride())} {val.device} {bits}"
+    if isinstance(val, (tuple, list)):
+        return f"({', '.join(map(_layout, val))})"
+    return f"{type(val).__name__} {val}"
+
+
+def _constant_digest(gm: fx.GraphModule, name: str) -> str:
+    value: Any = gm
+    for part in name.split("."):
+        value = getattr(value, part)
+    if isinstance(value, fx.GraphModule):
+        inner = value.graph.find_nodes(op="get_attr")
+        return key_of(value.code, [_constant_digest(value, str(node.target)) for node in inner])
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return key_of(value)
+    plain = isinstance(value, torch.Tensor) and value.layout == torch.strided
+    if not plain or value.is_quantized or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise _NotStorable(name)
+    with disable_current_modes():
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    return key_of(data, _layout(value))

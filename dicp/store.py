@@ -1,0 +1,507 @@
+"""The cache's folder on disk: entries, their locks and a secret.
+
+    folder/CACHEDIR.TAG              the mark: dicp made this folder, in this format
+    folder/user.key                  secret of this user, 0600
+    folder/<kind>/<key[:2]>/<key>/   an entry: files and manifest.json
+    folder/locks/<kind>/<key>        held by the process that builds the entry
+    folder/tmp/<32 hex digits>       entries being written or removed
+
+A manifest lists size and SHA-256 of each file and carries an HMAC under the user's secret. Entries
+appear and disappear by one rename. A folder with files in it and without the mark is never used.
+Folders are opened one below the other and links are not followed, so that nothing outside of this
+folder is ever read or removed; inside, only what has the form of an entry is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from dicp.errors import CacheWarning
+
+FORMAT = 2
+FOLDER_NAME = f"dicp-cache-v{FORMAT}"
+"""The cache's own folder inside the one the user names, which may hold other files."""
+MARK = "CACHEDIR.TAG"
+MARK_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    f"# dicp cache, format {FORMAT}. For cache directory tags see https://bford.info/cachedir/\n"
+).encode()
+MANIFEST = "manifest.json"
+SECRET = "user.key"  # noqa: S105
+SECRET_BYTES = 32
+RESERVED = frozenset({"locks", "tmp"})
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_KEY = re.compile(r"[0-9a-f]{40,128}")
+_ASIDE = re.compile(r"[0-9a-f]{32}")
+_UNFINISHED_MARK = re.compile(rf"{re.escape(MARK)}\.[0-9a-f]{{32}}")
+_MANIFEST_BYTES = 1 << 20
+_LOCK_SECONDS = 600  # a build that holds the lock for longer is taken to hang
+_STALE_SECONDS = 24 * 3600  # what an interrupted process left behind
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Damaged(Exception):
+    """An entry that must not be loaded; the text says why."""
+
+
+class Untrusted(Exception):
+    """A folder that must not be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry seen by a scan, for accounting and eviction."""
+
+    kind: str
+    key: str
+    used: float
+    bytes: int
+
+
+class Store:
+    """Entries in one folder. Raises OSError and Untrusted; the Cache decides what follows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._checked: tuple[int, int] | None = None
+
+    def entry_folder(self, kind: str, key: str) -> Path:
+        return self.folder / kind / key[:2] / key
+
+    # ---- the folder itself ----------------------------------------------------------------------
+
+    def prepare(self) -> bytes:
+        """Make the folder if need be, check whose it is, and return the user's secret."""
+        if not os.path.lexists(self.folder):
+            self._make()
+        found = self.folder.lstat()
+        _check_own(found)
+        if self._checked != (found.st_dev, found.st_ino):
+            _check_parents(self.folder)
+            self._checked = found.st_dev, found.st_ino
+        with self._opened() as root:
+            _check_mark(root)
+            return _read_secret(root) or self._make_secret(root)
+
+    def _make(self) -> None:
+        for parent in reversed(self.folder.parents):
+            if not parent.exists():
+                with contextlib.suppress(FileExistsError):
+                    parent.mkdir(mode=0o700)
+        try:
+            self.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return
+        if self.folder.name == FOLDER_NAME and (self.folder.parent / SECRET).is_file():
+            warn(
+                f"{str(self.folder.parent)!r} holds the cache of an older dicp. It is not used any "
+                f"more and is left as it is; new entries are in {str(self.folder)!r}. Remove the "
+                "rest when you have no other use for it."
+            )
+
+    @contextlib.contextmanager
+    def _opened(self, *names: str, make: bool = False) -> Iterator[int]:
+        """A folder inside this one by its descriptor; no link on the way is followed."""
+        descriptor = os.open(self.folder, _FOLDER_FLAGS)
+        try:
+            for name in names:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=descriptor)
+                inner = os.open(name, _FOLDER_FLAGS, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _make_secret(self, root: int) -> bytes:
+        """A new secret, or the one of the process that made it first."""
+        secret, aside = secrets.token_bytes(SECRET_BYTES), secrets.token_hex(16)
+        with self._opened("tmp", make=True) as tmp:
+            _write_new(tmp, aside, secret)
+            try:
+                os.link(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+                return secret
+            except FileExistsError:
+                if (first := _read_secret(root)) is not None:
+                    return first
+                os.rename(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+            except OSError:  # a file system without hard links
+                os.rename(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside, dir_fd=tmp)
+        return _read_secret(root) or secret
+
+    # ---- entries --------------------------------------------------------------------------------
+
+    def load(self, kind: str, key: str, secret: bytes) -> dict[str, bytes] | None:
+        """The files of an entry, verified; None if there is none. Raises Damaged."""
+        with contextlib.ExitStack() as opened:
+            try:
+                shard = opened.enter_context(self._opened(kind, key[:2]))
+                entry = _open_entry(shard, key)
+            except FileNotFoundError:
+                return None
+            opened.callback(os.close, entry)
+            try:
+                files = _verified_files(entry, kind, key, secret)
+            except Damaged:
+                if _is_at(shard, key, entry):
+                    raise
+                return None  # another process removed it between two files
+            with contextlib.suppress(OSError):
+                os.utime(MANIFEST, dir_fd=entry, follow_symlinks=False)
+            return files
+
+    def save(self, kind: str, key: str, files: Mapping[str, bytes], secret: bytes) -> None:
+        """Write an entry aside and rename it into place, over whatever is there."""
+        aside = secrets.token_hex(16)
+        with self._opened("tmp", make=True) as tmp:
+            os.mkdir(aside, 0o700, dir_fd=tmp)
+            try:
+                with _opened_in(tmp, aside) as entry:
+                    for name, content in files.items():
+                        _write_new(entry, name, content)
+                    _write_new(entry, MANIFEST, _signed_manifest(files, kind, key, secret))
+                with self._opened(kind, key[:2], make=True) as shard:
+                    _swap(tmp, aside, shard, key)
+            finally:
+                _remove(tmp, aside)
+
+    def discard(self, kind: str, key: str) -> None:
+        """Take an entry out by one rename, then delete it: no reader sees half of it.
+
+        Raises OSError for a folder that holds others, which is no entry.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            with self._opened("tmp", make=True) as tmp, self._opened(kind, key[:2]) as shard:
+                _discard(tmp, shard, key)
+
+    def scan(self) -> Iterator[Found]:
+        """Everything that has the form of an entry."""
+        for kind in sorted(self._subfolders() - RESERVED):
+            for shard in sorted(self._subfolders(kind)):
+                for key in self._subfolders(kind, shard):
+                    if _KEY.fullmatch(key) and key[:2] == shard:
+                        found = self._found(kind, key)
+                        if found is not None:
+                            yield found
+
+    def _found(self, kind: str, key: str) -> Found | None:
+        """The entry as it lies there; None for a folder that is none."""
+        total, used = 0, None
+        with contextlib.suppress(OSError), self._opened(kind, key[:2], key) as entry:
+            for name in os.listdir(entry):
+                status = os.stat(name, dir_fd=entry, follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) or not NAME.fullmatch(name):
+                    return None
+                total += status.st_size
+                if name == MANIFEST:
+                    used = status.st_mtime
+        return None if used is None else Found(kind, key, used, total)
+
+    def _subfolders(self, *names: str) -> set[str]:
+        try:
+            with self._opened(*names) as folder, os.scandir(folder) as items:
+                return {i.name for i in items if i.is_dir(follow_symlinks=False)}
+        except OSError:  # removed meanwhile, or not ours to read
+            return set()
+
+    # ---- locks, and what is left over -----------------------------------------------------------
+
+    def lock(self, *parts: str) -> FileLock:
+        with self._opened("locks", *parts[:-1], make=True):
+            path = self.folder.joinpath("locks", *parts)
+            return FileLock(path, timeout=_LOCK_SECONDS, mode=0o600)
+
+    def sweep(self) -> None:
+        """Delete locks and half-written entries that are long abandoned."""
+        oldest = time.time() - _STALE_SECONDS
+        self._sweep("tmp", form=_ASIDE, oldest=oldest)
+        for kind in self._subfolders("locks"):
+            self._sweep("locks", kind, form=_KEY, oldest=oldest)
+
+    def _sweep(self, *names: str, form: re.Pattern[str], oldest: float) -> None:
+        with contextlib.suppress(OSError), self._opened(*names) as folder:
+            for name in filter(form.fullmatch, os.listdir(folder)):
+                with contextlib.suppress(OSError):
+                    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if found.st_mtime < oldest:
+                        _remove(folder, name)
+
+
+# ---- the mark and the secret ---------------------------------------------------------------------
+
+
+def _check_mark(root: int) -> None:
+    """Marks a new folder. Raises Untrusted for one that others filled."""
+    for _ in range(2):  # another process may mark it between the two looks
+        with contextlib.suppress(FileNotFoundError):
+            if not _is_marked(root):
+                raise Untrusted(f"{MARK} in it is not that of this format")
+            return
+        if all(map(_UNFINISHED_MARK.fullmatch, os.listdir(root))):
+            unfinished = f"{MARK}.{secrets.token_hex(16)}"
+            _write_new(root, unfinished, MARK_TEXT)
+            os.rename(unfinished, MARK, src_dir_fd=root, dst_dir_fd=root)
+            return
+    raise Untrusted("it holds files and no mark of dicp's")
+
+
+def _is_marked(root: int) -> bool:
+    try:
+        return _read_own(root, MARK, len(MARK_TEXT)) == MARK_TEXT
+    except Damaged:
+        return False
+
+
+def _read_secret(root: int) -> bytes | None:
+    """The secret, or None if there is none that others cannot know."""
+    try:
+        found = os.stat(SECRET, dir_fd=root, follow_symlinks=False)
+        secret = _read_own(root, SECRET, SECRET_BYTES)
+    except (FileNotFoundError, Damaged):
+        return None
+    return secret if len(secret) == SECRET_BYTES and not found.st_mode & 0o077 else None
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+
+def _open_entry(shard: int, key: str) -> int:
+    """The folder of an entry. Raises FileNotFoundError, and Damaged for what is no such folder."""
+    try:
+        return os.open(key, _FOLDER_FLAGS, dir_fd=shard)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"it cannot be read: {reason_of(error)}") from None
+
+
+def _verified_files(entry: int, kind: str, key: str, secret: bytes) -> dict[str, bytes]:
+    try:
+        manifest = _read_own(entry, MANIFEST, _MANIFEST_BYTES)
+    except FileNotFoundError:
+        raise Damaged("it has no manifest") from None
+    files: dict[str, bytes] = {}
+    for name, (size, digest) in _verified_manifest(manifest, kind, key, secret).items():
+        try:
+            content = _read_own(entry, name, size)
+        except FileNotFoundError:
+            raise Damaged(f"{name} is missing") from None
+        if len(content) != size:
+            raise Damaged(f"{name} has {len(content)} bytes instead of {size}")
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise Damaged(f"{name} was changed")
+        files[name] = content
+    return files
+
+
+def signature(secret: bytes, purpose: bytes, data: bytes) -> bytes:
+    """An HMAC that only this user can make; different purposes have different ones."""
+    return hmac.digest(secret, purpose + b"\0" + data, "sha256")
+
+
+def _signed_manifest(files: Mapping[str, bytes], kind: str, key: str, secret: bytes) -> bytes:
+    listing = {
+        name: [len(content), hashlib.sha256(content).hexdigest()]
+        for name, content in sorted(files.items())
+    }
+    body = json.dumps({"format": FORMAT, "kind": kind, "key": key, "files": listing})
+    tag = signature(secret, b"manifest", body.encode()).hex()
+    return json.dumps({"body": body, "hmac": tag}).encode()
+
+
+def _verified_manifest(
+    manifest: bytes, kind: str, key: str, secret: bytes
+) -> dict[str, tuple[int, str]]:
+    """Size and digest per file name. Raises Damaged unless this user wrote it for this key."""
+    try:
+        signed = json.loads(manifest)
+        body, tag = str(signed["body"]), bytes.fromhex(signed["hmac"])
+        expected = signature(secret, b"manifest", body.encode())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged("its manifest is damaged") from None
+    if not hmac.compare_digest(expected, tag):
+        raise Damaged("its manifest was not written by this user")
+    listing = json.loads(body)
+    if (listing["format"], listing["kind"], listing["key"]) != (FORMAT, kind, key):
+        raise Damaged("its manifest belongs to another entry")
+    return {name: (size, digest) for name, (size, digest) in listing["files"].items()}
+
+
+def _swap(tmp: int, aside: str, shard: int, key: str) -> None:
+    """Rename an entry into place; what is there is taken out first."""
+    for _ in range(10):
+        try:
+            os.rename(aside, key, src_dir_fd=tmp, dst_dir_fd=shard)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            _discard(tmp, shard, key)
+    # Other processes put the same entry, each time between the two steps: theirs is the newer one.
+
+
+def _discard(tmp: int, shard: int, key: str) -> None:
+    if _holds_folders(shard, key):
+        raise OSError(errno.ENOTEMPTY, f"{key} holds folders that are not the cache's")
+    aside = secrets.token_hex(16)
+    os.rename(key, aside, src_dir_fd=shard, dst_dir_fd=tmp)
+    _remove(tmp, aside)
+
+
+def _holds_folders(shard: int, key: str) -> bool:
+    """Whether something lies in a folder inside an entry, which the cache never makes."""
+    try:
+        with _opened_in(shard, key) as entry:
+            for name in os.listdir(entry):
+                with contextlib.suppress(NotADirectoryError), _opened_in(entry, name) as inner:
+                    if os.listdir(inner):
+                        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return False
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove an entry or a file as far as it goes: links as such, and no folder with content."""
+    with contextlib.suppress(OSError):
+        try:
+            with _opened_in(parent, name) as entry:
+                for inner in os.listdir(entry):
+                    with contextlib.suppress(OSError):
+                        _remove_one(entry, inner)
+        except NotADirectoryError:
+            pass
+        _remove_one(parent, name)
+
+
+def _remove_one(parent: int, name: str) -> None:
+    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    remove = os.rmdir if stat.S_ISDIR(found.st_mode) else os.unlink
+    remove(name, dir_fd=parent)
+
+
+# ---- files and folders ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened_in(parent: int, name: str) -> Iterator[int]:
+    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(parent: int, name: str, descriptor: int) -> bool:
+    """Whether the open folder is the one that now has this name."""
+    try:
+        return os.path.samestat(
+            os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(descriptor)
+        )
+    except FileNotFoundError:
+        return False
+
+
+def _read_own(folder: int, name: str, most: int) -> bytes:
+    """A regular file of this user's, of at most `most` bytes; never through a symbolic link.
+
+    Raises FileNotFoundError and Damaged.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise Damaged(f"{name} is not a regular file")
+        if found.st_uid != os.geteuid():
+            raise Damaged(f"{name} belongs to another user")
+        if found.st_size > most:
+            raise Damaged(f"{name} has {found.st_size} bytes, more than {most}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _write_new(folder: int, name: str, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(content)
+
+
+def _check_own(found: os.stat_result) -> None:
+    """Raises Untrusted unless this is a folder of this user's that nobody else can write."""
+    if stat.S_ISLNK(found.st_mode):
+        raise Untrusted("it is a symbolic link")
+    if not stat.S_ISDIR(found.st_mode):
+        raise Untrusted("it is not a folder")
+    if found.st_uid != os.geteuid():
+        raise Untrusted(f"it belongs to another user (uid {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Untrusted(f"other users can write it (mode {found.st_mode & 0o7777:o})")
+
+
+def _check_parents(folder: Path) -> None:
+    """Raises Untrusted where other users could put another folder in the place of this one.
+
+    Groups are trusted with all but the innermost parent: they are often the user's own.
+    """
+    users = {0, os.geteuid()}
+    whole = folder.parent.resolve()
+    for place in dict.fromkeys((*folder.parents, whole, *whole.parents)):
+        try:
+            found = place.lstat()
+        except PermissionError:  # the process began below it
+            continue
+        innermost = place in (folder.parent, whole)
+        link = stat.S_ISLNK(found.st_mode)
+        if (link or innermost) and found.st_uid not in users:
+            raise Untrusted(f"{str(place)!r} belongs to another user (uid {found.st_uid})")
+        if link:
+            continue
+        writers = stat.S_IWOTH | (stat.S_IWGRP if innermost else 0)
+        if found.st_mode & writers and not found.st_mode & stat.S_ISVTX:
+            mode = found.st_mode & 0o7777
+            raise Untrusted(f"other users can write {str(place)!r} (mode {mode:o})")
+
+
+def private_store() -> Store:
+    """A store in a temporary folder."""
+    return Store(Path(tempfile.mkdtemp(prefix="dicp-")))
+
+
+def reason_of(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def warn(message: str) -> None:
+    warnings.warn(message, CacheWarning, stacklevel=2)

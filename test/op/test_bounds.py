@@ -1,0 +1,234 @@
+"""Indices and sizes that eager refuses are refused, and all others give what eager gives.
+
+One graph holds every operator, so that each bad index is met among good ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import BackendUnderTest
+
+from dicp.errors import IndexOutOfBoundsError
+
+aten = torch.ops.aten
+ROWS, WIDTH = 4, 5
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An operator of (x, index), the shape of the index and the size that it points into."""
+
+    op: str
+    fn: Callable[..., Any]
+    shape: tuple[int, ...]
+    size: int
+
+
+def _ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+BOUNDS = [
+    Bound("index.Tensor", lambda x, i: x[i], (3,), ROWS),
+    Bound("index.Tensor", lambda x, i: x[1:, i], (3,), WIDTH),
+    Bound("gather", lambda x, i: x.gather(1, i), (4, 3), WIDTH),
+    Bound("take", lambda x, i: x.take(i), (3,), ROWS * WIDTH),
+    Bound("index_select", lambda x, i: x.index_select(1, i), (3,), WIDTH),
+    Bound("embedding", lambda x, i: F.embedding(i, x), (3,), ROWS),
+    Bound("put", lambda x, i: x.put(i, _ones(1)), (1,), ROWS * WIDTH),
+    Bound("put", lambda x, i: x.put(i, _ones(3), accumulate=True), (3,), ROWS * WIDTH),
+    Bound("index_put", lambda x, i: x.index_put((i,), _ones(1, 5)), (1,), ROWS),
+    Bound("index_put", lambda x, i: x.index_put((i,), x[:3], accumulate=True), (3,), ROWS),
+    Bound("scatter.src", lambda x, i: x.scatter(1, i, x[:, 1:2]), (4, 1), WIDTH),
+    Bound("scatter.value", lambda x, i: x.scatter(1, i, 3.0), (4, 3), WIDTH),
+    Bound("scatter_add", lambda x, i: x.scatter_add(1, i, x), (4, 3), WIDTH),
+    Bound("scatter_reduce", lambda x, i: x.scatter_reduce(1, i, x, "amax"), (4, 3), WIDTH),
+    Bound("index_copy", lambda x, i: x.index_copy(1, i, x[:, 1:2]), (1,), WIDTH),
+    Bound("index_fill", lambda x, i: x.index_fill(1, i, 3.0), (2,), WIDTH),
+    Bound("index_add", lambda x, i: x.index_add(1, i, x[:, :2]), (2,), WIDTH),
+    Bound("index_reduce", lambda x, i: x.index_reduce(1, i, x[:, :2], "amin"), (2,), WIDTH),
+    Bound("max_unpool2d", lambda x, i: F.max_unpool1d(x[:, :4], i, 2), (4, 4), 8),
+    Bound("max_unpool2d", lambda x, i: F.max_unpool2d(x[None, :, :4], i, 2), (1, 4, 4), 64),
+    Bound("max_unpool3d", lambda x, i: F.max_unpool3d(x[None, None, :2, :2], i, 2),
+          (1, 1, 2, 2), 32),
+    Bound("nll_loss_forward", lambda x, i: F.nll_loss(x, i), (4,), WIDTH),
+    Bound("nll_loss_backward", lambda x, i: aten.nll_loss_backward(
+        x[0, 0], x, i, None, 1, 2, x[1, 1]), (4,), WIDTH),
+]  # fmt: skip
+
+
+def everything(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [bound.fn(x, i) * 2 for bound, i in zip(BOUNDS, indices, strict=True)]
+
+
+def _good(bound: Bound) -> torch.Tensor:
+    return torch.arange(math.prod(bound.shape)).reshape(bound.shape) % min(bound.size, 4)
+
+
+def outcome(fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except Exception as error:
+        return error
+
+
+def check_bounds(compiled: Callable[..., Any], numbers: Sequence[int], exact: bool) -> None:
+    """Every value at each of `numbers` of BOUNDS; `exact`: the error says which and where."""
+    x = torch.rand(ROWS, WIDTH)
+    for number in numbers:
+        bound = BOUNDS[number]
+        size = bound.size
+        for value in (size - 1, size, -1, -size, -size - 1, 2**40, -(2**63)):
+            indices = [_good(b) for b in BOUNDS]
+            indices[number].view(-1)[-1] = value
+            expected = outcome(bound.fn, x, indices[number])
+            got = outcome(compiled, x, indices)
+            what = f"{bound.op}, index {value} of {size}"
+            if not isinstance(expected, Exception):
+                assert not isinstance(got, Exception), f"{what}: {got}"
+                torch.testing.assert_close(got[number], expected * 2, msg=what)
+                continue
+            assert isinstance(got, Exception), f"{what} is accepted"
+            if exact:
+                assert isinstance(got, IndexOutOfBoundsError), what
+                assert bound.op in got.op and got.user_line, what
+                assert (got.index, got.size) == (value, size), what
+    indices = [_good(b) for b in BOUNDS]
+    torch.testing.assert_close(compiled(x, indices), everything(x, indices))  # still usable
+
+
+def test_indices_are_checked_as_in_eager(backend: BackendUnderTest, dynamic: bool) -> None:
+    compiled = torch.compile(everything, backend=backend, dynamic=dynamic)
+    check_bounds(compiled, range(len(BOUNDS)), exact=backend.name in ("cpugraph", "tritongraph"))
+
+
+EMPTY, ROW = torch.rand(0, WIDTH), torch.zeros(1, dtype=torch.int64)
+X, MASK = torch.rand(ROWS, WIDTH), torch.tensor([True, False, True])
+
+
+def _set(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[mask] = value
+    return y
+
+
+REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("index", lambda x, i: x[i], (EMPTY, ROW)),
+    ("index_nothing", lambda x, i: x[i], (torch.rand(0, 0), ROW)),
+    ("gather", lambda x, i: x.gather(0, i), (EMPTY, ROW.view(1, 1))),
+    ("index_select", lambda x, i: x.index_select(0, i), (torch.rand(0, 0), ROW)),
+    ("embedding", lambda x, i: F.embedding(i, x), (EMPTY, ROW)),
+    ("take", lambda x, i: x.take(i), (EMPTY, ROW)),
+    ("put", lambda x, i: x.put(i, _ones(1)), (EMPTY, ROW)),
+    ("index_put", lambda x, i: x.index_put((i,), _ones(1, 5)), (EMPTY, ROW)),
+    ("scatter", lambda x, i: x.scatter(0, i, 1.0), (EMPTY, ROW.view(1, 1))),
+    ("scatter_add", lambda x, i: x.scatter_add(0, i, _ones(1, 1)), (EMPTY, ROW.view(1, 1))),
+    ("index_copy", lambda x, i: x.index_copy(0, i, _ones(1, 5)), (EMPTY, ROW)),
+    ("index_fill", lambda x, i: x.index_fill(0, i, 1.0), (EMPTY, ROW)),
+    ("index_reduce", lambda x, i: x.index_reduce(0, i, _ones(1, 5), "amax"), (EMPTY, ROW)),
+    ("mask_too_short", _set, (X, MASK, torch.tensor(2.0))),
+    ("mask_too_wide", _set, (X, torch.rand(4, 6) > 0.5, torch.tensor(2.0))),
+    ("mask_of_one", _set, (X, MASK[:1], torch.rand(1, 1))),
+    ("as_strided", lambda x: x.as_strided((3, 3), (2, 1)), (torch.rand(6),)),
+    ("as_strided_offset", lambda x: x.as_strided((2, 2), (2, 1), 3), (torch.rand(6),)),
+    ("as_strided_fresh", lambda x: (x + 1).as_strided((4, 4), (4, 1)), (torch.rand(15),)),
+    ("index_add_rows", lambda x, v: x.index_add(0, ROW, v), (X, torch.rand(1, 7))),
+    ("index_reduce_rows", lambda x, v: x.index_reduce(0, ROW, v, "amax"), (X, torch.rand(1, 1))),
+    ("put_numbers", lambda x, v: x.put(ROW, v), (X, torch.rand(3))),
+    ("index_put_rows", lambda x, v: x.index_put((ROW,), v), (X, torch.rand(1, 4))),
+    ("select_scatter", lambda x, v: x.select_scatter(v, 0, 1), (X, torch.rand(4))),
+    ("slice_scatter", lambda x, v: x.slice_scatter(v, 0, 1, 3), (X, torch.rand(3, 5))),
+    ("diagonal_scatter", lambda x, v: x.diagonal_scatter(v), (X, torch.rand(1))),
+]
+
+
+@pytest.mark.static_only
+def test_the_gradient_of_a_lookup_alone(backend: BackendUnderTest, dynamic: bool) -> None:
+    """Eager refuses the lookup, of which nothing else is left in the graph."""
+
+    def fn(g: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        gradient: torch.Tensor = aten.embedding_dense_backward(g, i, ROWS, 1, False)
+        return gradient * 2
+
+    compiled, g = torch.compile(fn, backend=backend), X[:3]
+    torch.testing.assert_close(compiled(g, _rows(3)), fn(g, _rows(3)))
+    for bad in (ROWS, -1, -ROWS - 1, 2**40):
+        assert isinstance(outcome(compiled, g, _rows(bad)), Exception), f"{bad} is accepted"
+
+
+def _rows(last: int) -> torch.Tensor:
+    return torch.tensor([0, 1, last])
+
+
+@pytest.mark.static_only
+def test_sizes_are_checked_as_in_eager(backend: BackendUnderTest, dynamic: bool) -> None:
+    for name, fn, args in REFUSED:
+        with pytest.raises((RuntimeError, IndexError)):
+            fn(*args)
+        backend.start_over()
+        got = outcome(torch.compile(lambda *a, fn=fn: fn(*a) * 2, backend=backend), *args)
+        assert isinstance(got, Exception), f"{name} is accepted"
+
+
+@pytest.mark.dynamic_only
+def test_sizes_that_change_are_checked(backend: BackendUnderTest, dynamic: bool) -> None:
+    def write(x: Any, mask: Any, values: Any, row: Any) -> Any:
+        put = x.put(ROW.expand(values.shape[0] * 0 + 2), values)
+        return put, x.index_put((mask,), x[0, 0]), x.diagonal_scatter(row)
+
+    good = (X, torch.rand(ROWS) > 0.5, torch.rand(2), torch.rand(ROWS))
+    compiled = torch.compile(write, backend=backend, dynamic=True)
+    torch.testing.assert_close(compiled(*good), write(*good))
+    for k, wrong in ((1, MASK), (2, torch.rand(3)), (3, torch.rand(3))):
+        args = [*good[:k], wrong, *good[k + 1 :]]
+        assert isinstance(outcome(write, *args), Exception)
+        assert isinstance(outcome(compiled, *args), Exception), f"argument {k} is accepted"
+    torch.testing.assert_close(compiled(*good), write(*good))
+
+
+def test_a_view_of_the_storage_follows_it(backend: BackendUnderTest, dynamic: bool) -> None:
+    """Where an input begins in its storage differs from call to call."""
+    memory = torch.arange(12.0)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 3), (3, 1), 4) * 2
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    for start in (0, 1, 3):
+        x = memory[start : start + 6]
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+ODD = (math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9, -2.7, 2.0**31)
+
+
+@pytest.mark.static_only
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_samples_far_outside(backend: BackendUnderTest, dynamic: bool, padding: str) -> None:
+    grid = torch.rand(1, 2, 8, 2) * 2 - 1
+    grid[0, 0, :, 0] = grid[0, 1, :, 1] = torch.tensor(ODD)
+    x = torch.rand(1, 2, 4, 5)
+
+    def fn(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        modes = ("bilinear", "nearest", "bicubic")
+        return [F.grid_sample(x, grid, m, padding, align_corners=False) * 2 for m in modes]
+
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+    torch.testing.assert_close(compiled(x, grid), fn(x, grid), equal_nan=True)
+
+
+@pytest.mark.static_only
+def test_a_storage_that_was_given_back(backend: BackendUnderTest, dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: x * 2, backend=backend)
+    x = torch.rand(64)
+    torch.testing.assert_close(compiled(x), x * 2)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        compiled(x)

@@ -1,0 +1,75 @@
+"""A rotating part of the selected tests, with the tests of what changed: `--sample PARTS`.
+
+`--sample 10` takes a tenth, another one every eight hours, so that a server that runs all day gets
+through all of them in less than four days and one that runs daily in ten. `--sample 10:3` takes the
+fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
+has its share of the (slow) models.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+HOURS = 8
+MOST_CHANGED = 80
+"""How many tests are run for what changed: about a minute's work for two processes."""
+TESTED_BY = {
+    "elementwise": "pointwise", "special": "pointwise", "nn": "convolution", "bags": "embedding",
+    "resample": "upsample", "fused": "attention", "distance": "core_aten", "inplace": "indexing",
+}  # fmt: skip
+"""The test file of a source file where their names differ."""
+
+
+def part(text: str, now: float | None = None) -> tuple[int, int]:
+    """The part that an option's text names and the number of parts."""
+    count, _, number = text.partition(":")
+    turn = int((time.time() if now is None else now) // (HOURS * 3600))
+    return (int(number) if number else turn) % int(count), int(count)
+
+
+def changed_files(root: Path) -> list[str]:
+    """Files that differ from the commit before the last; empty where git cannot tell."""
+    command = ["git", "diff", "--name-only", "HEAD~1"]
+    try:
+        result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return result.stdout.split() if result.returncode == 0 else []
+
+
+def test_files(changed: Collection[str], files: Collection[str]) -> set[str]:
+    """Those of the test files that changed, or whose names tell that they test what changed."""
+    stems = {Path(name).stem for name in changed if name.endswith(".py")}
+    wanted = {TESTED_BY.get(stem, stem) for stem in stems}
+    named = {
+        file for file in files for stem in wanted
+        if Path(file).stem.removeprefix("test_").startswith(stem)
+    }  # fmt: skip
+    return named | (set(changed) & set(files))
+
+
+def sample(tests: Sequence[str], number: int, parts: int, changed: Collection[str]) -> set[str]:
+    """The ids of the tests to run: one part of all, and what the changed files concern."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        folders[str(Path(_file(test)).parent)].append(test)
+    chosen: set[str] = set()
+    for members in folders.values():
+        chosen |= set(sorted(members, key=_shuffled)[number::parts])
+    files = test_files(changed, {_file(test) for test in tests})
+    concerned = sorted((t for t in tests if _file(t) in files), key=_shuffled)
+    start = number * MOST_CHANGED % max(len(concerned), 1)
+    return chosen | set((concerned[start:] + concerned[:start])[:MOST_CHANGED])
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _shuffled(test: str) -> tuple[int, str]:
+    return zlib.crc32(test.encode()), test

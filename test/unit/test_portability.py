@@ -1,0 +1,81 @@
+"""Generated kernels on other levels of x86, by clang, without OpenMP, and on 64-bit ARM."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from standalone import Standalone
+from torch import Tensor
+
+from dicp.compare import assert_matches
+from dicp.config import Config
+from dicp.vendor.cpu.toolchain import find_toolchain
+
+FEATURES = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+ARM = "aarch64-linux-gnu-g++"
+RUN_ARM = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+
+
+def sample(x: Tensor, y: Tensor, h: Tensor, i: Tensor, d: Tensor) -> list[Tensor]:
+    """Every kind of kernel and loop, and the functions that are not the C library's."""
+    return [
+        F.gelu(x) * y.sigmoid() + x.tanh(), (x.erf() - y.exp()).sin() / (y.abs().log1p() + 1),
+        x.softmax(1), F.layer_norm(x, x.shape[1:]), x.sum(0), (x * y).sum(1), x.cos().argmax(1),
+        x.argmin(0), *(x + y).max(1), x.cumsum(1), (x > y).to(torch.int32).cumsum(0),
+        x.t().contiguous() + 1, h.float() * 2, (h * h.exp()).to(torch.bfloat16), i // 7 % 5,
+        (x * 1e10).to(torch.int32), x.pow(3).rsqrt().nan_to_num(7), d.atan2(d.t()).sum(1), d.exp(),
+        torch.cat([x, y], 1).roll(3, 1), F.max_pool2d(x[None], 2), x.amax(0), x.var(1),
+        x.new_zeros(9, 65).index_add(0, i[:, 0].abs() % 9, x[: len(i)]), x.logsumexp(1),
+    ]  # fmt: skip
+
+
+@functools.cache
+def program() -> tuple[Standalone, list[Tensor], list[Tensor]]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(70, 65), torch.randn(70, 65), torch.randn(40, 31).half()]
+    inputs += [torch.randint(-99, 99, (40, 33)), torch.randn(50, 50, dtype=torch.float64)]
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    return Standalone(sample, inputs), sample(*inputs), sample(*wide)
+
+
+def check(folder: Path, command: Sequence[str], runner: Sequence[str] = ()) -> None:
+    kernels, eager, exact = program()
+    for k, (got, theirs, true) in enumerate(
+        zip(kernels.run(folder, command, runner), eager, exact, strict=True)
+    ):
+        assert_matches(got, theirs, true, name=f"result {k}")
+
+
+def command(compiler: str, *flags: str, without: Sequence[str] = ("-shared",)) -> list[str]:
+    toolchain = find_toolchain(Config(cxx=compiler, cxx_flags=flags))
+    return [toolchain.compiler, *(f for f in toolchain.flags if f not in without)]
+
+
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
+def test_levels_of_x86(level: str, tmp_path: Path) -> None:
+    if "avx2" not in FEATURES:
+        pytest.skip("an x86 processor runs this")
+    check(tmp_path, command("g++", f"-march={level}"))
+
+
+def test_clang(tmp_path: Path) -> None:
+    if not shutil.which("clang++"):
+        pytest.skip("needs clang++ (Debian: apt install clang libomp-dev)")
+    check(tmp_path, command("clang++"))
+
+
+def test_without_openmp(tmp_path: Path) -> None:
+    check(tmp_path, command("g++", "-fno-openmp"))
+
+
+def test_arm(tmp_path: Path) -> None:
+    if not shutil.which(ARM) or not shutil.which(RUN_ARM[0]):
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user")
+    build = command(ARM, without=("-shared", "-march=native", "-DDICP_LIBMVEC"))
+    check(tmp_path, build, RUN_ARM)

@@ -1,0 +1,34 @@
+"""The rotating sample that CI runs of a slow backend's tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import sample
+
+TESTS = [
+    f"test/op/test_{name}.py::test_op[{k}]" for name in ("norm", "pointwise") for k in range(90)
+]
+TESTS += [f"test/model/test_llama.py::test_{k}" for k in range(20)]
+
+
+def test_every_test_is_in_one_part() -> None:
+    parts = [sample.sample(TESTS, k, 10, []) for k in range(10)]
+    assert Counter(test for part in parts for test in part) == Counter(TESTS)
+    for part in parts:
+        assert len(part) == 20 and sum("model" in test for test in part) == 2
+
+
+def test_parts_change_with_the_time_of_day() -> None:
+    day = 24 * 3600.0
+    assert len({sample.part("10", now)[0] for now in (0, day / 3, 2 * day / 3, day)}) == 4
+    assert {sample.part("10", k * day)[0] for k in range(10)} == set(range(10))
+    assert sample.part("10:3", 12345.0) == (3, 10)
+
+
+def test_tests_of_changed_files_are_taken() -> None:
+    changed = ["dicp/vendor/ascend/rules/elementwise.py", "README.md", "test/model/test_llama.py"]
+    taken = sample.sample(TESTS, 4, 10, changed) - sample.sample(TESTS, 4, 10, [])
+    assert not any("norm" in test for test in taken)
+    assert len([t for t in taken if "pointwise" in t]) > 40
+    assert len(taken) <= sample.MOST_CHANGED

@@ -1,0 +1,111 @@
+"""The contract of installed targets: what is checked when one is loaded, priority, own options."""
+
+from __future__ import annotations
+
+import itertools
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+import torch
+
+from dicp import target as target_module
+from dicp.config import BOOLEAN, COUNT, Config, vendor_option
+from dicp.dynamo_bridge import backend
+from dicp.dynamo_bridge.backend import Backend, load_target, target_for_devices
+from dicp.errors import FallbackWarning, InvalidTargetError, UnknownOptionError
+from dicp.target import Facts, find_target
+from dicp.vendor.cpu import CpuTarget
+
+FACTS = Facts(dtypes=frozenset({torch.float32}))
+NUMBERS = itertools.count()
+
+
+class Chip(CpuTarget):
+    """The host under another name and device."""
+
+    device_type = "chip"
+    options = (
+        vendor_option("turbo", BOOLEAN, "DICP_CHIP_TURBO", "clocks up", default=False),
+        vendor_option("lanes", COUNT, "DICP_CHIP_LANES", "lanes", default=4, changes_code=False),
+    )
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **made: Any) -> None:
+    """Registers targets by what each of them is: a class."""
+    points = {}
+    for name, cls in made.items():
+        attribute = f"made{next(NUMBERS)}"
+        globals()[attribute] = cls
+        points[name] = EntryPoint(name, f"{__name__}:{attribute}", "dicp.targets")
+    for module in (target_module, backend):
+        monkeypatch.setattr(module, "discover", lambda: points)
+    find_target.cache_clear()
+    load_target.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Any:
+    yield
+    find_target.cache_clear()
+    load_target.cache_clear()
+
+
+def chip(name: str, **facts: Any) -> type[Chip]:
+    return type("Chip", (Chip,), {"name": name, **facts})
+
+
+BROKEN = {
+    "no_target": (int, "int is no dicp.target.Target"),
+    "other_name": (chip("mychip"), "it calls itself 'mychip', unlike its entry point"),
+    "no_facts": (chip("no_facts", facts=None), "its facts is not a Facts"),
+    "dtypes": (
+        chip("dtypes", facts=Facts(dtypes=frozenset({"float32"}))),  # type: ignore[arg-type]
+        "facts.dtypes holds float32, not torch.dtype",
+    ),
+    "option": (chip("option", options=["turbo"]), "is not made by dicp.config.vendor_option"),
+    "fusion": (
+        chip("fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"gelo"}))),
+        r"it wants fusions \['gelo'\], which are none of \['attention'",
+    ),
+    "raises": (lambda: 1 // 0, "loading it raises ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_target_is_named_with_what_is_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, message = BROKEN[name]
+    install(monkeypatch, **{name: made})
+    with pytest.raises(InvalidTargetError, match=message):
+        load_target(name)
+
+
+def test_the_highest_priority_has_the_device_and_broken_targets_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, a=chip("a"), b=chip("b", priority=1), c=int)
+    with pytest.warns(FallbackWarning, match="'c'.*cannot be used"):
+        assert target_for_devices({"chip"}).name == "b"
+
+
+def test_the_option_target_chooses_for_dicp(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, a=chip("a", device_type="cpu"), b=chip("b", device_type="cpu"))
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    config = Config().with_options({"target": "b"})
+    assert Backend()._target(gm, [torch.ones(2)], config, {}).name == "b"
+    assert Backend()._target(gm, [torch.ones(2)], config, {"target": "a"}).name == "a"
+
+
+def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:
+    own = Chip.options
+    assert Config.from_env({"DICP_CHIP_TURBO": "1"}, own).vendor == {"turbo": True, "lanes": 4}
+    config = Config.from_env({}, own)
+    changed = config.with_options({"turbo": "on"}, vendor=own)
+    assert changed.vendor == {"turbo": True, "lanes": 4}
+    assert changed.key(own) != config.key(own)
+    other = config.with_options({"lanes": 8}, vendor=own)
+    assert other.vendor["lanes"] == 8 and other.key(own) == config.key(own)
+    with pytest.raises(UnknownOptionError):
+        config.with_options({"turbo": True})

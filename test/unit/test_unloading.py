@@ -1,0 +1,84 @@
+"""Graphs that are dropped give everything back: native code, executables, Python objects."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from dicp import Backend
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.runtime.executable import LoopExecutable
+
+linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+
+
+def mapped(folder: Path) -> int:
+    """Parts of files under `folder` that are mapped into this process."""
+    return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+def alive() -> Counter[type]:
+    gc.collect()
+    kinds = (LoopExecutable, Kernel, fx.GraphModule)
+    return Counter(kind for item in gc.get_objects() for kind in kinds if type(item) is kind)
+
+
+def function(k: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.softmax(x * (k + 0.5), -1).square().sum(-1)
+
+
+@linux
+def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    backend = Backend("cpu", cache_dir=tmp_path)
+    warm = torch.compile(function(99), backend=backend, dynamic=False)
+    warm(torch.rand(3, 8, requires_grad=True)).sum().backward()
+    before, kept = alive(), mapped(tmp_path)
+    assert kept > 0
+    compiled = [torch.compile(function(k), backend=backend, dynamic=False) for k in range(4)]
+    for run in compiled:
+        run(torch.rand(3, 8, requires_grad=True)).sum().backward()
+    assert mapped(tmp_path) > kept, "each brings code of its own"
+    assert alive()[LoopExecutable] == before[LoopExecutable] + 8
+    del compiled, warm, run
+    torch._dynamo.reset()
+    assert alive()[LoopExecutable] == 0
+    assert mapped(tmp_path) == 0
+    assert alive()[fx.GraphModule] <= before[fx.GraphModule]
+
+
+@linux
+def test_code_that_runs_stays(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    made: list[Any] = []
+    backend = Backend("cpu", cache_dir=tmp_path)
+
+    def capture(gm: fx.GraphModule, inputs: Any) -> Any:
+        made.append(backend(gm, inputs))
+        return made[-1]
+
+    fn, x = function(7), torch.rand(64, 4096)
+    torch.compile(fn, backend=capture)(x)
+    results: list[Tensor] = []
+
+    def run(compiled: Any) -> None:
+        for _ in range(60):
+            results.extend(compiled(x))
+
+    thread = Thread(target=run, args=(made.pop(),))
+    thread.start()
+    torch._dynamo.reset()
+    while thread.is_alive():
+        gc.collect()
+    thread.join()
+    torch.testing.assert_close(results[-1], fn(x))
+    del thread
+    assert alive()[LoopExecutable] == 0 and mapped(tmp_path) == 0
