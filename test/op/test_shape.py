@@ -106,6 +106,7 @@ VIEWS = [
     op("views_of_views", lambda x: x[1:].t()[2:].reshape(-1)[::3], X),
 ]
 
+
 def views_before_what_they_show(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     shown, hidden = x + 1, x * 2
     return shown.t(), shown, shown[1:], hidden[1:].t(), hidden.view(-1)
