@@ -446,8 +446,8 @@ INDEXING = _rows("""
     F.embedding({i}, {r2}, padding_idx=0) | embedding embedding_dense_backward
     {x}.index_add({d}, {i}, {src}) | index_add
     {x}.index_add({d}, {i}, {src}, alpha={n}) | index_add
-    {x}.index_copy({d}, torch.arange({x}.shape[{d}]).flip(0), {z}) | index_put
-    {x}.index_fill({d}, {i}, {n}) | index_put
+    {x}.index_copy({d}, torch.arange({x}.shape[{d}]).flip(0), {z}) | index_copy
+    {x}.index_fill({d}, {i}, {n}) | index_fill
     {x}.index_put(({i},), {src0}, accumulate=True) | index_put
     torch.ops.aten._unsafe_index_put({x}, [{i}], {src0}, True) | _unsafe_index_put
     {x}.index_reduce({d}, {i}, {src}, 'amax') | index_reduce
@@ -604,10 +604,12 @@ POOLING = _rows("""
     F.interpolate({r4}, (5, 3), mode='bicubic', align_corners={c}) | upsample_bicubic2d upsample_bicubic2d_backward
     F.interpolate({r4}, (5, 3), mode='bicubic', antialias=True) | _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
     F.interpolate({r5}, (3, 2, 4), mode='trilinear') | upsample_trilinear3d upsample_trilinear3d_backward
-    F.grid_sample({r4}, torch.tanh({r4}[:, :1, :, :1].permute(0, 2, 3, 1).expand(-1, -1, 3, 2)), align_corners={c}) | grid_sampler_2d_backward
+    F.grid_sample({r4}, torch.tanh({r4}[:, :1, :, :1].permute(0, 2, 3, 1).expand(-1, -1, 3, 2)), align_corners={c}) | grid_sampler_2d grid_sampler_2d_backward
     F.grid_sample({r5}, torch.tanh({r5}[:, :1, :, :1, :1].permute(0, 2, 3, 4, 1).expand(-1, -1, 2, 2, 3)), align_corners=False) | grid_sampler_3d grid_sampler_3d_backward
     F.unfold({r4}, 2) | index
-    F.max_unpool1d(*F.max_pool1d({r3}, 2, return_indices=True), 2) | max_pool2d_with_indices
+    F.max_unpool1d(*F.max_pool1d({r3}, 2, return_indices=True), 2) | max_unpool2d
+    F.max_unpool2d(*F.max_pool2d({r4}, 2, return_indices=True), 2) | max_unpool2d
+    F.max_unpool3d(*F.max_pool3d({r5}, 2, return_indices=True), 2) | max_unpool3d
 """)  # noqa: E501
 
 PATTERNS = _rows("""
@@ -679,7 +681,7 @@ IN_PLACE = _rows(
     {f}.exp_() | exp
     {x}.clamp_({n}, {p}) | clamp
     {x}.neg_() | neg
-    {x}.index_fill_({d}, {i}, {n}) | index_put
+    {x}.index_fill_({d}, {i}, {n}) | index_fill
     {x}.tril_() | tril
     {x}.cumsum_({d}) | cumsum
     """,

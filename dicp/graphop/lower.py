@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -301,8 +302,12 @@ class Lowering:
         self.items.append(Result(value, slot, order))
 
     def _output(self, node: fx.Node) -> None:
-        for item in node.args[0]:  # type: ignore[union-attr]
-            value = self._map(item)
+        values = [self._map(item) for item in node.args[0]]  # type: ignore[union-attr]
+        entries = dict.fromkeys(value for value in values if isinstance(value, Entry))
+        for root, count in Counter(_root(entry) for entry in entries).items():
+            if count > 1:  # first in memory, for the others to be views of it
+                self.slot(root)
+        for value in values:
             self.outputs.append(self.slot(value) if isinstance(value, Entry) else value)
 
     # ---- reports --------------------------------------------------------------------------------
@@ -313,6 +318,13 @@ class Lowering:
 
     def _report(self, node: fx.Node, decision: Decision) -> None:
         self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))
+
+
+def _root(entry: Entry) -> Entry:
+    """What the tensor is in the end a view of."""
+    while entry.base is not None:
+        entry = entry.base
+    return entry
 
 
 def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:

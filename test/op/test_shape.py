@@ -106,7 +106,14 @@ VIEWS = [
     op("views_of_views", lambda x: x[1:].t()[2:].reshape(-1)[::3], X),
 ]
 
+
+def views_before_what_they_show(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    shown, hidden = x + 1, x * 2
+    return shown.t(), shown, shown[1:], hidden[1:].t(), hidden.view(-1)
+
+
 COPIES = [
+    op("views_of_results", views_before_what_they_show, X, grad=False, layouts=("contiguous",)),
     op(  # not one of them shares memory with its input
         "copies_of_views",
         lambda x: (

@@ -162,6 +162,8 @@ def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool)
     if x.dtype == torch.bool:
         wide = _scatter_nd(g, g.cast(x, torch.int32), index, g.cast(updates, torch.int32), True)
         return g.cast(wide, torch.bool)
+    if g.takes("TensorScatterAdd", "x", x.dtype):  # which may become an update in place
+        return g.op("TensorScatterAdd", x, index, updates)
     depth = int(index.shape[-1])
     rows, place = math.prod(x.shape[:depth]), None
     for axis in range(depth):

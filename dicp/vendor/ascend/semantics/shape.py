@@ -50,10 +50,12 @@ def gather_nd(x: Tensor, indices: Tensor, negative_index_support: bool = False) 
 
 
 def coordinates(indices: Tensor) -> tuple[Tensor, ...]:
-    """The coordinates in each row of `indices`, which count from 0 and never from the end."""
-    if bool((indices < 0).any()):
-        raise IndexError(f"index {int(indices.min())} is negative")
-    return tuple(indices.unbind(-1))
+    """The coordinates in each row of `indices`, which count from 0 and never from the end.
+
+    A negative one is put out of range for PyTorch to refuse: inference has no data to look at.
+    """
+    beyond = torch.iinfo(indices.dtype).max
+    return tuple(indices.masked_fill(indices < 0, beyond).unbind(-1))
 
 
 def _update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
