@@ -29,7 +29,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
     graph = (folder / "00_aten.txt").read_text()
     assert "aten._softmax.default" in graph and "float32[3, 4]" in graph
     (program,) = folder.glob("*program.txt")
-    assert "kernel row" in program.read_text()
+    assert "kernel inner_reduction" in program.read_text()
     (report,) = folder.glob("*report.txt")
     assert "inference graph" in report.read_text()
 

@@ -23,3 +23,19 @@ def test_a_promised_size_is_checked(target: str) -> None:
         for other in (torch.zeros(7, dtype=torch.int64), torch.ones(7, dtype=torch.int64)):
             with pytest.raises(ResultMismatchError, match="promise"):
                 compiled(other)
+
+
+def test_sizes_that_are_foreseen_wrongly_and_read_by_no_kernel_are_no_error() -> None:
+    """PyTorch's shape function of a bag of 16-bit floats is wrong about what backward is handed."""
+    weight = torch.randn(10, 4, dtype=torch.bfloat16, requires_grad=True)
+    indices, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1])
+
+    def bag(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding_bag(indices, weight, offsets, mode="sum")
+
+    results = []
+    for run in (bag, torch.compile(bag, backend="cpugraph")):
+        out = run(indices, weight)
+        (grad,) = torch.autograd.grad(out.float().sum(), weight)
+        results += [out, grad]
+    assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[3])

@@ -141,19 +141,19 @@ def kernel_texts(fn: Callable[..., Any], *inputs: Tensor) -> list[str]:
 def test_a_long_sweep_with_few_results_is_split() -> None:
     first, second = kernel_texts(lambda x: (x * x).sum(), f32(1024, 512))
     assert "parallel v0:64" in first and "mul(" in first
-    assert "inner v0:64" in second and "_parts" in second
+    assert "reduction v0:64" in second and "_parts" in second
 
 
 def test_columns_are_split_where_they_are_few() -> None:
     first, second = kernel_texts(lambda x: x.sum(0), f32(16384, 256))
     assert "kernel outer_reduction" in first and "v1:256" in first and "parallel v0:128" in first
-    assert "inner v1:128" in second
+    assert "reduction v1:128" in second
 
 
 def test_sizes_without_a_divisor_are_split_with_a_shorter_last_part() -> None:
     first, second = kernel_texts(lambda x: (x * x).amax(), f32(100_003))
     assert "parallel v0:12" in first and "v1:8334" in first and "mul(" in first and "lt(" in first
-    assert "inner v0:12" in second
+    assert "reduction v0:12" in second
 
 
 @pytest.mark.parametrize("written", [False, True])

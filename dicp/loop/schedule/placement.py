@@ -78,6 +78,9 @@ class Placement:
         self.launches = [step for step in self.steps if "kernel" in step]
         self.launched = {slot for step in self.launches for slot in step["args"]}
         """What kernels read and write by its address."""
+        self.addressed = {self.root(slot) for slot in self.launched}
+        self.addressed |= {b.base for b in self.buffers if b.base is not None}
+        """What kernels reach, or views: its sizes are what the program was compiled for."""
         self.from_call = {s for c in self.calls if not c["into"] for s in c["outs"]}
         self.first_use, self.last_use = self._uses()
         self._own()
