@@ -12,6 +12,7 @@ load        an executable
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -107,6 +108,7 @@ class Compilation:
         write_out_traces(self.gm)
         self.identity = key_of(
             own_version(),
+            source_of(type(target)),
             torch.__version__,
             target.name,
             target.fingerprint(config),
@@ -282,10 +284,31 @@ def _name_of(gm: fx.GraphModule) -> str:
 @lru_cache(maxsize=1)
 def own_version() -> str:
     """dicp's version and its files as installed: another dicp's results are never taken."""
-    package = Path(__file__).parent.parent
-    files = sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h", ".jinja"))
-    stats = [(str(p.relative_to(package)), p.stat()) for p in files]
-    return key_of(VERSION, [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats])
+    return key_of(VERSION, _file_stats(Path(__file__).parent.parent))
+
+
+@lru_cache(maxsize=32)
+def source_of(kind: type[Target]) -> str:
+    """The files of the package that brings a target: with a changed rule, results change.
+
+    A target in one module outside any package counts with that file alone.
+    """
+    module = sys.modules[kind.__module__]
+    name, file = module.__name__, getattr(module, "__file__", None)
+    if file is None or name.startswith("dicp."):  # own_version counts dicp's own
+        return ""
+    package = sys.modules.get(name.partition(".")[0])
+    folder = getattr(package, "__file__", None) if package is not module else None
+    is_package = Path(file).name == "__init__.py"
+    return key_of(_file_stats(Path(folder or file).parent if folder or is_package else Path(file)))
+
+
+def _file_stats(place: Path) -> list[str]:
+    """Name, size and time of every source file in a folder, or of one file."""
+    found = [place] if place.is_file() else place.rglob("*")
+    files = sorted(p for p in found if p.suffix in (".py", ".h", ".cpp", ".jinja"))
+    stats = [(str(p.relative_to(place.parent)), p.stat()) for p in files]
+    return [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats]
 
 
 def wants_gradients(inputs: Sequence[Any]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from dicp import target as target_module
 from dicp.config import BOOLEAN, COUNT, Config, vendor_option
 from dicp.dynamo_bridge import backend
 from dicp.dynamo_bridge.backend import Backend, load_target, target_for_devices
+from dicp.dynamo_bridge.compile_fx import source_of
 from dicp.errors import FallbackWarning, InvalidTargetError, UnknownOptionError
 from dicp.target import Facts, find_target
 from dicp.vendor.cpu import CpuTarget
@@ -109,3 +112,27 @@ def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:
     assert other.vendor["lanes"] == 8 and other.key(own) == config.key(own)
     with pytest.raises(UnknownOptionError):
         config.with_options({"turbo": True})
+
+
+def test_a_changed_file_of_a_vendors_package_changes_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "acme_dicp"
+    package.mkdir()
+    (package / "__init__.py").write_text("from acme_dicp.chip import Chip\n")
+    (package / "chip.py").write_text("class Chip: ...\n")
+    (package / "rules.py").write_text("FACTOR = 2\n")
+    (tmp_path / "acme_single.py").write_text("class Chip: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kinds = [importlib.import_module(name).Chip for name in ("acme_dicp", "acme_single")]
+
+    def identities() -> list[str]:
+        source_of.cache_clear()
+        return [source_of(kind) for kind in kinds]
+
+    before = identities()
+    assert before == identities()
+    (package / "rules.py").write_text("FACTOR = 3.5\n")
+    after = identities()
+    assert after[0] != before[0] and after[1] == before[1]
+    assert source_of(CpuTarget) == ""
