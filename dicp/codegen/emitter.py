@@ -323,9 +323,7 @@ class Emitter:
         if expr.op != "sub" or expr.args[1].op != "reduction_result":
             return False
         top = self._reduction(expr.args[1].attr)
-        if top is None or top.op != "max" or top.dtype != expr.dtype:
-            return False
-        return ir.show(top.value) == ir.show(expr.args[0])
+        return isinstance(top, Reduce) and is_distance_below(expr, top)
 
     def _site(self, expr: Expr) -> int:
         self.sites.append((expr.op, expr.attr))
@@ -418,6 +416,14 @@ def guarded(guard: str) -> str:
 def nan_bits(stmt: Reduce | Scan) -> str:
     """The type of the bits among which an extremum's NaNs are looked for."""
     return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
+
+
+def is_distance_below(expr: Expr, top: Reduce) -> bool:
+    """Whether `expr` is x - max(x), `top` being the maximum."""
+    if expr.op != "sub" or expr.args[1].op != "reduction_result" or top.op != "max":
+        return False
+    same = expr.args[1].attr == top.name and top.dtype == expr.dtype
+    return same and ir.show(top.value) == ir.show(expr.args[0])
 
 
 def accumulator_type(stmt: Reduce | Scan) -> str:

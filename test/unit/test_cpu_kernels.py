@@ -480,3 +480,16 @@ def test_rows_in_planes_pass_what_is_no_number_on(monkeypatch: pytest.MonkeyPatc
     found = compiled(normalized)(x, torch.ones(4), torch.zeros(4), torch.ones(4))
     exact = normalized(x, torch.ones(4), torch.zeros(4), torch.ones(4))
     torch.testing.assert_close(found, exact, equal_nan=True)
+
+
+def test_only_distances_below_the_maximum_are_summed_online() -> None:
+    """A sum so far may be rescaled where the exponent is x - max(x), and for no other exponent."""
+
+    def sums(x: Tensor) -> tuple[Tensor, ...]:
+        below = x - x.amax(-1, keepdim=True)
+        return below.exp().sum(-1), (below * below * -0.5).exp().sum(-1)
+
+    x = torch.randn(4, 8192)
+    for k in range(2):
+        compiled = torch.compile(lambda x, k=k: sums(x)[k], backend="cpugraph")
+        torch.testing.assert_close(compiled(x).double(), sums(x.double())[k], rtol=1e-6, atol=0.0)

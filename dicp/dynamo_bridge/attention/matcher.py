@@ -199,7 +199,7 @@ def is_attention(match: Match, context: PassContext) -> bool:
 
 def _drops_alike(match: Match, context: PassContext) -> bool:
     """Whether probabilities are dropped not at all, or by an operator that can."""
-    dropout_p = match.bound.get("chance")
+    dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
         return True
     device = value_of(match["q"]).device.type

@@ -219,7 +219,7 @@ def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
 
     None where something else happens to it.
     """
-    dropout_p = match.bound.get("chance")
+    dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
         return last.args[0], set()
     (dropout,) = (n for n in match.nodes if n.target is aten.native_dropout.default)
@@ -367,7 +367,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = attention.as_taken(forward, mask.bias, q)
-    asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("chance") or 0.0)
+    asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("dropout_p") or 0.0)
     wanted = bool(pair.dmask)
     if wanted and bias is None:
         return None  # the mask is a constant

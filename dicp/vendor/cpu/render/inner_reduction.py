@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dicp.codegen.emitter import LINE_BYTES, Scope, is_place, local, margin, nan_bits
+from dicp.codegen.emitter import (
+    LINE_BYTES,
+    Scope,
+    is_distance_below,
+    is_place,
+    local,
+    margin,
+    nan_bits,
+)
 from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Ref
@@ -47,8 +55,8 @@ class InnerReduction(Planes):
             phase = waiting.pop(0)
             if phase.level == "parallel":
                 self._stmts(phase.stmts, scope)
-            elif waiting and not self.prefetch and self._weights_of(phase, waiting[0]):
-                self._weighed_in_blocks(phase, waiting.pop(0), scope)
+            elif waiting and not self.prefetch and self._is_online_softmax(phase, waiting[0]):
+                self._online_softmax(phase, waiting.pop(0), scope)
             else:
                 self._inner_loops(phase, scope, kernel.reduction, serial=scan)
         if not kernel.parallel:
@@ -110,8 +118,11 @@ class InnerReduction(Planes):
         lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
         return [*lines, *total, *self._nest(inner, tail.lines, 1)]
 
-    def _weights_of(self, phase: Phase, sums: Phase) -> bool:
-        """Whether `sums` adds up exponentials of distances below the maximum in `phase`."""
+    def _is_online_softmax(self, phase: Phase, sums: Phase) -> bool:
+        """Whether `sums` adds exp(x - max(x)), with the maximum that `phase` reduces.
+
+        A sum so far is rescaled by exp(old max - new max), which holds for this exponent alone.
+        """
         inner = self.kernel.reduction
         if len(inner) != 1 or len(phase.stmts) != 1 or len(sums.stmts) != 1:
             return False
@@ -122,11 +133,11 @@ class InnerReduction(Planes):
             and (top.op, total.op) == ("max", "sum")
             and VALUE_TYPE[top.dtype] == VALUE_TYPE[total.dtype] == "float"
             and total.value.op == "exp"
-            and self._never_positive(total.value.args[0])
+            and is_distance_below(total.value.args[0], top)
             and (not isinstance(size, int) or size >= 2 * WEIGHT_BLOCK)
         )
 
-    def _weighed_in_blocks(self, phase: Phase, sums: Phase, scope: Scope) -> None:
+    def _online_softmax(self, phase: Phase, sums: Phase, scope: Scope) -> None:
         """Each block is read from memory once, for the maximum so far and for the weights below it:
         memory is not left idle for the length of a row. A higher maximum scales the earlier sum.
 
