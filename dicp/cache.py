@@ -1,8 +1,8 @@
 """The disk cache: entries of a few files each, found by key, verified on every read.
 
-An entry that is damaged, truncated or written by somebody else is rebuilt with a warning and never
+An entry that is damaged, truncated or written by another user is rebuilt with a warning and never
 loaded. A folder that cannot be trusted or written costs one warning; results then go to a private
-temporary folder, and to memory where even that fails. How entries lie on disk: `dicp.store`.
+temporary folder, and to memory where even that fails. `dicp.store` defines the layout on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dicp.store import (
     warn,
 )
 
-_SPARE_SECONDS = 600  # an entry just handed out may not be loaded yet
+_SPARE_SECONDS = 600  # entries used within them are not evicted: they may not be loaded yet
 
 
 def key_of(*parts: object) -> str:
@@ -101,7 +101,7 @@ class Entry:
         return _private_file(content, name)
 
     def path_on_disk(self, name: str) -> Path | None:
-        """Where the file lay; None for an entry in memory. Other processes may remove it."""
+        """The file's path in the cache; None for one in memory. Other processes may remove it."""
         if self._store is None:
             return None
         return self._store.entry_folder(self.kind, self.key) / name
@@ -134,7 +134,7 @@ class CacheInfo:
 
 
 class Cache:
-    """The entries of one cache folder, and what this process could not keep there.
+    """The entries of one cache folder, and those that this process could not write there.
 
     Safe to share between threads and processes. No method raises because of the disk.
     """
@@ -155,7 +155,7 @@ class Cache:
     def open(cls, config: Config) -> Cache:
         """The cache of `config`; the same object for the same folder within a process.
 
-        With `config.cache` off: an empty one that nobody shares and that goes with the process.
+        With `config.cache` off: an empty one, not shared, whose entries end with the process.
         """
         folder = config.cache_dir / FOLDER_NAME
         if not config.cache:
@@ -182,7 +182,7 @@ class Cache:
         ]  # fmt: skip
 
     def put(self, kind: str, key: str, files: Mapping[str, bytes]) -> Entry:
-        """Keep `files` (name to content) under the key, replacing what is there."""
+        """Store `files` (name to content) under the key, replacing an entry that exists."""
         _check_names(kind, key, *files)
         if MANIFEST in files:
             raise ValueError(f"{MANIFEST!r} is the cache's own file name")
@@ -200,7 +200,7 @@ class Cache:
     def get_or_build(self, kind: str, key: str, build: Callable[[], Mapping[str, bytes]]) -> Entry:
         """The entry, built by `build` if it is missing; processes that race build it once.
 
-        What `build` raises passes through and nothing is kept. `build` may ask for other entries
+        Exceptions of `build` propagate, and nothing is stored. `build` may request other entries
         as long as no two entries need each other.
         """
         entry = self.get(kind, key)
@@ -270,7 +270,7 @@ class Cache:
         return None
 
     def _save(self, kind: str, key: str, files: Mapping[str, bytes]) -> Store | None:
-        """Write to the folder, else to the private one; None where neither takes it."""
+        """Write to the folder, else to the private one; None where neither can be written."""
         store = self._save_in_folder(kind, key, files)
         if store is not None:
             return store
@@ -283,7 +283,7 @@ class Cache:
 
     def _save_in_folder(self, kind: str, key: str, files: Mapping[str, bytes]) -> Store | None:
         trouble = ""
-        for _ in range(2):  # somebody may remove the folder while it is written
+        for _ in range(2):  # another process may remove the folder during the write
             store, secret = next(self._readable(), (None, b""))
             if not self._writable or store is None or store is not self._store:
                 return None
@@ -311,7 +311,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _building(self, kind: str, key: str) -> Iterator[None]:
-        """Hold the entry's lock; go on without it where locks cannot be had."""
+        """Hold the entry's lock; continue without it where locks are not available."""
         with contextlib.ExitStack() as held:
             store = self._store
             if self._writable and store is not None:
@@ -377,7 +377,7 @@ def _check_names(kind: str, key: str, *names: str) -> None:
 
 
 def _temporary_store() -> Store:
-    """A private store, which goes with its last entry or with the process."""
+    """A private store, deleted when it is garbage-collected or the process ends."""
     store = private_store()
     weakref.finalize(store, _remove_private, store.folder, os.getpid())
     return store

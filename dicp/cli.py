@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _console() -> Console:
-    """Full lines where nobody looks at a terminal, so that output can be searched."""
+    """A console that writes wide lines if stdout is not a terminal, so that grep finds all text."""
     return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
 
 

@@ -1,4 +1,4 @@
-"""The rule every result is held to: fp64 eager is the truth, eager's own error the yardstick."""
+"""The accuracy rule for results: errors against fp64 eager, bounded by eager's own error."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-# How many units in the last place a result may be off where eager happens to be exact: vector math
-# is within 4 of them per function. A float64 result has no better reference than eager's own, whose
-# error is not known: what either loses to cancellation is within 64.
+# The error in ulps that a result may have where eager happens to be exact: a vector math function
+# is within 4. A float64 result has no better reference than eager's own, whose error is not known:
+# the loss of either to cancellation is within 64.
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 16.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How near a result must be.
+    """How close to eager a result must be.
 
     exact: the same bits as eager (NaN equals NaN). elementwise: the relative error of each element
     counts, however small it is beside the largest; right for pointwise operators, wrong for sums,
@@ -29,7 +29,7 @@ class Rule:
 
 
 def significant_strides(value: torch.Tensor) -> list[int]:
-    """The strides that decide where an element lies: those of dimensions longer than 1."""
+    """The strides that determine an element's address: those of dimensions longer than 1."""
     if value.numel() == 0:
         return []
     return [s for n, s in zip(value.shape, value.stride(), strict=True) if n > 1]

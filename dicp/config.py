@@ -27,7 +27,7 @@ _BOOLEANS = {
 
 
 class _Invalid(Exception):
-    """A value outside its kind; turned into ConfigValueError by whoever knows its source."""
+    """A value that its kind rejects; `Option.parse`, which knows its source, raises the error."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _choice(*values: str) -> Kind:
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """The process environment with `variables` set: for a library that reads it when imported."""
+    """Set `variables` in the process environment, for a library that reads it when imported."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -186,7 +186,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def default_cache_dir() -> Path:
-    """The user's cache folder for dicp, where the operating system wants it."""
+    """The user's cache folder for dicp, at the operating system's standard place."""
     return platformdirs.user_cache_path("dicp", appauthor=False)
 
 
@@ -427,7 +427,7 @@ class Config:
 
 
 def vendor_variable(name: str) -> str:
-    """An environment variable that a vendor's own tools define, such as where its toolkit lies."""
+    """An environment variable that a vendor's own tools define, such as its toolkit's location."""
     return os.environ.get(name, "")
 
 
@@ -442,13 +442,13 @@ def vendor_option(
 ) -> Option:
     """An option that a target adds to the table: `Target.options` lists them.
 
-    `environment` names its variables, parted by spaces; `default` is a value of its kind.
+    `environment` names its variables, separated by spaces; `default` is a value of its kind.
     """
     return Option(name, kind, tuple(environment.split()), default, meaning, changes_code)
 
 
 def _read(options: Sequence[Option], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment says of `options`."""
+    """The values of those `options` that the environment sets."""
     values: dict[str, Any] = {}
     for option in options:
         variable = next((name for name in option.environment if environ.get(name)), None)

@@ -1,7 +1,7 @@
-"""The numbers that eager takes for operators whose kernels check them: it refuses others itself.
+"""Valid ranges of number arguments, for operators whose eager kernels check them.
 
-A call is compiled where what is said here of its numbers is proved. Operators whose checks are part
-of their shape functions need no row: tracing them runs these checks.
+A call is compiled where its relations in `DOMAINS` are proved; else eager runs it and raises its
+own error. Operators that check in their meta functions need no row: tracing runs these checks.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ DOMAINS: Final[dict[Any, Relations]] = {
 def outside_domain(
     op: Any, args: Sequence[Any], kwargs: dict[str, Any], proves: Callable[[Any], bool]
 ) -> bool:
-    """Whether eager might refuse these numbers; `proves` says what holds for every symbol."""
+    """Whether eager might reject the arguments; `proves` tells if a relation always holds."""
     relations = DOMAINS.get(op)
     return relations is not None and not all(map(proves, relations(*args, **kwargs)))

@@ -1,8 +1,8 @@
-"""What dtypes hold: numbers as a tensor keeps them, and conversions that lose nothing.
+"""Numbers as tensors of a dtype store them, and which conversions are lossless.
 
 A constant is a number with a dtype. `converted` gives the number that a tensor of that dtype holds;
-every constant goes through it once, wherever it is folded, matched or written into code. Nothing
-here runs an operator, so that it may be asked under any dispatch mode.
+every constant goes through it once, wherever it is folded, matched or emitted. Nothing here runs an
+operator, so that it may be called under any dispatch mode.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 def converted(number: Number, dtype: torch.dtype) -> Number | None:
     """`number` as `dtype` holds it, converted as by `torch.full` or `Tensor.to`.
 
-    None where PyTorch leaves the result to the machine (a float that no integer of the type
-    stands for) and for dtypes whose numbers are not known here.
+    None where PyTorch's result depends on the machine (a float that is NaN or out of an integer
+    type's range) and for dtypes not listed here.
     """
     if dtype == torch.bool:
         return bool(number)
@@ -48,7 +48,7 @@ _INTEGERS = frozenset({
 
 
 def _integer(number: Number, dtype: torch.dtype) -> int | None:
-    """Integers wrap around; floats are cut."""
+    """Integers wrap around; floats are truncated."""
     info = torch.iinfo(dtype)
     if isinstance(number, float):
         inside = math.isfinite(number) and info.min <= int(number) <= info.max
@@ -59,7 +59,7 @@ def _integer(number: Number, dtype: torch.dtype) -> int | None:
 def _single(number: Number) -> float | None:
     wide = float(number)
     if not isinstance(number, float) and wide != number:
-        return None  # rounded on the way to double precision already
+        return None  # already rounded by the conversion to double
     return ctypes.c_float(wide).value
 
 
@@ -71,7 +71,7 @@ def _half(single: float) -> float:
 
 
 def _brain(single: float) -> float:
-    """The upper 16 bits, rounded to nearest, to even where two are as near."""
+    """bfloat16: the upper 16 bits, rounded to nearest, ties to even."""
     if math.isnan(single):
         return single
     (bits,) = struct.unpack("<I", struct.pack("<f", single))

@@ -1,7 +1,7 @@
-"""A look at a shared object before a loader maps it: is it whole, for this machine, complete?
+"""Checks a shared object before it is loaded: not truncated, for this machine, with its symbols.
 
-The loader itself dies (SIGBUS) on a file that ends before its segments do. ELF (System V ABI,
-chapters 4 and 5) is read; where programs have another format, nothing is checked.
+The loader crashes (SIGBUS) on a file that ends before its segments do. The format is ELF (System V
+ABI, chapters 4 and 5); on systems with another one nothing is checked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SHARED = 3  # ET_DYN
 _LOADED = 1  # PT_LOAD
 _DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
 _WITHOUT_CONTENT = frozenset({0, 8})  # SHT_NULL, SHT_NOBITS
-# After the byte order, as `struct` writes them.
+# Formats for `struct`, without the byte order that precedes them.
 _HEADER, _SEGMENT, _SECTION, _SYMBOL = "16xHHIQQQIHHHHHH", "IIQQQQQQ", "IIQQQQIIQQ", "IBBHQQ"
 
 
 class _Part(NamedTuple):
-    """A segment or a section of the file; `link` is the section that goes with it."""
+    """A segment or a section of the file; `link` indexes a symbol table's strings."""
 
     kind: int
     offset: int
@@ -33,8 +33,7 @@ class _Part(NamedTuple):
 
 
 def fault_of(content: bytes, symbols: Collection[str] = ()) -> str:
-    """What keeps a shared object from being loaded and its `symbols` from being found; "" for
-    nothing."""
+    """Why a shared object cannot be loaded or lacks one of `symbols`; "" if nothing is wrong."""
     machine = _own_machine()
     if not machine:
         return "" if content else "it is empty"
@@ -90,7 +89,7 @@ def _missing(
 def _rows(
     content: bytes, form: str, offset: int, size: int, count: int
 ) -> Iterator[tuple[int, ...]]:
-    """A table of the file. Raises struct.error where the file ends before it does."""
+    """The rows of a table in the file. Raises struct.error where the file ends before it does."""
     if count and size != struct.calcsize(form):
         raise struct.error(f"rows of {size} bytes")
     return (struct.unpack_from(form, content, offset + k * size) for k in range(count))
@@ -104,8 +103,7 @@ def _machine(content: bytes) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1)
 def _own_machine() -> tuple[int, int, int] | None:
-    """The machine of the running interpreter; None where programs are no ELF files of
-    64 bits."""
+    """The machine of the running interpreter; None if that is not a 64-bit ELF file."""
     for path in ("/proc/self/exe", sys.executable):
         try:
             with Path(path).open("rb") as file:

@@ -1,4 +1,4 @@
-"""`dicp.explain(fn, *args)`: what the compiler makes of a function, as an object and as text."""
+"""`dicp.explain(fn, *args)`: how a function is compiled, as an object and as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Explanation:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Operators of all graphs by what became of them."""
+        """The number of operators of all graphs per decision."""
         total: Counter[str] = Counter()
         for report in self.reports:
             total.update(report.counts)
@@ -44,11 +44,11 @@ def explain(
     options: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Compile `fn` for these arguments, run it once, and say what became of every operator.
+    """Compile `fn` for these arguments, run it once, and report the decision on every operator.
 
     The backward graph is compiled too where a result requires a gradient. `backend` is a target's
     name ("cpu") and defaults to the one of the inputs' device. Nothing is read from the cache, so
-    that every stage is shown. The function's own compiled versions are left alone.
+    that every stage is shown. Existing compiled versions of the function are not affected.
     """
     compiler = Backend(backend, **{"cache": False, **(options or {})})
     compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
@@ -72,7 +72,7 @@ def _parameters(fn: Callable[..., Any]) -> list[torch.Tensor]:
 
 
 class _CallableModule(ModuleType):
-    """`dicp.explain` names this module once it is imported, and can be called all the same."""
+    """A callable module: once imported, `dicp.explain` is this module and not the function."""
 
     def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         return explain(fn, *args, **kwargs)

@@ -22,7 +22,7 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }
-"""What `dicp::linear` may apply to its result, by the name it takes."""
+"""The values of `dicp::linear`'s argument `activation`, and their functions."""
 
 torch.library.define(
     "dicp::linear",

@@ -1,4 +1,4 @@
-"""Where a piece of a program comes from, for comments, reports and errors of every family."""
+"""The origin of program parts in the user's code, for comments, reports and errors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import fx
 from dicp.errors import UnsupportedOperatorError
 
 LINE_OF = "dicp_line_of"
-"""Key in `node.meta`: the captured node that its `stack_trace` is of."""
+"""Key in `node.meta`: the name of the captured node whose `stack_trace` the node has."""
 
 
 @dataclass(frozen=True, repr=False)
 class Origin:
-    """Where a piece of the program comes from: graph node, ATen operator, user's source line."""
+    """The origin of a program part: graph node, ATen operator, user's source line."""
 
     node: str
     op: str
     user_line: str
     line_of: str = ""
-    """The node of the graph as captured whose line this is: what a stored program keeps of it."""
+    """The captured graph's node whose line this is; stored programs keep it instead of the line."""
 
     def __str__(self) -> str:
         return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
@@ -35,7 +35,7 @@ def origin_of(node: fx.Node) -> Origin:
 
 
 def mark_lines(gm: fx.GraphModule) -> None:
-    """Note on every captured node that its line is its own, for the nodes that will inherit it."""
+    """Set LINE_OF of every captured node to its own name; nodes derived from it inherit it."""
     for node in gm.graph.nodes:
         if node.meta.get("stack_trace"):
             node.meta[LINE_OF] = node.name

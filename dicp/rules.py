@@ -1,8 +1,8 @@
-"""Tables of conversion rules: ATen overload -> rule, and what becomes of the operator.
+"""Tables of conversion rules: ATen overload -> rule, and the decision on the operator.
 
 A rule is a function `rule(builder, *args, **kwargs)` of the operator's own arguments, registered
-for one or more overloads. Tensors arrive as the family's values, symbolic integers as its sizes; it
-returns a value, or a tuple for several results.
+for one or more overloads. Tensors are passed as values of the builder's IR, symbolic integers as
+its sizes; a rule returns a value, or a tuple for several results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RuleEntry:
 
 
 class RuleTable:
-    """Filled when its module is imported, then only read."""
+    """Rules by operator; filled when its module is imported, then only read."""
 
     def __init__(self) -> None:
         self._rules: dict[Any, RuleEntry] = {}
@@ -74,7 +74,7 @@ class RuleTable:
         return found
 
     def kind(self, op: Any) -> DecisionKind | None:
-        """What becomes of `op` where its arguments allow it; None where there is no rule."""
+        """The decision on `op` if its arguments allow it; None if there is no rule."""
         entry = self.get(op)
         return None if entry is None else entry.kind
 

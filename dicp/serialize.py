@@ -1,4 +1,4 @@
-"""Plain (JSON) forms of what programs hold: symbolic sizes, constant tensors, operators by name."""
+"""JSON serialization of symbolic sizes, constant tensors, arguments and operators (by name)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from dicp.torch_private import OpOverload, disable_current_modes, python_size
 
 MAX_CONSTANT_BYTES = 1 << 22
-"""A larger constant has no plain form."""
+"""A larger constant is not serialized."""
 
 
 def encode_size(size: Any) -> int | str:
@@ -25,7 +25,7 @@ def encode_size(size: Any) -> int | str:
 
 
 def encode_constant(tensor: torch.Tensor) -> dict[str, Any] | None:
-    """A small dense constant; None for one without a plain form."""
+    """A small dense constant, serialized; None for one that cannot be."""
     strided = tensor.layout == torch.strided and not tensor.is_quantized
     if not strided or tensor.numel() * tensor.element_size() > MAX_CONSTANT_BYTES:
         return None
@@ -74,14 +74,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.floor": math.floor, "math.ceil": math.ceil, "math.trunc": int,
     "torch.sym_float": float, "torch.sym_int": int,
 }  # fmt: skip
-"""What a size expression may call, by the name it is called by."""
+"""Functions that a size expression may call, by their name in it."""
 _SYMBOL = re.compile(r"[A-Za-z]\w*")
 
 
 class _Restricted(ast.NodeTransformer):
-    """A size expression in which each function is one name of `_FUNCTIONS`.
+    """Restricts a size expression to what may be evaluated; functions become keys of `_FUNCTIONS`.
 
-    Raises ValueError for whatever is no number, symbol, arithmetic or call of such a function.
+    Raises ValueError for anything but numbers, symbols, arithmetic and calls of these functions.
     """
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -112,7 +112,7 @@ def _compiled(text: str) -> CodeType:
 def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
     """The value of an encoded size, or of an encoded number that need not be an integer.
 
-    Raises ValueError for text that is none, NameError for a symbol that is not known.
+    Raises ValueError for text that is not a size expression, NameError for an unknown symbol.
     """
     if isinstance(number, (int, float)):
         return number
@@ -128,8 +128,8 @@ def evaluate_size(size: int | str, symbols: Mapping[str, int]) -> int:
 def encode_argument(
     value: Any, leaf: Callable[[Any], Any], keep: Callable[[Any], dict[str, int]]
 ) -> Any:
-    """An argument of a call: `leaf` encodes tensors and sizes and gives None for what is neither,
-    `keep` stores what has no plain form."""
+    """An argument of a call, serialized: `leaf` encodes tensors and sizes and returns None for
+    others, `keep` stores objects that cannot be serialized."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if (plain := leaf(value)) is not None:
@@ -148,7 +148,7 @@ def encode_argument(
 def decode_argument(
     plain: Any, leaf: Callable[[Any], Any], size: Callable[[Any], Any], objects: Sequence[Any]
 ) -> Any:
-    """The argument behind a plain form; `leaf(slot)` gives tensors, `size(text)` numbers."""
+    """The argument that was serialized; `leaf(slot)` gives tensors, `size(text)` numbers."""
     if isinstance(plain, list):
         return [decode_argument(item, leaf, size, objects) for item in plain]
     if not isinstance(plain, Mapping):
@@ -188,7 +188,7 @@ _BOUND = {
 
 
 def callable_of(op: Any) -> Any:
-    """`op` as the cheapest call of it: an overload finds its kernel by name at every call, which
+    """The cheapest callable for `op`: an overload looks its kernel up by name at every call, which
     takes 4 microseconds longer than the function that PyTorch binds to Python."""
     schema = getattr(op, "_schema", None)
     if schema is None or schema.overload_name not in ("", "out"):

@@ -51,8 +51,8 @@ _KEY = re.compile(r"[0-9a-f]{40,128}")
 _ASIDE = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED_MARK = re.compile(rf"{re.escape(MARK)}\.[0-9a-f]{{32}}")
 _MANIFEST_BYTES = 1 << 20
-_LOCK_SECONDS = 600  # a build that holds the lock for longer is taken to hang
-_STALE_SECONDS = 24 * 3600  # what an interrupted process left behind
+_LOCK_SECONDS = 600  # a build that holds the lock for longer is considered hung
+_STALE_SECONDS = 24 * 3600  # older leftovers of interrupted processes are deleted
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -87,7 +87,7 @@ class Store:
     # ---- the folder itself ----------------------------------------------------------------------
 
     def prepare(self) -> bytes:
-        """Make the folder if need be, check whose it is, and return the user's secret."""
+        """Create the folder if it is missing, check its owner, and return the user's secret."""
         if not os.path.lexists(self.folder):
             self._make()
         found = self.folder.lstat()
@@ -117,7 +117,7 @@ class Store:
 
     @contextlib.contextmanager
     def _opened(self, *names: str, make: bool = False) -> Iterator[int]:
-        """A folder inside this one by its descriptor; no link on the way is followed."""
+        """The descriptor of a folder inside this one; no link in its path is followed."""
         descriptor = os.open(self.folder, _FOLDER_FLAGS)
         try:
             for name in names:
@@ -172,7 +172,7 @@ class Store:
             return files
 
     def save(self, kind: str, key: str, files: Mapping[str, bytes], secret: bytes) -> None:
-        """Write an entry aside and rename it into place, over whatever is there."""
+        """Write an entry in `tmp` and rename it into place, replacing one that exists."""
         aside = secrets.token_hex(16)
         with self._opened("tmp", make=True) as tmp:
             os.mkdir(aside, 0o700, dir_fd=tmp)
@@ -187,7 +187,7 @@ class Store:
                 _remove(tmp, aside)
 
     def discard(self, kind: str, key: str) -> None:
-        """Take an entry out by one rename, then delete it: no reader sees half of it.
+        """Move an entry to `tmp` by one rename, then delete it: no reader sees half of it.
 
         Raises OSError for a folder that holds others, which is no entry.
         """
@@ -206,7 +206,7 @@ class Store:
                             yield found
 
     def _found(self, kind: str, key: str) -> Found | None:
-        """The entry as it lies there; None for a folder that is none."""
+        """Size and time of last use of an entry; None for a folder that is not one."""
         total, used = 0, None
         with contextlib.suppress(OSError), self._opened(kind, key[:2], key) as entry:
             for name in os.listdir(entry):
@@ -222,7 +222,7 @@ class Store:
         try:
             with self._opened(*names) as folder, os.scandir(folder) as items:
                 return {i.name for i in items if i.is_dir(follow_symlinks=False)}
-        except OSError:  # removed meanwhile, or not ours to read
+        except OSError:  # removed meanwhile, or not readable
             return set()
 
     # ---- locks, and what is left over -----------------------------------------------------------
@@ -252,8 +252,8 @@ class Store:
 
 
 def _check_mark(root: int) -> None:
-    """Marks a new folder. Raises Untrusted for one that others filled."""
-    for _ in range(2):  # another process may mark it between the two looks
+    """Mark a new folder. Raises Untrusted for one with other files and no mark."""
+    for _ in range(2):  # another process may mark it between the two checks
         with contextlib.suppress(FileNotFoundError):
             if not _is_marked(root):
                 raise Untrusted(f"{MARK} in it is not that of this format")
@@ -274,7 +274,7 @@ def _is_marked(root: int) -> bool:
 
 
 def _read_secret(root: int) -> bytes | None:
-    """The secret, or None if there is none that others cannot know."""
+    """The secret; None if there is no valid one, or other users may have read it."""
     try:
         found = os.stat(SECRET, dir_fd=root, follow_symlinks=False)
         secret = _read_own(root, SECRET, SECRET_BYTES)
@@ -287,7 +287,7 @@ def _read_secret(root: int) -> bytes | None:
 
 
 def _open_entry(shard: int, key: str) -> int:
-    """The folder of an entry. Raises FileNotFoundError, and Damaged for what is no such folder."""
+    """The folder of an entry. Raises FileNotFoundError, and Damaged if it cannot be opened."""
     try:
         return os.open(key, _FOLDER_FLAGS, dir_fd=shard)
     except FileNotFoundError:
@@ -316,7 +316,7 @@ def _verified_files(entry: int, kind: str, key: str, secret: bytes) -> dict[str,
 
 
 def signature(secret: bytes, purpose: bytes, data: bytes) -> bytes:
-    """An HMAC that only this user can make; different purposes have different ones."""
+    """An HMAC of `data` that only this user can make; it differs between purposes."""
     return hmac.digest(secret, purpose + b"\0" + data, "sha256")
 
 
@@ -349,7 +349,7 @@ def _verified_manifest(
 
 
 def _swap(tmp: int, aside: str, shard: int, key: str) -> None:
-    """Rename an entry into place; what is there is taken out first."""
+    """Rename an entry into place; one that exists is removed first."""
     for _ in range(10):
         try:
             os.rename(aside, key, src_dir_fd=tmp, dst_dir_fd=shard)
@@ -371,7 +371,7 @@ def _discard(tmp: int, shard: int, key: str) -> None:
 
 
 def _holds_folders(shard: int, key: str) -> bool:
-    """Whether something lies in a folder inside an entry, which the cache never makes."""
+    """Whether an entry contains a nonempty folder, which the cache never makes."""
     try:
         with _opened_in(shard, key) as entry:
             for name in os.listdir(entry):
@@ -384,7 +384,7 @@ def _holds_folders(shard: int, key: str) -> bool:
 
 
 def _remove(parent: int, name: str) -> None:
-    """Remove an entry or a file as far as it goes: links as such, and no folder with content."""
+    """Remove an entry or a file as far as possible; links are not followed, full folders stay."""
     with contextlib.suppress(OSError):
         try:
             with _opened_in(parent, name) as entry:
@@ -471,7 +471,7 @@ def _check_own(found: os.stat_result) -> None:
 
 
 def _check_parents(folder: Path) -> None:
-    """Raises Untrusted where other users could put another folder in the place of this one.
+    """Raises Untrusted where other users could replace this folder.
 
     Groups are trusted with all but the innermost parent: they are often the user's own.
     """

@@ -1,4 +1,4 @@
-"""The contract between shared code and a vendor: facts, decisions, and the road from graph to code.
+"""The interface between shared code and a vendor: facts, decisions, and stages from graph to code.
 
 A target states what it can do and provides `lower`, `render`, `build` and `load`. Shared code asks
 for capabilities and never for names. Third parties register a class through the entry-point group
@@ -29,7 +29,7 @@ ENTRY_POINT_GROUP = "dicp.targets"
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one graph node: generated code, a library call, a view, or eager ATen."""
+    """How one graph node is executed: generated code, a library call, a view, or eager ATen."""
 
     kind: DecisionKind
     reason: str = ""
@@ -38,8 +38,8 @@ class Decision:
 def unreadable(node: fx.Node) -> str:
     """Why kernels cannot read or write a node's tensors in memory; empty where they can.
 
-    Eager calls know sparse tensors, and the bits that make a tensor the negative or the conjugate
-    of what its memory holds.
+    Eager calls handle sparse tensors, and the bits that mark a tensor as the negative or the
+    conjugate of what its memory holds.
     """
     for value in map(_tensors, (node, *node.all_input_nodes)):
         for tensor in value:
@@ -63,21 +63,20 @@ class Facts:
     dtypes: frozenset[torch.dtype]
     symbolic_shapes: bool = True
     keep: frozenset[Any] = frozenset()
-    """ATen overloads that the target takes undecomposed."""
+    """ATen overloads that are not decomposed for the target."""
     fusions: frozenset[str] = frozenset()
     """Names of the graph-level pattern families the target wants."""
     frozen_fusions: frozenset[str] = frozenset()
-    """Families that pay only where parameters are frozen, their arithmetic being done once."""
+    """Families that pay off only with frozen parameters, whose arithmetic is then done once."""
     conv_channels_last: Literal["never", "frozen", "depthwise", "always"] = "never"
-    """Which graphs' convolutions are given channels-last tensors: "frozen" means those whose
-    weights are converted once (`freeze`), "depthwise" these and those with a depthwise
-    convolution."""
+    """In which graphs convolutions get channels-last tensors: "frozen" means graphs whose weights
+    are converted once (`freeze`), "depthwise" these and those with a depthwise convolution."""
     channels_last_dtypes: frozenset[torch.dtype] = frozenset()
-    """Types whose convolutions are given channels-last tensors in every graph."""
+    """Dtypes whose convolutions get channels-last tensors in every graph."""
     recomputes_operands: bool = False
-    """Whether a backward graph computes anew what elementwise operators made of other tensors held
-    for it, even if a library call reads it: a kernel more, a tensor less to hold. What elementwise
-    operators alone read is computed anew on every target."""
+    """Whether backward rematerializes elementwise results of other saved tensors even if a library
+    call reads them: one more kernel, one saved tensor less. Results that elementwise operators
+    alone read are rematerialized on every target."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Check:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What became of one operator of the graph, and where it stands in the user's program."""
+    """The decision on one operator of the graph, and its place in the user's program."""
 
     origin: Origin
     decision: DecisionKind
@@ -130,7 +129,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Source:
-    """Generated source text: of each kernel (or graph) by name, and as files for people."""
+    """Generated source text: of each kernel (or graph) by name, and as files to read."""
 
     texts: Mapping[str, str]
     as_files: Callable[[], Mapping[str, str]] = field(repr=False)
@@ -174,9 +173,9 @@ class Artifact:
     program: dict[str, Any]
     units: Mapping[str, Any] = field(default_factory=dict)
     objects: Sequence[Any] = ()
-    """What has no plain form (a subgraph, say); an artifact with objects lives in memory only."""
+    """Objects that JSON cannot hold, such as subgraphs; with any, the artifact is not stored."""
     baked: Sequence[Origin] = ()
-    """Origins whose user lines stand in the built code, and cannot be changed in it."""
+    """Origins whose user lines are compiled into the built code and cannot be changed there."""
 
 
 class Target(abc.ABC):
@@ -188,15 +187,15 @@ class Target(abc.ABC):
     priority: int = 0
     """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
     options: Sequence[Option] = ()
-    """Options of this target's own, made by `dicp.config.vendor_option`; their values stand in
+    """Options of this target's own, made by `dicp.config.vendor_option`; their values are in
     `Config.vendor`."""
 
     @abc.abstractmethod
     def decide(self, node: fx.Node) -> Decision:
-        """Say what becomes of `node`, whose `meta["val"]` is filled in."""
+        """Decide how `node`, whose `meta["val"]` is set, is executed."""
 
     def rule_kind(self, op: Any) -> DecisionKind | None:
-        """What becomes of `op` where its arguments allow it; None where there is no rule."""
+        """The decision on `op` if its arguments allow it; None if there is no rule."""
         return None
 
     @abc.abstractmethod
@@ -208,15 +207,15 @@ class Target(abc.ABC):
         """Write the program's source text."""
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
-        """Begin, beside the front end, what Dynamo's graph `gm` will surely need of `build`.
+        """Start in parallel to the front end those parts of `build` that Dynamo's graph `gm` needs.
 
-        Nothing waits for it and nothing depends on it; `train` says that gradients are wanted.
+        Nothing waits for it and nothing depends on it; `train`: gradients are needed too.
         """
         return None
 
     @abc.abstractmethod
     def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
-        """Compile what the cache does not hold yet of a program and its rendered source."""
+        """Compile those parts of a program and its rendered source that the cache does not hold."""
 
     @abc.abstractmethod
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
@@ -261,7 +260,7 @@ class RuleTarget(Target):
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    """The tensors that a node makes and takes."""
+    """The result and operand tensors of a node."""
     found: list[torch.Tensor] = []
     for item in [node, *node.all_input_nodes]:
         val = item.meta.get("val")
@@ -271,7 +270,7 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
 
 
 def computes_size(node: fx.Node) -> bool:
-    """Whether it is arithmetic on sizes, or picks one result of an operator that has several."""
+    """Whether a node is arithmetic on sizes, or selects one of several results (getitem)."""
     if getattr(node.target, "__name__", "") == "getitem":
         return True
     val = node.meta.get("val")
@@ -305,7 +304,7 @@ def find_target(name: str) -> Target:
 
 
 def _problems(target: Any, name: str) -> Iterator[str]:
-    """How an installed target breaks the contract."""
+    """How an installed target violates the interface."""
     if not isinstance(target, Target):
         yield f"{type(target).__name__} is no dicp.target.Target"
         return

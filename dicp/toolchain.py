@@ -1,7 +1,7 @@
-"""Compilers of the host and what they build: finding one, running it, and shared objects.
+"""Host compilers: finding one, running it, and loading the shared objects it builds.
 
-What a compiler writes is checked before it is stored and again before it is loaded; whatever goes
-wrong on the way is a ToolchainError or a CompilerError that names the target.
+A compiler's output is checked before it is stored and again before it is loaded; every failure is a
+ToolchainError or a CompilerError that names the target.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dicp.errors import CacheWarning, CompilerError, ToolchainError
 
 COMPILERS = ("g++", "clang++")
 OUTPUT = "unit.so"
-"""What a compiler is to write, in the folder it runs in."""
+"""The file a compiler must write, in the folder it runs in."""
 COMPILE_SECONDS = 600
 VERSION_SECONDS = 20
-_LOOK_SECONDS = 0.1  # between looks at whether a compilation is still wanted
+_LOOK_SECONDS = 0.1  # between checks whether a compilation is still wanted
 _MOST_OUTPUT = 16 << 20
 _MOST_BUILT = 1 << 30
 
@@ -45,7 +45,7 @@ class _Unusable(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What a tool left: its exit status (negative: the signal that ended it), and its messages."""
+    """A tool's exit status (negative: the signal that ended it), and its messages."""
 
     status: int
     output: str
@@ -86,9 +86,9 @@ def _changed(path: str) -> int:
 
 @lru_cache(maxsize=16)
 def _version(command: tuple[str, ...], changed: int) -> tuple[str, str]:
-    """What the compiler calls itself, and why it cannot be used: one of them is empty.
+    """The compiler's version line, and why it cannot be used: one of them is empty.
 
-    Failures are kept, too, as one may take long to show; `changed` ends that.
+    Failures are cached too, as one may take long to occur; a new mtime `changed` drops them.
     """
     try:
         result = run_tool([*command, "--version"], None, VERSION_SECONDS, errors=subprocess.DEVNULL)
@@ -182,8 +182,8 @@ def run_tool(
     errors: int = subprocess.STDOUT,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Runs a program without a shell, in a session of its own: an interrupt from the keyboard is
-    for us to handle, and what it has started ends with it.
+    """Run a program without a shell, in its own session: keyboard interrupts reach only this
+    process, and the program's child processes are killed with it.
 
     Raises _Unusable where it cannot be started or does not end in time.
     """
@@ -218,7 +218,7 @@ def _output_of(
             )
             output += piece or b""
             if piece == b"" or (piece is None and process.poll() is not None):
-                break  # closed; or held open by what it has left running
+                break  # closed; or held open by processes it left running
             _check_wanted(deadline, stop)
             if len(output) > _MOST_OUTPUT:
                 raise _Unusable("it prints without end")
@@ -259,12 +259,12 @@ def load_library(
     """
     content, path = entry.read(name), entry.path_on_disk(name)
     _check_loadable(target, content, symbols)
-    if path is None or "$" in str(path):  # the loader replaces $ORIGIN and its like
+    if path is None or "$" in str(path):  # the loader expands $ORIGIN and the like
         return load_content(target, content, symbols, mode=mode)
     try:
         return ctypes.CDLL(str(path), mode)
     except OSError as error:
-        # Else another process has cleared the cache, or the path is too long for a loader.
+        # A missing path: another process cleared the cache, or it is too long for a loader.
         if os.path.lexists(path):
             reason = str(error).removeprefix(f"{path}: ")
             _warn_once(
@@ -317,10 +317,10 @@ def _from_memory(content: bytes, mode: int) -> ctypes.CDLL:
 
 
 def _new_name(descriptor: int) -> str:
-    """A path of an open file that no other one ever had.
+    """A path of an open file that no other file ever had.
 
-    The loader takes a library that it has under the same name for the one asked for, and numbers
-    of descriptors come again: a random number is spelled in "." and "", which lead nowhere.
+    The loader returns an already loaded library for an equal path, and descriptor numbers are
+    reused. So a random number is encoded in steps "." and "", which do not change the target.
     """
     steps = "/".join("." if bit == "1" else "" for bit in f"{secrets.randbits(64):064b}")
     return f"/proc/self/fd/{steps}/{descriptor}"

@@ -92,18 +92,18 @@ DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
     if release_of(torch.__version__) < (2, 13)
     else frozenset()
 )
-"""Operators whose decomposition in this release copies into a fresh tensor, which AOTAutograd, not
-seeing it as functional, refuses."""
+"""Operators whose decomposition in this release copies into a fresh tensor: AOTAutograd does not
+recognize that as functional and rejects it."""
 
 
 empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
-"""`torch.empty_strided(size, stride, dtype)` on the host, past the dispatcher."""
+"""`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
 reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, past the dispatcher."""
+"""`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
 
 
 def frame_seconds() -> float:
-    """Seconds since Dynamo began to compile the present frame; 0 outside of a compilation."""
+    """Seconds since Dynamo began to compile the current frame; 0 outside of a compilation."""
     context = get_metrics_context()
     if not context.in_progress():
         return 0.0
@@ -111,7 +111,7 @@ def frame_seconds() -> float:
 
 
 def linear_factor(size: Any) -> tuple[int, str] | None:
-    """(c, symbol) for a size of c symbols, (c, "") for the number c; None for any other."""
+    """(c, symbol) for a size c * symbol, (c, "") for the number c; None for any other."""
     if not isinstance(size, torch.SymInt):
         return (int(size), "") if isinstance(size, int) else None
     factor, rest = size.node.expr.as_coeff_Mul()
@@ -122,7 +122,7 @@ def linear_factor(size: Any) -> tuple[int, str] | None:
 
 
 class _BackendTable(dict[str, Any]):
-    """PyTorch's compiler functions by name, in which those of one class may be entered again."""
+    """PyTorch's compiler functions by name; those of class `repeatable` may be registered again."""
 
     def __init__(self, known: dict[str, Any], repeatable: type) -> None:
         super().__init__(known)
@@ -148,12 +148,12 @@ def recompute_in_backward(node: fx.Node) -> None:
 
 
 def do_not_recompute(node: fx.Node) -> None:
-    """Have the partitioner save `node`, or what is made of it, where the program says nothing."""
+    """Have the partitioner save `node`, or results of it, unless the program marked it."""
     node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def saved_for_backward(node: fx.Node) -> None:
-    """Leave to the partitioner whether `node` is computed again, whatever the program asked."""
+    """Let the partitioner decide whether `node` is recomputed, whatever the program asked."""
     node.meta.pop("recompute", None)
 
 
@@ -161,8 +161,8 @@ TRACE_HAS_A_SYMBOLIC_DERIVATIVE: Final = release_of(torch.__version__) >= (2, 13
 
 
 def write_out_traces(gm: fx.GraphModule) -> None:
-    """trace(x) = sum(diagonal(x)) in Dynamo's graph, where a derivative of the release's asks a
-    tensor of symbolic sizes for the number of its elements."""
+    """trace(x) = sum(diagonal(x)) in Dynamo's graph, in releases whose derivative of trace asks a
+    tensor of symbolic sizes for its number of elements."""
     if TRACE_HAS_A_SYMBOLIC_DERIVATIVE:
         return
     graph = gm.graph
@@ -186,12 +186,12 @@ def profiling() -> bool:
 
 
 def current_stream(device: int) -> int:
-    """The handle of the stream that work on a GPU is put on, without a Python object for it."""
+    """The handle of a GPU's current stream, without creating a Python object for it."""
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
 
 
 def recording() -> bool:
-    """Whether what is put on the current stream of the GPU is recorded, to be replayed later."""
+    """Whether the GPU's current stream is being captured into a graph, to be replayed later."""
     return torch.cuda.is_current_stream_capturing()
 
 
@@ -248,7 +248,7 @@ def shape_env_of(gm: fx.GraphModule) -> ShapeEnv | None:
 def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
     """Whether ranges and guards of ShapeEnv prove a relation between symbolic integers.
 
-    Takes no guard. Symbols are known by name, whatever signs `size_expression` gave them.
+    Adds no guard. Symbols are matched by name, whatever signs `size_expression` gave them.
     """
     own = {symbol.name: symbol for symbol in shape_env.var_to_range}
     known = {symbol: own.get(str(symbol), symbol) for symbol in relation.free_symbols}
@@ -261,7 +261,7 @@ def floor_division(size: Any, divisor: int) -> Any:
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
-    """The symbols in the shapes of fake tensors, and what they stand for in the first call."""
+    """The symbols in the shapes of fake tensors, and their values in the first call."""
     found: dict[Any, int] = {}
     for tensor in tensors:
         for size in tensor.shape if isinstance(tensor, torch.Tensor) else (tensor,):
@@ -276,7 +276,7 @@ inner_metadata = graph_compile._get_inner_meta
 make_inference_function = graph_compile._aot_stage2c_make_inference_function
 tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
 
-# From 2.13 on the stages are handed their compilers; before, they read them from the configuration.
+# From 2.13 on the stages take their compilers as arguments; before, they read the configuration.
 STAGES_TAKE_COMPILERS: Final = release_of(torch.__version__) >= (2, 13)
 
 if STAGES_TAKE_COMPILERS:
@@ -315,7 +315,7 @@ else:
         return graph_compile._aot_stage2c_make_autograd_function(*args[:7], *args[8:])
 
     def rematerialize_checkpoints(graph: Any) -> Any:
-        return graph  # was done while the graph was captured
+        return graph  # already done during capture
 
     def run_passes_on_nested_graphs(graph: Any, *args: Any, **kwargs: Any) -> Any:
         return graph  # inference graphs hold no nested pairs of forward and backward
@@ -324,7 +324,7 @@ else:
 def prepare_aot(
     gm: Any, inputs: Any, decompositions: dict[Any, Any], keep_input_mutations: bool
 ) -> Sequence[Any]:
-    """What AOTAutograd makes ready before capture; the last result from 2.12 on alone."""
+    """AOTAutograd's preparation before capture; the last result is empty before 2.12."""
     known = inspect.signature(prepare_aot_module_simplified).parameters
     older = (None,) if "boxed_forward_device_index" in known else ()
     found: Sequence[Any] = prepare_aot_module_simplified(
@@ -354,7 +354,7 @@ def storable_result(aot_config: Any, **parts: Any) -> Any:
 
 
 def logs_graphs() -> bool:
-    """Whether somebody listens to AOTAutograd's own log of its graphs."""
+    """Whether AOTAutograd's own log of its graphs is enabled."""
     names = ("aot_graphs", "aot_joint_graph")
     return bool(trace_log.handlers) or any(map(log_state.is_artifact_enabled, names))
 
@@ -382,10 +382,9 @@ class NotCacheableError(Exception):
 
 
 class _OwnDetails(FxGraphHashDetails):
-    """In the place of what PyTorch's own code generator depends on.
+    """Replaces the hash of what Inductor, PyTorch's own code generator, depends on.
 
-    Computing that imports the generator and hashes PyTorch's sources, and none of it matters
-    here.
+    Computing that imports Inductor and hashes PyTorch's sources, none of which matters here.
     """
 
     def __init__(self, gm: Any, example_inputs: Any, fx_config: Any, inputs_to_check: Any) -> None:
@@ -412,19 +411,19 @@ class _OwnDetails(FxGraphHashDetails):
 
 
 class _KeyDetails(autograd_cache.AOTAutogradCacheDetails, _OwnDetails):
-    """What decides AOTAutograd's result for a graph."""
+    """Everything that determines AOTAutograd's result for a graph."""
 
     def get_triton_source_codes_from_gm(self, gm: torch.fx.GraphModule) -> list[str]:
         return []  # only custom operators hold such sources, and those are not cached at all
 
     def _init_fx_graph_hash_details(self, gm: Any, example_inputs: Any, fx_config: Any) -> None:
-        """How releases from 2.13 on reach what older ones reach by `super().__init__`."""
+        """Called by releases from 2.13 on, where older ones call `super().__init__`."""
         FxGraphCache._check_can_cache(gm, example_inputs, fx_config)
         _OwnDetails.__init__(self, gm, example_inputs, fx_config, [])
 
 
 def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
-    """What AOTAutograd's result for `gm` depends on, hashed.
+    """A hash of everything that AOTAutograd's result for `gm` depends on.
 
     Raises NotCacheableError for a graph whose result may differ between processes although
     everything that can be hashed is equal.
@@ -440,7 +439,7 @@ def autograd_key(gm: Any, fake_inputs: list[Any], aot_config: Any) -> str:
                 _check_no_custom_operator(module)
             details = _KeyDetails(graph, fake_inputs, aot_config, {})  # type: ignore[arg-type]
             return autograd_cache.AOTAutogradCachePickler(graph).get_hash(details)
-        except Exception as error:  # PyTorch's own road treats every failure as a bypass
+        except Exception as error:  # PyTorch's own cache treats every failure as a bypass
             raise NotCacheableError(str(error) or type(error).__name__) from error
 
 
@@ -478,7 +477,7 @@ def backed_symints(inputs: list[Any]) -> list[torch.SymInt]:
 
 
 class ShapeFacts:
-    """What ShapeEnv knows of the symbols in one graph, and what it has learnt since."""
+    """What ShapeEnv knows of the symbols in one graph, and the guards it has added since."""
 
     def __init__(self, shape_env: ShapeEnv | None, symbols: Iterable[Any]) -> None:
         self.shape_env = shape_env
@@ -501,7 +500,7 @@ class ShapeFacts:
         return cls(shape_env, symbols)
 
     def known(self) -> list[str]:
-        """What holds so far: the symbols' ranges, and the guards that speak of them."""
+        """What holds so far: the symbols' ranges, and the guards that mention them."""
         if self.shape_env is None:
             return []
         ranges = [f"{s} in {self.shape_env.var_to_range.get(s)}" for s in self.symbols]
@@ -510,7 +509,7 @@ class ShapeFacts:
         return ranges + sorted(str(expr) for expr in guards if ours & expr.free_symbols)
 
     def added(self) -> list[str] | None:
-        """The guards added since, as Python; None where one speaks of other symbols too."""
+        """The guards added since, as Python; None if one mentions other symbols too."""
         if self.shape_env is None:
             return []
         new = [guard.expr for guard in self.shape_env.guards[self._before :]]
@@ -558,7 +557,7 @@ _hint = getattr(autograd_cache, "guarding_hint_or_throw", None) or autograd_cach
 
 
 def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
-    """Whether `expression` holds for the present sizes; takes no guard in doing so."""
+    """Whether `expression` holds for the current sizes; adds no guard."""
     if not symints:
         return False
     shape_env = symints[0].node.shape_env

@@ -1,4 +1,4 @@
-"""Writing C++: scopes, values computed once in the outermost place they can be, indices."""
+"""Emits C++: scopes, values computed once in the outermost scope possible, and indices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dicp.loop.ir.ops import (
 from dicp.origin import Origin
 
 LINE_BYTES = 64
-"""A cache line: what is written past the caches at once, and then not read before."""
+"""Bytes of a cache line: a non-temporal store of whole lines does not read them first."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Scope:
 
 
 class Emitter:
-    """The code of one kernel while it is written."""
+    """Emits the code of one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -71,26 +71,26 @@ class Emitter:
         self.array_names: set[str] = set()
         self.local_names: dict[str, int] = {}
         self.staged: dict[tuple[Ref, Index], str] = {}
-        """Where elements are found that were copied into a tile before the loop."""
+        """(tensor, index) -> C++ of the element's copy in a tile that is filled before the loop."""
         self.lined: dict[tuple[Ref, Index], str] = {}
-        """Where elements are put that are written a cache line at a time."""
+        """(tensor, index) of a non-temporal store -> C++ of the element in its line buffer."""
         self.flagged: set[str] = set()
-        """Extrema whose NaNs are found by the largest bits seen beside them: both vectorize."""
+        """Max and min reductions that find NaNs by a max of magnitude bits: both vectorize."""
         self.kept_at: dict[str, str] = {}
-        """Where a block keeps the value whose position is looked for, by its accumulator."""
+        """Name of an argmax or argmin -> where the current block's buffer keeps the value."""
         self.strip_mined: set[str] = set()
-        """What is accumulated or kept in a place of its own for each place in a cache line."""
+        """Names of reductions and scratch stores that have one lane per element of a cache line."""
         self._uses: dict[int, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
         self._stack_bytes = 0
         self.room_bytes = 0
-        """What each thread's part of the kernel's workspace takes."""
+        """Bytes of workspace that each thread needs."""
 
-    # ---- memory of a kernel's own ---------------------------------------------------------------
+    # ---- stack arrays and workspace -------------------------------------------------------------
 
     def _array(self, dtype: torch.dtype, name: str, count: int, stored: bool = False) -> str:
-        """Declares an array of one thread: on its stack, or in the workspace where that is full."""
+        """Declares a per-thread array: on the stack, or in the workspace once the stack is full."""
         ctype = (STORAGE_TYPE if stored else VALUE_TYPE)[dtype]
         size = -(-count * max(dtype.itemsize, 1 if stored else 4) // LINE_BYTES) * LINE_BYTES
         if self._stack_bytes + size <= STACK_BYTES:
@@ -101,14 +101,14 @@ class Emitter:
         return f"{ctype}* const {name} = ({ctype}*)({place});"
 
     def _allocated(self, ctype: str, name: str, count: str) -> str:
-        """Declares memory that all threads share, which is freed when the scope ends."""
+        """Declares memory shared by all threads and freed at the end of the scope."""
         return (
             f"const d_room<{ctype}> room_{name}({count}, status); "
             f"{ctype}* const {name} = room_{name}.at; if (!{name}) return;"
         )
 
     def workspace(self) -> list[str]:
-        """What a kernel begins with: the memory of its threads' arrays, if there are any."""
+        """The first lines of a kernel: they allocate its workspace, if it needs one."""
         if not self.room_bytes:
             return []
         return [
@@ -146,7 +146,7 @@ class Emitter:
                 scope.lines.append(pad + self._combine(stmt, value, self._position(stmt)))
             elif isinstance(stmt, Scan):
                 scope.lines.append(pad + self._combine(stmt, value, ""))
-                # The running value changes at every point: what reads it stays in this loop.
+                # A scan's value changes at every point: expressions that read it stay in this loop.
                 self.local_names[stmt.name] = len(self.scopes) - 1
             elif isinstance(stmt, ScratchStore):
                 place = f"saved_{stmt.name}[{self._inner_position()}]"
@@ -211,7 +211,7 @@ class Emitter:
     # ---- expressions ------------------------------------------------------------------------
 
     def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
-        """The C++ name or literal of `expr`, computed in the outermost scope that can."""
+        """The C++ name or literal of `expr`, computed in the outermost scope possible."""
         if expr.op == "const":
             return literal(expr.attr, expr.dtype)
         if expr.op == "masked":
@@ -275,7 +275,7 @@ class Emitter:
         return len(self.scopes) - 1
 
     def _local_depth(self, expr: Expr) -> int:
-        """Scopes before which the row's named values that `expr` reads do not exist."""
+        """Index of the outermost scope that has the row's named values that `expr` reads."""
         depth = 0
         for e in ir.walk(expr):
             if e.op == "reduction_result":
@@ -315,7 +315,7 @@ class Emitter:
         return _spelling(expr).format(*args, site=site, width=width)
 
     def _never_positive(self, expr: Expr) -> bool:
-        """Whether a value is a distance below a maximum, or less than nothing by its form."""
+        """Whether `expr` is x - max(x), or is never positive by its form: -|x| or -c * x * x."""
         if expr.op == "neg":
             return expr.args[0].op == "abs"
         if expr.op == "mul" and expr.args[1].op == "const" and expr.args[1].attr < 0:
@@ -370,7 +370,7 @@ class Emitter:
     def _size(self, size: Size) -> str:
         if isinstance(size, int):
             return str(size) if size >= 0 else f"({size})"
-        if not has_spelling(size):  # the host computes it
+        if not has_spelling(size):  # the host computes it and passes it as an argument
             return self._handed_over(size)
         renamed = {
             symbol: sympy.Symbol(self._handed_over(symbol), **symbol.assumptions0)
@@ -391,13 +391,13 @@ def _spelling(expr: Expr) -> str:
 
 
 def is_copy(stmt: Store) -> bool:
-    """Whether a statement stores what it reads: bits are moved, whatever they mean."""
+    """Whether a statement stores an element as loaded: its bits are copied unconverted."""
     value = stmt.value
     return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
 
 
 def is_place(stmt: Reduce | Scan) -> bool:
-    """Whether it reduces pairs of a value and its position."""
+    """Whether a reduction is over pairs of a value and its position."""
     return stmt.op in ("argmax", "argmin")
 
 
@@ -414,7 +414,7 @@ def guarded(guard: str) -> str:
 
 
 def nan_bits(stmt: Reduce | Scan) -> str:
-    """The type of the bits among which an extremum's NaNs are looked for."""
+    """The unsigned type that holds the magnitude bits by which a max or min finds NaNs."""
     return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
 
 

@@ -25,11 +25,11 @@ VALUE_TYPE = {
 STORAGE_TYPE = VALUE_TYPE | {
     torch.bfloat16: "d_bf16", torch.float16: "d_f16", torch.bool: "uint8_t"
 }  # fmt: skip
-"""Element types in memory: 16-bit floats are held as bits and widened on load, and so are truth
-values, since loops that load or store `bool` are not vectorized."""
+"""Element types in memory. 16-bit floats are stored as bits and bools as bytes, both widened on
+load: loops that load or store `bool` are not vectorized."""
 
 STACK_BYTES = 1 << 16
-"""What one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
+"""The most one kernel's arrays take of a thread's stack, which may be as small as 512 KiB."""
 
 
 def widened(place: str, dtype: torch.dtype) -> str:
@@ -59,7 +59,7 @@ REAL_SIZES = {
     "CeilToInt": "(int64_t)d_ceil((double)({0}))",
     "RoundToInt": "(int64_t)d_round((double)({0}))",
 }
-"""Sizes that go through a real number, such as a length times a scale factor."""
+"""C++ of functions in sizes computed in floating point, such as a length times a scale factor."""
 
 
 _SPELLED = frozenset(
@@ -69,7 +69,7 @@ _SPELLED = frozenset(
 
 
 def has_spelling(size: sympy.Expr) -> bool:
-    """Whether `size_text` writes this size."""
+    """Whether `size_text` can write this size."""
     if size.is_Integer or size.is_Symbol or size.is_Float:
         return True
     kind = type(size).__name__
@@ -78,7 +78,7 @@ def has_spelling(size: sympy.Expr) -> bool:
 
 
 def size_text(size: sympy.Expr) -> str:
-    """C++ of a symbolic size, divided and rounded as Python does it."""
+    """C++ of a symbolic size, which divides and rounds as Python does."""
     if size.is_Integer or size.is_Symbol:
         return str(size)
     if size.is_Float:

@@ -1,11 +1,11 @@
-"""Dynamo's graph through AOTAutograd: functional ATen graphs out, one compiled callable back.
+"""Dynamo's graph through AOTAutograd: functional ATen graphs, compiled to one callable.
 
     Dynamo FX graph -> stored result? -> load it
                        else capture -> partition -> compile_graph per graph -> store the result
 
-AOTAutograd's result (which graphs run, and how inputs and outputs are wrapped around them) is kept
-in dicp's own cache, signed with the user's secret, under a key that carries the backend's identity.
-A process that finds it traces and compiles nothing.
+dicp's own cache keeps AOTAutograd's result (which graphs run, and the wrappers of their inputs and
+outputs), signed with the user's secret, under a key that includes the backend's identity. A process
+that finds it traces and compiles nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class GraphInfo:
     """What AOTAutograd knows about a graph beyond its nodes.
 
     static_inputs: positions of placeholders that are parameters or buffers: the same storage at
-        every call, so that work which depends on them alone can be kept between calls.
-    user_outputs: how many leading outputs are handed on to the caller (mutated inputs included);
-        what follows in a forward graph is saved for its backward graph.
+        every call, so that values which depend on them alone can be kept between calls.
+    user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
+        that follow in a forward graph are saved for its backward graph.
     """
 
     kind: Kind
@@ -51,16 +51,16 @@ class GraphInfo:
 
 
 class OtherLinesError(Exception):
-    """Stored code has user lines in it, and the graph at hand comes from others."""
+    """Stored code contains user lines, and the current graph comes from other lines."""
 
 
 class CompiledGraph(torch_private.OutputCode):
-    """A compiled graph: `executable` runs it, `artifact_json` is all that is ever stored of it.
+    """A compiled graph: `executable` runs it, `artifact_json` is its serialized form.
 
     Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
-    A graph without a stored form has `artifact_json` None: it works and is never stored.
-    `tangents` are the positions of gradients that autograd hands over: their negative and conjugate
-    bits are known at no earlier time than the call.
+    A graph that cannot be serialized has `artifact_json` None: it works and is never stored.
+    `tangents` are the positions of gradients that autograd passes in: their negative and conjugate
+    bits are known only at the call.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CompiledGraph(torch_private.OutputCode):
         self.executable = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Loads the executable of a graph that was read from the cache."""
+        """Loads the executable of a graph from the cache."""
         self.executable = graph_kwargs["load_graph"](self.artifact_json).executable
 
 
@@ -105,7 +105,7 @@ OnCache = Callable[[CacheState, str], object]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Job:
-    """The arguments of one `compile_graphs`."""
+    """The arguments of one call of `compile_graphs`."""
 
     decompositions: dict[Any, Callable[..., Any]]
     compile_graph: CompileGraph
@@ -147,18 +147,17 @@ def compile_graphs(
 ) -> Callable[..., Any]:
     """Compiles Dynamo's graph and returns what Dynamo calls in its place.
 
-    compile_graph: makes each functional graph executable; the backward graph's turn comes with the
-        first backward run, or at once where its sizes are symbolic.
-    load_graph: makes a graph executable again from the `artifact_json` stored of it; may raise
-        OtherLinesError.
+    compile_graph: compiles each functional graph; the backward graph at the first backward run, or
+        at once where its sizes are symbolic.
+    load_graph: loads a compiled graph from its stored `artifact_json`; may raise OtherLinesError.
     identity: names everything else the result depends on: backend, target, versions, options, and
         the decompositions and passes in use.
-    cache: where results are stored; None compiles without.
+    cache: where results are stored; None compiles without a cache.
     joint_passes: rewrites the joint graph in place before it is split into forward and backward.
-    recompute_operands: whether the backward graph computes anew what a library call in it reads,
-        where elementwise operators made it of other tensors that are held.
-    on_cache: is told what the cache did, and why.
-    before_capture: called where no stored result is found, before the graph is traced.
+    recompute_operands: whether the backward graph rematerializes an operand of a library call that
+        elementwise operators compute from other saved tensors.
+    on_cache: called with what the cache did, and why.
+    before_capture: called before the graph is traced, where no stored result is found.
     """
     job = _Job(
         decompositions=dict(decompositions),
@@ -184,8 +183,8 @@ def compile_graphs(
 
 # Every graph compiled by dicp runs AOTAutograd under these settings.
 # - cse: replaced by merge_equal_nodes, which does the same without importing a code generator.
-# - donated_buffer: a backward graph compiled to overwrite its inputs cannot run a second time, and
-#   backward(retain_graph=True) may ask for that.
+# - donated_buffer: a backward graph compiled to overwrite its inputs cannot run a second time, as
+#   backward(retain_graph=True) allows.
 _SETTINGS: Final = {"cse": False, "donated_buffer": False}
 
 
@@ -196,7 +195,7 @@ def _compile(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[...,
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Compiling allocates much and drops little: full collections are a quarter of its time."""
+    """Compiling allocates much and frees little: full collections take a quarter of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -231,7 +230,7 @@ def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Cal
 
 
 def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., Any]:
-    """`run` as Dynamo calls it: without the module's own parameters, inputs not boxed."""
+    """`run` with Dynamo's signature: without the module's own parameters, inputs not boxed."""
     if isinstance(gm, torch_private.GmWrapper):
 
         def forward_boxed(inputs: list[Any]) -> Any:
@@ -369,7 +368,7 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
 
 
 def _untraced(function: Any) -> Any:
-    """Dynamo may be tracing when backward runs: neither the compiler nor its result is for it."""
+    """Dynamo may be tracing when backward runs: it must not trace compiler or compiled code."""
     return torch.compiler.disable(function, reason="compiled code is not traced")
 
 
@@ -378,7 +377,7 @@ def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
 
 
 def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
-    """Positions of the tensors among the inputs that are gradients of forward's results."""
+    """Positions of the input tensors that are gradients of forward's results."""
     inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
     return tuple(
         position for position, node in inputs
@@ -401,7 +400,7 @@ def _same_names(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Slot:
-    """Where this compilation's result is stored (no key: nowhere), or what was found there."""
+    """Where this compilation's result is stored (no key: nowhere), or the result found there."""
 
     key: str = ""
     symints: tuple[torch.SymInt, ...] = ()
@@ -409,7 +408,7 @@ class _Slot:
 
 
 def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _Slot:
-    """Looks the graph up among the stored results; never raises for what it finds there."""
+    """Looks the graph up among the stored results; a damaged entry raises nothing."""
     if job.cache is None:
         job.on_cache("off", "no cache")
         return _Slot()
@@ -434,7 +433,7 @@ def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _
             loaded = _load(job, entry, fake_inputs, aot_config)
         except OtherLinesError:
             continue
-        except Exception as error:  # whatever is wrong with it, it can be compiled again
+        except Exception as error:  # a damaged entry is compiled again
             job.on_cache("damaged", f"{type(error).__name__}: {error}")
             warnings.warn(
                 f"a stored compilation result could not be loaded and is rebuilt ({error})",
@@ -462,7 +461,7 @@ def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
 
 
 def _load(job: _Job, entry: Entry, fake_inputs: list[Any], aot_config: Any) -> Any:
-    # The cache has verified the entry against the user's secret: nobody else wrote this pickle.
+    # The cache has verified the entry against the user's secret: no other user wrote this pickle.
     result = pickle.loads(entry.read("result"))
     settings = {
         "cudagraphs": torch_private.BoxedBool(False),
@@ -474,7 +473,7 @@ def _load(job: _Job, entry: Entry, fake_inputs: list[Any], aot_config: Any) -> A
 
 
 def _store(job: _Job, slot: _Slot, metadata: Any, made: list[CompiledGraph], **parts: Any) -> None:
-    """Stores AOTAutograd's result, or says why not; a failure costs the cache entry and no more."""
+    """Stores AOTAutograd's result, or reports why not; a failure loses only the cache entry."""
     if job.cache is None or not slot.key:
         return
     reason = ""

@@ -1,6 +1,6 @@
 """What `torch.compile(backend=...)` calls: one backend per target, and one that picks the target.
 
-The names `<target>graph` are made from the installed targets, so that a new vendor needs no line
+The names `<target>graph` derive from the installed targets, so that a new vendor needs no line
 here.
 """
 
@@ -31,14 +31,14 @@ from dicp.torch_private import register_repeatedly
 SUFFIX = "graph"
 KEPT_REPORTS = 256
 KEPT_PROGRAMS = 16
-"""Of so many reports the kernels can be shown, which are kept in memory for it."""
+"""The number of newest reports that keep their kernels' programs in memory, to show them."""
 
 
 class Backend:
     """A `torch.compile` backend for one target, with options fixed beforehand if given.
 
-    `reports` holds one GraphReport per graph compiled through this object, newest last; kernels'
-    programs are shown by the newest alone.
+    `reports` holds one GraphReport per graph compiled through this object, newest last; only the
+    newest KEPT_PROGRAMS can show their kernels' programs.
     """
 
     def __init__(self, target: str | None = None, **options: Any) -> None:
@@ -79,21 +79,21 @@ class Backend:
         options: Mapping[str, Any],
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
-        # A number in a tensor on the host goes with tensors anywhere.
+        # A zero-dimensional CPU tensor combines with tensors on any device.
         devices = {x.device.type for x in tensors if x.ndim or x.device.type != "cpu"}
         devices -= {"meta"}
         if self.target_name is None:
             chosen = options.get("target") or config.target
             return load_target(chosen) if chosen else target_for_devices(devices)
         target = load_target(self.target_name)
-        # What lies on the host the graph moves, or it is left to eager.
+        # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
         if devices - {target.device_type, "cpu"}:
             raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
         return target
 
 
 def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Which inputs lie on which device, by their names in the graph."""
+    """The devices of the inputs, each with the names of its inputs in the graph."""
     found: dict[str, list[str]] = {}
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
     for k, value in enumerate(inputs):
@@ -104,9 +104,9 @@ def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def target_for_devices(devices: set[str]) -> Target:
-    """The target of highest priority for the inputs' device; CPU tensors where none is given.
+    """The target of highest priority for the inputs' device, or the CPU where there is no other.
 
-    Targets that cannot be loaded are passed over, with a warning. Raises TargetNotFoundError.
+    Skips targets that cannot be loaded, with a warning. Raises TargetNotFoundError.
     """
     wanted = next(iter(devices - {"cpu"}), "cpu")
     found = []
@@ -125,9 +125,9 @@ def target_for_devices(devices: set[str]) -> Target:
 
 @cache
 def load_target(name: str) -> Target:
-    """The target called `name`, what it asks of the passes checked.
+    """The target called `name`.
 
-    Raises TargetNotFoundError and InvalidTargetError.
+    Raises TargetNotFoundError, and InvalidTargetError where it asks for a fusion that dicp lacks.
     """
     target = find_target(name)
     facts = target.facts
@@ -146,7 +146,7 @@ register_repeatedly(Backend)
 
 
 def _backend(name: str | None) -> Backend:
-    """The one of this name; of threads that ask first, all get the same."""
+    """The only backend of this name; threads that ask for it concurrently get the same object."""
     return _backends.setdefault(name, Backend(name))
 
 

@@ -1,12 +1,12 @@
 """The compiler from top to bottom: Dynamo's FX graph in, a callable out.
 
-capture     Dynamo's graph through AOTAutograd: forward and backward, or inference
-partition   what depends on data runs eagerly, between regions that are compiled
+capture     Dynamo's graph -> forward and backward or inference graphs, by AOTAutograd
+partition   nodes that depend on data run eagerly, between regions that are compiled
 passes      canonicalize, fuse, assign layouts
-lower       the target's program
-render      its source text
-build       what the target's compiler makes of it
-load        an executable
+lower       graph -> the target's program
+render      program -> source text
+build       source text -> artifact, by the target's compiler
+load        artifact -> executable
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def compile_fx(
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph for `target`.
 
-    Whatever goes wrong is raised, or with `on_compile_error="eager"` the graph runs eagerly, with
-    one warning. Raises UnsupportedOperatorError where `fallback="error"` and an operator has no
-    rule, whatever `on_compile_error` says.
+    Raises every error, or with `on_compile_error="eager"` warns once and runs the graph eagerly.
+    Raises UnsupportedOperatorError where `fallback="error"` and an operator has no rule, regardless
+    of `on_compile_error`.
     """
     return Compilation(gm, target, config, on_report).run(example_inputs)
 
 
 class Compilation:
-    """One Dynamo graph on its way to a callable."""
+    """The compilation of one Dynamo graph to a callable."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Compilation:
         self.identity = ""
 
     def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What Dynamo calls in the place of its graph."""
+        """The callable that Dynamo uses instead of its graph."""
         report = GraphReport("dynamo", _name_of(self.gm))
 
         def eagerly() -> Callable[..., Any]:
@@ -89,11 +89,11 @@ class Compilation:
         return self._attempt(lambda: self._capture(example_inputs), eagerly)
 
     def _attempt(self, work: Callable[[], Any], eagerly: Callable[[], Any]) -> Any:
-        """`work`, and where it fails what `on_compile_error` asks for."""
+        """Does `work`; where that fails, raises or runs eagerly as `on_compile_error` says."""
         try:
             return work()
         except (TorchDynamoException, UnsupportedOperatorError):
-            raise  # Dynamo starts over, or an operator runs eagerly where the user forbade it
+            raise  # Dynamo restarts tracing, or the user forbade eager operators
         except Exception as error:
             if self.config.on_compile_error == "raise":
                 raise
@@ -133,7 +133,7 @@ class Compilation:
         run_passes(joint, graph_passes(self.config, "joint"), context)
 
     def _compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
-        """One functional ATen graph; forward, backward and inference graphs come here."""
+        """Compile one functional ATen graph: forward, backward or inference."""
         # A pass that fails leaves its graph half rewritten.
         original = _copy(gm) if self.config.on_compile_error == "eager" else gm
         with self._observed(GraphReport(info.kind, _name_of(gm))) as observer:
@@ -146,7 +146,7 @@ class Compilation:
             return self._attempt(lambda: self._partition(gm, info, observer), eagerly)
 
     def _load_graph(self, text: str) -> CompiledGraph:
-        """A graph that AOTAutograd's stored result holds."""
+        """Load a graph of AOTAutograd's stored result."""
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
             stored = StoredGraph.decode(text, self.lines)
             return CompiledGraph(text, self._load(stored, observer))
@@ -163,7 +163,7 @@ class Compilation:
     # ---- one functional graph -------------------------------------------------------------------
 
     def _partition(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
-        """The graph, or the regions of it that do not depend on data."""
+        """Compile the graph, or only the regions of it that do not depend on data."""
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
@@ -182,7 +182,7 @@ class Compilation:
         return CompiledGraph(None, PartitionedExecutable(gm, parts, run))
 
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
-        """A graph found in the cache, or passes and the target's part."""
+        """Load the graph from the cache, or run the passes and the target's stages."""
         config, facts, report = self.config, self.target.facts, observer.report
         mark_lines(gm)
         with observer.stage("graph key"):
@@ -200,7 +200,7 @@ class Compilation:
         run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
         frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
         if frozen is not None:
-            static = (), static_positions(frozen[1], info)  # in the first part nothing is kept
+            static = (), static_positions(frozen[1], info)  # the first part runs only once
             once, rest = (
                 self._build(part, replace(info, static_inputs=kept), observer)[1]
                 for part, kept in zip(frozen, static, strict=True)
@@ -214,7 +214,7 @@ class Compilation:
     def _build(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
     ) -> tuple[Artifact, Executable]:
-        """The target's part: lower, render, build, load."""
+        """Run the target's stages: lower, render, build, load."""
         target, config, report = self.target, self.config, observer.report
         with observer.stage("lower"):
             context = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
@@ -250,7 +250,7 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own over the same parameters and constants."""
+    """A copy of the graph over the same parameters and constants."""
     graph = fx.Graph()
     output = graph.graph_copy(gm.graph, {})
     graph.output(output)
@@ -258,7 +258,7 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _interpreted(gm: fx.GraphModule) -> Executable:
-    """The graph as it is, operator by operator."""
+    """Runs the graph operator by operator."""
     gm.recompile()
 
     def run(inputs: list[Any]) -> Any:
@@ -277,13 +277,13 @@ def _left_to_eager(
 
 
 def _name_of(gm: fx.GraphModule) -> str:
-    """Equal graphs are named alike, in every process."""
+    """A name that equal graphs share in every process."""
     return f"graph{key_of([node.name for node in gm.graph.nodes])[:8]}"
 
 
 @lru_cache(maxsize=1)
 def own_version() -> str:
-    """dicp's version and its files as installed: another dicp's results are never taken."""
+    """A key of dicp's version and installed files: results of another dicp are never loaded."""
     return key_of(VERSION, _file_stats(Path(__file__).parent.parent))
 
 

@@ -1,7 +1,7 @@
-"""What becomes of every ATen operator on a target: the table behind `python -m dicp ops`.
+"""How a target handles every ATen operator: the table behind `python -m dicp ops`.
 
-An operator with a rule is compiled, a library call or a view; one without is decomposed where the
-framework knows how; what is left stays an eager ATen call, for a reason written here.
+An operator with a rule is compiled, a library call or a view; one without is decomposed where
+PyTorch has a decomposition; any other stays an eager ATen call, for a reason listed here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EAGER_REASONS: dict[Any, str] = {
     aten.bincount: DATA_DEPENDENT,
     aten.resize_: "it changes the size of a tensor in place",
 }
-"""Operators that stay eager by decision, by packet."""
+"""Why operators stay eager by decision, by overload packet."""
 
 NO_RULE = "no rule for this operator"
 SIZES = "a size, known when the graph is launched"

@@ -16,17 +16,17 @@ aten = torch.ops.aten
 WHOLE = frozenset(
     {aten.lift_fresh.default, aten.lift.default, aten.detach.default, aten.item.default}
 )
-"""Operators AOTAutograd itself expects to find whole."""
+"""Operators that AOTAutograd itself expects undecomposed."""
 
 MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY_WRITING
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
 UNTRACEABLE = frozenset({aten.bucketize.Scalar})
-"""Operators whose decomposition makes a constant tensor that tracing takes for unknown data."""
+"""Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
 
 
 def _copy_of(view: OpOverload) -> Callable[..., Any]:
-    """The decomposition of `view_copy`: a view, and its elements in fresh contiguous memory."""
+    """The decomposition of a view's copying form: the view, cloned to contiguous memory."""
 
     def fresh(part: Any) -> Any:
         return part.clone(memory_format=torch.contiguous_format)
@@ -46,7 +46,7 @@ def _eye(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    """PyTorch's own counts more than 255 rows in uint16, for which eager has no `arange`."""
+    """PyTorch's own decomposition numbers over 255 rows in uint16, which eager `arange` lacks."""
     rows = torch.arange(n, device=device)
     columns = rows if m is None else torch.arange(m, device=device)
     return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
@@ -59,10 +59,10 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.select_copy.int: _copy_of(aten.select.int),
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
-    aten.view_copy.default: _copy_of(aten.reshape.default),  # whatever the strides
+    aten.view_copy.default: _copy_of(aten.reshape.default),  # for any strides
 }
-"""Decompositions that PyTorch lacks or that come in the place of its own. The copies of views have
-no lowering rules: one could only forget that a copy shares no memory with what it was made from."""
+"""Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
+lowering rules: a rule could only forget that the copy shares no memory with its source."""
 
 
 @lru_cache(maxsize=32)
@@ -77,9 +77,10 @@ def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
 
 
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """`add.Tensor` for `add_.Tensor`: what functionalization makes of an operator in place.
+    """`add.Tensor` for `add_.Tensor`: the functional form of an in-place operator.
 
-    An in-place decomposition would come first, and take a kept operator apart.
+    A decomposition of the in-place operator would run before functionalization and so decompose an
+    operator that the target keeps.
     """
     name = op.overloadpacket.__name__
     packet = getattr(aten, name[:-1], None) if name.endswith("_") else None

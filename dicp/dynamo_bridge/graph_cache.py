@@ -1,8 +1,8 @@
-"""Compiled graphs on disk: what they depend on, the guards they hold under, their plain form.
+"""Compiled graphs on disk: their keys, their guards, their serialized form.
 
-An entry is found by a key of everything that was known when its graph was compiled, and may be
-used where the guards that its own compilation added hold as well. These are added to the
-compilation that takes the entry, so that it is as specialized as one that compiled anew.
+An entry's key covers everything that was known when its graph was compiled. The entry is valid
+where the guards that its own compilation added hold as well. A compilation that loads the entry
+adds these guards too, so that it is as specialized as one that compiles anew.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ORIGIN: Final = "@origin"
 
 
 class _NotStorable(Exception):
-    """A graph holds what no key can be made of."""
+    """A graph has a constant that cannot be part of a key."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Where a graph's result is stored (no key: nowhere), or what was found there."""
+    """Where a graph's result is stored (no key: nowhere), and the result found there, if any."""
 
     facts: ShapeFacts
     key: str = ""
@@ -43,10 +43,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class StoredGraph:
-    """A compiled graph in plain form.
+    """A compiled graph that can be serialized.
 
-    `line_of` says whose line a node of the captured graph has: the node of Dynamo's graph. Lines
-    themselves are not stored: equal graphs are found in different places of a program.
+    `line_of` maps a node of the captured graph to the node of Dynamo's graph whose line it has.
+    Lines themselves are not stored: equal graphs occur in different places of a program.
     """
 
     artifact: Artifact
@@ -54,7 +54,7 @@ class StoredGraph:
     line_of: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """Raises TypeError for an artifact that has no plain form."""
+        """The graph as JSON. Raises TypeError for an artifact that cannot be serialized."""
         kind, nodes, kernels = self.report
         artifact = self.artifact
         plain = {
@@ -71,7 +71,7 @@ class StoredGraph:
 
     @classmethod
     def decode(cls, text: str, dynamo_lines: Mapping[str, str]) -> StoredGraph:
-        """The graph stored as `text`, its lines those of the Dynamo graph at hand.
+        """The graph stored as `text`, with the lines of the current Dynamo graph.
 
         Raises OtherLinesError.
         """
@@ -81,7 +81,7 @@ class StoredGraph:
 
     @classmethod
     def decode_for(cls, text: str, gm: fx.GraphModule) -> StoredGraph:
-        """The graph stored as `text`, its lines those of the captured graph at hand."""
+        """The graph stored as `text`, with the lines of the captured graph `gm`."""
         return cls._decoded(text, user_lines(gm), dynamo_nodes(gm))
 
     @classmethod
@@ -104,7 +104,7 @@ class StoredGraph:
         return cls(artifact, (plain["kind"], nodes, kernels), line_of)
 
     def restore(self, report: GraphReport) -> None:
-        """Add what the compilation that made this graph reported."""
+        """Add the report of the compilation that made this graph to `report`."""
         report.kind, nodes, kernels = self.report
         report.nodes = [*report.nodes, *nodes]
         report.kernels = [*report.kernels, *kernels]
@@ -143,7 +143,7 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
 
 
 def store_graph(cache: Cache, slot: Slot, graph: StoredGraph) -> str | None:
-    """Stores a compiled graph; returns its plain form, or None where there is none."""
+    """Stores a compiled graph; returns its serialized form, or None if it has none."""
     if graph.artifact.objects:
         return None
     text = graph.encode()
@@ -155,10 +155,9 @@ def store_graph(cache: Cache, slot: Slot, graph: StoredGraph) -> str | None:
 
 
 def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str, facts: ShapeFacts) -> str:
-    """What the compiled code depends on: operators, arguments, constants, every layout, and what
-    is known of the symbols in them.
+    """The key of a graph: operators, arguments, constants, layouts, and facts about symbols.
 
-    Layouts of inner nodes matter where there are symbols: a guard may have decided them.
+    Layouts of inner nodes matter only where there are symbols: a guard may have decided them.
     """
     layouts, constants = [], []
     for node in gm.graph.nodes:
@@ -166,7 +165,7 @@ def graph_key(gm: fx.GraphModule, info: GraphInfo, identity: str, facts: ShapeFa
             layouts.append(_layout(node.meta.get("val")))
         if node.op == "get_attr":
             constants.append(_constant_digest(gm, str(node.target)))
-    code = gm.graph.python_code("self").src  # compiling it, for `gm.code`, is remembered for good
+    code = gm.graph.python_code("self").src  # PyTorch keeps what `gm.code` compiles for good
     static = list(map(str, info.static_inputs))
     return key_of(identity, info.kind, static, code, layouts, constants, facts.known())
 

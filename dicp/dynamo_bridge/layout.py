@@ -1,13 +1,13 @@
-"""Memory formats: where a target convolves faster on channels-last tensors, the graph becomes so.
+"""Memory formats: a graph becomes channels-last where the target's convolutions are faster so.
 
-Each convolution asks for channels-last operands. An operand that has them already, or is a copy of
-a tensor that has them, costs nothing; otherwise one conversion is put in front and shared by all
-that ask for it. The changed strides then flow through whatever follows (pointwise, pooling, norms,
-residual sums) by inference, so that the next convolution usually finds its input converted. What
-the caller gets keeps the strides eager gives it.
+Each convolution asks for channels-last operands. An operand that is channels-last already, or a
+copy of such a tensor, costs nothing; otherwise the pass inserts one conversion, which all readers
+share. Inference propagates the changed strides through the operators that follow (pointwise,
+pooling, norms, residual sums), so that the next convolution usually finds its input converted. The
+graph's results keep the strides of eager.
 
-Run it on the joint graph in training, before it is divided: then what the forward part saves has
-the layout the backward part reads.
+In training it must run on the joint graph, before the split: then the tensors that the forward part
+saves have the layout that the backward part reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dicp.dynamo_bridge.passes.canonicalize import remove_dead
 aten = torch.ops.aten
 
 STATIC = "dicp_static"
-"""Key in `node.meta` of a value that depends on parameters alone: computed once, if kept."""
+"""Key in `node.meta` of a value that depends on parameters alone: computed once where kept."""
 
 _OPERANDS = {
     aten.convolution.default: (0, 1),
@@ -67,7 +67,7 @@ def _pays(gm: fx.GraphModule, context: PassContext) -> bool:
 
 
 def _weight_type(node: fx.Node) -> torch.dtype | None:
-    """The type that a convolution computes in; None for other nodes."""
+    """The dtype that a convolution computes in; None for other nodes."""
     if node.target not in _OPERANDS or not _wants(node):
         return None
     weight = _value(node.args[_OPERANDS[node.target][-1]])
@@ -75,7 +75,7 @@ def _weight_type(node: fx.Node) -> torch.dtype | None:
 
 
 def _is_depthwise(node: fx.Node) -> bool:
-    """A convolution each of whose groups reads one channel."""
+    """Whether `node` is a convolution each of whose groups reads one channel."""
     if node.target is not aten.convolution.default or not _wants(node):
         return False
     weight = _value(node.args[1])
@@ -97,7 +97,7 @@ def static_nodes(gm: fx.GraphModule, context: PassContext) -> set[fx.Node]:
 
 
 def _wants(node: fx.Node) -> bool:
-    """A convolution of real 4-d tensors: image, weight and output."""
+    """Whether a convolution is one of real 4-d tensors: image, weight and output gradient."""
     for index in _OPERANDS[node.target]:
         value = _value(node.args[index])
         if value is None or value.dim() != 4 or not value.dtype.is_floating_point:
@@ -143,7 +143,7 @@ def _channels_last(
 
 
 def _copied(node: fx.Node) -> fx.Node | None:
-    """What `node` is a copy of in another layout, values and shape unchanged."""
+    """The source of a copy in another layout, values and shape unchanged."""
     if node.target is not aten.clone.default:
         return None
     source = node.args[0]

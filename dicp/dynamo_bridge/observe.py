@@ -1,4 +1,4 @@
-"""Watching a compilation: reports, stage times, and the dump of every stage."""
+"""Observation of a compilation: reports, stage times, and the dump of every stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dicp.torch_private import frame_seconds
 
 @dataclass
 class GraphReport:
-    """What became of one graph: stage times in seconds, every operator, every kernel."""
+    """How one graph was compiled: stage times in seconds, every operator, every kernel."""
 
     kind: str
     name: str = ""
@@ -32,14 +32,14 @@ class GraphReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Operators by what became of them; `fused` counts those sharing a kernel with others."""
+        """The number of operators by decision; `fused` counts those that share a kernel."""
         found: Counter[str] = Counter(node.decision for node in self.nodes)
         fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
 
     def drop_programs(self) -> None:
-        """Keep of the kernels their names and operators."""
+        """Drop the kernels' programs, but keep their names and operators."""
         self.kernels = [KernelReport(kernel.name, kernel.origins) for kernel in self.kernels]
 
     def __str__(self) -> str:
@@ -56,14 +56,14 @@ class GraphReport:
 
 
 class FrontEnd:
-    """PyTorch's part of a compilation, from here to `finish`: Dynamo, then AOTAutograd."""
+    """Measures PyTorch's share of a compilation up to `finish`: Dynamo, then AOTAutograd."""
 
     def __init__(self) -> None:
         self._dynamo = frame_seconds()
         self._start = time.perf_counter()
 
     def finish(self, reports: Sequence[GraphReport], config: Config) -> None:
-        """Add both to the first of `reports`, the graphs that were compiled in between."""
+        """Add both times to the first of `reports`, those of the graphs compiled meanwhile."""
         spent = time.perf_counter() - self._start
         ours = sum(sum(report.stages.values()) for report in reports)
         stages = {"dynamo": self._dynamo, "aotautograd": max(spent - ours, 0.0)}
@@ -91,7 +91,7 @@ class Observer:
         base = Path(self.config.dump)
         name = re.sub(r"[^\w.-]", "_", f"{self.report.name}_{self.report.kind}")
         folder, number = base / name, 1
-        while True:  # other processes may write to the same place
+        while True:  # other processes may create the same folder
             try:
                 folder.mkdir(parents=True)
                 return folder

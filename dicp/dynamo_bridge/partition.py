@@ -1,7 +1,7 @@
-"""Graphs with sizes and numbers known only at run time: what depends on them runs eagerly.
+"""Graphs with sizes and numbers known only at run time: nodes that depend on them run eagerly.
 
-Every node has a level: compiled nodes of a level become one region, which runs before the eager
-nodes of that level. A node has the least level that its operands allow.
+Every node has a level. The compiled nodes of a level become one region, which runs before the eager
+nodes of that level. A node has the lowest level that its operands allow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAVES = ("placeholder", "get_attr")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A piece of a graph as a graph of its own; it takes and returns values by the nodes' names."""
+    """A part of a graph as a graph of its own; node names identify its inputs and outputs."""
 
     gm: fx.GraphModule
     info: GraphInfo
@@ -34,7 +34,7 @@ class Part:
 
 
 def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
-    """The parts of a graph in the order they run; none where nothing in it depends on data."""
+    """The parts of a graph in execution order; none where no node depends on data."""
     eager = {node for node in gm.graph.nodes if node.op not in _LEAVES and _depends_on_data(node)}
     eager.discard(gm.graph.output_node())
     if not eager:
@@ -59,7 +59,7 @@ def _is_unbacked(val: Any) -> bool:
 
 
 def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:
-    """Writes stay between the nodes before and after them, random draws in their order."""
+    """The level of each node; writes stay ordered with all nodes, random draws among themselves."""
     levels: dict[fx.Node, int] = {}
     writes: list[fx.Node] = []
     draws: list[fx.Node] = []
@@ -108,7 +108,7 @@ def _part(gm: fx.GraphModule, nodes: Sequence[fx.Node], info: GraphInfo, compile
 
 
 def _sizes(graph: fx.Graph, nodes: set[fx.Node], known: Sequence[fx.Node]) -> list[fx.Node]:
-    """The graph's inputs that are sizes and say what symbols in `nodes` stand for."""
+    """The graph's size inputs that define symbols in `nodes`, except those in `known`."""
     symbols = _symbols_of(nodes)
     sizes = [n for n in graph.find_nodes(op="placeholder") if is_plain_symbol(n.meta.get("val"))]
     return [n for n in sizes if n not in known and _symbols_of([n]) <= symbols]
@@ -120,14 +120,14 @@ def _symbols_of(nodes: Iterable[fx.Node]) -> set[Any]:
 
 
 def _bound_by(inputs: Sequence[fx.Node]) -> set[Any]:
-    """The symbols whose values can be read off the inputs."""
+    """The symbols whose values are an input or a size of one."""
     values = [node.meta.get("val") for node in inputs]
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return {s for size in sizes if is_plain_symbol(size) for s in free_symbols(size)}
 
 
 class PartitionedExecutable:
-    """Runs the parts of a graph one after another; values live until their last reader."""
+    """Runs the parts of a graph in order and frees each value after its last reader."""
 
     def __init__(
         self, gm: fx.GraphModule, parts: Sequence[Part], executables: Sequence[Executable]

@@ -1,4 +1,4 @@
-"""Where a node came from: the original ATen nodes and the user's lines, kept through every pass."""
+"""Provenance of nodes: the original ATen nodes and the user's lines, kept through every pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUE_KEYS = frozenset({"val", "tensor_meta", "eager_input_vals", SOURCES})
 
 
 def describe(node: fx.Node) -> str:
-    """One original node in words: its operator and its name in the graph as traced."""
+    """Description of an original node: its operator and its name in the graph as traced."""
     return f"{node.target} ({node.name})"
 
 
@@ -56,9 +56,9 @@ def absorb(kept: fx.Node, removed: fx.Node) -> None:
 
 
 def mark_dynamo_nodes(graph: fx.Graph) -> None:
-    """Note on ATen nodes, just traced, which nodes of Dynamo's graph they come from.
+    """Record on freshly traced ATen nodes the node of Dynamo's graph that each comes from.
 
-    A node of the backward is told by the sequence number of the forward operator it belongs to.
+    A backward node is identified by the sequence number of its forward operator.
     """
     by_number: dict[int, str] = {}
     for node in graph.nodes:
@@ -70,5 +70,5 @@ def mark_dynamo_nodes(graph: fx.Graph) -> None:
 
 
 def dynamo_nodes(gm: fx.GraphModule) -> dict[str, str]:
-    """Node of an ATen graph -> the node of Dynamo's graph whose line it has."""
+    """Maps each node of an ATen graph to the node of Dynamo's graph whose line it has."""
     return {n.name: n.meta[DYNAMO] for n in gm.graph.nodes if DYNAMO in n.meta}

@@ -1,1 +1,1 @@
-"""What every GPU vendor shares: tiles, splits, products, launch plans, graph capture."""
+"""Shared by all GPU vendors: tile sizes, split reductions, matrix products, launches, capture."""

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for, and what comes out: the same for every GPU vendor."""
+"""Kernel variants, build jobs, binaries, and the builder and driver protocols of a GPU vendor."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Variant:
-    """What one kernel is compiled for."""
+    """One specialization of a kernel."""
 
     arch: int
     wide: bool
     """Whether indices have 64 bits."""
     aligned: tuple[bool, ...]
-    """Per pointer, whether its address is known to be a multiple of 16."""
+    """Per pointer, whether its address is known to be a multiple of 16 bytes."""
     even: bool = False
-    """Whether every size handed over is a multiple of 16, which lets loads be wide."""
+    """Whether every size argument is a multiple of 16, which allows vectorized loads."""
 
     def __str__(self) -> str:
         flags = "".join("01"[a] for a in self.aligned)
@@ -27,7 +27,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel and what its launch must know."""
+    """A compiled kernel and what its launch needs."""
 
     code: bytes
     entry: str
@@ -40,7 +40,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to be built; a vendor adds its key and what its compiler is fed."""
+    """A kernel to build; a vendor's subclass adds the cache key and the compiler's input."""
 
     name: str
     body: str
@@ -53,7 +53,10 @@ class Job:
         return {name: axis["block"] for name, axis in self.launch["axes"].items()}
 
     def smaller(self, blocks: Mapping[str, int]) -> dict[str, int] | None:
-        """Blocks that need half the memory, where the kernel's form allows any."""
+        """Block sizes that need half the memory; None if no axis may shrink.
+
+        A reduced axis that must fit one block (`whole`) may not.
+        """
         fixed = {"r"} if self.launch["whole"] else set()
         least = {name: axis.get("least", 1) for name, axis in self.launch["axes"].items()}
         free = [n for n in blocks if n not in fixed and blocks[n] > least[n]]
@@ -71,14 +74,14 @@ class Builder(Protocol):
 
 
 class Driver(Protocol):
-    """A vendor's driver library, as far as launching kernels needs it."""
+    """The part of a vendor's driver library that launching kernels needs."""
 
     target: str
     device_type: str
-    """What PyTorch calls the device."""
+    """PyTorch's name of the device type."""
     lanes: int
     no_context: int
-    """The status of a launch by a thread that has no context of the device yet."""
+    """The status that a launch returns if the calling thread has no context of the device yet."""
 
     @property
     def launch(self) -> Any:

@@ -1,4 +1,4 @@
-"""What block sizes, splits and launches depend on of a GPU."""
+"""Hardware properties of a GPU that block sizes, split reductions and launches depend on."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """A GPU in numbers, from its vendor's documentation; a target states them once."""
+    """Hardware properties from the vendor's documentation; each target defines one instance."""
 
     lanes: int
-    """Threads of a warp (a wave): 32 or 64."""
+    """Threads of a warp (wavefront): 32 or 64."""
     multiprocessors: int
-    """Of a large chip of the family: block sizes are chosen to keep so many busy."""
+    """Multiprocessors of a large chip of the family; block sizes are chosen to keep all busy."""
     programs_per_multiprocessor: int
-    """Blocks of threads that hide each other's latency."""
+    """Thread blocks per multiprocessor that suffice to hide each other's latency."""
     prefetch_bytes: int
-    """Shared memory that a program may prefetch into where two share a multiprocessor."""
+    """Bytes of shared memory a program may prefetch into with two programs per multiprocessor."""
     atomic_dtypes: frozenset[torch.dtype]
-    """Types whose values are combined in memory with the result that PyTorch defines."""
+    """Types that have atomic operations with the result that PyTorch defines."""
     line_bytes: int = 128
-    """A line of the cache; loads of whole lines waste nothing."""
+    """Bytes of a cache line; loads of whole lines waste no bandwidth."""
 
     @property
     def enough_programs(self) -> int:

@@ -1,9 +1,9 @@
 """mode="reduce-overhead": a program is captured once as a device graph and replayed.
 
-Parameters and what is written in place keep their memory, which the recording holds addresses of;
-other inputs are copied into buffers of its own, and results are copied out, so that the next
-replay does not change what the caller keeps. Where that cannot be right the program is launched as
-usual, with one warning that says why.
+Parameters and tensors written in place keep their memory: the recording holds their addresses.
+Other inputs are copied into the recording's own buffers, and results are copied out, so that the
+next replay does not overwrite what the caller holds. Where replay would be incorrect, the program
+is launched as usual, with one warning that states the reason.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dicp.torch_private import current_stream
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 ORDINARY_RUNS = 2
-"""Runs before a recording: libraries set themselves up, kernels are loaded."""
+"""Ordinary runs before the first recording: libraries initialize, kernels are loaded."""
 MOST_RECORDINGS = 4
-"""Recordings after which addresses count as changing with every call."""
+"""Recordings after which addresses are taken to change with every call, and capture ends."""
 RECORDABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
-"""Operators that run as they are and yet do all their work on the stream."""
+"""Eager operators that can be recorded, since they do all their work on the stream."""
 WAITING = tuple(
     f"aten::{name}."
     for name in (
@@ -36,15 +36,16 @@ WAITING = tuple(
         "_embedding_bag_backward", "_embedding_bag_dense_backward",
     )
 )  # fmt: skip
-"""Library operators whose host side reads from the device, which cannot be recorded."""
+"""Library operators that cannot be recorded: their host code reads from the device."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded run: `replay` fills `outputs` from what lies in `buffers` and at `addresses`."""
+    """A recorded run: `replay` computes `outputs` from `buffers` and the memory at `addresses`."""
 
     addresses: tuple[int, ...]
-    """Of what keeps its memory, and the stream: replays on two streams may overlap."""
+    """The recording's key: the addresses of inputs that are not copied, then the stream, since
+    replays on two streams may overlap."""
     buffers: Mapping[int, torch.Tensor]
     replay: Callable[[], None]
     outputs: Sequence[Any]
@@ -54,7 +55,7 @@ Recorder = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], 
 
 
 def why_not(program: Mapping[str, Any]) -> str:
-    """Why the program cannot be recorded; empty where it can."""
+    """The reason why the program cannot be recorded; empty if it can."""
     if program["symbols"]:
         return "its sizes may change"
     for step in program["steps"]:
@@ -72,10 +73,10 @@ def why_not(program: Mapping[str, Any]) -> str:
 
 
 def _dropout_p(step: Mapping[str, Any]) -> float:
-    """The chance of dropout that an attention is called with.
+    """The dropout probability of an attention call; above 0 the call cannot be recorded.
 
-    Where its forward and its backward part are not both recorded, one would read on the device what
-    the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
+    Unless forward and backward are both recorded, one would read on the device the seed and offset
+    that the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
     """
     names = [argument.name for argument in resolve_operator(step["call"])._schema.arguments]
     given = {**dict(zip(names, step["args"], strict=False)), **step["kwargs"]}
@@ -83,7 +84,7 @@ def _dropout_p(step: Mapping[str, Any]) -> float:
 
 
 class CapturedProgram:
-    """A program that is replayed from its third call on."""
+    """A program that is recorded at its third call and replayed from then on."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class CapturedProgram:
         self.program = program
         self.run = run
         self.recorded = recorded or run
-        """The program as it is recorded: with memory that no other run is lent."""
+        """The executable to record: its workspaces are not lent to other runs."""
         self.record = record
         self.device = torch.device(program["device"])
         self.reason = why_not(program)
@@ -104,7 +105,7 @@ class CapturedProgram:
         self._recordings: list[Recording] = []
         self._calls = 0
         self._lock = threading.Lock()
-        """Held while buffers are filled, replayed and copied out: threads may share a stream."""
+        """Held from copying inputs in to copying results out: threads may share a stream."""
         if self.reason:
             self._give_up(self.reason)
 
@@ -142,7 +143,7 @@ class CapturedProgram:
         )
 
     def _trouble(self, inputs: Sequence[Any]) -> str:
-        """Why these inputs cannot be recorded with."""
+        """The reason why a run with these inputs cannot be recorded; empty if it can."""
         if len(self._recordings) >= MOST_RECORDINGS:
             return "parameters or tensors written in place lie elsewhere on every call"
         for position in _tensors(self.program):
@@ -177,7 +178,7 @@ class CapturedProgram:
         return results
 
     def _result(self, plain: Any, value: Any, inputs: Sequence[Any]) -> Any:
-        """A result of the caller's own; what is (part of) an input is that input's memory."""
+        """The result to return: a copy, or a view of the input if the output aliases an input."""
         if not isinstance(value, torch.Tensor):
             return value
         slot, offset = plain["ref"], 0
@@ -209,7 +210,7 @@ def _written_inputs(program: Mapping[str, Any]) -> set[int]:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the very strides that the program was compiled for, gaps included."""
+    """A copy with the same strides, gaps included, since the program was compiled for them."""
     copy = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )
@@ -217,7 +218,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory: a copy could not be laid out in the same way."""
+    """Whether elements share memory, so that no copy can have the same layout."""
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride < extent:

@@ -1,7 +1,7 @@
-"""How far indices reach: 32 bits hold them, except where sizes need more.
+"""Bounds of indices: they have 32 bits unless a launch's sizes need 64.
 
-Sums may wrap around on the way to a place in memory, since they come back. What is divided, and
-what becomes a value of its own, may not.
+Partial sums of an address may wrap around in 32 bits, since the complete sum wraps back. An index
+that is divided or used as a value must not wrap around.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, normal
 from dicp.serialize import evaluate_size
 
 NARROW_LIMIT = 2**31 - 2**20
-"""Indices below this have room for the last block to reach past the end."""
+"""Indices below this fit in 32 bits even where the last block reaches past the end."""
 
 
 def reach(index: Index) -> Size:
-    """No part of `index` is further from zero than this."""
+    """An upper bound of the magnitude of `index` and of each of its partial sums."""
     total = _magnitude(index.const)
     for atom, c in index.terms:
         total = total + _magnitude(c) * _largest(atom)
@@ -44,7 +44,7 @@ def _largest(atom: Atom) -> Size:
 def needs_wide(
     step: Mapping[str, Any], symbols: Mapping[str, int], extents: Iterable[int] = ()
 ) -> bool:
-    """Whether a launch over tensors of these extents takes indices of 64 bits.
+    """Whether a launch over tensors of these extents needs 64-bit indices.
 
     Raises NameError where `symbols` lacks a size.
     """

@@ -1,7 +1,7 @@
-"""Launch plans: consecutive kernels with everything bound but the stream.
+"""Launch plans: consecutive kernels whose launches are prepared except for the stream.
 
-The parameters of a launch are addresses of values: a pointer's is its entry in the table of
-buffers, so that a run packs nothing.
+A launch takes the addresses of its arguments. For a pointer argument that is the address of its
+entry in the table of buffers, so that a run need not pack arguments.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Place:
 
     root: int
     offset: int | None
-    """None where it depends on sizes that are not known."""
+    """None if it depends on sizes that are not known at compile time."""
 
 
 def place_of(
     buffers: Sequence[Mapping[str, Any]], slot: int, external: Collection[int] = ()
 ) -> Place:
-    """Where `slot` lies; a buffer of `foreign` lies where it was put, whatever it is a view of."""
+    """Where `slot` lies; a buffer in `external` owns its memory even if it has a base."""
     offset: int | None = 0
     while buffers[slot]["base"] is not None and slot not in external:
         step = buffers[slot]["offset"]
@@ -58,7 +58,7 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 class LaunchPlan(Generic[AnyJob]):
-    """What a program's kernels are compiled for."""
+    """Selects the variants that a program's kernels are compiled for."""
 
     job_type: type[AnyJob]
 
@@ -74,7 +74,7 @@ class LaunchPlan(Generic[AnyJob]):
             slot for slot, b in enumerate(self.buffers)
             if b["role"] in ("input", "constant") or slot in made_by_calls
         }  # fmt: skip
-        """Buffers whose memory comes from elsewhere, aligned as it happens to be."""
+        """Buffers that the program does not allocate: only a run knows their alignment."""
         self.places = [
             place_of(self.buffers, k, made_by_calls) for k in range(len(self.buffers))
         ]  # fmt: skip
@@ -85,7 +85,7 @@ class LaunchPlan(Generic[AnyJob]):
         symbols: Mapping[str, int] | None,
         misaligned: frozenset[int] = frozenset(),
     ) -> Variant:
-        """What `step` is compiled for; sizes that are not known are taken to be small."""
+        """The variant of `step`; without `symbols`, unknown sizes are assumed to be small."""
         aligned = []
         for slot in step["args"]:
             place = self.places[slot]
@@ -102,7 +102,7 @@ class LaunchPlan(Generic[AnyJob]):
         try:
             extents = [extent_of(self.buffers[slot], known) for slot in step["args"]]
             return needs_wide(step, known, extents)
-        except NameError:  # a size that only a run knows
+        except NameError:  # a size known only at run time
             assert fixed
             return False
 
@@ -114,7 +114,7 @@ class LaunchPlan(Generic[AnyJob]):
         )  # fmt: skip
 
     def jobs(self) -> list[AnyJob]:
-        """Every kernel as it is wanted first, each once."""
+        """Every kernel once, in the variant assumed before sizes and addresses are known."""
         found = [
             self.job(step, self.variant(step, None))
             for step in self.program["steps"] if "kernel" in step
@@ -123,7 +123,7 @@ class LaunchPlan(Generic[AnyJob]):
 
 
 class Device:
-    """One GPU with the kernels of a program."""
+    """A program's kernels on one GPU."""
 
     def __init__(self, plan: LaunchPlan[Any], builder: Builder, driver: Driver, index: int) -> None:
         self.plan = plan
@@ -146,7 +146,7 @@ class Device:
 
 
 class DeviceSegment:
-    """Consecutive kernels on one stream; the launches of each alignment seen are made once."""
+    """Consecutive kernels on one stream; prepares launches once per set of misaligned buffers."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class DeviceSegment:
             return
         launch, stream = driver.launch, self.device.stream()
         for function, programs, threads, shared, parameters in launches:
-            if not programs:  # a scatter of nothing
+            if not programs:  # a scatter of zero elements
                 continue
             rest = (programs, 1, 1, threads, 1, 1, shared, stream, parameters, None)
             result = launch(function, *rest)
@@ -238,15 +238,15 @@ class DeviceSegment:
 
 
 MOST_KEPT = 256 << 20
-"""Bytes of workspaces that a stream keeps from run to run; what is more, the device's allocator
-lends to others."""
+"""Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
+allocator."""
 
 
 class StreamPool:
-    """Workspaces by stream: what a stream has finished with, only that stream takes again.
+    """A pool of workspaces per stream: a workspace is reused only on the stream that returned it.
 
-    A program may capture runs in a graph itself: replays are on any stream, at any time, so that
-    what they work in is lent to nobody else.
+    The caller may capture runs in a device graph, whose replays run on any stream at any time: a
+    workspace taken during a capture is not reused.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -271,7 +271,7 @@ class StreamPool:
                 continue
             if block.numel() >= size:
                 return block
-            release(block)  # who wants less will take the larger
+            release(block)  # the larger one also serves requests of this size
         return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
@@ -285,7 +285,7 @@ class StreamPool:
 
 
 class OwnMemory:
-    """Workspaces that are allocated for one run and not taken again."""
+    """Allocates a workspace for one run and never reuses it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -294,7 +294,7 @@ class OwnMemory:
         return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
-        """The recording keeps what it uses; nothing is lent to others."""
+        """Does nothing: a recording keeps the memory it uses, and no other run may take it."""
 
 
 def _fresh(size: int, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What goes to PyTorch's libraries on the device, and how colliding stores are combined."""
+"""Operators left to PyTorch's libraries on the device, and the lowering of colliding stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTION = RuleTable()
 
 
 def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's call, its results wherever it puts them."""
+    """Calls PyTorch's operator, which allocates its results."""
     assert lw.node is not None
     return lw.eager(lw.node)
 
@@ -30,7 +30,7 @@ FUSED_ATTENTION = tuple(
         f"_{kind}_attention_forward", f"_{kind}_attention_backward",
     )
 )  # fmt: skip
-"""PyTorch's fused attention: what SDPA gives, and what callers of the kernels give."""
+"""PyTorch's fused attention: what SDPA dispatches to, and the kernels' own operators."""
 
 for _name in FUSED_ATTENTION:
     if hasattr(aten, _name):
@@ -40,21 +40,27 @@ OWN_RULES = RULES.merged(ATTENTION)
 
 
 class GpuLowering(Lowering):
-    """Lowering that combines colliding stores in types that the hardware combines in memory."""
+    """Lowering that combines colliding stores in types that have hardware atomics."""
 
     gathers_windows = True
     device_facts: DeviceFacts
 
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
-        """Short types are combined in 32 bits: floats are rounded once, and integers wrap around
-        when they are stored as they would have at every step."""
+        """The type in which colliding stores of `dtype` are combined; 32 bits for short types.
+
+        Floats are then rounded once. Integers wrap around when they are stored, with the same
+        result as wrapping at every step.
+        """
         if dtype in self.device_facts.atomic_dtypes:
             return dtype
         return torch.float32 if dtype.is_floating_point else torch.int32
 
     def combinable(self, op: str, value: Expr) -> Expr:
-        """Floats are compared in memory by their bits: signed for a maximum, unsigned below zero
-        for a minimum. A NaN is given the sign with which its bits are above every number's."""
+        """`value` with its NaNs signed such that an atomic maximum or minimum propagates them.
+
+        Atomics compare floats by their bits: as signed integers for a maximum, as unsigned ones
+        below zero for a minimum. With this sign a NaN's bits are above every number's.
+        """
         if op not in ("max", "min") or not value.dtype.is_floating_point:
             return value
         sign = ir.const(1.0 if op == "max" else -1.0, value.dtype)

@@ -1,8 +1,8 @@
-"""Matrix products that one generated kernel computes together with the pointwise work after them.
+"""Matrix products that one generated kernel computes together with a pointwise epilogue.
 
-After scheduling, a library call for a product and the pointwise kernel that reads its result at the
-very element it works on may be replaced by one kernel: the tile of the product is handed over in
-registers. Whether that is done is somebody else's choice (`choice.py`).
+After scheduling, a library call for a product and the pointwise kernel that reads its result
+elementwise may be replaced by one kernel, whose epilogue reads the product's tile from registers.
+The caller's `Chooser` decides whether to do so (a vendor's `choice.py`).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from dicp.loop.schedule.kernels import Step
 aten = torch.ops.aten
 
 FORMS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}
-"""Products, and how many arguments stand before the two factors."""
+"""Matrix product operators, and the number of arguments before their two operands."""
 
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 TOTAL = "total"
-"""The name of the sum of products in the kernel."""
+"""The accumulator's name in the kernel: the sum of products over the depth (K)."""
 RESULT = "product"
-"""The name of the product's own result, which the work after it reads."""
+"""The name of the product's result in the kernel, which the epilogue reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product over loops of its own: `z` the batch, `y` rows and `x` columns of the result."""
+    """A matrix product with its loops: `z` over the batch, `y` over rows, `x` over columns."""
 
     call: Call
     a: Ref
@@ -59,15 +59,15 @@ class Product:
     y: tuple[Var, ...]
     x: tuple[Var, ...]
     value: Expr
-    """The result, of the sum of products TOTAL."""
+    """The result as an expression of the accumulator TOTAL."""
     stores: tuple[Store, ...]
     epilogue: Kernel | None = None
     parts: int = 1
-    """Into how many the sums are cut; `z` then begins with the loop over these."""
+    """Split-K factor; if above 1, `z` begins with the loop over the parts."""
 
     @property
     def kernel(self) -> Kernel:
-        """The work on the finished sum of products, as a kernel over the result's elements."""
+        """The work on the finished accumulator, as a pointwise kernel over the result."""
         origins = {str(o): o for o in self.call.origins}
         origins |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
         phases = (Phase("parallel", (Let(RESULT, self.value.dtype, self.value), *self.stores)),)
@@ -91,7 +91,7 @@ class GeneratedProduct:
 
 
 Loops = tuple[tuple[Var, ...], tuple[Var, ...], tuple[Var, ...]]
-"""Of the batch, the rows and the columns of a result; of each the last runs fastest."""
+"""Loops over the batch, the rows and the columns of a result; of each the last runs fastest."""
 
 Chooser = Callable[[Product], Tiling | None]
 
@@ -99,7 +99,7 @@ Chooser = Callable[[Product], Tiling | None]
 def place_products(
     steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser
 ) -> list[Step | GeneratedProduct]:
-    """The steps, with every product that is chosen in the place of its call or of what follows."""
+    """The steps with every chosen product in the place of its library call or of its epilogue."""
     placed: list[Step | GeneratedProduct | None] = list(steps)
     returned = {r.root for r in ir.refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
@@ -117,11 +117,11 @@ def place_products(
     return [step for steps in split for step in steps]
 
 
-# ---- in parts ------------------------------------------------------------------------------------
+# ---- split-K -------------------------------------------------------------------------------------
 
 
 def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
-    """One kernel, or two: one that leaves the parts of the sums, one that goes on from them."""
+    """One kernel, or with split-K two: the first stores partial sums, the second adds them up."""
     matrix, parts = chosen.product, chosen.tiling.parts
     if parts == 1 or not can_split_k(matrix):
         return (chosen,)
@@ -161,7 +161,7 @@ def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
 
 
 def can_split_k(matrix: Product) -> bool:
-    """Whether the result decides nowhere what is read or written."""
+    """Whether no index of a load or store depends on the product's result."""
     places = [s.index for s in matrix.stores]
     places += [i for s in matrix.stores for e in ir.walk(s.value) for i in ir.indices_of(e)]
     inside = (e for i in places for inner in ir._indirect_exprs(i) for e in ir.walk(inner))
@@ -172,7 +172,7 @@ def can_split_k(matrix: Product) -> bool:
 
 
 def _operands(call: Call) -> tuple[Ref, Ref] | None:
-    """The factors, where their types are the kernel's."""
+    """The two operands; None if the generated kernel does not support the call."""
     before = FORMS[call.op]
     a, b = call.args[before : before + 2]
     refs = isinstance(a, Ref) and isinstance(b, Ref) and not (a.opaque or b.opaque)
@@ -186,7 +186,7 @@ def _operands(call: Call) -> tuple[Ref, Ref] | None:
 
 
 def _product(call: Call) -> Product | None:
-    """The call as a kernel that stores its result and does no more."""
+    """The call as a product without an epilogue; None if the kernel does not support it."""
     out = call.outs[0]
     *batch, rows, columns = out.shape
     loops = [Var(k, s) for k, s in enumerate((*batch, rows, columns))]
@@ -215,7 +215,7 @@ def _made(
 
 
 def _value(call: Call, place: Sequence[Index]) -> Expr:
-    """alpha * (sum of products) + beta * (what is added)."""
+    """alpha * (sum of products) + beta * (the added tensor)."""
     value = Expr("reduction_result", torch.float32, attr=TOTAL)
     alpha, beta = (float(call.kwargs.get(name, 1)) for name in ("alpha", "beta"))
     if alpha != 1:
@@ -231,18 +231,21 @@ def _value(call: Call, place: Sequence[Index]) -> Expr:
 
 
 def _joined(loops: Sequence[Var]) -> Index:
-    """The index that `loops`, the last of which runs fastest, are the digits of."""
+    """The linear index over `loops`, of which the last runs fastest."""
     strides = contiguous_strides([v.size for v in loops])
     return combine([(variable(v), s) for v, s in zip(loops, strides, strict=True)])
 
 
-# ---- what follows it -----------------------------------------------------------------------------
+# ---- the epilogue --------------------------------------------------------------------------------
 
 
 def _with_epilogue(
     steps: Sequence[Step], placed: Sequence[object], at: int, returned: set[Ref]
 ) -> tuple[Product, int] | None:
-    """The product with the kernel that first reads it, and where that kernel stands."""
+    """The product fused with the first kernel that reads it, and that kernel's position.
+
+    None if they cannot be fused.
+    """
     call = steps[at]
     assert isinstance(call, Call)
     out = call.outs[0]
@@ -285,9 +288,9 @@ def _stores(kernel: Kernel) -> list[Store]:
 
 
 def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
-    """The follower's loops as digits of the result's indices: (z, y, x), and what each becomes.
+    """Loops (z, y, x) for product and epilogue, and each epilogue loop as an index over them.
 
-    None where it does not read the result at its own point, whole and in order.
+    None if the epilogue does not read the whole result elementwise and in order.
     """
     out = call.outs[0]
     stores = _stores(epilogue)
@@ -307,7 +310,10 @@ def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | Non
 
 
 def _chain(index: Index, rows: Sequence[Var]) -> list[Var] | None:
-    """`rows` as digits of `index`, the one that runs fastest first."""
+    """The loops that form `index` as a mixed-radix number, the fastest first.
+
+    None if they are not exactly `rows`.
+    """
     left = dict(index.terms)
     chain: list[Var] = []
     step: Size = 1
@@ -324,7 +330,10 @@ def _chain(index: Index, rows: Sequence[Var]) -> list[Var] | None:
 def _axis_split(
     chain: Sequence[Var], sizes: Sequence[Size]
 ) -> tuple[Loops, dict[Var, Index]] | None:
-    """Digits cut where one of `sizes` (columns, rows, batch) ends and the next begins."""
+    """The loops of `chain`, split at the boundaries between `sizes` (columns, rows, batch).
+
+    None if a loop's size does not divide at a boundary.
+    """
     axes: list[list[Var]] = [[], [], []]
     mapping: dict[Var, Index] = {}
     level, room, count = 0, sizes[0], 0
@@ -353,7 +362,7 @@ def _axis_split(
 def _rewritten(
     epilogue: Kernel, out: Ref, mapping: dict[Var, Index], result: Expr
 ) -> Iterator[Store]:
-    """The follower's stores over the product's loops, reading its result from registers."""
+    """The epilogue's stores over the product's loops, reading its result from registers."""
 
     def from_registers(item: Load, fresh: Expr) -> Expr | None:
         return result if item.ref is out else None

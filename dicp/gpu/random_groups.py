@@ -1,4 +1,4 @@
-"""Random numbers in a kernel: neighbours share a call of the generator, which gives four words."""
+"""Random numbers in a kernel: adjacent elements share one Philox call, which gives four words."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ NEIGHBOURS = {
     ("philox_bits", torch.int64): 2,
     ("philox_normal", torch.float64): 1,
 }
-"""Elements that share a call, by operator and type."""
+"""Adjacent elements that share a Philox call, by operator and type."""
 WORD = 32
 UNIT = 24
-"""Bits of a word, and those of them that a uniform number keeps."""
+"""Bits of a word (WORD), and the number of them that a uniform number keeps (UNIT)."""
 WIDEST = 16
-"""Bytes that a thread writes at a time."""
+"""Bytes of a thread's widest store."""
 
 
 def split(index: Index, neighbours: int) -> tuple[Index, Var] | None:
-    """`index` as neighbours * block + v, if one loop v alone moves among neighbours.
+    """(block, v) such that `index` is neighbours * block + v for a single loop v; None if not.
 
-    A thread holds neighbours side by side. That v // neighbours is the same for them the compiler
-    sees; of a sum that has v in it, it does not.
+    A thread holds adjacent elements. The compiler sees that v // neighbours is the same for them,
+    which it does not see for the quotient of a sum that contains v.
     """
     blocks = [(atom, quotient(c, neighbours)) for atom, c in index.terms]
     rest = [atom for atom, block in blocks if block is None]
@@ -45,7 +45,10 @@ def split(index: Index, neighbours: int) -> tuple[Index, Var] | None:
 
 
 def threshold(expr: Expr) -> int | None:
-    """The smallest word of which `expr`, a uniform number beside a constant, is not below it."""
+    """For `uniform >= c` or `uniform < c`, the smallest word whose number is not below c.
+
+    None for other expressions and for c outside [0, 1).
+    """
     if expr.op not in ("ge", "lt") or expr.args[0].op != "philox_uniform":
         return None
     number, limit = expr.args
@@ -60,10 +63,10 @@ def _stores(kernel: Kernel) -> Iterator[Store]:
 
 
 def most_side_by_side(kernel: Kernel) -> int | None:
-    """How many elements a thread may store side by side, where random numbers are drawn.
+    """The most adjacent elements a thread may store at once; None without random numbers.
 
-    Each store lays its elements out for itself, a vector for each thread, and what is laid out
-    twice is drawn twice: the widest elements decide for all.
+    The compiler chooses a layout per store, one vector per thread, and computes a random number
+    once per layout. So the widest element type sets the vector length of all stores.
     """
     seen: set[int] = set()
     if not any(e.op.startswith("philox") for x in kernel.exprs() for e in ir.walk(x, seen)):

@@ -1,7 +1,7 @@
-"""One number on the host among tensors of the GPU, as an optimizer's count of steps is.
+"""Copies to the GPU the host scalars that its kernels read, as an optimizer's step count.
 
-PyTorch's operators take a tensor without dimensions from the host as they take a number. A
-generated kernel reads it from the GPU's memory, so it is copied there first, once per graph.
+PyTorch's GPU operators accept a zero-dimensional CPU tensor like a Python number. A generated
+kernel reads it from the GPU's memory, so it is copied there first, once per graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dicp.gpu.library import OWN_RULES
 
 
 def scalars_to_device(gm: fx.GraphModule, device: torch.device) -> None:
-    """Gives generated operators of `device` copies of the scalars of the host that they read."""
+    """Replaces the host scalars that generated operators on `device` read by copies on it."""
     copies: dict[fx.Node, fx.Node] = {}
     for node in list(gm.graph.nodes):
         entry = OWN_RULES.get(node.target) if node.op == "call_function" else None
@@ -38,10 +38,10 @@ def _is_host_scalar(value: Any) -> bool:
 
 
 def _copied(graph: fx.Graph, source: fx.Node, reader: fx.Node, device: torch.device) -> fx.Node:
-    """A copy of `source` on the device, in front of its first reader and with that one's line."""
+    """Inserts a copy of `source` on the device before its first reader, with that node's meta."""
     with graph.inserting_before(reader):
-        # What the graph itself made cannot change under a copy that nobody waits for; the
-        # caller's number could.
+        # A result of the graph itself cannot change during a non-blocking copy; the caller
+        # could change an input.
         options = {"device": device, "non_blocking": source.op != "placeholder"}
         copy = graph.call_function(torch.ops.aten._to_copy.default, (source,), options)
     value = source.meta["val"]

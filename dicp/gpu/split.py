@@ -1,8 +1,8 @@
-"""Reductions with few results are split: parts of the sweep side by side, then their results.
+"""Splits reductions with few results: parts of the axis in parallel, then their results.
 
 sum over r of f(x, r) = sum over s of (sum over c of f(x, s * C + c)), with R = S * C, or with a
-last part that reaches past the end. The number of parts S is fixed; where R may change, the size C
-of a part is computed for every launch, so that as many programs run for any R.
+last part that reaches past the end. The number of parts S is fixed; for a dynamic R the size C of a
+part is computed at every launch, so that the number of programs does not depend on R.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from dicp.torch_private import floor_division
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 LEAST_ROW = 8192
-"""Elements of a row that one program sweeps at the least."""
+"""Fewest elements that one program of an inner reduction reduces."""
 LEAST_COLUMN = 128
-"""Rows of a column block that one program sweeps at the least."""
+"""Fewest rows that one program of an outer reduction reduces."""
 LEAST_PARTS = 4
 CROSS_ROW_PARTS = 512
-"""Programs that walk rows with the sums over them: each has a few rows on its way at a time."""
+"""Most programs of an inner reduction with fused cross-row sums; each loops over its rows, with a
+few rows in flight at a time."""
 LEAST_CROSS_ROW_PARTS = 48
-"""With fewer of these the rows are better reduced by a program each, and summed up afterwards."""
+"""With fewer such programs it is better to reduce each row in a program and sum up afterwards."""
 CROSS_ROW_ROWS = 16
-"""Rows that one of these programs walks at the least."""
+"""Fewest rows of such a program."""
 
 
 @dataclass(frozen=True)
 class AxisSplit:
-    """A reduced axis in so many parts, the last of which may be shorter or empty."""
+    """A split of a reduced axis into `parts`, the last of which may be shorter or empty."""
 
     axis: int
     parts: int
@@ -56,22 +57,22 @@ class AxisSplit:
 
 @dataclass(frozen=True, eq=False)
 class PartitionedSum:
-    """A sum over rows of which so many programs each walk a share."""
+    """A cross-row sum whose rows are partitioned among `parts` programs."""
 
     whole: Compute
-    """The sum; its result has room for what each of the programs leaves."""
+    """The sum; its output has room for one partial sum per program."""
     rest: Compute
-    """The sum of these."""
+    """The sum of these partial sums."""
     parts: int
 
 
 def split_reductions(
     graph: Graph, first: Mapping[Any, int], facts: DeviceFacts
 ) -> list[PartitionedSum]:
-    """Each long reduction with few results becomes two, the first with many.
+    """Splits each long reduction with few results into two, the first with many results.
 
-    Sizes that may change count as what they are in the `first` call. What is returned are sums over
-    rows that do not come in parts: kernels that walk these rows are to take them along.
+    Dynamic sizes count as their values in the `first` call. Returns the cross-row sums whose rows
+    do not split evenly: they are to be fused into inner reductions of the same rows.
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
@@ -85,7 +86,7 @@ def split_reductions(
 
 
 def _partitioned(graph: Graph, node: Compute, parts: int) -> PartitionedSum:
-    """The sum and, in its place, that of what programs leave."""
+    """Inserts a sum with one result per program; `node` becomes the sum of these results."""
     axis = node.axes[0]
     kept = tuple(
         (parts if k == axis else 1) if k in node.axes else s for k, s in enumerate(node.shape)
@@ -101,7 +102,7 @@ def _partitioned(graph: Graph, node: Compute, parts: int) -> PartitionedSum:
 def split_unfused(
     graph: Graph, first: Mapping[Any, int], partitions: Sequence[PartitionedSum], facts: DeviceFacts
 ) -> None:
-    """What no kernel takes along becomes two as others do."""
+    """Splits cross-row sums that were not fused as other reductions are split."""
     for found in partitions:
         whole, node = found.whole, found.rest
         node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
@@ -122,9 +123,9 @@ def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None
 
 
 def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
-    """Pointwise results that only `readers` read, themselves or through others of this kind.
+    """Pointwise results that only `readers` read, directly or through other such results.
 
-    Nobody reads one of them at two places, or what it is made of would be computed for each.
+    A result that some node reads at two places is excluded: it would be computed for each place.
     """
     known = {r.root for r in ir.refs_in(graph.outputs)}
     written: set[Ref] = set()
@@ -140,7 +141,7 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
         if inner and not node.realize and node.out not in known:  # type: ignore[union-attr]
             if not any(r.root in written for r in node.reads()):
                 private[node.out] = node  # type: ignore[union-attr, assignment]
-                continue  # whoever reads it reads what it reads
+                continue  # inlined into its readers, which then read what it reads
         if node not in readers:
             known |= {r.root for r in node.reads()}
         known |= {r.root for r in node.reads() if r.base is not None}
@@ -155,9 +156,10 @@ def _read_at_many_places(node: ir.Node) -> set[Ref]:
 def _cross_row_programs(
     node: Compute, rows: Container[tuple[Any, Any]], first: Mapping[Any, int]
 ) -> int:
-    """How many programs may each walk some rows, with a sum over rows that are reduced themselves.
+    """The number of programs if the cross-row sum `node` is fused into an inner reduction.
 
-    One kernel does both, and reads the rows once; 0 where each is better done alone.
+    One kernel computes both and reads the rows once. 0 if separate kernels are better, or `node` is
+    no such sum.
     """
     sums = node.kind == "reduce" and node.op == "sum" and node.out.dtype.is_floating_point
     if not sums or len(node.shape) - 1 in node.axes:
@@ -172,7 +174,7 @@ def _cross_row_programs(
 
 
 def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
-    """How to split a sum that so many programs are wanted for."""
+    """An even split of a cross-row sum into nearly `wanted` parts; None if there is none."""
     if not wanted or not all(isinstance(s, int) for s in node.shape):
         return None
     parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
@@ -180,7 +182,7 @@ def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
 
 
 def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> AxisSplit | None:
-    """How to split a reduction, if it is worth it: fewer programs leave multiprocessors idle."""
+    """How to split a reduction; None unless it has too few programs to fill the chip."""
     if node.kind != "reduce" or node.op not in SPLITTABLE or 0 in node.shape:
         return None
     shape = [_now(s, first) for s in node.shape]
@@ -201,7 +203,7 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
 
 
 def _is_column(node: Compute) -> bool:
-    """Whether what lies side by side in memory are results and not what is reduced."""
+    """Whether adjacent elements belong to different results: an outer reduction."""
     votes = 0
     for item in node.loads():
         index = flatten(item.coords, item.ref.strides)
@@ -226,13 +228,13 @@ def _divisor(size: Size, most: int) -> int:
 
 
 def chunk_of(size: Size, parts: int) -> Size:
-    """Elements of a part: the size over the number of parts, rounded up."""
+    """Elements per part: `size` / `parts`, rounded up."""
     more = size + parts - 1
     return more // parts if isinstance(more, int) else floor_division(more, parts)
 
 
 def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Compute:
-    """The first half; `node` is left to combine what it gives."""
+    """The reduction of each part, as a new node; `node` becomes the reduction of its results."""
     axis, parts = cut.axis, cut.parts
     size = node.shape[axis]
     chunk = chunk_of(size, parts)
@@ -245,7 +247,7 @@ def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Com
     mapping[Var(axis, size)] = place
     body = node.body
     uneven = not isinstance(size, int) or size % parts != 0
-    if uneven:  # loops over other points than its sources': those do not join it later
+    if uneven:  # its domain differs from its sources', so that fusion would not merge them
         body = _inlined(body, private)
     body = Rewriter(mapping)(body)
     if uneven:
@@ -267,7 +269,7 @@ def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Com
 
 
 def _inlined(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
-    """`body` with what only reductions read computed in the place of its loads."""
+    """`body` with every load of a `private` result replaced by the expression that computes it."""
     made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
 
     def value(item: Load, fresh: Expr) -> Expr | None:
@@ -285,7 +287,7 @@ def _inlined(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
 
 
 def _inside(place: Index, size: Size, body: Expr, op: str) -> Expr:
-    """`body` before the end of the axis, and past it what changes no result of `op`."""
+    """`body` before the end of the axis, and the identity of `op` past it."""
     end = ir.index_value(Index(size))
     test = ir.apply("lt", torch.bool, ir.index_value(place), end)
     start = ir.const(identity_of(op, body.dtype), body.dtype)

@@ -1,7 +1,7 @@
 """Block sizes and warps: pure functions of a kernel's extents, its element sizes and the device.
 
-Constants that the device's facts do not give were found on chips with about a hundred
-multiprocessors of 2048 threads; each says why.
+Constants that DeviceFacts does not give were tuned on chips with about a hundred multiprocessors of
+2048 threads; each states its reason.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from dicp.loop.ir.kernel import Kernel, Scan, Store
 
 ELEMENTS_A_THREAD = 16
 GUESS = 4096
-"""What an extent that is not known yet counts as."""
+"""The extent assumed for a dynamic size."""
 POINTWISE_BLOCK = 1024
 LIGHT = 4
-"""Bytes read for an element below which a thread takes twice as many elements: with one tensor of
-2 bytes all threads that a multiprocessor holds have 32 KiB on their way, and need about 40."""
+"""Bytes read per element below which a thread takes twice as many elements: with one tensor of
+2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
 TRANSPOSED = (32, 64)
-"""The shortest and the longest side of a tile that is transposed; both span a cache line."""
+"""Shortest and longest side, in elements, of a tile that is transposed; both span a cache line."""
 MAX_PERSISTENT = 8192
-"""Elements of a row that are kept in registers; less where more tensors are read."""
+"""Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
 WIDEST_CROSS_ROW = 4096
-"""Elements of a row whose sums over rows are kept in registers, too."""
+"""Most elements of a row whose cross-row accumulators are kept in registers, too."""
 LOOP_BLOCK = 2048
-"""Elements of a long row at a time: 16 bytes of 2-byte elements for each thread of 8 warps."""
+"""Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
 COLUMNS = 64
-"""Columns side by side: one 128-byte line of 2-byte elements."""
+"""Columns of an outer reduction's tile: one 128-byte line of 2-byte elements."""
 FEW_COLUMNS = 16
-"""Columns side by side where there are few: still whole sectors of 32 bytes."""
+"""Columns of such a tile where there are few columns: still whole sectors of 32 bytes."""
 COLUMN_STEPS = 32
 COLUMN_ELEMENTS = 4096
-"""Elements of a tile of columns: what a program must have on its way at a time."""
+"""Elements of an outer reduction's tile: what a program must have in flight at a time."""
 ROW_ELEMENTS = 2048
-"""Elements of one tile of several short rows."""
+"""Elements of a tile of several short rows."""
 MANY_ROWS = 4096
-"""Rows that fill a chip with a warp for each."""
+"""Rows that fill a chip with one warp per row."""
 WARP_ELEMENTS = 1024
-"""Elements of such a row that a warp takes: 64 bytes of 2-byte elements for each thread."""
+"""Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
 MOST_IN_WARP = 5
-"""Tensors of such rows, of 4 bytes an element: those of more need too many registers."""
+"""Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
 LEAST_MOVED = 4096
-"""Bytes that a program reads and writes: it takes time to start."""
+"""Fewest bytes that a program reads and writes, to amortize its start."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def numel(loops: Iterable[Var]) -> Size:
 
 
 def warps(elements: int, facts: DeviceFacts, most: int) -> int:
-    """Warps for a block of so many elements: each thread has 16 of them."""
+    """Warps for a block of `elements`: 16 elements per thread, at most `most` warps."""
     return max(1, min(most, elements // (ELEMENTS_A_THREAD * facts.lanes)))
 
 
@@ -88,14 +88,14 @@ def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
 
 
 def _bytes_read(kernel: Kernel) -> int:
-    """Bytes that an element takes from memory; what all elements share comes from a cache."""
+    """Bytes read from memory per element; tensors that all elements share come from a cache."""
     loops = set(kernel.parallel)
     own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
     return sum(ref.dtype.itemsize for ref in own)
 
 
 def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
-    """Two axes, each contiguous for some tensor of elements of at least `width` bytes."""
+    """A tile of two axes, each contiguous for some tensor; elements have at least `width` bytes."""
     side = min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
     y = min(side, power_of_two(extent(outer)))
     x = min(side, power_of_two(extent(last)))
@@ -103,7 +103,7 @@ def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
 
 
 def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
-    """Blocks of a row or column kernel: rows (or columns) "x", the reduced axis "r"."""
+    """The tile of an inner or outer reduction: parallel loops are axis "x", reduction loops "r"."""
     rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
     width = power_of_two(extent(inner))
     if kernel.kind == "outer_reduction":
@@ -125,8 +125,8 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
 
 
 def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
-    """Rows, or large parts of them, each in one warp: sums over threads are the fewest, and over
-    warps, where they have to wait for each other, there are none in rows of usual lengths."""
+    """One warp per row, or per large part of it: the fewest reductions across threads, and for rows
+    of usual lengths none across warps, which need a barrier."""
     elements = WARP_ELEMENTS * facts.lanes // 32
     x = max(1, elements // width)
     while x * width * moved < LEAST_MOVED:
@@ -135,7 +135,7 @@ def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
 
 
 def _row_tensors(kernel: Kernel) -> list[Ref]:
-    """What is read and written at every point of the rows."""
+    """The tensors that are read or written at every point of the parallel and reduction loops."""
     places = [(item.ref, item.coords[0]) for item in kernel.reads()]
     places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     rows, inner = set(kernel.parallel), set(kernel.reduction)
@@ -144,18 +144,18 @@ def _row_tensors(kernel: Kernel) -> list[Ref]:
 
 
 def cross_row(rows: Size, inner: Size, facts: DeviceFacts) -> Tile:
-    """A few whole rows at a time, which one program walks: as many bytes on their way as rows of
-    which each has a program of its own."""
+    """The tile of a program that loops over rows, for fused cross-row sums: a few whole rows at a
+    time, with as many bytes in flight as in a kernel with one program per row."""
     width = power_of_two(extent(inner))
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
     return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
 
 
 def stages(bytes_read: int, facts: DeviceFacts) -> int:
-    """How many blocks of a walk are under way, of which all but one lie in shared memory.
+    """Pipeline stages of the loop over rows; all but one of their blocks lie in shared memory.
 
-    Between two reductions over the threads of a program nothing is asked for: the next two rows
-    are, meanwhile, as far as two programs share a multiprocessor.
+    A program issues no loads between two reductions over its threads. So the next two blocks of
+    rows are prefetched, as far as two programs still fit a multiprocessor.
     """
     return next((n for n in (3, 2) if (n - 1) * bytes_read <= facts.prefetch_bytes), 1)
 
@@ -170,7 +170,7 @@ def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
 
 
 def _most_in_registers(kernel: Kernel) -> int:
-    """How long a row may be to stay in registers, by what is held of it at once."""
+    """The longest row that stays in registers, by the values of it that are held at once."""
     reads = {item.ref.root for item in kernel.reads()}
     wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
                if isinstance(s, Scan))  # fmt: skip

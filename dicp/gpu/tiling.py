@@ -1,4 +1,4 @@
-"""How matrix products are cut into tiles: the candidates, and which of them are worth trying."""
+"""Tilings of matrix products: the candidates, and which of them are worth trying."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
 
 LEAST = 16
-"""The smallest side of a tile that the matrix units take."""
+"""The smallest side of a tile that the matrix units accept."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Rows, columns and depth of a block, blocks loaded ahead, warps, parts of the sum."""
+    """Rows, columns and depth of a block, pipeline stages, warps, split-K factor."""
 
     y: int
     x: int
@@ -24,7 +24,7 @@ class Tiling:
     stages: int
     warps: int
     parts: int = 1
-    """The sum of each element is cut into so many, added up by a second kernel."""
+    """Split-K factor: partial sums of each element, which a second kernel adds up."""
 
     def __str__(self) -> str:
         return "x".join(map(str, astuple(self)))
@@ -45,26 +45,26 @@ CANDIDATES = (
     Tiling(16, 128, 128, 4, 4),
     Tiling(16, 64, 256, 3, 4),
 )
-"""From tiles that large products fill the chip with to those of few rows and great depth."""
+"""From tiles for large products that fill the chip to those for few rows and great depth."""
 
 
 PARTS = (2, 4, 8, 16)
 ENOUGH_TILES = 128
 """Tiles that keep every multiprocessor of a large chip busy."""
 LEAST_STEPS = 4
-"""Blocks along the depth that a part of a sum has at the least."""
+"""Fewest blocks along the depth of a split-K part."""
 
 
 def candidates(
     rows: Size, columns: Size, depth: Size, dtype: torch.dtype, batch: Size = 1
 ) -> list[Tiling]:
-    """The tilings worth trying for a product, each once."""
+    """The tilings worth trying for a product, without duplicates."""
     whole = list(dict.fromkeys(_fitted(rows, columns, depth, dtype)))
     return [*whole, *(t for w in whole for t in _in_parts(w, (batch, rows, columns, depth)))]
 
 
 def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
-    """With the sums cut, where whole ones give too few tiles and are long."""
+    """`tiling` with split-K, where without it the tiles are too few and the depth is great."""
     batch, rows, columns, depth = (extent(s) for s in shape)
     tiles = batch * -(-rows // tiling.y) * -(-columns // tiling.x)
     for parts in PARTS:

@@ -1,9 +1,10 @@
-"""Sums over rows that kernels which reduce those rows take along, where rows do not come in parts.
+"""Cross-row sums fused into inner reductions whose rows do not split evenly among programs.
 
 sum over r of f(r, w) = sum over p of (sum over the rows r of share p of f(r, w))
 
-Each program walks a share of the rows, the last of them fewer or none; another kernel adds up what
-they leave. The number of shares is fixed, so that the rows may be any number, and change.
+Each program loops over a share of the rows, the last programs over fewer or none; another kernel
+adds up their partial sums. The number of shares is fixed, so that any number of rows works, and it
+may be dynamic.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from dicp.loop.schedule.kernels import Step
 
 @dataclass(frozen=True, eq=False)
 class PartitionedKernel:
-    """A row kernel each of whose programs walks a share of the rows."""
+    """An inner reduction each of whose programs loops over a share of the rows."""
 
     kernel: Kernel
     part: Var
-    """The number of the share, which the places of the sums vary along and no loop goes over."""
+    """The index of the share: the sums' store indices contain it, but no loop runs over it."""
     chunk: Size
-    """Rows of a share."""
+    """Rows per share."""
 
 
 def cross_row_stores(kernel: Kernel) -> list[Store]:
-    """The sums over rows that a kernel takes along."""
+    """The stores of the cross-row sums that are fused into a kernel."""
     if kernel.kind != "inner_reduction":
         return []
     return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store) and s.op]
 
 
 def all_fused(steps: Sequence[Step], partitions: Sequence[PartitionedSum]) -> bool:
-    """Whether each of the sums is part of a kernel that reduces its rows."""
+    """Whether each of the sums is fused into an inner reduction of its rows."""
     found = {s.ref for step in steps if not isinstance(step, Call) for s in cross_row_stores(step)}
     return {s.whole.out for s in partitions} <= found
 
@@ -46,7 +47,7 @@ def all_fused(steps: Sequence[Step], partitions: Sequence[PartitionedSum]) -> bo
 def partitioned(
     step: Step | GeneratedProduct, partitions: Sequence[PartitionedSum]
 ) -> Step | GeneratedProduct | PartitionedKernel:
-    """The step, its rows shared out where it takes along sums that want it."""
+    """The step, its rows partitioned among programs if a sum of `partitions` is fused into it."""
     parts = {s.whole.out: s.parts for s in partitions}
     sums = [s for s in cross_row_stores(step) if s.ref in parts] if isinstance(step, Kernel) else []
     if not isinstance(step, Kernel) or not sums:

@@ -1,4 +1,4 @@
-"""A scheduled graph in plain form: buffers, steps, kernel texts. This is what is stored and run."""
+"""A scheduled graph, serialized: buffers, steps, kernel sources. It is what is stored and run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dicp.torch_private import python_size
 
 
 class RenderedKernel(Protocol):
-    """What a renderer makes of a kernel; equal names stand for equal code."""
+    """A kernel's generated source and launch arguments; equal names mean equal source."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class RenderedKernel(Protocol):
     def args(self) -> Sequence[Ref]: ...
     @property
     def symbols(self) -> Sequence[Size]:
-        """Sizes handed over at every launch."""
+        """Sizes passed as arguments at every launch."""
 
     @property
     def kernel(self) -> Kernel: ...
@@ -40,14 +40,14 @@ class RenderedKernel(Protocol):
     def sites(self) -> Sequence[tuple[str, Origin | None]]: ...
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What else the launch needs, in JSON form."""
+        """Further launch parameters of the target, as JSON values."""
 
 
 @dataclass
 class LoopProgram:
     """Kernels, library calls and the buffers between them.
 
-    `plain` holds what JSON can hold, and Origins; `objects` what has no such form (a higher-order
+    `plain` holds JSON values and Origins. `objects` holds what cannot be serialized (a higher-order
     operator's subgraph, a large constant): a program with objects is not stored.
     """
 
@@ -81,7 +81,7 @@ class LoopProgram:
 
 
 class ProgramBuilder:
-    """Numbers buffers and turns steps into plain data."""
+    """Numbers the buffers of a schedule and serializes its steps."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -135,7 +135,7 @@ class ProgramBuilder:
         }
 
     def release(self) -> None:
-        """Forget what computed the buffers: reports keep kernels, and not the graph with them."""
+        """Drop the buffers' producers: reports keep the kernels alive, and not the whole graph."""
         for ref in self.numbers:
             ref.producer = None
 
@@ -149,7 +149,7 @@ class ProgramBuilder:
         ]  # fmt: skip
 
     def _symbols(self) -> dict[str, list[Any]]:
-        """Symbol -> where its value is found: [input] or [input, axis]."""
+        """Symbol -> the source of its value: [input position] or [input position, axis]."""
         graph = self.schedule.graph
         found: dict[str, list[Any]] = {}
         for position, expr in graph.sizes.items():
@@ -242,7 +242,7 @@ def join(origins: Iterable[Origin]) -> str:
 
 
 def sources_of(plain: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Kernel name -> what it computes."""
+    """Kernel name -> its origins as text: operator, graph node, user line."""
     steps = [step for step in reversed(plain["steps"]) if "kernel" in step]
     return {step["kernel"]: list(map(str, step["origins"])) for step in steps}
 

@@ -1,1 +1,1 @@
-"""What passes ask of a graph: inferred values, effects, aliases."""
+"""Analyses of FX graphs for the passes: inferred values, effects, aliases."""

@@ -1,4 +1,4 @@
-"""What a pass must know of an operator: does it return a view, write, draw random numbers."""
+"""Effects of operators: whether one returns a view, writes, or draws random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dicp.torch_private import OpOverload
 aten = torch.ops.aten
 
 _ALIASES_BEYOND_SCHEMA = frozenset({aten._unsafe_view.default, aten.lift_fresh.default})
-"""Operators whose result shares storage with their first argument though the schema is silent."""
+"""Operators whose result shares storage with the first argument, which their schema omits."""
 
 _MAY_COPY = frozenset({"reshape", "contiguous", "to", "flatten"})
 """Operators that return a view or a copy, depending on strides."""
@@ -24,14 +24,14 @@ _UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided",
                             "new_empty_strided", "empty_permuted"})  # fmt: skip
 
 _NUMBER_MODULES = frozenset({"_operator", "operator", "math", "torch"})
-"""Where the functions on symbolic numbers come from."""
+"""Modules of the functions on symbolic numbers."""
 
 _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
 
 
 @cache
 def is_view(target: Any) -> bool:
-    """The result may share storage with the first argument."""
+    """Whether the result may share storage with the first argument."""
     if target in _ALIASES_BEYOND_SCHEMA:
         return True
     if not isinstance(target, OpOverload):
@@ -44,13 +44,13 @@ def is_view(target: Any) -> bool:
 
 @cache
 def is_random(target: Any) -> bool:
-    """Draws from a random generator."""
+    """Whether the operator draws from a random generator."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 @cache
 def is_mutating(target: Any) -> bool:
-    """Writes to an argument."""
+    """Whether the operator writes to an argument."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
@@ -64,7 +64,7 @@ def op_name(target: Any) -> str:
 
 @cache
 def is_pure(target: Any) -> bool:
-    """Equal arguments give an equal result, nothing else happens: may be merged or removed."""
+    """Whether calls may be merged or removed: equal results for equal arguments, no effects."""
     if isinstance(target, OpOverload):
         return (
             target.namespace in _KNOWN_NAMESPACES
@@ -85,7 +85,7 @@ def is_pure(target: Any) -> bool:
 
 @cache
 def is_removable(target: Any) -> bool:
-    """May be dropped when nobody reads the result."""
+    """Whether a call may be dropped if nothing reads its result."""
     return is_pure(target) or op_name(target) in _UNINITIALISED
 
 
@@ -99,7 +99,7 @@ def alias_root(node: fx.Node) -> fx.Node:
 
 
 def _takes_item(node: fx.Node) -> bool:
-    """Item of a list of views, such as those of a split."""
+    """Whether `node` takes an item of a list of views, such as those of a split."""
     source = node.args[0]
     return (
         getattr(node.target, "__name__", "") == "getitem"

@@ -1,8 +1,8 @@
 """Shapes, dtypes and strides of new or changed nodes, by running them on fake tensors.
 
-PyTorch's fake tensors know every operator's shape, dtype and stride rule, symbolic sizes
-included, so nothing is inferred twice here: a pass asks for the nodes it made or changed, and only
-those (and what depends on them) are run.
+PyTorch's fake tensors implement every operator's shape, dtype and stride rule, symbolic sizes
+included, so dicp has no such rules. A pass asks for the nodes that it made or changed, and only
+those and the nodes that depend on them are run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shape_of(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def strides_of(value: torch.Tensor) -> tuple[Any, ...] | None:
-    """The strides, or None for a tensor without (sparse, nested)."""
+    """The strides, or None for a tensor without strides (sparse, nested)."""
     return expressions(value.stride()) if value.layout == torch.strided else None
 
 
@@ -73,14 +73,14 @@ def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
 
 
 def _hint(size: Any) -> int:
-    """An integer, or what a symbolic one was traced with."""
+    """An integer, or the value that a symbolic one was traced with."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 1 << 20
     return int(size)
 
 
 def equal_sizes(left: Any, right: Any) -> bool:
-    """Equal expressions, also where products are written differently."""
+    """Whether expressions are equal, also after expanding their products."""
     if left == right:
         return True
     symbolic = getattr(left, "free_symbols", None) and getattr(right, "free_symbols", None)
@@ -88,7 +88,7 @@ def equal_sizes(left: Any, right: Any) -> bool:
 
 
 def value_of(arg: Any) -> Any:
-    """What is known of an argument: a node's `meta["val"]`, anything else itself."""
+    """The inferred value of an argument: a node's `meta["val"]`, or the argument itself."""
     return arg.meta.get("val") if isinstance(arg, fx.Node) else arg
 
 
@@ -126,14 +126,14 @@ def _same_field(left: Any, right: Any) -> bool:
 
 
 class Inference:
-    """Runs nodes on the fake tensors of one graph and keeps `meta["val"]` true."""
+    """Runs nodes on the fake tensors of one graph and keeps `meta["val"]` up to date."""
 
     def __init__(self, fake_mode: contextlib.AbstractContextManager[Any] | None) -> None:
         self._fake_mode = fake_mode
 
     @classmethod
     def of(cls, gm: fx.GraphModule) -> Inference:
-        """The inference for `gm`, with the fake mode its values were made in."""
+        """The inference for `gm`, with the fake mode of its values."""
         for node in gm.graph.nodes:
             mode = getattr(node.meta.get("val"), "fake_mode", None)
             if mode is not None:
@@ -165,7 +165,7 @@ class Inference:
         kwargs: Mapping[str, Any] | None = None,
         origins: Sequence[fx.Node] = (),
     ) -> fx.Node:
-        """Insert an inferred call before `before`, standing for the nodes `origins`."""
+        """Insert an inferred call before `before`, with the provenance of the nodes `origins`."""
         with before.graph.inserting_before(before):
             node = before.graph.call_function(target, args, dict(kwargs or {}))
         inherit(node, origins)
@@ -185,7 +185,7 @@ class Inference:
         return Propagation(self).run(dirty)
 
     def check(self, old: fx.Node, new: fx.Node, strides: bool) -> None:
-        """Raise InferenceMismatchError unless `new` may stand in for `old`."""
+        """Raise InferenceMismatchError unless `new` may replace `old`."""
         found = difference(old.meta.get("val"), new.meta.get("val"), strides)
         if found is not None:
             field, expected, got = found
@@ -217,7 +217,7 @@ class Inference:
 
 
 def stride_order(value: torch.Tensor) -> list[int]:
-    """Dimensions from the largest stride to the smallest, symbolic sizes taken by their hint."""
+    """Dimensions from the largest stride to the smallest; symbolic sizes count as their hints."""
     if is_contiguous(value):
         return list(range(value.dim()))
     hints = [_hint(stride) for stride in value.stride()]
@@ -232,7 +232,7 @@ _STRIDE_SENSITIVE = frozenset({
 
 
 def reads_any_strides(target: Any) -> bool:
-    """The operator's numbers do not depend on the strides of its arguments."""
+    """Whether the values that the operator computes are independent of its arguments' strides."""
     return target is aten.copy_.default or (is_pure(target) and target not in _STRIDE_SENSITIVE)
 
 
@@ -245,7 +245,7 @@ _FIRST_FOLLOWS = frozenset({
 
 
 def follows_format(target: Any) -> bool:
-    """Pointwise: the result has the format its operands have in common."""
+    """Whether the operator is pointwise: the result has the common format of its operands."""
     return torch.Tag.pointwise in getattr(target, "tags", ())
 
 
@@ -312,10 +312,10 @@ class Propagation:
         return True
 
     def _channels_last(self, node: fx.Node, old: Any) -> Any:
-        """The value of an operator that follows its operands' format, where all of them agree.
+        """The value of an operator that follows its operands' format, if all are channels-last.
 
-        What inference would say, without its price: with symbolic sizes it costs tens of
-        milliseconds a node, and a network's whole tail changes format.
+        Equal to what inference computes, but cheaper: with symbolic sizes inference costs tens of
+        milliseconds a node, and a change of format propagates to the end of a network.
         """
         out = old[0] if isinstance(old, tuple) and node.target in _FIRST_FOLLOWS else old
         if not isinstance(out, torch.Tensor) or out.dim() != 4 or not is_contiguous(out):
@@ -337,7 +337,7 @@ class Propagation:
         return node.meta["val"]
 
     def _restore_inputs(self, node: fx.Node) -> None:
-        """Give `node` the strides it was traced with: copies of the inputs that changed."""
+        """Give `node` inputs of the strides it was traced with: copies of those that changed."""
         for source in node.all_input_nodes:
             old = self._old.get(source)
             if not isinstance(old, torch.Tensor) or same_strides(old, source.meta["val"]):

@@ -1,8 +1,8 @@
-"""One attention call as PyTorch itself would make it for tensors of this device and layout.
+"""One attention call as PyTorch itself would dispatch it for tensors of this device and layout.
 
-Which of its fused operators takes them (flash, memory-efficient, cuDNN), and what must be padded
-or copied for it, PyTorch decides: it is asked with the graph's fake tensors, and the
-operators that it runs are written into the graph.
+PyTorch decides which of its fused operators (flash, memory-efficient, cuDNN) takes them and what
+must be padded or copied for it: this module runs `scaled_dot_product_attention` on the graph's fake
+tensors and writes the operators that PyTorch runs into the graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDEST_TRAINED_HEAD = 192
 
 @dataclass(frozen=True)
 class Call:
-    """How attention is asked for: causal mask, factor of the scores, chance of dropout."""
+    """Arguments of attention besides tensors: causal flag, factor of the scores, dropout_p."""
 
     causal: bool
     scale: float
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """One operator that PyTorch ran."""
+    """One operator call that PyTorch ran, with its result."""
 
     op: Any
     args: tuple[Any, ...]
@@ -80,7 +80,7 @@ def framework_attention(
 
 
 def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
-    """What PyTorch runs for the fake tensors q, k, v and perhaps a mask, and its result."""
+    """The operators that PyTorch runs for the fake q, k, v and optional mask, and the result."""
     grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
     recorder = _Recorder()
     with values[0].fake_mode, recorder:
@@ -97,8 +97,8 @@ def training_attention(
 ) -> fx.Node | None:  # fmt: skip
     """The call of the fused operator itself, in training; its first result is the attention's.
 
-    None where there is none for the tensors, or it would take q, k and v in another form; or, where
-    the gradient of the mask is wanted, none that gives it.
+    None where PyTorch has no fused operator for the tensors or would pad or copy q, k or v for it;
+    or, with `mask_gradient`, has none that returns the gradient of the mask.
     """
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
@@ -125,17 +125,17 @@ def training_attention(
 
 
 def _in_one_piece(q: Any, k: Any) -> bool:
-    """Whether the operator makes the mask's gradient at once and its kernel can count in it.
+    """Whether one launch computes the mask's gradient, and 32-bit indices reach all of it.
 
-    Batches larger than a grid's side are cut, and the parts of that gradient added up instead of
-    put side by side (PyTorch, attention_backward.cu).
+    PyTorch splits batches larger than a grid dimension and adds the parts of that gradient instead
+    of concatenating them (attention_backward.cu).
     """
     batch, heads, rows, _ = q.shape
     return bool(batch < LARGEST_GRID) and bool(heads * rows * (k.shape[2] + 16) < 2**31)
 
 
 def _with_sums(step: _Ran) -> _Ran:
-    """The call as it is made in training, when the sums of exponentials are wanted, too."""
+    """The call as in training, where the operator also returns the log-sum-exp of the rows."""
     names = [argument.name for argument in step.op._schema.arguments]
     if "compute_log_sumexp" not in names:
         return step
@@ -147,13 +147,13 @@ _NAMES = {
     "grad_out_": "grad_out", "log_sumexp": "logsumexp", "output": "out",
     "rng_state": "philox_seed", "unused": "philox_offset", "attn_mask": "attn_bias",
 }  # fmt: skip
-"""Where forward and backward operators name one thing in several ways."""
+"""Common names for values that forward and backward operators name differently."""
 
 
 def gradient_arguments(
     rw: Rewriter, call: fx.Node, grad: fx.Node, of_mask: bool = False
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The operator that gives the gradients of a fused attention, and what it is called with."""
+    """The backward operator of a fused attention, and its positional and keyword arguments."""
     op: Any = call.target
     name = op.overloadpacket.__name__
     back = getattr(torch.ops.aten, f"{name}_backward").default
@@ -177,7 +177,10 @@ def gradient_arguments(
 
 
 def _result(rw: Rewriter, call: fx.Node, position: int) -> Any:
-    """A result of `call` as backward takes it: what is no tensor is not saved but said again."""
+    """A result of `call` as backward reads it: only tensors are saved.
+
+    Any other result is written into the backward graph as a constant or as a tensor's size.
+    """
     value = value_of(call)[position]
     if isinstance(value, torch.Tensor):
         return rw(operator.getitem, call, position)
@@ -187,12 +190,15 @@ def _result(rw: Rewriter, call: fx.Node, position: int) -> Any:
 
 
 def _sizes(tensors: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
-    """A tensor and its dimension for every size."""
+    """Maps each size to a tensor and a dimension that have it."""
     return {expression(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
 
 
 def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
-    """Whether every operator could be written; `known` then holds a node for every tensor."""
+    """Writes the operators into the graph and the nodes of their tensors into `known`.
+
+    Returns whether every operator could be written.
+    """
     sizes = _sizes(known.values())
 
     def node_of(value: Any) -> Any:

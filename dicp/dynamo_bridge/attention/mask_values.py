@@ -1,4 +1,4 @@
-"""What can be known of an attention mask at compile time."""
+"""Analysis of attention masks at compile time: their numbers, and which keys they hide."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dicp.torch_private import disable_current_modes
 aten = torch.ops.aten
 
 HUGE = -1e30
-"""A finite fill below this swallows any score that is added to it, in float32 and wider."""
+"""A finite mask value below this absorbs any score added to it, in float32 and wider."""
 
 LOW = -1e3
-"""A number below this hides a key unless its score is as high: then the score's own rounding is as
-large as that of the number."""
+"""A mask value below this hides a key, unless the key's score is as large: then the rounding of the
+score itself is as large as that of the mask value."""
 
 _Numbers: TypeAlias = frozenset[float] | None
 
@@ -32,22 +32,22 @@ _CONSTANT_LIMIT = 1 << 22
 
 
 def leaves_a_key(bias: fx.Node) -> bool:
-    """Every row is sure to have an entry above -inf."""
+    """Whether every row provably has an entry above -inf."""
     written = _numbers(bias, lambda leaf: None)
     finite = written is not None and all(map(math.isfinite, written))
     return finite or _kind(bias) in ("causal", "alive")
 
 
 def keeps_a_key(bias: fx.Node) -> bool:
-    """Every row is sure to have a key that neither -inf nor a low number hides."""
+    """Whether every row provably has a key that neither -inf nor a number below HUGE hides."""
     return _kind(bias) in ("causal", "alive")
 
 
 def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
-    """Whether in `dtype`, which is narrower, a mask hides what it hides and adds what it adds.
+    """Whether a mask rounded to the narrower `dtype` hides the same keys and adds the same numbers.
 
-    Known where it is made of few numbers that `dtype` holds, and one at most that hides keys and
-    is rounded. What is added in general (a bias of positions) is rounded further than scores are.
+    True only for few known numbers that `dtype` holds exactly, except at most one that hides keys.
+    Any other mask (a position bias) would be rounded further than scores are.
     """
     found = numbers_of(bias)
     if found is None:
@@ -55,17 +55,20 @@ def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
     finite = [x for x in found if abs(x) < float("inf")]
     rounded = [x for x in finite if converted(x, dtype) != x]
     if dtype == torch.float16 and any(x < torch.finfo(dtype).min for x in finite):
-        return False  # where every key is hidden, the scores would be seen behind the number
+        return False  # in rows with all keys hidden, float16's minimum would not absorb scores
     return len(rounded) <= 1 and all(x < LOW for x in rounded)
 
 
 def numbers_of(node: Any) -> frozenset[float] | None:
-    """The numbers that a mask is made of; None where they are not known."""
+    """The numbers that a mask consists of; None where they are not known."""
     return _numbers(node, lambda leaf: _products(leaf) or _of_constant(leaf))
 
 
 def _numbers(node: Any, leaf: Callable[[fx.Node], _Numbers]) -> _Numbers:
-    """The numbers that `where`, views and conversions choose from constants and from `leaf`s."""
+    """The numbers in `node`, looking through `where`, views and conversions.
+
+    `leaf` gives the numbers of any other node.
+    """
     number = uniform_value(node)
     if number is not None or not isinstance(node, fx.Node):
         return None if number is None else frozenset({float(number)})
@@ -79,13 +82,13 @@ def _numbers(node: Any, leaf: Callable[[fx.Node], _Numbers]) -> _Numbers:
 
 
 def _same_numbers(node: fx.Node) -> fx.Node | None:
-    """What `node` shows, or converts."""
+    """The tensor that `node` views or converts."""
     source = node.args[0] if node.args and node.target in _VIEWS else cast_source(node)
     return source if isinstance(source, fx.Node) else None
 
 
 def _held(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
-    """All the numbers as `dtype` holds them."""
+    """The union of the numbers, converted to `dtype`; None if some are not known."""
     numbers = [None if some is None else {converted(x, dtype) for x in some} for some in chosen]
     if any(some is None or None in some for some in numbers):
         return None
@@ -93,13 +96,16 @@ def _held(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
 
 
 def _products(node: fx.Node) -> _Numbers:
-    """A truth value, or one less it, times a number. (Of whole numbers others make no mask.)"""
+    """The numbers in `test * number` or `(1 - test) * number`: 0 and the number.
+
+    `test` is boolean or integer. (Integers other than 0 and 1 make no mask.)
+    """
     if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
         return None
     test, factor = node.args
     number = uniform_value(factor)
     if number is not None and not math.isfinite(number):
-        return None  # 0 times it is NaN
+        return None  # 0 * inf is NaN
     if isinstance(test, fx.Node) and test.target in (aten.rsub.Scalar, aten.sub.Tensor):
         sides = test.args[::-1] if test.target is aten.rsub.Scalar else test.args
         test = sides[1] if uniform_value(sides[0]) == 1 else None
@@ -119,7 +125,7 @@ def _of_constant(node: fx.Node) -> _Numbers:
 
 _WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _FEW = 8
-"""Different numbers of a mask that is worth looking at."""
+"""Most distinct numbers of a constant mask that is analyzed."""
 
 _VIEWS = frozenset({
     aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,
@@ -128,7 +134,7 @@ _VIEWS = frozenset({
 
 
 def is_causal_mask(bias: fx.Node, q: fx.Node, k: fx.Node) -> bool:
-    """A constant that hides the keys after each query and no others, for as many as queries."""
+    """Whether a constant hides exactly the keys after each query; as many keys as queries."""
     rows, columns = (sizes_of(q) or ())[-2], (sizes_of(k) or ())[-2]
     return (
         isinstance(rows, int)

@@ -1,9 +1,8 @@
-"""Attention masks in their plainest form, for the fused operator and for its gradient alike.
+"""Simpler attention masks, for the fused operator and for its gradient.
 
 A constant mask that hides the keys after each query, and no others, becomes the operator's own
-causal flag. A mask chosen by booleans (0 or -inf) is made again in the backward graph from the
-booleans it is chosen by: these are what forward saves, being smaller, and what a target's fused
-gradient can take.
+causal flag. The backward graph rematerializes a mask that booleans select (0 or -inf): forward
+saves the booleans, which are smaller and which a target's fused gradient can read.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ _CAUSAL_POSITION = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
 }
-"""Where the causal flag stands, after the chance of dropout, by operator."""
+"""Position of the causal flag, which follows dropout_p, by operator."""
 
 _QUERY = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: 0,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 1,
 }
-"""Where the query stands; the key is next."""
+"""Position of the query, by operator; the key follows it."""
 
 _SHOWN = frozenset({
     aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.slice.Tensor,
     aten.scalar_tensor.default, aten.full.default,
 })  # fmt: skip
-"""Besides `where`, what masks are made with that is free to make again."""
+"""Operators in masks, besides `where`, that cost nothing to rematerialize."""
 
 
 def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
-    """True if a mask became a flag."""
+    """Simplifies the masks of fused attention; true if a mask became the causal flag."""
     if "attention" not in context.facts.fusions or not context.config.fuse:
         return False
     changed = False
@@ -75,7 +74,7 @@ def _set_causal(node: fx.Node) -> None:
 
 
 def _make_again(mask: fx.Node) -> None:
-    """Mark the choice of numbers by booleans, and views of it, to be made in backward too."""
+    """Mark a `where` between two numbers, and views of it, for rematerialization in backward."""
     way: list[fx.Node] = []
     node: Any = mask
     while isinstance(node, fx.Node) and node.target in _SHOWN:

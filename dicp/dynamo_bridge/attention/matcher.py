@@ -1,16 +1,16 @@
-"""Attention written out: softmax(q k^T * scale + mask) v, as one fused attention call.
+"""Unfused attention, softmax(q k^T * scale + mask) v, replaced by one fused attention call.
 
-Any mix of: batched products on 3-d or 4-d tensors, a scale by a number or by a one-element tensor,
-one or two additive masks or `where` with a fill of -inf (or the smallest finite number),
-conversions around the softmax, the softmax as one operator or spelled out, keys and values repeated
-for grouped heads; dropout of the probabilities, where the device's fused operators draw numbers.
-(These are other numbers than eager's for the same seed, as any kernel's here: `fallback_random`
-leaves both to eager.)
-In training the backward part reads the probabilities: see `attention_training.py`.
+Any mix of: batched products on 3-d or 4-d tensors; a scale by a number or by a one-element tensor;
+one or two additive masks, or `where` with a fill of -inf (or the smallest finite number);
+conversions around the softmax; the softmax as one operator or decomposed; keys and values repeated
+for grouped heads; dropout of the probabilities, where the device's fused operators support it.
+(For the same seed they draw other random numbers than eager, as every kernel of dicp does. With
+`fallback_random` the attention stays unfused, and eager draws the numbers.)
+In training the backward part reads the probabilities: see `training.py`.
 
-The fused operator gives zero for a row with every key masked by -inf, as the safe softmax does; the
-plain one gives NaN. Unless the mask is seen to leave no such row, the NaN is put back by a `where`
-on the rows' maxima.
+The fused operator returns zero for a row with every key masked by -inf, as `_safe_softmax` does;
+`_softmax` returns NaN. Unless the mask provably leaves no such row, a `where` on the rows' maxima
+restores the NaN.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.defau
 """The fused operator that inference graphs carry, by device type, where there is only one."""
 
 LARGEST_SCALE = 2.0**16
-"""Numbers that scores are multiplied or divided by are below it, and above its inverse."""
+"""The factor or divisor of the scores is below this number and above its inverse."""
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True, eq=False)
 class MatMul(Term):
-    """A batched product of `left` and `right`, however the batch is flattened around `bmm`."""
+    """A batched product of `left` and `right`; the batch may be flattened around `bmm`."""
 
     left: Term
     right: Term
@@ -105,9 +105,9 @@ class MatMul(Term):
 
 
 def _unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The operand with batch dimensions `batch` that `node` is a flattening of, and the way.
+    """The operand with batch dimensions `batch` that `node` flattens, and the nodes down to it.
 
-    If no such node is left in the graph: `node` itself.
+    `node` itself and no nodes where the graph no longer has such an operand.
     """
     way: list[fx.Node] = []
     matrix = sizes_of(node)
@@ -121,7 +121,7 @@ def _unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node
 
 
 def _row_source(node: fx.Node) -> fx.Node | None:
-    """Sees through copies and reshapes of the leading dimensions."""
+    """The source of a copy, or of a reshape of the leading dimensions."""
     source = reshape_source(node)
     left, right = sizes_of(node), sizes_of(source)
     if source is None or left is None or right is None or left[-2:] != right[-2:]:
@@ -130,17 +130,17 @@ def _row_source(node: fx.Node) -> fx.Node | None:
 
 
 def _around(term: Term) -> Peel:
-    """`term` in float32 or as it is, its leading dimensions reshaped or not."""
+    """`term`, optionally widened to float32, its leading dimensions optionally reshaped."""
     return Peel(term, lambda node, root: widened_source(node) or _row_source(node))
 
 
 def _around_rounded(term: Term) -> Peel:
-    """`term` rounded to the result's dtype, too."""
+    """As `_around`; `term` may also be rounded to the result's dtype."""
     return Peel(term, lambda node, root: rounded_source(node, root) or _row_source(node))
 
 
 def _softmax(x: Term) -> Term:
-    """Softmax over the last dimension: one operator, or exp(x - max) over its sum."""
+    """Softmax over the last dimension: one operator, or exp(x - max) divided by its sum."""
     row_max = As("top", _around(x))
     shifted = op(aten.sub.Tensor, row_max, op(aten.amax.default, Var("top"), Dims("top"), True))
     exp_scores = As("powers", op(aten.exp.default, shifted))
@@ -156,7 +156,7 @@ def written_out(
     q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
     drop: Term, fill: Number, scores: Term, dropout_p: Number,
 ) -> Term:  # fmt: skip
-    # softmax(where(keep, q kt * scale + mask, fill)) v, softmax(q kt * scale + mask + more) v,
+    # softmax(q kt * scale + mask + more) v, softmax(where(keep, q kt * scale, fill)) v,
     # dropout(softmax(..)) v
     product = _around(MatMul(q, kt))
     mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
@@ -175,7 +175,7 @@ def written_out(
 
 
 def is_attention(match: Match, context: PassContext) -> bool:
-    """4-d operands of a supported dtype, equal head sizes, a mask that broadcasts to the scores."""
+    """3-d or 4-d operands of one supported dtype, equal head sizes, masks that fit the scores."""
     values = [value_of(match[name]) for name in ("q", "kt", "v")]
     if not all(isinstance(value, torch.Tensor) for value in values):
         return False
@@ -198,7 +198,7 @@ def is_attention(match: Match, context: PassContext) -> bool:
 
 
 def _drops_alike(match: Match, context: PassContext) -> bool:
-    """Whether probabilities are dropped not at all, or by an operator that can."""
+    """Whether there is no dropout, or the device's fused operators support it."""
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
         return True
@@ -214,8 +214,8 @@ def _mask_fits(match: Match) -> bool:
         return False
     dtype, device = value_of(bound["q"]).dtype, value_of(bound["q"]).device.type
     if "more" in bound:
-        # On the host adding them up costs more than fusing saves; in float16 their sum may be
-        # infinite where no score is.
+        # On the host adding the two masks costs more than fusing saves; in float16 their sum may
+        # be infinite where no score is.
         return device not in FUSED_BY_DEVICE and dtype != torch.float16
     if "mask" in bound:
         return True
@@ -226,13 +226,13 @@ def _mask_fits(match: Match) -> bool:
 
 
 def fill_of(match: Match) -> float | None:
-    """What masked scores are replaced by, as the scores' dtype holds it."""
+    """The number that replaces masked scores, converted to the scores' dtype."""
     fill = match.bound.get("fill")
     return None if fill is None else converted(fill, value_of(match["scores"]).dtype)
 
 
 def _broadcasts(mask: fx.Node, match: Match) -> bool:
-    """Whether `mask` is of a type that its place wants and of sizes that widen to the scores'."""
+    """Whether `mask` broadcasts to the scores; an additive one must be float, any other boolean."""
     bound, value = match.bound, value_of(mask)
     scores, sizes = sizes_of(bound["scores"]), sizes_of(mask)
     root = sizes_of(match.nodes[0])
@@ -246,10 +246,10 @@ def _broadcasts(mask: fx.Node, match: Match) -> bool:
 
 
 def _is_scale(scale: Any) -> bool:
-    """A positive number of moderate size, or a tensor of one element.
+    """No scale, a positive number of moderate size, or a tensor of one element.
 
-    (Fused operators look for the largest score before they scale; and masks are added to scores
-    instead of put in their place, which is the same for finite ones.)
+    (Fused operators take the maximum of a row before they scale the scores. A `where` with a fill
+    becomes an additive mask, which gives the same result for finite scores only.)
     """
     number = uniform_value(scale)
     if scale is None or number is not None:
@@ -281,7 +281,10 @@ def fused(
 def operands(
     rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
 ) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Queries, keys and values in four dimensions; `grouped`: keys and values not repeated."""
+    """Queries, keys and values in four dimensions; None where keys and values differ in size.
+
+    `grouped`: take keys and values before they were repeated for grouped heads.
+    """
     k = _transposed(rw, kt)
     groups, root = [_ungrouped(k), _ungrouped(v)], sizes_of(rw.root) or ()
     if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
@@ -300,16 +303,16 @@ class Added:
     bias: fx.Node | None
     causal: bool
     may_hide_all: bool
-    """Whether a row may have nothing but -inf added."""
+    """Whether some row may have -inf added to every score."""
     keeps_a_key: bool = True
-    """Whether every row is known to have a key that is not hidden, by -inf or by a low number."""
+    """Whether every row is known to have a key that neither -inf nor a number below HUGE hides."""
 
 
 def mask_of(
     rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
     drop: Any, fill: float | None,
 ) -> Added | None:  # fmt: skip
-    """None where the operator would take another mask: one rounded to the type of the queries."""
+    """The mask of a fused call; None where rounding it to the queries' dtype changes its effect."""
     q, k, _ = found
     bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
     if bias is None or is_causal_mask(bias, q, k):
@@ -320,13 +323,13 @@ def mask_of(
 
 
 def _narrower(bias: fx.Node, q: fx.Node) -> bool:
-    """Whether the device takes a mask only in the type of queries that have fewer digits."""
+    """Whether the device requires the mask in the queries' dtype, and that is narrower."""
     on_host = value_of(q).device.type in FUSED_BY_DEVICE
     return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
 
 
 def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
-    """What is added to the scores in all; nothing is added to one of them by zeros."""
+    """The sum of both masks; a mask filled with zeros is left out."""
     if more is None or uniform_value(more) == 0:
         return mask
     return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
@@ -335,7 +338,7 @@ def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
 def _call(
     rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
 ) -> fx.Node | None:
-    """The device's fused operator, if it has one for these tensors."""
+    """The result of the device's fused operator; None if it has none for these tensors."""
     value = value_of(q)
     target = FUSED_BY_DEVICE.get(value.device.type)
     if target is None:
@@ -347,12 +350,12 @@ def _call(
 
 
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
-    """The mask in the type and with the rows in which the device's fused operators take it."""
+    """The mask with the dtype and last stride that the device's fused operators require."""
     value = value_of(q)
     if bias is None or value.device.type in FUSED_BY_DEVICE:
         return bias
     if _narrower(bias, q):
-        # The lowest number of the wider type would become -inf, which hides all keys of a row.
+        # The lowest number of the wider dtype would round to -inf, which hides all keys of a row.
         least = torch.finfo(value.dtype).min
         known = numbers_of(bias)
         if known is None or any(float("-inf") < x < least for x in known):
@@ -374,7 +377,7 @@ def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
 
 
 def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
-    """`node` in four dimensions, its batch split as the root's is."""
+    """`node` in four dimensions, with the batch dimensions of the root."""
     root = sizes_of(rw.root)
     assert root is not None
     if len(root) == 3:
@@ -389,7 +392,7 @@ def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
 
 
 def _original(node: fx.Node) -> fx.Node:
-    """What `node` is a copy of: the fused operator takes any strides of the leading dimensions."""
+    """The source of a copy: fused operators accept any strides of the leading dimensions."""
     while (source := copy_source(node)) is not None:
         node = source
     return node
@@ -411,9 +414,9 @@ def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
 
 
 def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node, float]:
-    """The queries and the number that scales the scores; a scale in a tensor goes to the queries.
+    """The queries and the number that scales the scores; a tensor scale multiplies the queries.
 
-    (Sizes and floats that may change between calls come as tensors of one element.)
+    (Sizes and floats that may change between calls arrive as tensors of one element.)
     """
     number = uniform_value(scale if scale is not None else inverse)
     if number is not None:
@@ -448,7 +451,7 @@ def _ungrouped(node: fx.Node) -> fx.Node | None:
 
 
 def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
-    """The fused operator reads rows of the last dimension as if it had stride 1."""
+    """`node`, copied unless its last dimension has stride 1, which fused operators assume."""
     if expression(value_of(node).stride(-1)) == 1:
         return node
     return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -457,7 +460,7 @@ def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
 def _as_bias(
     rw: Rewriter, mask: Any, keep: Any, drop: Any, fill: float | None, q: fx.Node
 ) -> fx.Node | None:
-    """The mask as something to add."""
+    """The mask in additive form; None where there is none."""
     dtype = value_of(q).dtype
     if mask is not None:
         if value_of(mask).dtype in (dtype, torch.float32) and dtype != torch.float64:
@@ -483,7 +486,7 @@ def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
 
 
 def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
-    """`out` with NaN in the rows whose keys are all hidden by -inf."""
+    """`out` with NaN in every row in which -inf hides all keys."""
     row_max = rw(aten.amax.default, bias, [-1], True)
     dead = rw(aten.eq.Scalar, row_max, float("-inf"))
     value = value_of(out)
@@ -496,7 +499,7 @@ _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.ex
 
 
 def repeated_heads(q: Term, k: Term, v: Term) -> Term:
-    # attention(q, repeat(k), repeat(v)): the fused operator takes the heads as they were
+    # attention(q, repeat(k), repeat(v)): the fused operator takes the heads before the repetition
     return op(_FUSED, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
 
 

@@ -1,32 +1,34 @@
-"""Attention written out in a training graph: forward and backward, as PyTorch's fused pair.
+"""Unfused attention in a training graph, forward and backward, replaced by PyTorch's fused pair.
 
     s = scale * q k^T + mask      dP = dO v^T
     P = softmax(s)                dS = P * (dP - rowsum(P * dP))
     O = P v                       dv = P^T dO,  dq = scale * dS k,  dk = scale * dS^T q
 
-With dropout, D of zeros and 1 / (1 - chance): O = (P * D) v, dv = (P * D)^T dO, dP = (dO v^T) * D.
+With dropout, D has entries 0 and 1 / (1 - dropout_p):
 
-The forward part is found by the pattern that inference uses; the backward part is what automatic
-differentiation makes of it, recognized by the very nodes it shares with the forward part. Both are
-replaced together or not at all: not where anybody else reads scores or probabilities (a returned
-attention map, a mask of dropout, a scale with a gradient of its own). The probabilities are then
-neither stored nor saved.
+    O = (P * D) v                 dv = (P * D)^T dO,  dP = (dO v^T) * D
 
-dS is the gradient of an added mask, too (a learned bias of positions): others may read it where the
-framework's operator gives it: whole and in the type of the queries. (A wider one, summed over a
-batch, would lose by it, and stays written out.)
+The pattern for inference matches the forward part. The backward part is what automatic
+differentiation derives from it, recognized by the nodes that it shares with the forward part. The
+pass replaces both or neither: neither where another node reads scores or probabilities (a returned
+attention map, a dropout mask, a scale with a gradient of its own). The fused pair neither stores
+the probabilities nor saves them for backward.
 
-Where the program asks for a part to be computed again in backward, the fused operator is not: its
-result and the rows' sums are small, and PyTorch would guard its random state, which it does
-not use, by running it eagerly.
+dS is also the gradient of an additive mask (a learned position bias). Other nodes may read it where
+PyTorch's operator returns it: unreduced and in the queries' dtype. (A wider gradient, summed
+over a batch, would lose precision; such attention stays unfused.)
 
-A row with -inf added to every score is NaN, and so are the gradients that it reaches: NaN is put
-into the gradient of its result. A row with a huge negative number added to every score has equal
-probabilities. The operator keeps a row's logarithm of its sum, in which that number leaves nothing
-of the count: its backward part takes each probability for 1, and is given the gradient of the
-result over that count. Where scores are not added to but replaced, no gradient flows back
-through the replaced ones, which the fused operator only knows as probabilities of zero: every row
-must be seen to have a key.
+Where the program recomputes a region in backward, the fused operator is saved nevertheless: its
+result and the log-sum-exp of its rows are small. To recompute it, PyTorch would run it eagerly, in
+order to restore a random state that it does not use.
+
+A row with -inf added to every score is NaN, and so are the gradients that depend on it: the pass
+puts NaN into the gradient of its result. A row with a huge negative number added to every score has
+equal probabilities. The operator saves the log-sum-exp of that row, in which the number absorbs the
+logarithm of the key count, so that the backward operator computes each probability as 1: the pass
+divides the gradient of the result by that count. Where a fill replaces scores, no gradient flows
+back through the replaced ones, which the fused operator only sees as probabilities of zero: the
+pass requires a proof that every row has a key.
 """
 
 from __future__ import annotations
@@ -58,41 +60,40 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 _LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
-"""By type of sums: below it nothing is left of scores, nor of the logarithm of a sum, beside the
-mask."""
+"""By dtype of the sums: a mask value below this absorbs a score and the logarithm of a sum."""
 _SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
 
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """One attention with its backward part; a gradient that nobody wants is None."""
+    """One attention with its backward part; a gradient that the graph does not compute is None."""
 
     match: Match
     out: fx.Node
-    """The result, in the shape in which it is matched."""
+    """The result, in the shape that the pattern matched."""
     grad: fx.Node
-    """The gradient of the result, as the products take it."""
+    """The gradient of the result, as the products read it."""
     dq: fx.Node | None
     dk: fx.Node | None
-    """Of the keys as the product takes them, transposed."""
+    """The gradient of the transposed keys, which the product reads."""
     dv: fx.Node | None
     dmask: tuple[fx.Node, ...]
-    """The gradient of the scores, in the forms in which others read it."""
+    """The gradient of the scores, in the forms that other nodes read."""
     inner: frozenset[fx.Node]
-    """What nobody but the attention may read."""
+    """The nodes that no other node may read, except those in `dmask`."""
 
     def gradients(self) -> list[fx.Node]:
         return [n for n in (self.dq, self.dk, self.dv, *self.dmask) if n is not None]
 
 
 def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
-    """Replaces every written-out attention whose backward part is its own; true if any was."""
+    """Replaces each unfused attention together with its backward part; true if any was replaced."""
     if "attention" not in context.facts.fusions or not context.config.fuse:
         return False
     changed = False
     for last in gm.graph.find_nodes(op="call_function", target=_SOFTMAX_BACKWARD):
-        if last.users:  # those of attentions that were replaced are gone
+        if last.users:  # none where its attention has just been replaced
             pair = _pair_around(last, context)
             changed |= pair is not None and _replace(pair, context)
     if changed:
@@ -100,11 +101,11 @@ def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
     return changed
 
 
-# ---- finding it ----------------------------------------------------------------------------------
+# ---- matching ------------------------------------------------------------------------------------
 
 
 def _source(node: fx.Node) -> fx.Node | None:
-    """What `node` shows in another shape or type."""
+    """The tensor that `node` aliases, reshapes or converts."""
     if node.target in _SAME:
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
@@ -112,14 +113,14 @@ def _source(node: fx.Node) -> fx.Node | None:
 
 
 def _bottom(node: Any) -> Any:
-    """What `node` is in the end a reshape or conversion of."""
+    """The tensor at the end of the chain of reshapes and conversions that starts at `node`."""
     while isinstance(node, fx.Node) and (source := _source(node)) is not None:
         node = source
     return node
 
 
 def _shown(node: fx.Node) -> set[fx.Node]:
-    """`node` with everything that shows it in another shape or type."""
+    """`node` with all its aliases, reshapes and conversions."""
     found, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
@@ -165,7 +166,7 @@ def _dropouts(probabilities: set[fx.Node]) -> list[fx.Node]:
 
 
 def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
-    """What shows the one result of `dropout` (0: what is left, 1: the mask of what is kept)."""
+    """A result of `dropout` (0: the kept values, 1: their mask) with its aliases and reshapes."""
     results = [n for n in dropout.users if n.args[1] == position]
     return set().union(*map(_shown, results))
 
@@ -180,7 +181,7 @@ def _matched(out: fx.Node, context: PassContext) -> Match | None:
 def _pair(
     match: Match, out: fx.Node, product: fx.Node, soft: fx.Node, last: fx.Node
 ) -> _Pair | None:
-    """The attention `match` with its backward part, whose softmax is `last`."""
+    """The attention `match` with its backward part, whose softmax backward is `last`."""
     scores = [n for n in match.nodes if n.target is aten.bmm.default and n is not product]
     dropping = _dropping(match, last)
     if len(scores) != 1 or dropping is None:
@@ -204,7 +205,7 @@ def _pair(
     inner = forward | shown | transposed | chain | {last, *dropped, *_way(given, d_probabilities)}
     inner |= {product} - {out}
     if any(cast_source(node) is not None and rounded_source(node, out) is None for node in inner):
-        return None  # what a conversion loses is not lost in the fused operator
+        return None  # the fused operator does not round where this conversion does
     own = {out, product, *inner, *dq, *dk, *dv}
     read = {node for node in inner if any(user not in own for user in node.users)}
     dmask = tuple(read & _shown(last))
@@ -215,9 +216,9 @@ def _pair(
 
 
 def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
-    """The gradient of what weighs the values, and what drops of it what the forward part dropped.
+    """The gradient of the probabilities after dropout, and the nodes that apply the dropout mask.
 
-    None where something else happens to it.
+    None where the backward part does not multiply it by the forward part's mask / (1 - dropout_p).
     """
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
@@ -242,7 +243,7 @@ def _only(nodes: list[fx.Node]) -> fx.Node | None:
 
 
 def _way(node: Any, end: fx.Node) -> Iterator[fx.Node]:
-    """The nodes from `node` down to `end`."""
+    """The nodes from `node` through its sources to `end`."""
     while node is not end:
         yield node
         node = _source(node)
@@ -260,7 +261,10 @@ def _downstream(start: fx.Node, within: set[fx.Node]) -> set[fx.Node]:
 
 
 def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
-    """The gradient of the scores on its way to the products: scaled and masked as they were."""
+    """The nodes that take the gradient of the scores to the products.
+
+    None unless they scale and mask it as the forward part scales and masks the scores.
+    """
     chain = _shown(last)
     passed = {"scale": 0, "select": 0}
     while True:
@@ -284,7 +288,7 @@ def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
 
 
 def _scales_alike(step: fx.Node, match: Match) -> bool:
-    """Whether a gradient is multiplied by what the scores were."""
+    """Whether `step` multiplies the gradient by the scale of the scores."""
     factor, wanted = uniform_value(step.args[1]), _scale_of(match)
     if factor is None or not isinstance(step.args[0], fx.Node) or wanted is None:
         return False
@@ -301,7 +305,7 @@ def _scale_of(match: Match) -> float | None:
 
 
 def _selects_alike(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
-    """Whether the gradient is zero just where the scores were masked."""
+    """Whether `step` zeroes the gradient exactly where the scores were masked."""
     bound = match.bound
     if step.target is aten.masked_fill.Scalar:
         value, drop, fill = step.args
@@ -313,7 +317,7 @@ def _selects_alike(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
 
 
 def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The products that give the gradients of q and of k transposed."""
+    """The products that compute the gradients of q and of k transposed."""
     products = [n for n in _readers(chain) if n.target is aten.bmm.default]
     q, kt = scores.args
     dq = [n for n in products if n.args[0] in chain and _is_transposed(n.args[1], kt)]
@@ -321,7 +325,7 @@ def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Nod
     return dq, dk
 
 
-# ---- replacing it --------------------------------------------------------------------------------
+# ---- replacement ---------------------------------------------------------------------------------
 
 
 def _replace(pair: _Pair, context: PassContext) -> bool:
@@ -346,7 +350,7 @@ def _replace(pair: _Pair, context: PassContext) -> bool:
 
 
 def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
-    """A product, or what shows it with the batch that the attention's result has."""
+    """The gradient, or its only reader where that views it with the batch of `out`."""
     batch = (sizes_of(out) or ())[:-2]
     views = [u for u in gradient.users if reshape_source(u) is gradient]
     fitting = [u for u in views if (sizes_of(u) or ())[:-2] == batch]
@@ -354,7 +358,7 @@ def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
 
 
 def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] | None:
-    """The result, then the gradients that are wanted, in the shapes of what they replace."""
+    """The result, then the gradients that the graph computes, in the shapes they have there."""
     bound, scale = pair.match.bound, _scale_of(pair.match)
     found = attention.operands(forward, *(bound[name] for name in ("q", "kt", "v")))
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
@@ -370,7 +374,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("dropout_p") or 0.0)
     wanted = bool(pair.dmask)
     if wanted and bias is None:
-        return None  # the mask is a constant
+        return None  # the mask became the causal flag, which has no gradient
     call = training_attention(forward, q, k, v, bias, asked, wanted)
     grad = _gradient(pair, backward)
     if call is None or grad is None:
@@ -398,7 +402,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
 
 
 def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
-    """`grad` over the number of keys that share a row in which the mask alone is left of scores."""
+    """Where the mask absorbs a row's scores: `grad` divided by the number of maximal keys."""
     dtype = value_of(grad).dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     row_max = rw(aten.amax.default, bias, [-1], True)

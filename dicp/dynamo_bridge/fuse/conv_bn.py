@@ -1,10 +1,10 @@
-"""Convolution followed by batch norm in inference: the norm folded into the convolution.
+"""Batch norm after a convolution in inference, folded into the convolution.
 
     bn(conv(x, w, b)) = conv(x, w s, (b - mean) s + beta),   s = gamma / sqrt(var + eps)
 
-Parameters are inputs of the graph, so the fold stays in the graph as arithmetic on the weight. That
-pays where the weight is smaller than the activation it spares a pass over, or where the parameters
-do not change between calls (the option `freeze`).
+Parameters are inputs of the graph, so the fold stays in the graph as arithmetic on the weight. It
+saves a pass over the activation, which pays where the weight is smaller than the activation, or
+where the parameters do not change between calls (the option `freeze`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _applies(match: Match, context: PassContext) -> bool:
 
 
 def _count(value: torch.Tensor) -> int:
-    """Number of elements, symbolic sizes at the value they were traced with."""
+    """The number of elements; symbolic sizes count as the value they were traced with."""
     count = 1
     for size in value.shape:
         count *= size if isinstance(size, int) else int(size.node.hint or 1)

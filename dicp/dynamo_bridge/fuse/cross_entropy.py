@@ -1,10 +1,10 @@
-"""Softmax cross-entropy: a log-softmax of which only the targets' entries are read.
+"""Softmax cross-entropy: a log-softmax of which the graph reads only the targets' entries.
 
     gather(log_softmax(x), i) = (gather(x, i) - m) - log(sum(exp(x - m))),  m = max(x)
 
-The log-softmax of a language model's logits (tokens by vocabulary) is its largest tensor; on the
-right it is never stored: two reductions and a gather remain, which loops fuse. Rounding is that of
-the left side. In training the backward part reads the log-softmax itself and nothing is changed.
+The log-softmax of a language model's logits (tokens by vocabulary) is its largest tensor. The right
+side never stores it: two reductions and a gather remain, which loop fusion merges. Both sides round
+alike. In training the backward part reads the log-softmax itself, and the pattern does not match.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def picked_log_softmax(x: Term, dim: Term, index: Term) -> Term:
 
 
 def _applies(match: Match, context: PassContext) -> bool:
-    """Both along the same dimension, one entry read of each row."""
+    """Log-softmax and gather along the same dimension, with one entry gathered per row."""
     x, index = value_of(match["x"]), value_of(match["index"])
     dim, picked = match["dim"], match["gather_dim"]
     if not isinstance(x, torch.Tensor) or x.dim() == 0 or not x.dtype.is_floating_point:
@@ -55,7 +55,7 @@ def _replace(rw: Rewriter, x: fx.Node, dim: int, index: fx.Node) -> Any:
 
 
 def _rows(rw: Rewriter, x: fx.Node, dim: int, index: fx.Node) -> Any:
-    """Shows only the leading rows where the index has fewer than `x` (gather allows it)."""
+    """A function that slices leading rows where the index has fewer than `x` (gather allows it)."""
     sizes, wanted = value_of(x).shape, value_of(index).shape
     rank = len(sizes)
     cut = [d for d in range(rank) if d != dim % rank and sizes[d] is not wanted[d]]

@@ -1,8 +1,8 @@
-"""Finds the declared patterns in an FX graph and puts their replacements in.
+"""Finds the declared patterns in an FX graph and replaces them.
 
-A pattern costs nothing until the operators it cannot do without occur in the graph: only then is
-its pattern function called, and only nodes with the root's operator are tried. Nodes are visited
-from the end, so that the widest spelling (with weight, bias, activation) is met before its parts.
+A pattern costs nothing unless the graph contains the operators that it needs: only then does the
+engine call its pattern function, and it tries only nodes with the root's operator. It visits nodes
+from the end, so that the largest form (with weight, bias, activation) matches before its parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Guard = Callable[[Match, PassContext], bool]
 
 
 class Rewriter:
-    """Emits a replacement's calls in front of the pattern's root, inferred and with provenance."""
+    """Emits a replacement's calls before the root, with inferred values and provenance."""
 
     def __init__(self, root: fx.Node, match: Match, context: PassContext) -> None:
         self.root = root
@@ -44,7 +44,7 @@ class Rewriter:
         return node
 
     def known(self, value: Any, target: Any, *args: Any) -> fx.Node:
-        """Emit one call whose value is known: that of a node it stands for, layout included."""
+        """Emit one call without inference: `value` is that of the node it replaces, with layout."""
         with self.root.graph.inserting_before(self.root):
             node = self.root.graph.call_function(target, args)
         inherit(node, self._origins)
@@ -65,7 +65,7 @@ class Rewriter:
 
 
 def _in_order(nodes: dict[fx.Node, None], root: fx.Node) -> list[fx.Node]:
-    """The matched nodes with the root, whose line the user knows the result by, last."""
+    """The matched nodes, sources first and root last: the replacement inherits the root's line."""
     return [*(node for node in reversed(list(nodes)) if node is not root), root]
 
 
@@ -74,11 +74,11 @@ Replacement = Callable[..., fx.Node | None]
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """One spelling of a family: what to find, when it holds, and what to put in its place.
+    """One form of a family: what to find, under which condition, and its replacement.
 
-    `replacement(rw, **bound)` emits calls through `rw` and returns the node that stands for the
-    root, or None if it finds that it cannot. `needs` are operators the pattern cannot occur
-    without, as groups of alternatives.
+    `replacement(rw, **bound)` emits calls through `rw` and returns the node that replaces the root,
+    or None if it does not apply. `needs` are operators that the pattern cannot match without, as
+    groups of alternatives.
     """
 
     family: str
@@ -96,7 +96,7 @@ class Pattern:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The wildcards, in the order the replacement takes them."""
+        """The names of the wildcards, in the order of the replacement's parameters."""
         return tuple(inspect.signature(self.find).parameters)
 
     def occurs(self, targets: frozenset[Any]) -> bool:
@@ -110,7 +110,7 @@ def _wildcard(parameter: inspect.Parameter) -> Term:
 
 
 def apply_patterns(gm: fx.GraphModule, patterns: Sequence[Pattern], context: PassContext) -> int:
-    """Replace every occurrence of `patterns`, first declared first; how many were replaced."""
+    """Replace every match of `patterns`, first declared first; return how many were replaced."""
     graph = gm.graph
     targets = frozenset(node.target for node in graph.nodes if node.op == "call_function")
     by_root: dict[Any, list[Pattern]] = {}
@@ -135,7 +135,7 @@ def apply_patterns(gm: fx.GraphModule, patterns: Sequence[Pattern], context: Pas
 
 
 def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node] | None:
-    """Replace `pattern` at `root`; the nodes that are gone, or None if it does not match."""
+    """Replace `pattern` at `root`; return the erased nodes, or None if it does not match."""
     for match in pattern.term.match(root, Match({})):
         if not is_closed(root, match) or not pattern.guard(match, context):
             continue
@@ -150,9 +150,9 @@ def _apply(pattern: Pattern, root: fx.Node, context: PassContext) -> set[fx.Node
 
 
 def is_closed(root: fx.Node, match: Match) -> bool:
-    """Nobody outside the match reads what would disappear.
+    """Whether no node outside the match reads a node that would disappear.
 
-    Views, copies and conversions may be read by others: those stay, and cost nothing new.
+    Views, copies and conversions may have other readers: they stay, and cost nothing new.
     """
     inside = set(match.nodes)
     for node in inside:
@@ -168,7 +168,7 @@ def is_cheap(node: fx.Node) -> bool:
 
 
 def _depends_on(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """A node in the match that stays must not need a computation of the match."""
+    """Whether `node`, which stays, needs a computation inside the match."""
     while is_cheap(node):
         source = node.args[0]
         assert isinstance(source, fx.Node)
@@ -179,12 +179,12 @@ def _depends_on(node: fx.Node, inside: set[fx.Node]) -> bool:
 
 
 def fits(root: fx.Node, new: fx.Node) -> bool:
-    """Same shape and dtype. (A pattern may match across a conversion that changes the result.)"""
+    """Whether shape and dtype are equal. (A match may skip a conversion that changes them.)"""
     return difference(value_of(root), value_of(new), strides=False) is None
 
 
 def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
-    """Everybody reads `new` in the place of `root`; a graph's result keeps its strides."""
+    """Replace `root` by `new` in all its users; a graph's result keeps its strides."""
     context.infer.check(root, new, strides=False)
     users = list(root.users)
     returned = any(user.op == "output" for user in users)
@@ -201,7 +201,7 @@ def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
 
 
 def erase(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Erase what is left unread of `nodes`, users before what they use; what is gone."""
+    """Erase those of `nodes` that have no users left, users first; return the erased nodes."""
     removed: set[fx.Node] = set()
     waiting = list(dict.fromkeys(nodes))
     progress = True

@@ -1,6 +1,6 @@
 """Graph-level fusion: families of patterns, each in a file of its own, and the pass that runs them.
 
-A family is applied where the target's facts name it. To add one, write its file and list it here.
+A family applies where the target's facts name it. To add one, write its file and list it here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STAGES: tuple[tuple[Pattern, ...], ...] = (
      *conv_bn.PATTERNS),
     linear.PATTERNS,
 )  # fmt: skip
-"""All patterns, in walks over the graph: linear comes second, for it ends in a recovered GELU."""
+"""All patterns, by pass over the graph: linear is second because it may end in a fused GELU."""
 
 FAMILIES = frozenset(pattern.family for stage in STAGES for pattern in stage)
 """What `Facts.fusions` may name."""

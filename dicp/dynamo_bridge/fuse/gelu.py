@@ -1,6 +1,7 @@
-"""GELU written out, by the error function or its tanh approximation, as `aten.gelu`.
+"""Decomposed GELU, by the error function or its tanh approximation, replaced by `aten.gelu`.
 
-The constants below are GELU's own; each matches to the digits that code writes them with.
+The constants are those of GELU's definition. They match with a relative tolerance of 1e-6, because
+programs write them with few digits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A matrix product with bias and activation, as one `dicp::linear` call.
+"""A matrix product with bias and activation, replaced by one `dicp::linear` call.
 
-The product may be flattened to two dimensions and its result shown in more; the activation is
-applied to either. What a target gains is an epilogue applied while the tile is in cache.
+The product may be flattened to two dimensions and its result viewed in more; the activation
+applies to either. The target gains an epilogue that runs while the tile is in cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
 
 
 def _view_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
-    """Sees through a reshape that keeps the last dimension."""
+    """The source of a reshape that keeps the last dimension."""
     source = reshape_source(node)
     if source is None or (sizes_of(source) or ())[-1:] != (sizes_of(node) or ())[-1:]:
         return None
@@ -88,7 +88,7 @@ def find_bias(x: Term, w: Term, bias: Term) -> Term:
 
 
 def _applies(match: Match, context: PassContext) -> bool:
-    """Real floating point matrices of one dtype, and a bias per column."""
+    """Real floating point matrices of one dtype, and one bias per column."""
     x, w, root = value_of(match["x"]), value_of(match["w"]), match.nodes[0]
     if value_of(root).dtype != x.dtype or not _has_view(match, root):
         return False
@@ -103,7 +103,7 @@ def _applies(match: Match, context: PassContext) -> bool:
 
 
 def _has_view(match: Match, root: fx.Node) -> bool:
-    """The result is two-dimensional, or a view in the pattern shows it in the root's shape."""
+    """Whether the root is two-dimensional, or a view in the match has its shape."""
     sizes = sizes_of(root) or ()
     views = [node for node in match.nodes if node.target is aten.view.default]
     return len(sizes) == 2 or any(sizes_of(node) == sizes for node in views)

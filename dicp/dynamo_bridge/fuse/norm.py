@@ -1,7 +1,7 @@
-"""Layer norm and RMS norm written out, as one normalization operator over the last dimension.
+"""Decomposed layer norm and RMS norm, replaced by one operator over the last dimension.
 
-Conversions to float32 and back around the norm, as models in half precision write them, are taken
-in where the weight has the input's dtype: the operator computes in float32 inside.
+Models in half precision convert to float32 and back around the norm. The patterns include these
+conversions where the weight has the input's dtype: the operator computes in float32 inside.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _layer_weight(rw: Rewriter, x: fx.Node, weight: fx.Node, eps: float) -> fx.N
 
 def _rms_weight(rw: Rewriter, x: fx.Node, weight: fx.Node | None, eps: float) -> fx.Node | None:
     size = rw.size(x, -1)
-    if not isinstance(size, int):  # the operator's sizes are plain integers
+    if not isinstance(size, int):  # the operator takes no symbolic sizes
         return None
     out = rw(aten._fused_rms_norm.default, x, [size], weight, float(eps))
     return rw(operator.getitem, out, 0)

@@ -1,9 +1,9 @@
-"""The language patterns are written in: terms that match nodes of the FX graph.
+"""The language of patterns: terms that match nodes of the FX graph.
 
 A pattern function receives one term per parameter (a wildcard, or a number if annotated `Number`)
-and combines them with calls such as `op(aten.add.Tensor, x, y)`. Matching is by structure and never
-by sizes, so symbolic shapes match like static ones; where an operator commutes both orders are
-tried; arguments a pattern does not mention must have their default.
+and combines them with calls such as `op(aten.add.Tensor, x, y)`. Terms match structure and never
+sizes, so symbolic shapes match like static ones; a commutative operator matches in both orders;
+arguments that a pattern does not mention must have their default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ prims = torch.ops.prims
 
 @dataclass(frozen=True)
 class Match:
-    """What the wildcards stand for so far, and the nodes matched on the way (root first)."""
+    """The values bound to wildcards and the nodes matched so far (root first)."""
 
     bound: Mapping[str, Any]
     nodes: tuple[fx.Node, ...] = ()
@@ -51,20 +51,20 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 class Term(abc.ABC):
-    """Something that a value in the graph (a node or a constant) may match, in several ways."""
+    """A pattern for a value in the graph (a node or a constant); it may have several matches."""
 
     @abc.abstractmethod
     def match(self, value: Any, state: Match) -> Iterator[Match]:
-        """Every way in which `value` matches, given what is bound already."""
+        """Every match of `value` that extends the bindings in `state`."""
 
     def roots(self) -> frozenset[Any]:
-        """Targets of the nodes this term can match at the top; empty: anything."""
+        """Targets of the nodes that this term can match; empty: anything."""
         return frozenset()
 
 
 @dataclass(frozen=True, eq=False)
 class Var(Term):
-    """Any value; the same name must stand for the same value everywhere in a pattern."""
+    """Any value; equal names in a pattern must match the same value."""
 
     name: str
 
@@ -75,7 +75,7 @@ class Var(Term):
 
 @dataclass(frozen=True, eq=False)
 class Number(Term):
-    """A Python number or a tensor filled with one; bound as the number."""
+    """A Python number or a tensor filled with one number; binds the number."""
 
     name: str
 
@@ -141,7 +141,7 @@ class Op(Term):
 
 
 ANY: Any = type("Any", (), {"__repr__": lambda self: "ANY"})()
-"""In a pattern's keyword arguments: whatever the node has."""
+"""Matches any value of a keyword argument in a pattern."""
 
 
 def _same_constant(left: Any, right: Any) -> bool:
@@ -152,7 +152,7 @@ def _same_constant(left: Any, right: Any) -> bool:
 
 
 def match_all(terms: Iterable[Any], values: Iterable[Any], state: Match) -> Iterator[Match]:
-    """Every way in which all `values` match their `terms` together."""
+    """Every match of all `values` with their `terms`."""
     terms, values = tuple(terms), tuple(values)
     if not terms:
         yield state
@@ -162,7 +162,7 @@ def match_all(terms: Iterable[Any], values: Iterable[Any], state: Match) -> Iter
 
 
 def match_one(term: Any, value: Any, state: Match) -> Iterator[Match]:
-    """Match a term, or compare with a constant that stands in a pattern as it is."""
+    """Match a term, or compare with a constant in a pattern."""
     if isinstance(term, Term):
         yield from term.match(value, state)
     elif isinstance(term, (list, tuple)) and isinstance(value, (list, tuple)):
@@ -194,7 +194,7 @@ def _commutes(target: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class OneOf(Term):
-    """Any of several spellings, tried in order."""
+    """Any of several alternatives, tried in order."""
 
     terms: tuple[Term, ...]
 
@@ -209,15 +209,15 @@ class OneOf(Term):
 
 @dataclass(frozen=True, eq=False)
 class Peel(Term):
-    """`term`, below any number of unary nodes that `through` sees through, or right away.
+    """`term`, directly or below any number of unary nodes that `through` skips.
 
-    `through` is given the node and the pattern's root.
+    `through` takes a node and the pattern's root and returns the node's source, or None.
     """
 
     term: Any
     through: Callable[[fx.Node, fx.Node], fx.Node | None]
     targets: frozenset[Any] = frozenset()
-    """What `through` sees through, where a pattern may have it at the root."""
+    """Targets that `through` skips, where a pattern may have them at the root."""
 
     def roots(self) -> frozenset[Any]:
         return self.targets | self.term.roots() if isinstance(self.term, Term) else frozenset()
@@ -233,7 +233,7 @@ class Peel(Term):
 
 @dataclass(frozen=True, eq=False)
 class As(Term):
-    """`term`, with the node it matches bound under a name of its own."""
+    """`term`, with the node that it matches bound to `name`."""
 
     name: str
     term: Term
@@ -284,16 +284,16 @@ def one_of(*terms: Term) -> OneOf:
 
 
 def cast(term: Any) -> Peel:
-    """`term`, widened to the dtype that operators compute 16-bit floats in, or not.
+    """`term`, optionally widened to the dtype that operators compute 16-bit floats in.
 
-    No other conversion is seen through: it may round (an int8 round trip quantizes), and a wider
-    computation is more precise than the operator that would take its place.
+    No other conversion is skipped: it may round (an int8 round trip quantizes), and a wider
+    computation is more precise than the operator that would replace it.
     """
     return Peel(term, lambda node, root: widened_source(node), CASTS)
 
 
 def rounded(term: Any) -> Peel:
-    """`term`, widened or not, and rounded to the result's dtype or not.
+    """`term`, optionally widened, and optionally rounded to the result's dtype.
 
     A fused operator computes in float32 and rounds its result once.
     """
@@ -301,7 +301,7 @@ def rounded(term: Any) -> Peel:
 
 
 def widened_source(node: fx.Node) -> fx.Node | None:
-    """The 16-bit float that `node` is in float32."""
+    """The source of a conversion from a 16-bit float to float32."""
     source = cast_source(node)
     if source is None or value_of(node).dtype != torch.float32:
         return None
@@ -309,7 +309,7 @@ def widened_source(node: fx.Node) -> fx.Node | None:
 
 
 def rounded_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
-    """What `node` is in float32, or rounded from float32 to the 16-bit float that `root` is."""
+    """As `widened_source`, or the source of a rounding from float32 to the root's 16-bit float."""
     source = cast_source(node)
     if source is None or value_of(source).dtype != torch.float32:
         return widened_source(node)
@@ -322,7 +322,7 @@ _COPIES = frozenset({aten.clone.default, aten.contiguous.default, aten.alias.def
 
 
 def reshape_source(node: fx.Node) -> fx.Node | None:
-    """What a node shows in another shape or layout, element order unchanged."""
+    """The source of a reshape, copy or alias, which keeps the order of elements."""
     if node.target in _RESHAPES or node.target in _COPIES:
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
@@ -333,7 +333,7 @@ def reshape_source(node: fx.Node) -> fx.Node | None:
 
 
 def copy_source(node: fx.Node) -> fx.Node | None:
-    """What a node copies or shows unchanged: same shape, dtype and values."""
+    """The source of a copy or alias of the same shape, dtype and values."""
     source = reshape_source(node)
     if source is None or sizes_of(source) != sizes_of(node):
         return None

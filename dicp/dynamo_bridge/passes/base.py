@@ -1,4 +1,4 @@
-"""Passes over the FX graph: what a pass is, and how a list of them is run and watched."""
+"""Passes over the FX graph: what a pass is, and how a list of them is run and observed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PassContext:
-    """What a pass may know beside the graph.
+    """What a pass may read besides the graph.
 
     `kind` is "forward", "backward", "inference" or "joint"; `static_inputs` are the indices of the
     placeholders that hold parameters and buffers (the same storage on every call).
@@ -56,7 +56,7 @@ def run_passes(
 ) -> bool:
     """Run `passes` in order over `gm.graph`; true if any of them changed it.
 
-    The graph is what later stages read: `gm.recompile()` is left to whoever calls `gm` itself.
+    Later stages read only the graph: code that calls `gm` itself must call `gm.recompile()` first.
     `verify` checks the graph and the inferred value of every node after each pass that changed it.
     """
     any_changed = False

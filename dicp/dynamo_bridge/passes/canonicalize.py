@@ -1,8 +1,8 @@
-"""Canonical form: one spelling per value, nothing computed twice, nothing that does nothing.
+"""Canonical form: one form per value, no computation twice, no operator without effect.
 
-One walk in graph order. Each node is first rewritten by the rules of its operator, then merged with
-an equal earlier node; a last walk from the end removes what nobody reads. Two limits hold
-throughout: values are bit for bit what they were, and a tensor the caller sees shares storage with
+One traversal in graph order rewrites each node by the rules of its operator, then merges it with an
+equal earlier node; a last traversal from the end removes dead nodes. Two invariants hold
+throughout: values stay the same bit for bit, and a tensor that the caller sees shares storage with
 another one only where it did before.
 """
 
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 Rewrite: TypeAlias = fx.Node | int | float | bool | None
-"""What a rule says of a node: the value to use instead, or None to leave it."""
+"""A rule's result for a node: the value to use instead, or None to leave the node."""
 
 
 def canonicalize(gm: fx.GraphModule, context: PassContext) -> bool:
@@ -44,7 +44,7 @@ def canonicalize(gm: fx.GraphModule, context: PassContext) -> bool:
 
 
 def remove_dead(graph: fx.Graph) -> bool:
-    """Erase the calls nobody reads and that do nothing else."""
+    """Erase the calls without users and without side effects."""
     removed = False
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
@@ -74,7 +74,7 @@ class _Canonicalizer:
 
     @staticmethod
     def _aliases_of(returned: set[fx.Node]) -> set[fx.Node]:
-        """Every node whose storage may be one the caller gets: the outputs and what they view."""
+        """Every node whose storage the caller may get: the outputs and what they view."""
         escaping = set()
         for node in returned:
             escaping.add(node)
@@ -152,10 +152,10 @@ class _Canonicalizer:
             return None
         return earlier
 
-    # What may stand for what.
+    # Replacements.
 
     def as_source(self, node: fx.Node, source: Any) -> Rewrite:
-        """`source`, if `node` is a view that shows exactly it."""
+        """`source`, if `node` is a view of exactly all of it."""
         if not isinstance(source, fx.Node) or not self._same(node, source):
             return None
         if node in self._returned and (source in self._returned or _is_input(source)):
@@ -163,7 +163,7 @@ class _Canonicalizer:
         return source
 
     def as_copied(self, node: fx.Node, source: Any) -> Rewrite:
-        """`source`, if `node` is a fresh copy of it and nobody can tell the storage apart."""
+        """`source`, if `node` is a fresh copy of it and shared storage cannot be observed."""
         if not isinstance(source, fx.Node) or not self._same(node, source):
             return None
         root = alias_root(source)
@@ -178,13 +178,13 @@ class _Canonicalizer:
         return difference(node.meta["val"], source.meta.get("val")) is None
 
     def respell(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
-        """Say the same thing by another operator; the value stays."""
+        """Rewrite `node` in place to another operator with the same value."""
         if node.target != target or node.args != args or node.kwargs:
             node.target, node.args, node.kwargs = target, args, {}
             self._changed = True
 
     def same_value(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-        """A new call in place of `node` that is known to give the same value: not inferred."""
+        """A new call in place of `node` that is known to have the same value: not inferred."""
         with self._graph.inserting_before(node):
             new = self._graph.call_function(target, args)
         inherit(new, (node,))
@@ -221,7 +221,7 @@ def _key(argument: Any) -> Any:
 
 
 def uniform_value(argument: Any) -> Number | None:
-    """The number a tensor node is filled with, as its dtype holds it, or the number itself.
+    """The number that fills a tensor node, converted to its dtype, or the number itself.
 
     None if not known.
     """
@@ -244,7 +244,7 @@ def uniform_value(argument: Any) -> Number | None:
     return converted(fill, argument.meta["val"].dtype)
 
 
-# Views that show all of their source.
+# Views of all of their source.
 
 
 def _noop_view(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -321,7 +321,7 @@ _SQUEEZES = frozenset({aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default
 
 
 def _squeeze(c: _Canonicalizer, node: fx.Node) -> Rewrite:
-    # squeeze(unsqueeze(x, d), d) = x, and the other way round
+    # squeeze(unsqueeze(x, d), d) = x;  unsqueeze(squeeze(x, d), d) = x
     source = node.args[0]
     same = c.as_source(node, source)
     if same is not None or not isinstance(source, fx.Node):
@@ -330,7 +330,7 @@ def _squeeze(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     return c.as_source(node, source.args[0]) if source.target in inverse else None
 
 
-# Copies of what is already there.
+# Copies that change no value.
 
 
 def _clone(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -399,9 +399,9 @@ def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:
 
 
 def _leaves_range(start: torch.dtype, wide: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether integers are converted through a float to integers that do not hold them all.
+    """Whether integers pass through a float to an integer dtype that does not hold them all.
 
-    Out of range, integers wrap around and floats do not.
+    Out of range, a conversion from integers wraps around and one from floats does not.
     """
     whole = not start.is_floating_point and not dtype.is_floating_point
     return whole and wide.is_floating_point and not holds_all(start, dtype)

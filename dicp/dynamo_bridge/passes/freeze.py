@@ -1,8 +1,8 @@
-"""Frozen parameters: what depends on them alone is computed once, before the first run.
+"""Frozen parameters: values that depend on them alone are computed once, before the first run.
 
-The user promises with `freeze` that parameters and buffers keep their values. The graph is split
-into a part that reads only them (folded weights, layout conversions, packed constants) and the
-rest, which takes that part's results as further inputs.
+The user promises with `freeze` that parameters and buffers keep their values. The pass splits the
+graph into a part that reads only them (folded weights, layout conversions, packed constants) and
+the rest, which takes that part's results as further inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dicp.dynamo_bridge.passes.base import PassContext
 from dicp.target import Executable
 
 FROZEN = "dicp_frozen"
-"""Key in `node.meta` of an input that the part computed once gives."""
+"""Key in `node.meta` of an input that is a result of the part computed once."""
 
 
 def split_frozen(
@@ -63,8 +63,8 @@ def static_positions(rest: fx.GraphModule, info: GraphInfo) -> tuple[int, ...]:
 def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
     """Computed nodes that depend on parameters alone and are read by nodes that do not.
 
-    What the caller gets is computed anew: he may write to it. So is what depends on a buffer that
-    the graph itself writes.
+    Every run recomputes the graph's results, to which the caller may write, and values that depend
+    on a buffer that the graph itself writes.
     """
     static = static_nodes(gm, context) - _returned(gm) - _written(gm)
     computed: set[fx.Node] = set()
@@ -86,7 +86,7 @@ def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
 
 
 def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
-    """`nodes` with all that they are computed from."""
+    """`nodes` with everything that they are computed from."""
     found, waiting = set(nodes), list(nodes)
     while waiting:
         sources = [n for n in waiting.pop().all_input_nodes if n not in found]
@@ -96,7 +96,7 @@ def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
 
 
 def _returned(gm: fx.GraphModule) -> set[fx.Node]:
-    """The graph's results, and all that may share storage with them."""
+    """The graph's results, and every node that may share storage with them."""
     roots = {alias_root(node) for node in gm.graph.output_node().all_input_nodes}
     return {node for node in gm.graph.nodes if alias_root(node) in roots and not _is_input(node)}
 
@@ -106,7 +106,7 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _written(gm: fx.GraphModule) -> set[fx.Node]:
-    """What is computed from inputs that the graph writes, and these inputs."""
+    """The inputs that the graph writes, and every node computed from them."""
     found: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if node.op == "call_function" and is_mutating(node.target):

@@ -1,4 +1,4 @@
-"""What the joint graph computes twice, made one before it is split into forward and backward."""
+"""Rewrites of the joint graph before it is split: common subexpressions, copies, comparisons."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNINITIALIZED = frozenset(
 
 
 def merge_equal_nodes(graph: fx.Graph) -> bool:
-    """Makes nodes that compute the same value one node. Returns whether any were merged.
+    """Merges nodes that compute the same value. Returns whether any were merged.
 
-    The graph is functional: it writes to its inputs at most. Left alone: random and uninitialized
+    The graph is functional: it writes to its inputs at most. Not merged: random and uninitialized
     values, operators that write to a tensor, nested graphs, values that depend on data, and tensors
     that share memory with an output (eager returns separate ones). Reads on different sides of a
     write are different values.
@@ -58,10 +58,10 @@ def merge_equal_nodes(graph: fx.Graph) -> bool:
 
 
 def drop_copies(graph: fx.Graph) -> bool:
-    """Puts a tensor in place of its copies of the same layout. Returns whether there were any.
+    """Replaces copies of the same layout by their source. Returns whether there were any.
 
-    Otherwise both might be saved for the backward. The graph is functional, so that nothing writes
-    to what it computed; what shares memory with an input or an output is left alone.
+    Otherwise both might be saved for backward. The graph is functional, so nothing writes to a
+    computed tensor; tensors that share memory with an input or an output stay.
     """
     seen = _storages([*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes])
     dropped = False
@@ -77,11 +77,11 @@ def drop_copies(graph: fx.Graph) -> bool:
 
 
 def keep_compared(graph: fx.Graph) -> None:
-    """Has backward test for equality what forward computed, or save the test itself.
+    """Has the partitioner save floats that are compared for equality, or the comparison's result.
 
-    The gradient of an extremum asks which elements equal it. An element that backward computes
-    again, in a kernel of another form, may differ from the extremum in its last bit: none would
-    be equal then, and the gradient 0 / 0.
+    The gradient of an extremum tests which elements equal it. An element that backward recomputes,
+    in a differently fused kernel, may differ from the extremum in its last bit: then none would be
+    equal, and the gradient would be 0 / 0.
     """
     for target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
         for node in graph.find_nodes(op="call_function", target=target):
@@ -91,14 +91,14 @@ def keep_compared(graph: fx.Graph) -> None:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """What `node` is a view of."""
+    """The tensor that `node` views, or `node` itself."""
     while is_view(node.target):
         node = node.all_input_nodes[0]
     return node
 
 
 def _computation(node: fx.Node) -> tuple[Any, ...]:
-    """What `node` computes. Types are part of it: 1, 1.0 and True are equal, yet not the same."""
+    """A key for what `node` computes, with types: 1, 1.0 and True are equal but not the same."""
     leaves, spec = torch_private.pytree.tree_flatten((node.args, node.kwargs))
     return node.target, tuple(map(_plain, leaves)), tuple(map(type, leaves)), str(spec)
 
@@ -134,7 +134,7 @@ def _storages(nodes: Iterable[fx.Node]) -> set[Any]:
 
 
 def _storage(node: fx.Node) -> Any:
-    """The storage a node's tensor lives in; None for other values."""
+    """The storage of a node's tensor; None for other values."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None

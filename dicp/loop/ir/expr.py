@@ -1,9 +1,9 @@
 """The loop IR: expressions, tensors, computations and library calls of one graph.
 
 Lowering produces a flat list of `Compute` and `Call` nodes in graph order. Each `Compute` is one
-operator's loop nest over its own domain, with an expression DAG as body; the scheduler then puts
-computes together into kernels. Coordinates are logical (one index per tensor axis); strides enter
-only when a kernel is written out.
+operator's loop nest over its own domain, with an expression DAG as body; the scheduler then fuses
+computes into kernels. Coordinates are logical (one index per tensor axis); strides enter only when
+the scheduler builds a kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ref:
     base: Ref | None = None
     producer: Any = None
     opaque: bool = False
-    """Whether its layout is nobody's business but the calls' that make and take it."""
+    """Whether only calls produce and consume it: it is not strided, or its sizes depend on data."""
 
     @property
     def root(self) -> Ref:
@@ -50,11 +50,13 @@ class Ref:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Expr:
-    """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, or an `Origin`.
+    """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, an `Origin` or a name.
 
-    Kinds beyond SCALAR_OPS: "const", "index" (an Index as int64), "load", "cast", "acc" (the
-    finished value of a reduction in the same kernel), "saved" (a value kept for a later phase),
-    and INDEX_CHECKS (an index that must lie below a size).
+    Operators beyond SCALAR_OPS: "const", "index" (an Index as int64), "load" (at a tensor's
+    coordinates), "read" (a load at a memory offset, in kernels), "cast", "widen" (see `opmath`),
+    "masked", "reduction_result" (a finished reduction, or a scan or scalar, of the same kernel),
+    "scratch" (a value kept for a later phase), and INDEX_CHECKS (an index that must lie below a
+    size).
     """
 
     op: str
@@ -65,14 +67,14 @@ class Expr:
 
     @property
     def structure(self) -> str:
-        """A digest of what is computed, tensors told apart by their layouts alone."""
+        """A digest of the computation; of tensors it has dtypes, roles and layouts, not names."""
         if not self._structure:
             object.__setattr__(self, "_structure", _structure_of(self))
         return self._structure
 
     @property
     def key(self) -> str:
-        """A text to sort by, the same in every process: the structure, then the tensors' names."""
+        """A sort key, the same in every process: the structure, then the tensors' names."""
         names = dict.fromkeys(e.attr.ref.name for e in walk(self) if isinstance(e.attr, Load))
         return ",".join([self.structure, *(f"{len(name)}{name}" for name in names)])
 
@@ -120,9 +122,9 @@ class Load:
 
 
 def const(value: Number, dtype: torch.dtype) -> Expr:
-    """A number as an operand of arithmetic in `dtype`: of 16-bit floats that is float32.
+    """A number as an operand of arithmetic in `dtype`; 16-bit floats compute in float32.
 
-    (An element of a tensor is rounded to its dtype: `as_stored(const(..))`.)
+    `as_stored(const(..))` is the number as an element of a tensor, rounded to its dtype.
     """
     held = converted(value, torch.float32 if dtype in LOW_PRECISION else dtype)
     assert held is not None, f"{value} in {dtype}"
@@ -139,14 +141,14 @@ def load(ref: Ref, coords: Sequence[Index]) -> Expr:
 
 
 def cast(value: Expr, dtype: torch.dtype) -> Expr:
-    """`value` converted to `dtype`; 16-bit floats made of others are rounded when stored."""
+    """`value` converted to `dtype`; floats are rounded to 16-bit floats only when stored."""
     if value.dtype.is_floating_point and value.op != "const":
         return opmath(value, dtype)
     return rounded(value, dtype)
 
 
 def rounded(value: Expr, dtype: torch.dtype) -> Expr:
-    """`value` converted to `dtype` as a program's own conversion does it, 16-bit floats too."""
+    """`value` converted to `dtype` and rounded, even to 16-bit floats, as user conversions are."""
     if value.dtype == dtype:
         return value
     held = converted(value.attr, dtype) if value.op == "const" else None
@@ -165,7 +167,7 @@ def as_stored(value: Expr) -> Expr:
 
 
 def rounds(expr: Expr) -> bool:
-    """Whether a conversion has digits to lose: what was read from memory has lost them."""
+    """Whether `expr` is a cast that may round: a value loaded in its dtype is rounded already."""
     source = expr.args[0]
     return expr.op == "cast" and not (source.op in ("load", "read") and source.dtype == expr.dtype)
 
@@ -180,7 +182,7 @@ def opmath(value: Expr, dtype: torch.dtype) -> Expr:
 
 
 def masked(test: Expr, value: Expr) -> Expr:
-    """`value`, its loads made only where `test` holds (elsewhere they count as zero)."""
+    """`value` with its loads executed only where `test` holds; elsewhere they count as zero."""
     return Expr("masked", value.dtype, (test, value))
 
 
@@ -233,13 +235,13 @@ def loads(expr: Expr) -> list[Load]:
 
 
 def reads(exprs: Iterable[Expr]) -> list[Load]:
-    """What kernels' expressions read from memory; of a part that several share, once."""
+    """The memory reads of kernels' expressions; those of a shared subexpression occur once."""
     seen: set[int] = set()
     return [e.attr for expr in exprs for e in walk(expr, seen) if e.op == "read"]
 
 
 def with_origin(expr: Expr, origin: Origin) -> Expr:
-    """`expr` with `origin` noted on every operator that may raise, for the message it raises."""
+    """`expr` with `origin` attached to every operator that may raise, for its error message."""
     if not any(e.op in CHECKED_OPS and e.attr is None for e in walk(expr)):
         return expr
     done: dict[int, Expr] = {}
@@ -316,12 +318,12 @@ class Compute:
     """Nodes that must run earlier for reasons other than this node's loads."""
     origins: tuple[Origin, ...] = ()
     realize: bool = False
-    """Whether someone outside generated code reads the result from memory."""
+    """Whether the result must be stored: a call reads it, say, or it must be computed only once."""
 
     _found: tuple[Expr, tuple[Index, ...], list[Load]] | None = None
 
     def loads(self) -> list[Load]:
-        """Every load of the body and of the store's coordinates; remembered per body."""
+        """Every load of the body and of the store's coordinates; cached until either changes."""
         known = self._found
         if known is not None and known[0] is self.body and known[1] is self.target:
             return known[2]
@@ -339,12 +341,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Routine:
-    """A kernel the target brings ready-made: its arguments are a call's `args` and `outs`."""
+    """A kernel whose source the target supplies; its arguments are a call's `args` and `outs`."""
 
     name: str
     body: str
     sizes: tuple[Size, ...]
-    """Handed over at every launch, in this order."""
+    """Passed as arguments at every launch, in this order."""
 
 
 @dataclass(eq=False)
@@ -358,7 +360,7 @@ class Call:
     out_variant: Any = None
     """The overload that writes into given outputs, where there is one."""
     routine: Routine | None = None
-    """What runs in place of `op`; `args` are then Refs alone."""
+    """Runs in place of `op`; `args` then holds Refs only."""
     kind: Literal["library", "eager"] = "library"
     mutates: bool = False
     after: tuple[Any, ...] = ()
@@ -385,10 +387,10 @@ Node = Compute | Call
 
 @dataclass(frozen=True)
 class Requirement:
-    """What the sizes of a run must satisfy, checked before it starts.
+    """A condition on the sizes of a run, checked before it starts.
 
-    equal: `left` is `right`. indexable: a dimension of `left` is not empty where there are `right`
-    indices into it.
+    equal: `left` is `right`. indexable: a dimension of size `left` is not empty if there are
+    `right` > 0 indices into it.
     """
 
     kind: Literal["equal", "indexable"]
@@ -413,7 +415,7 @@ class Graph:
 
 
 def show(expr: Expr) -> str:
-    """`expr` for people: one line, or `value where a = ...; b = ...` with shared parts named."""
+    """`expr` as one line of text, or `value where e0 = ...; e1 = ...` with shared parts named."""
     uses: dict[int, int] = {}
     for e in walk(expr):
         for arg in e.args:
@@ -452,5 +454,5 @@ def _show_index(index: Index, shown: dict[int, str]) -> str:
 
 
 def show_index(index: Index) -> str:
-    """`index` for people, indirect parts written out."""
+    """`index` as readable text, with the expressions of its indirect atoms."""
     return _show_index(index, {id(e): show(e) for e in _indirect_exprs(index)})

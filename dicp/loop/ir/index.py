@@ -2,7 +2,7 @@
 
 An `Index` is `const + sum(coefficient * atom)`. Coefficients and sizes are Python integers, or
 sympy expressions over ShapeEnv's symbols when a dimension is dynamic. Keeping the affine form
-explicit makes substitution and stride extraction a dictionary walk rather than symbolic algebra.
+explicit makes substitution and stride extraction dictionary lookups rather than symbolic algebra.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _minimum(value: sympy.Expr) -> Any:
 
 
 def _distance(symbol: sympy.Symbol) -> sympy.Expr | None:
-    """`symbol` as its bound and a distance from it that is not negative; None without a bound."""
+    """`symbol` as its bound plus or minus a nonnegative distance; None if it has no bound."""
     distance = sympy.Symbol(f"_{symbol}", integer=True, nonnegative=True)
     if symbol.is_positive:
         return distance + 1
@@ -292,7 +292,7 @@ def variable(var: Var) -> Index:
 
 
 def floordiv(value: Index, divisor: Size) -> Index:
-    """`value // divisor` of a non-negative value, with the terms that divide exactly taken out."""
+    """`value // divisor` of a non-negative value; terms that divide exactly leave the division."""
     if divisor == 1:
         return value
     exact, rest = _split(value, divisor)
@@ -392,9 +392,9 @@ def flatten(coords: Sequence[Index], strides: Sequence[Size], offset: Size = 0) 
 
 
 def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] | None:
-    """The coarsest row-major split of both shapes: (size, axis of a, axis of b) per piece.
+    """The coarsest row-major split of both shapes: (size, axis of a, axis of b) per factor.
 
-    None where the shapes do not split into common pieces.
+    None where the shapes do not split into common factors.
     """
     pieces: list[tuple[Size, int, int]] = []
     i = j = 0
@@ -407,7 +407,7 @@ def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] 
             right, j = b[j], j + 1
         if left == 1 and right == 1:
             return pieces
-        # The innermost common piece comes last, so what is taken here is the outer factor.
+        # Row-major, outermost first: the smaller size is the outer factor of the larger.
         if left == right:
             pieces.append((left, i - 1, j - 1))
             left = right = 1
@@ -480,5 +480,5 @@ def _at_least(p: Size, q: Size) -> bool:
 
 
 def _repair(blocks: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Blocks of `new` axes alone hold only size-1 axes and constrain nothing."""
+    """Drop blocks without `old` axes: their `new` axes have size 1 and constrain nothing."""
     return [b for b in blocks if b[0]]

@@ -1,4 +1,4 @@
-"""Kernels: what the scheduler makes of a group of computes, and what renderers read."""
+"""Kernels: the scheduler's output for a group of computes, and the renderers' input."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dicp.origin import Origin
 class Store:
     """`ref[index] = value`, or combined into it by `op` ("sum", "max", ...).
 
-    In a row kernel `op` is "sum" and means the sum, from zero, over the rows' loops that the index
-    does not vary along.
+    In an inner reduction `op` is "sum" and means a cross-row reduction: the sum, from zero, over
+    the parallel loops that the index does not vary along.
     """
 
     ref: Ref
@@ -32,7 +32,7 @@ class Store:
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """`name = name op value` over the inner loops; `position` is the index argmax keeps."""
+    """`name = name op value` over the reduction loops; `position` is the index argmax returns."""
 
     name: str
     op: str
@@ -43,7 +43,7 @@ class Reduce:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A scan: the running `op` along the inner loop, readable as `name` from then on."""
+    """The running `op` along the reduction loop; later statements read it as `name`."""
 
     name: str
     op: str
@@ -62,7 +62,7 @@ class Let:
 
 @dataclass(frozen=True, eq=False)
 class ScratchStore:
-    """A value of the current inner point, kept in a scratch row for a later phase."""
+    """A value at the current point of the reduction, kept in a scratch row for a later phase."""
 
     name: str
     dtype: torch.dtype
@@ -74,7 +74,7 @@ Stmt = Store | Reduce | Scan | Let | ScratchStore
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """Statements run once per row, or at every point of the inner loops."""
+    """Statements that run once per row, or at every point of the reduction loops."""
 
     level: Literal["parallel", "reduction"]
     stmts: tuple[Stmt, ...]
@@ -85,11 +85,11 @@ KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """Loops over `rows` (independent) and, inside, over `inner`, phase after phase.
+    """Loops over `parallel` (independent) and, inside, over `reduction`, phase after phase.
 
-    pointwise: no inner loops; every statement at every point of `rows`.
-    row: reductions along `inner`, whose last loop is contiguous in memory.
-    column: reductions along `inner`, the last of `rows` being contiguous in memory.
+    pointwise: no reduction loops; every statement at every point of `parallel`.
+    inner_reduction: reductions (or scans) along `reduction`, its last loop contiguous in memory.
+    outer_reduction: reductions along `reduction`, the last of `parallel` contiguous in memory.
     scatter: as pointwise, but stores may collide.
     """
 
@@ -99,7 +99,7 @@ class Kernel:
     phases: tuple[Phase, ...]
     origins: tuple[Origin, ...]
     fresh: bool = False
-    """Whether a scatter's buffer holds nothing yet and counts as zeros: it writes every element."""
+    """Whether a scatter's buffer is uninitialized and counts as zeros: it writes every element."""
 
     def exprs(self) -> Iterator[Expr]:
         for phase in self.phases:
@@ -107,7 +107,7 @@ class Kernel:
                 yield stmt.value
 
     def reads(self) -> list[Load]:
-        """What its statements read; of an expression that several share, once."""
+        """The reads of all statements; those of a shared expression occur once."""
         return ir.reads(self.exprs())
 
     def text(self) -> str:
@@ -124,9 +124,9 @@ class Kernel:
 
 
 def kernel_name(origins: Sequence[Origin], text: str) -> str:
-    """The operators that a kernel computes, then a digest of everything that its code depends on.
+    """A kernel's name: its operators, then a digest of `text`, all that its source depends on.
 
-    Equal work has an equal name: `gelu_layer_norm_25a2fdf9c1d0`.
+    Equal kernels have equal names: `gelu_layer_norm_25a2fdf9c1d0`.
     """
     operators = dict.fromkeys(_short_name(origin.op) for origin in origins)
     words = [word for word in operators if word not in _MOVES] or list(operators)
@@ -152,7 +152,7 @@ _MOVES = frozenset(
         "t", "to_copy", "transpose", "unsafe_view", "unsqueeze", "view",
     }
 )  # fmt: skip
-"""Operators that only move or convert values: they tell little of a kernel that does more."""
+"""Operators that only move or convert values: a name omits them where the kernel has others."""
 _VERBS: dict[type, str] = {Reduce: "reduce", Scan: "scan", Let: "let", ScratchStore: "scratch"}
 _NAME_LENGTH = 40
 _DIGEST_LENGTH = 12

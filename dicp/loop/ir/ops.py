@@ -2,7 +2,7 @@
 
 `cpp` is the C++ spelling: a format string over the argument temporaries, or the name of an
 overloaded function of the prelude. `cost` counts roughly in units of one vector addition; it
-decides between recomputing a value and keeping it.
+decides between rematerializing a value and storing it.
 """
 
 from __future__ import annotations
@@ -110,18 +110,19 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
 )
 
 BESIDE_NUMBER = {"maximum": "{0} <= {1} ? {1} : {0}", "minimum": "{0} >= {1} ? {1} : {0}"}
-"""C++ where the second operand is a number and not NaN: a NaN in the first comes through."""
+"""C++ where the second operand is a constant other than NaN: a NaN in the first propagates."""
 BEHIND_NUMBER = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}"}
-"""C++ where the first operand is a number and not NaN. Of zeros of both signs the second operand is
-the extremum, as in PyTorch's vectors: a limit stands first and leaves the zero it limits alone."""
+"""C++ where the first operand is a constant other than NaN. For zeros of opposite sign the result
+is the second operand, as in PyTorch's vectorized code: with a clamp's limit as the first, a zero
+keeps its sign."""
 
 CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""
 
 
 INDEX_CHECKS = frozenset({"check_index", "wrap_index"})
-"""An index and a size: the index, which must lie in 0 .. size-1. "wrap_index" counts negative ones
-from the end first."""
+"""Operators on (index, size) that return the index, which must lie in 0 .. size-1. "wrap_index"
+first counts a negative one from the end."""
 
 
 @dataclass(frozen=True)
@@ -163,5 +164,5 @@ def identity_of(op: str, dtype: torch.dtype) -> float | int | bool:
 
 
 def float32(value: float) -> float:
-    """The nearest number of single precision."""
+    """`value` rounded to float32."""
     return float(torch.tensor(value, dtype=torch.float32))

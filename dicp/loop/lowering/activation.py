@@ -81,7 +81,7 @@ def softplus_backward(lw: Lowering, g: Value, x: Value, beta: Any, limit: Any) -
 
 @rule(aten.log_sigmoid_forward.default)
 def log_sigmoid(lw: Lowering, x: Value) -> tuple[Value, Value]:
-    """The result, and exp(-|x|) where eager keeps it for the gradient."""
+    """The result, and the buffer eager saves for backward: exp(-|x|), or an empty tensor."""
 
     def tail(x: Expr) -> Expr:
         return _exp(-apply("abs", x.dtype, x))

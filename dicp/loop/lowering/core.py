@@ -1,4 +1,4 @@
-"""Lowering of a functional ATen graph to the loop IR: the walk, and the vocabulary of its rules."""
+"""Lowering of a functional ATen graph to the loop IR: node traversal, and the API for rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from dicp.torch_private import OpOverload, is_proved, shape_env_of
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor during lowering: coordinates into a Ref, as functions of its own axes."""
+    """A tensor during lowering: a view of a Ref, with coordinates as functions of its own axes."""
 
     ref: Ref
     shape: tuple[Size, ...]
@@ -75,10 +75,11 @@ class Value:
 
 
 class Lowering:
-    """Walks one FX graph and fills an `ir.Graph`."""
+    """Lowers one FX graph, node by node, to an `ir.Graph`."""
 
     gathers_windows = False
-    """Whether a pooling's gradient is gathered: stores that collide are slow, and in any order."""
+    """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
+    no fixed order."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Lowering:
         self._written: dict[Ref, Any] = {}
         self._readers: dict[Ref, list[ir.Node]] = {}
 
-    # ---- the walk -------------------------------------------------------------------------
+    # ---- node traversal -------------------------------------------------------------------
 
     def run(self) -> Graph:
         for node in self.gm.graph.nodes:
@@ -217,7 +218,7 @@ class Lowering:
         return Ref(self._name("t"), shape, dtype, tuple(strides), "temp")
 
     def _meta_strides(self, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:
-        """The strides eager gives the node's result, where `shape` is the result's shape."""
+        """Eager's strides of the node's result that has this shape, if any, without overlap."""
         assert self.node is not None
         val = self.node.meta.get("val")
         candidates = val if isinstance(val, (tuple, list)) else [val]
@@ -251,7 +252,7 @@ class Lowering:
         for ref in node.reads():
             self._readers.setdefault(ref.root, []).append(node)
 
-    # ---- vocabulary of rules --------------------------------------------------------------
+    # ---- API for rules --------------------------------------------------------------------
 
     def pointwise(
         self,
@@ -290,7 +291,7 @@ class Lowering:
         body: Callable[[tuple[Index, ...]], Expr],
         keepdim: bool = True,
     ) -> Value:
-        """`body` over `shape`, combined along `axes` with `op`."""
+        """The reduction of `body` over `shape` by `op` along `axes`."""
         shape = tuple(shape)
         kept = tuple(1 if i in axes else s for i, s in enumerate(shape))
         if not axes or all(shape[a] == 1 for a in axes):
@@ -312,7 +313,7 @@ class Lowering:
         shape: Sequence[Size],
         coords: Callable[[tuple[Index, ...]], Sequence[Index]],
     ) -> Value:
-        """`value` seen under another shape: `coords` maps new coordinates to old ones."""
+        """A view of `value` with another shape: `coords` maps new coordinates to old ones."""
         shape = tuple(shape)
         return Value(value.ref, shape, value.place(coords(domain(shape))))
 
@@ -350,12 +351,12 @@ class Lowering:
         )
 
     def element(self, value: Any, dtype: torch.dtype) -> Expr:
-        """A number, or a symbolic size, as an element of a tensor holds it."""
+        """A number, or a symbolic size, rounded as when stored in a tensor of `dtype`."""
         return ir.as_stored(self.scalar(value, dtype))
 
     def proves(self, relation: Any) -> bool:
-        """Whether a relation between numbers and symbolic integers holds whatever these are, by
-        the guards that were taken; takes none."""
+        """Whether the guards taken so far prove a relation between numbers and symbolic integers;
+        adds no guard."""
         if isinstance(relation, (bool, BooleanAtom)):
             return bool(relation)
         return self.shape_env is not None and is_proved(relation, self.shape_env)
@@ -385,15 +386,15 @@ class Lowering:
         """A number, which may be symbolic, as a constant of a floating-point type."""
         return self.scalar(float(value) if isinstance(value, (bool, int)) else value, dtype)
 
-    # ---- what eager refuses ---------------------------------------------------------------
+    # ---- calls that eager rejects ---------------------------------------------------------
 
     def require_equal(
         self, left: Sequence[Size], right: Sequence[Size], detail: str, *, eager: bool = True
     ) -> None:
-        """Leaves a call whose sizes differ to eager, which refuses it in its own words.
+        """Require equal sizes; a call whose sizes differ is left to eager, which raises its error.
 
-        Where sizes are symbols, each run is checked, and so it is where eager refuses nothing
-        (`eager` is False) and reads out of bounds.
+        Symbolic sizes are checked at each run. So are those of calls that eager does not check
+        (`eager` is False), where it reads out of bounds.
         """
         if len(left) != len(right):
             raise NoRule(f"{detail}: {len(left)} and {len(right)} axes")
@@ -405,7 +406,10 @@ class Lowering:
                 self._require("equal", a, b, detail)
 
     def require_indexable(self, size: Size, count: Size) -> None:
-        """An empty dimension takes no index: such a call is left to eager, which refuses it."""
+        """Leave indices into an empty dimension to eager, which raises its error.
+
+        Symbolic sizes are checked at each run.
+        """
         if is_positive(size) or count == 0:
             return
         if size == 0 and is_positive(count):
@@ -445,11 +449,11 @@ class Lowering:
             ref.root.producer.realize = True
 
     def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
-        """The type in which colliding stores are combined by `op`."""
+        """The dtype in which a scatter combines colliding stores by `op`."""
         return dtype
 
     def combinable(self, op: str, value: Expr) -> Expr:
-        """`value` in the form in which colliding stores combine it right."""
+        """`value` converted so that the target's atomic `op` combines it correctly."""
         return value
 
     def call(
@@ -462,7 +466,7 @@ class Lowering:
         kind: Any = "library",
         outs: Sequence[torch.Tensor] | None = None,
     ) -> tuple[Value, ...]:
-        """A library call; tensor arguments are put into memory as they are (strided views stay)."""
+        """A library call; tensor arguments are realized, and strided views are passed as such."""
         if outs is None:
             refs = self.results()
         else:
@@ -487,7 +491,7 @@ class Lowering:
         outs: Sequence[Ref],
         sizes: Sequence[Size],
     ) -> tuple[Value, ...]:
-        """A ready-made kernel of the target, that reads `args` and fills `outs`."""
+        """A call of a handwritten kernel of the target, which reads `args` and writes `outs`."""
         assert self.node is not None
         node = Call(
             self.node.target, tuple(args), {}, tuple(outs),
@@ -497,13 +501,13 @@ class Lowering:
         return tuple(self.value_of(r) for r in outs)
 
     def results(self) -> tuple[Ref, ...]:
-        """Fresh memory for each tensor the node returns, laid out as eager lays it out."""
+        """A fresh buffer for each tensor the node returns, with eager's strides."""
         assert self.node is not None
         val = self.node.meta["val"]
         return tuple(map(self.result, val if isinstance(val, (tuple, list)) else [val]))
 
     def result(self, meta: torch.Tensor) -> Ref:
-        """Fresh memory laid out as `meta`."""
+        """A fresh buffer with the shape and strides of `meta`."""
         return self._tensor_ref(self._name("c"), meta, "temp")
 
     def _finish_call(self, node: Call) -> None:
@@ -616,7 +620,7 @@ class Lowering:
 
 
 def results_by_use(node: fx.Node) -> Any:
-    """The results of a node without recorded value, from the values of the nodes that pick them."""
+    """The results of a node without `meta["val"]`, from the getitem nodes that use them."""
     picked = {u.args[1]: u for u in node.users if u.target is operator.getitem}
     if not picked:
         return None
@@ -627,7 +631,7 @@ def results_by_use(node: fx.Node) -> Any:
 
 
 def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """A node that computes a size: its value is already known as an expression."""
+    """The value of a node that computes a size, which its metadata holds as an expression."""
     val = node.meta.get("val")
     if node.target is operator.getitem:
         return args[0][args[1]]
@@ -677,7 +681,7 @@ def _symbolic_float(value: sympy.Expr) -> Expr:
 
 
 def single(op: str, value: Expr, dtype: torch.dtype) -> Expr:
-    """A reduction over one element."""
+    """The result of a reduction over one element."""
     if op in ("argmax", "argmin"):
         return ir.const(0, dtype)
     if op in ("any", "all"):

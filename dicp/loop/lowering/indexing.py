@@ -1,4 +1,4 @@
-"""Reads and writes at computed places: gather, index, embedding, scatter, index_put."""
+"""Reads and writes at computed indices: gather, index, embedding, scatter, index_put."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ rule = INDEXING.register
 
 
 def proven(at: Expr, size: Size) -> Index:
-    """A computed coordinate that its rule keeps in 0 .. size-1 by construction."""
+    """A computed coordinate that is in 0 .. size-1 by construction, so that it needs no check."""
     return Index(0, ((Indirect(at, size), 1),))
 
 
 def clamped(at: Expr, size: Size) -> Index:
-    """A computed coordinate moved into 0 .. size-1."""
+    """A computed coordinate clamped to 0 .. size-1."""
     low = apply("maximum", torch.int64, at, const(0, torch.int64))
     last = ir.index_value(Index(normal(size - 1)))
     return proven(apply("minimum", torch.int64, low, last), size)
@@ -54,8 +54,8 @@ def checked(lw: Lowering, index: Expr, size: Size, *, wrap: bool) -> Expr:
 class Indices:
     """A tensor of indices into a dimension of `size`, each checked where it is read.
 
-    `wrap`: eager counts negative ones from the end. `count`: how many eager looks at, where that
-    is not every one; an empty dimension takes none of them.
+    `wrap`: negative ones count from the end. `count`: how many eager checks, if not all; into an
+    empty dimension there may be none.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Indices:
         return self._place(self.index.broadcast_at(idx))
 
     def along(self, position: Index) -> Index:
-        """The place at `position` of indices with one axis, or none."""
+        """The coordinate read at `position` from indices with one axis or none."""
         return self.at([position] if self.index.ndim else [])
 
     def _place(self, index: Expr) -> Index:
@@ -79,7 +79,7 @@ class Indices:
 
 
 class ComputedIndices(Indices):
-    """Indices made of nothing but sizes by a decomposition: inside but for rounding."""
+    """Indices that a decomposition computes from sizes alone: clamped, as rounding may be off."""
 
     def _place(self, index: Expr) -> Index:
         return clamped(wrapped(self.lw, cast(index, torch.int64), self.size), self.size)
@@ -103,7 +103,7 @@ def gather(lw: Lowering, x: Value, dim: int, index: Value, *, sparse_grad: bool 
 
 
 def _is_empty(index: Value) -> bool:
-    """An empty index may have another number of dimensions than what it looks into."""
+    """Whether there are no indices: then their rank may differ from the indexed tensor's."""
     return any(size == 0 for size in index.shape)
 
 
@@ -159,7 +159,7 @@ def embedding(
 def index_layout(
     x: Value, indices: Sequence[Value | None]
 ) -> tuple[list[int], tuple[Size, ...], int]:
-    """Indexed axes, the broadcast shape of the indices, and where it goes in the result."""
+    """Indexed axes, the broadcast shape of the indices, and its first axis in the result."""
     axes = [k for k, i in enumerate(indices) if i is not None]
     shape = broadcast_shapes(*(i.shape for i in indices if i is not None))
     adjacent = axes == list(range(axes[0], axes[-1] + 1))
@@ -188,9 +188,9 @@ def index_coords(
 
 
 def _kinds_of_indices(lw: Lowering, count: int) -> list[type[Indices]]:
-    """How each index of an indexing operator is kept inside.
+    """How each index of an indexing operator is kept in bounds: checked or clamped.
 
-    The unsafe ones promise to be, but some decompositions hand a caller's indices on to them.
+    `_unsafe_index` promises indices in bounds, but some decompositions pass it the user's indices.
     """
     assert lw.node is not None
     if lw.node.target not in (aten._unsafe_index.Tensor, aten._unsafe_index_put.default):
@@ -201,7 +201,7 @@ def _kinds_of_indices(lw: Lowering, count: int) -> list[type[Indices]]:
 
 
 def _is_computed(node: Any) -> bool:
-    """Whether a value depends on no tensor's elements, on sizes at the most."""
+    """Whether a value depends on sizes at most, and on no tensor's elements."""
     pending, seen = [node] if isinstance(node, fx.Node) else [], set()
     while pending:
         here = pending.pop()
@@ -237,7 +237,7 @@ def scattered(
     target: Callable[[tuple[Index, ...]], Sequence[Index]],
     op: str = "store",
 ) -> Value:
-    """A copy of `base` with `body` stored (or combined by `op`) at `target`, point by point."""
+    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`."""
     wide = base.dtype if op == "store" else lw.combined_in(op, base.dtype)
     if wide != base.dtype:
         widened = scattered(
@@ -364,7 +364,7 @@ def index_add(
     def body(item: Expr) -> Expr:
         return item if alpha == 1 else item * lw.scalar(alpha, x.dtype)
 
-    # Eager looks at no index where there is nothing to add to.
+    # Eager checks no index if `x` is empty.
     count = product(index.shape) if all(map(is_positive, x.shape)) else 0
     return _slices_at(lw, x, dim, index, source, body, "sum", count)
 
@@ -389,7 +389,7 @@ def _slices_at(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, body: Callable[[Expr], Expr],
     op: str, count: Size,
 ) -> Value:  # fmt: skip
-    """`x` with each slice of `source` along `dim` combined into the slice that `index` names."""
+    """`x` with slice i of `source` along `dim` combined by `op` into its slice `index[i]`."""
     if x.ndim == 0 or source.ndim != x.ndim:
         raise NoRule("slices of a 0-dim tensor")
     dim = wrap(dim, x.ndim)
@@ -433,7 +433,7 @@ def embedding_dense_backward(
     width = g.shape[-1]
     zeros = lw.pointwise((num_weights, width), g.dtype, lambda idx: const(0.0, g.dtype))
 
-    # The lookup, which is not run where only its gradient is wanted, refuses these indices.
+    # Checked here too: where only the gradient is used, the forward lookup is not run.
     rows = Indices(lw, index, num_weights, wrap=False)
 
     def body(idx: tuple[Index, ...]) -> Expr:

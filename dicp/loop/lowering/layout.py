@@ -1,4 +1,4 @@
-"""Sizes and strides of PyTorch's tensors as expressions, and what layouts have in common."""
+"""Sizes and strides of PyTorch tensors as symbolic expressions, and predicates on layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Size, ...]:
-    """Strides without PyTorch's max(1, size) for empty axes, whose strides do not matter."""
+    """Strides with PyTorch's max(1, size) replaced by size: only those of empty tensors differ."""
     return tuple(
         s if isinstance(s, int) else normal(s.replace(_is_at_least_one, _other_than_one))
         for s in sizes_of(tensor.stride())
@@ -63,12 +63,13 @@ def is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
 
 
 def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether no two elements share memory, holes being allowed."""
+    """Whether no two elements share memory; holes are allowed."""
     if is_dense(shape, strides):
         return True
     numbers = [n for n in (*shape, *strides) if isinstance(n, int)]
     if len(numbers) != 2 * len(shape):
-        # A fresh result of eager's: only an expanded axis could overlap.
+        # Symbolic strides are those of a tensor that eager allocated: only an expanded axis
+        # (stride 0) could overlap.
         return all(s == 1 or t != 0 for s, t in zip(shape, strides, strict=True))
     sizes = numbers[: len(shape)]
     extent = 1
@@ -86,7 +87,7 @@ def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> 
 
 
 def tidy(shape: Sequence[Size], strides: Sequence[Size]) -> tuple[Size, ...]:
-    """Strides of size-1 axes set to what a contiguous tensor of this order would have."""
+    """`strides`, with those of size-1 axes set as in a contiguous tensor of this axis order."""
     result = list(strides)
     step: Size = 1
     for axis in range(len(shape) - 1, -1, -1):

@@ -1,6 +1,6 @@
-"""Operators handed to PyTorch's libraries: matrix products, convolution, attention, sorting.
+"""Operators lowered to PyTorch library calls: matrix products, convolution, attention, sorting.
 
-The out-variant is used where there is one, so that results land in the planned workspace.
+Out-variants are called where they exist, so that results are written into the planned workspace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ for _op in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm, aten.addbmm, aten.addmv
 
 
 def plain(op: Any) -> Any:
-    """A functional library call, every result a fresh tensor."""
+    """A rule that calls `op` unchanged; every result is a fresh tensor."""
 
     def lowered(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
         results = lw.call(op, args, kwargs)
@@ -60,10 +60,10 @@ for _op in (
 
 @LIBRARY.register(aten.convolution_backward.default, kind="library")
 def convolution_backward(lw: Lowering, *args: Any) -> Any:
-    """The library's gradients; the bias gradient is a plain sum and is generated."""
+    """The library computes input and weight gradients; the bias gradient, a sum, is generated."""
     grad, mask = args[0], list(args[-1])
     assert lw.node is not None
-    # The node may return more than is asked for here.
+    # The node may return tensors for gradients that the mask does not request.
     metas = [m if on else None for m, on in zip(lw.node.meta["val"], mask, strict=True)]
     wanted_bias = mask[2]
     mask[2] = False
@@ -87,7 +87,7 @@ def bias_gradient(lw: Lowering, grad: Value) -> Value:
 
 
 def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]:
-    """One FakeTensor per result position; an absent result is an empty tensor nobody reads."""
+    """One FakeTensor per result; a gradient not requested is an empty tensor that is never read."""
     like = next(m for m in metas if isinstance(m, torch.Tensor))
     return [
         m if on and isinstance(m, torch.Tensor) else like.new_empty((0,))

@@ -47,7 +47,7 @@ def elementwise(
 
 
 def promoted(lw: Lowering) -> torch.dtype:
-    """The dtype that comparison operands are brought to."""
+    """The dtype that comparison operands are promoted to."""
     assert lw.node is not None
     operands = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in lw.node.args[:2]]
     if len(operands) == 1:
@@ -73,7 +73,7 @@ def same(op: str) -> Callable[..., Value]:
 
 
 def compared(op: str) -> Callable[..., Value]:
-    """Equal is what is equal in memory, wherever its two sides were computed."""
+    """A comparison of operands rounded as when stored, so that fusion cannot change the result."""
 
     def test(*operands: Expr) -> Expr:
         return apply(op, torch.bool, *map(ir.as_stored, operands))
@@ -428,7 +428,7 @@ def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
 
 @rule(torch.ops.prims.fma.default)
 def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
-    """What Dynamo makes of `addcmul_` and `addcdiv_` with a number that it traces."""
+    """Dynamo emits it for `addcmul_` and `addcdiv_` if `value` is a number that it traces."""
     return elementwise(lw, (a, b, c), lambda a, b, c: apply("fma", a.dtype, a, b, c))
 
 

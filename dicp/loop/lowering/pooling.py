@@ -1,7 +1,8 @@
 """Pooling: maxima and averages over windows, and their gradients as sums over covering windows.
 
 A `Window` maps one spatial axis of the output to the input; the rules are written once for one,
-two and three spatial axes. Gradients gather: each input point sums over the windows that cover it.
+two and three spatial axes. Gradients gather: each input point sums over the windows that cover it
+(those of maxima scatter, unless the target's `gathers_windows` is set).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ POOLING = RuleTable()
 rule = POOLING.register
 
 MAX_UNROLLED = 32
-"""Window points up to which a sum is written out instead of being looped over."""
+"""Most window points whose sum is unrolled; more are a reduction loop."""
 MAX_ARGMAX = 128
-"""Window points up to which a maximum is written out; its index needs the points in order."""
+"""Most window points of a maximum, which is always unrolled: its index needs them in order."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Window:
         return self.kernel
 
     def at(self, o: Index, k: Index) -> tuple[Index, list[Expr]]:
-        """The input position of window point `k`, and what must hold for it to exist."""
+        """The input position of window point `k`, and the tests that it lies inside the input."""
         place = self.start(o) + k * self.dilation
         tests = []
         if self.padding:
@@ -71,7 +72,7 @@ class Window:
         return place, tests
 
     def nearest(self, o: Index, k: Index) -> Index:
-        """Window point `k` moved to the nearest point of the window that exists (dilation 1)."""
+        """The input position of window point `k`, clamped to the input (dilation 1)."""
         place, tests = self.at(o, k)
         return clamped(ir.index_value(place), self.size) if tests else place
 
@@ -82,11 +83,12 @@ class Window:
         return normal((self.out - 1) * self.stride - self.padding + top * self.dilation)
 
     def covering(self) -> int:
-        """How many windows cover one input position, at most."""
+        """The largest number of windows that cover one input position."""
         return -(-self.kernel // self.stride)
 
     def over(self, i: Index, j: Index) -> tuple[Index, list[Expr]]:
-        """The j-th window (from the last) that may cover input position `i` (dilation 1)."""
+        """The j-th window, from the last, that may cover input position `i`, and tests that it does
+        (dilation 1)."""
         o = floordiv(i + self.padding, self.stride) + j * -1
         here, begin = ir.index_value(o), ir.index_value(self.start(o))
         tests = [
@@ -97,7 +99,7 @@ class Window:
         return o, tests
 
     def count(self, o: Index, include_padding: bool) -> Expr:
-        """How many points of the window the average divides by."""
+        """The divisor of the average: the number of points in the window."""
         start = ir.index_value(self.start(o))
         size = ir.index_value(Index(normal(self.size + self.padding)))
         end = apply("minimum", torch.int64, start + self.kernel, size)
@@ -346,7 +348,7 @@ POOLING.add(aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backw
 
 
 def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
-    """The maximum of each window and its flat place; as in ATen, the last NaN wins."""
+    """The maximum of each window and its flat spatial index; as in ATen, the last NaN wins."""
     counts, n = [w.taps() for w in windows], len(windows)
     if math.prod(counts) > MAX_ARGMAX:
         raise NoRule("maximum over a large window")
@@ -357,9 +359,9 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
 
     def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
-        """The value at window point `k`, its place, and whether it counts.
+        """The value at window point `k`, its coordinates, and the test that it is inside, if any.
 
-        A point beyond the border stands for the nearest one, which the window holds anyway.
+        Without dilation, a point outside is clamped to the nearest one, which is in the window too.
         """
         lead, at = idx[:-n], idx[-n:]
         parts = list(zip(windows, at, k, strict=True))
@@ -377,7 +379,7 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
         return item, here if test is None else select(test, here, const(-1, torch.int64))
 
     def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
-        """Of two neighbouring parts of a window; one at place -1 counts for nothing."""
+        """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
         better = compare("gt", b[0], a[0])
         if floating:
             better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
@@ -387,7 +389,8 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
         return select(better, b[0], a[0]), select(better, b[1], a[1])
 
     def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
-        # A balanced tree: a chain as deep as the window is large would end the recursion of passes.
+        # A balanced tree: a chain as deep as the window is large would exceed the recursion
+        # limit in later passes.
         parts = [counted(idx, k) for k in constants(counts)]
         while len(parts) > 1:
             pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
@@ -425,9 +428,9 @@ def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
 def _chosen_windows(
     lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
 ) -> Value:
-    """Each input point sums the gradients of the windows whose maximum it is: nothing collides.
+    """The gradient as a gather: each input point sums those of the windows whose maximum it is.
 
-    What names a place outside of its window adds nothing, as in PyTorch's kernels for GPUs.
+    No stores collide. An index outside of its window adds nothing, as in PyTorch's GPU kernels.
     """
     n = len(windows)
     dtype = _accumulator(g.dtype)
@@ -455,7 +458,7 @@ def _chosen_windows(
 def scatter_to_chosen(
     lw: Lowering, g: Value, x: Value, index: Value, n: int, none: bool = False
 ) -> Value:
-    """Gradients added to zeros at the flat places `index`, of which -1 may stand for none."""
+    """Gradients scatter-added to zeros at the flat indices `index`; if `none`, -1 is skipped."""
     lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
     if none:
         g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
@@ -468,7 +471,7 @@ def _at_flat_places(
     lw: Lowering, x: Value, index: Value, shape: Sequence[Size], n: int, dtype: torch.dtype,
     op: str,
 ) -> Value:  # fmt: skip
-    """Zeros of `shape` with `x` combined in at flat places of the last `n` axes."""
+    """`x` scattered by `op` into zeros of `shape`, at flat indices into the last `n` axes."""
     lead, size = shape[:-n], product(shape[-n:])
     places = Indices(lw, index, size, wrap=False)
     zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))

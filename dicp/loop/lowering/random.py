@@ -1,8 +1,9 @@
 """Random numbers: Philox 4x32-7 counters, one seed per run drawn from the default generator.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Of seven rounds on they find
-no test that fails. A call gives four words of 32 bits: elements i of 4k .. 4k+3 have one each, or a
-pair of two (then of 2k, 2k+1), whatever kernel asks for them and however it is cut into blocks.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: they find no failing
+statistical test from seven rounds on. A Philox call gives four 32-bit words: elements 4k .. 4k+3
+get one each, or elements 2k and 2k+1 two each. An element's number depends neither on the kernel
+nor on its tiling.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def normal_functional(
 
 
 def _exponential(u: Expr, rate: float) -> Expr:
-    """Never zero: what uses this often takes its logarithm."""
+    """-log(1 - u) / rate, but never zero: programs often take the logarithm of it."""
     smallest = const(torch.finfo(u.dtype).eps / 2, u.dtype)
     return apply("maximum", u.dtype, -apply("log1p", u.dtype, -u), smallest) / rate
 
@@ -199,7 +200,7 @@ def _log_normal(n: Expr, mean: float, std: float) -> Expr:
 
 
 def _transformed(op: str, fn: Callable[..., Expr], *defaults: float) -> Callable[..., Value]:
-    """A distribution made from one uniform or normal number."""
+    """A rule that applies `fn` to one uniform or normal number per element."""
 
     def lowered(lw: Lowering, x: Value, *args: Any, generator: Any = None) -> Value:
         _no_generator({"generator": generator})

@@ -35,12 +35,12 @@ def count_of(x: Value, axes: Sequence[int]) -> Size:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums of `dtype` are carried in."""
+    """The accumulator dtype for sums of `dtype`."""
     return torch.float32 if dtype in ir.LOW_PRECISION else dtype
 
 
 def total(lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, fn: Any = None) -> Value:
-    """The sum of `fn(element)` along `axes`, axes kept as size 1, in `dtype`."""
+    """The sum of `fn(element)` along `axes` (kept with size 1), accumulated in `dtype`."""
 
     def body(idx: tuple[Index, ...]) -> Expr:
         e = cast(x.at(idx), dtype)
@@ -50,7 +50,7 @@ def total(lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, fn: A
 
 
 def finish(lw: Lowering, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """A kept-axes result in the node's dtype, axes dropped unless `keepdim`."""
+    """`x` cast to the node's dtype, its reduced `axes` of size 1 dropped unless `keepdim`."""
     x = lw.cast(x, lw.meta().dtype)
     return x if keepdim else lw.squeeze(x, axes)
 
@@ -181,7 +181,7 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
-    """Mean and variance along `axes` (kept), the variance from centred squares."""
+    """Mean and variance along `axes` (kept with size 1), the variance from centred squares."""
     mu = average(lw, x, axes, dtype)
     count = count_of(x, axes)
 

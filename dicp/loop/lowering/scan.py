@@ -20,14 +20,14 @@ SCAN = RuleTable()
 
 
 def _running_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Running totals are carried wider than they are stored, as ATen does on the host."""
+    """The accumulator dtype of a scan: wider than the result's, as in ATen on the CPU."""
     if dtype in ir.LOW_PRECISION:
         return torch.float32
     return torch.float64 if dtype == torch.float32 else dtype
 
 
 def scan(lw: Lowering, x: Value, dim: int, op: str, dtype: torch.dtype) -> Value:
-    """The running `op` of `x` along `dim`, in `dtype`."""
+    """The inclusive scan of `x` along `dim` with `op` ("sum" or "prod"), as `dtype`."""
     axis = wrap(dim, x.ndim)
     if not x.ndim or as_size(x.shape[axis]) == 1:
         return lw.map(lambda e: cast(e, dtype), x, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Order statistics and searches: sorting stays with PyTorch's library."""
+"""Sorting, order statistics and searches, all lowered to PyTorch library calls."""
 
 from __future__ import annotations
 

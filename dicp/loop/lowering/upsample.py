@@ -1,7 +1,8 @@
-"""Resampling: borders by reflection or replication, and interpolation.
+"""Reflection and replication padding, and interpolation.
 
-The library's loops over rows beat gathers at computed places forward; what the gradients of
-borders add up is generated. Nearest-neighbour interpolation is decomposed by PyTorch.
+Forward padding is a library call, whose loops over rows are faster than a generated gather; its
+gradient is a generated scatter-add. Interpolation is a library call, except the nearest-neighbour
+forward, which PyTorch decomposes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UPSAMPLE = RuleTable()
 
 
 def _reflected(at: Expr, last: Expr) -> Expr:
-    """last - |last - |at||: mirrored at both ends, the border itself not repeated."""
+    """last - |last - |at||: mirrored at both ends, without repeating the border element."""
     return last - apply("abs", torch.int64, last - apply("abs", torch.int64, at))
 
 
@@ -38,7 +39,7 @@ def _sources(
     fold: Callable[[Expr, Expr], Expr], idx: Sequence[Index], shape: Sequence[Size],
     padding: Sequence[Any],
 ) -> list[Index]:  # fmt: skip
-    """Where each point of the padded tensor is taken from."""
+    """Coordinates in the unpadded tensor of the element that the padded one holds at `idx`."""
     result = list(idx)
     for k in range(len(padding) // 2):
         axis = len(shape) - 1 - k

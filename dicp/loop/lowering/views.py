@@ -236,10 +236,10 @@ def repeat(lw: Lowering, x: Value, repeats: Sequence[Any]) -> Value:
 def as_strided(
     lw: Lowering, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Value:
-    """A view of the storage: the tensor is put into memory and aliased.
+    """A view of the storage: the tensor is realized and aliased.
 
-    Left to eager unless it provably stays inside the tensor: only a run knows how large the storage
-    of an input is, and where in it the input begins.
+    Left to eager unless the view provably stays inside the tensor: the size of an input's storage
+    and the input's offset in it are known only at run time.
     """
     assert lw.node is not None
     source = lw.node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -258,7 +258,7 @@ def as_strided(
 
 
 def _chain(ref: Ref) -> Iterator[Ref]:
-    """A buffer, what it is a view of, and so on to an input, a fresh result or what a call made."""
+    """A buffer and its chain of bases, up to an input, a fresh result or a call's result."""
     while ref.base is not None and not isinstance(ref.producer, Call):
         yield ref
         ref = ref.base
@@ -295,7 +295,7 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
 
 
 MOST_PIECES = 128
-"""Concatenated in one kernel: each element is chosen by as many tests, nested as deeply."""
+"""The most tensors concatenated in one kernel: each adds a nested select for every element."""
 
 
 @view_rule(aten.cat)
@@ -312,9 +312,9 @@ def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
 def concatenate(
     lw: Lowering, pieces: Sequence[Value], dim: int, shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
-    """Nested selects for a few pieces read once each: a load is only made where it applies.
+    """Concatenation as nested selects; only the selected tensor's load is executed.
 
-    Of very many pieces the library's copies, one by one.
+    More than MOST_PIECES tensors are a library call, which copies them one by one.
     """
     if len(pieces) > MOST_PIECES:
         return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
@@ -403,7 +403,7 @@ UNLIKE_THE_SLICE = "the source does not fit the slice it replaces"
 def _require_slice(
     lw: Lowering, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
 ) -> None:
-    """Leaves to eager, which refuses it, a source that is not as large as the slice."""
+    """Require a source of the slice's shape; eager raises the error for any other."""
     shape = list(x.shape)
     size, given = x.shape[dim], (0 if start is None else start, end, step)
     known = isinstance(size, int) and all(isinstance(v, (int, NoneType)) for v in given)

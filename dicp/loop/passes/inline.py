@@ -12,12 +12,13 @@ from dicp.loop.ir.ops import HEAVY, SCALAR_OPS
 
 MAX_INLINE_COST = 10
 MAX_REPEATED_COST = 2
-"""What may be computed again for every element it is broadcast to."""
+"""Highest cost of a value that is recomputed for every element it is broadcast to."""
 MAX_INLINE_LOADS = 4
 MAX_BODY = 400
 MAX_TABLE_COST = 3
 TABLE_USES = 16
-"""A computed value used this often and costing more than that is kept (interpolation weights)."""
+"""A value that loads nothing, is used this often per element and costs more than MAX_TABLE_COST is
+stored, not inlined (interpolation weights)."""
 
 
 def cost_of(expr: Expr) -> int:
@@ -60,7 +61,7 @@ def _inline_into(
             Var(i, s): c for i, (s, c) in enumerate(zip(producer.shape, item.coords, strict=True))
         }
         _merge_origins(node, producer)
-        # What the producer reads at its own point may be elsewhere for this reader.
+        # Loads at the producer's own point may lie elsewhere for this reader: try to inline them.
         return ir.opmath(Rewriter(mapping, replace)(producer.body), item.ref.dtype)
 
     rewrite = Rewriter(on_load=replace)
@@ -120,7 +121,7 @@ def _has_indirect(expr: Expr) -> bool:
 
 
 def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
-    """Whether the reader visits the producer's elements one by one at its own coordinates."""
+    """Whether the reader loads the producer's elements one by one at its own coordinates."""
     if producer.shape == reader.shape:
         return item.coords == domain(reader.shape)
     if _squeezed(producer.shape) == _squeezed(reader.shape):
@@ -130,7 +131,7 @@ def _same_point(producer: Compute, item: Load, reader: Compute) -> bool:
 
 
 def _plain(coords: tuple[Index, ...]) -> bool:
-    """Coordinates in increasing axis order: a reshape rather than a permutation."""
+    """Whether the coordinates are in increasing axis order: a reshape, not a permutation."""
     order = [v.position for c in coords for v in sorted(c.variables(), key=lambda v: v.position)]
     return order == sorted(order) and all(c.const == 0 for c in coords)
 
@@ -140,7 +141,7 @@ def _squeezed(shape: tuple[Size, ...]) -> list[Size]:
 
 
 def remove_dead(graph: Graph) -> None:
-    """Drop computes nobody reads."""
+    """Drop nodes without side effects whose results are not used."""
     alive: set[int] = set()
     needed: set[Ref] = {r.root for r in ir.refs_in(graph.outputs)}
     kept = []

@@ -1,4 +1,4 @@
-"""Sums of squared distances from a mean that one sweep can take together with the sum itself."""
+"""Sums of squared deviations from a mean that one pass can compute together with the sum itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dicp.loop.ir.kernel import Kernel, Reduce
 
 
 def squared_distances(kernel: Kernel) -> list[tuple[Reduce, Reduce]]:
-    """Each with the sum of the same elements that an earlier sweep takes.
+    """Each sum of squared deviations, paired with the sum of the same elements in an earlier pass.
 
-    What they are distances from is a value of the row: `square.value.args[0].args[1]`.
+    The mean is a scalar of the row: `square.value.args[0].args[1]` for the first of a pair.
     """
     found: list[tuple[Reduce, Reduce]] = []
     sums: dict[str, Reduce] = {}

@@ -1,4 +1,4 @@
-"""Sums along a row of what is not zero at one place at the most: no sweep is needed for them.
+"""Sums over a reduction loop of values nonzero at one iteration at most: they need no loop.
 
 sum over r of (v if first + r == place else 0) = v if first <= place < first + R else 0
 """
@@ -16,7 +16,7 @@ from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, 
 
 
 def without_one_hot_sums(kernel: Kernel) -> Kernel:
-    """The kernel with such sums as values of the row."""
+    """The kernel with such sums as scalars of the row, outside the reduction loop."""
     if kernel.kind not in ("inner_reduction", "outer_reduction") or len(kernel.reduction) != 1:
         return kernel
     stmts = [s for p in kernel.phases for s in p.stmts]
@@ -33,14 +33,14 @@ def without_one_hot_sums(kernel: Kernel) -> Kernel:
 
 
 class _Row:
-    """The loop along a row, and the names of values that vary along it."""
+    """A reduction loop, and the names of scans and scratch values, which vary along it."""
 
     def __init__(self, along: Var, own: frozenset[str]) -> None:
         self.along = along
         self.own = own
 
     def hit(self, stmt: Stmt) -> Let | None:
-        """What `stmt` sums up, if it is one element."""
+        """`stmt` as a scalar of the row, if it sums at most one nonzero element; else None."""
         if not isinstance(stmt, Reduce) or stmt.op != "sum":
             return None
         value = self._element(stmt.value)
@@ -59,7 +59,7 @@ class _Row:
         return replace(expr, args=(found, value, other))
 
     def _test(self, expr: Expr) -> Expr | None:
-        """Whether there is a place at which `expr` holds, if there is one at the most."""
+        """The condition that `expr` holds at an iteration; None if it may hold at several."""
         for one, other in (expr.args, expr.args[::-1]) if len(expr.args) == 2 else ():
             if self._varies(other):
                 continue
@@ -71,7 +71,7 @@ class _Row:
         return None
 
     def _reached(self, index: Index, place: Expr) -> Expr | None:
-        """Whether `index`, which moves along by ones, comes to `place`."""
+        """The condition that `index`, which grows by one per iteration, takes the value `place`."""
         first = Index(index.const, tuple(t for t in index.terms if t[0] != self.along))
         if self.along in first.variables():
             return None

@@ -1,7 +1,7 @@
-"""Splitting a loop where conditions on its variable change, so that none is left inside.
+"""Splitting a loop where conditions on its variable change, so that no condition is left inside.
 
 `x[v] if v < 8 else y[v - 8]` over 0 .. 15 becomes two loops without a test: concatenation,
-padding, rolling, half-rotation and pooling read memory in whole vectors then.
+padding, rolling, half-rotation and pooling then read memory in whole vectors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_RANGES = 8
 
 @dataclass(frozen=True)
 class Range:
-    """Part of a loop, `low` to `high`, and the statements as they read there."""
+    """The iterations low <= v < high of a loop, and its statements simplified for them."""
 
     low: Size
     high: Size
@@ -45,21 +45,24 @@ class Range:
 
 @dataclass(frozen=True)
 class _Step:
-    """A condition that is `before` for values of the variable below `at`, and then the other."""
+    """A condition whose value is `before` while the variable is below `at`, then the opposite."""
 
     at: Size
     before: bool
 
 
 def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
-    """The loop over `var` in parts within which every condition on `var` alone is constant."""
+    """The loop over `var` as ranges, in each of which every condition on `var` alone is constant.
+
+    Unsplit where that takes more than MAX_RANGES.
+    """
     whole = Range(0, var.size, tuple(stmts))
     parts = _divide(whole, var)
     return parts if len(parts) <= MAX_RANGES else [whole]
 
 
 def _divide(part: Range, var: Var) -> list[Range]:
-    """`part` without its conditions; those that only show once others are known come next."""
+    """`part` split at its conditions; recursive, as folding some conditions exposes others."""
     conditions = {
         id(e): (e, s) for e in _expressions(part.stmts) if (s := _step(e, var)) is not None
     }
@@ -90,12 +93,12 @@ _LESS: dict[str, tuple[int, int]] = {
     "lt": (1, 0), "le": (1, -1), "gt": (-1, 0), "ge": (-1, -1), "minimum": (1, -1),
     "maximum": (-1, -1),
 }  # fmt: skip
-"""first OP second, as `sign * (first - second) + offset < 0`; an extremum takes its first where
-that is no worse than its second."""
+"""Operator -> (sign, offset): `first OP second` is `sign * (first - second) + offset < 0`. For an
+extremum the condition is that it returns `first`, as it does for equal operands."""
 
 
 def _step(expr: Expr, var: Var) -> _Step | None:
-    """`expr` as a step function of `var`, where it compares two indices that differ by `var`."""
+    """`expr` as a step function of `var`, if it compares indices that differ by `var` alone."""
     if expr.op not in _LESS:
         return None
     first, second = (_index_of(a) for a in expr.args)
@@ -111,7 +114,7 @@ def _step(expr: Expr, var: Var) -> _Step | None:
 
 
 def _first_change(factor: Size, const: Size) -> _Step | None:
-    """Where `factor * v + const < 0` begins or ceases to hold as v grows."""
+    """The v at which `factor * v + const < 0` begins or ceases to hold as v grows."""
     if factor == 1:
         return _Step(normal(-1 * const), True)
     if factor == -1:
@@ -137,7 +140,7 @@ def _below(a: Size, b: Size) -> bool | None:
 
 
 def _outside(at: Size, part: Range) -> bool:
-    """Whether a step at `at` lies at the borders of `part` or beyond them."""
+    """Whether `at` provably lies at a border of `part` or beyond."""
     return _below(part.low, at) is False or _below(at, part.high) is False
 
 
@@ -162,7 +165,7 @@ def _sorted(points: set[Size]) -> list[Size] | None:
 
 
 class _Fold:
-    """Rewrites statements with some conditions known, and what follows from them worked out."""
+    """Rewrites statements with some conditions known, and folds what depends on them."""
 
     def __init__(self, known: dict[int, bool]) -> None:
         self.known = known
@@ -177,7 +180,7 @@ class _Fold:
         return replace(stmt, value=value)
 
     def _index(self, index: Index) -> Index:
-        """`index`, in which coordinates that became plain indices are written out."""
+        """`index` with each indirect atom whose expression became a plain index replaced by it."""
         if not any(ir._indirect_exprs(index)):
             return index
         return combine([(Index(index.const), 1), *((self._atom(a), c) for a, c in index.terms)])

@@ -1,4 +1,4 @@
-"""Kernels and memory as a device brings them; the host's own."""
+"""The interface to a device's kernels and memory, and its implementation for the host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Launch(ctypes.Structure):
 class Segment(Protocol):
     """Consecutive kernels, bound to the addresses in a table.
 
-    Both return 0, or one more than the position of the kernel that reported an error.
+    Both methods return 0, or one more than the position of the kernel that reported an error.
     """
 
     def run(self) -> int: ...
@@ -35,7 +35,7 @@ class Segment(Protocol):
 
 
 class DeviceRuntime(Protocol):
-    """What a device brings: its kernels, ready to be launched."""
+    """A device's loaded kernels, ready to launch."""
 
     def segment(
         self,
@@ -44,7 +44,7 @@ class DeviceRuntime(Protocol):
         table: Any,
         status: Any,
     ) -> Segment:
-        """`launches` as one step; addresses are read from `table` at every run."""
+        """`launches` as one step, which reads the addresses from `table` at every run."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Native:
     functions: Mapping[str, int]
     run_segment: Callable[..., int]
     libraries: Sequence[NativeLibrary] = ()
-    """Where these lie."""
+    """The shared objects of `functions`, kept loaded."""
 
     def segment(
         self,
@@ -79,7 +79,7 @@ class Native:
 
 
 class _HostSegment:
-    """One native call for all kernels of a segment; plain addresses are its cheapest arguments."""
+    """One native call for all kernels of a segment; integers are the cheapest ctypes arguments."""
 
     def __init__(self, run: Any, array: Any, table: Any, status: Any, keep: list[Any]) -> None:
         at, fixed = ctypes.addressof, (ctypes.addressof(table), ctypes.addressof(status))
@@ -92,13 +92,13 @@ class _HostSegment:
 
 
 MOST_KEPT = 64 << 20
-"""Bytes of workspaces kept from run to run: to allocate as much takes some milliseconds."""
+"""Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
 
 
 class WorkspacePool:
-    """Blocks of memory lent to one running graph at a time and used again by the next.
+    """Blocks of host memory, each lent to one running graph at a time and reused by the next.
 
-    What one large call has taken is given back after it, as eager does.
+    A block over the limits is freed after its run, as eager does.
     """
 
     def __init__(self) -> None:
@@ -123,14 +123,14 @@ class WorkspacePool:
 
 
 def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, bound: int) -> bool:
-    """Whether a workspace stays for the next run, `beside` those that stay: at most `most` of them
-    and `bound` bytes."""
+    """Whether to keep a workspace for the next run: with those kept already (`beside`), at most
+    `most` blocks and `bound` bytes."""
     return len(beside) < most and block.numel() + sum(b.numel() for b in beside) <= bound
 
 
 def release(block: torch.Tensor) -> None:
-    """Frees a workspace whose memory plans for other sizes would keep: they have views of it until
-    they run again."""
+    """Free a workspace's memory at once: plans for other sizes hold views that would keep it alive
+    until they run again."""
     block.untyped_storage().resize_(0)
 
 

@@ -1,4 +1,4 @@
-"""Running a loop program: a plan of its own for each set of sizes, and for each run under way."""
+"""Running a loop program, with an execution plan for each set of sizes and each concurrent run."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class LoopExecutable:
         )
 
     def _bind(self, key: tuple[int, ...], inputs: Sequence[Any]) -> ExecutionPlan:
-        """A plan of its own for each run under way: threads may share an executable."""
+        """A new plan: each concurrent run needs its own, as threads may share an executable."""
         return ExecutionPlan(self.loaded, dict(zip(self._names, key, strict=True)), inputs)

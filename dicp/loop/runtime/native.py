@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _OPENMP = ("libgomp.so.1", "libomp.so", "libomp.so.5", "libiomp5.so")
-"""Runtimes whose idle threads stay in their code when the kernels that woke them are gone."""
+"""Runtimes to keep loaded: their idle threads still run their code after the kernels unload."""
 _KEEP_LOADED = os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NODELETE", 0)
 
 
@@ -20,18 +20,18 @@ class NativeLibrary:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         _keep_openmp()
-        # At the end of the process threads may still run in it.
+        # Not at exit: threads may still be running its code.
         weakref.finalize(self, _ctypes.dlclose, self._library._handle).atexit = False
 
     def address(self, name: str) -> int:
-        """Raises AttributeError for a name that the object does not define."""
+        """The address of a symbol; raises AttributeError if the object does not define it."""
         address = ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value
         assert address is not None
         return address
 
 
 class Libraries:
-    """The loaded shared objects by key; an object is held by its users and by nobody else."""
+    """The loaded shared objects by key, held weakly: each stays loaded while its users live."""
 
     def __init__(self) -> None:
         self._loaded: weakref.WeakValueDictionary[str, NativeLibrary] = (
@@ -43,7 +43,7 @@ class Libraries:
         return self._loaded.get(key)
 
     def load(self, key: str, open_library: Callable[[], ctypes.CDLL]) -> NativeLibrary:
-        """The object, opened unless another thread was first."""
+        """The object of `key`, opened unless it is loaded already."""
         with self._lock:
             found = self._loaded.get(key)
             if found is None:

@@ -1,7 +1,7 @@
-"""A program made ready for one set of sizes.
+"""A program prepared for one set of sizes.
 
-Every stride, offset and argument list in it is a plain number, so that a run only fills in
-addresses and walks the steps.
+All strides, offsets and constant arguments are evaluated once, so that a run only fills in
+addresses and executes the steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_
 from dicp.torch_private import empty_strided_cpu, profiling, reinterpret_tensor
 
 Environment = list[Any]
-"""The tensors of a run, by buffer."""
+"""The tensors of a run, indexed by buffer."""
 
 RunStep = Callable[[Environment], None]
 Getter = Callable[[Environment], Any]
@@ -37,7 +37,7 @@ Getter = Callable[[Environment], Any]
 
 @dataclass(frozen=True)
 class LoadedProgram:
-    """A program with all that it takes to run it."""
+    """A program with everything that a run needs."""
 
     program: Mapping[str, Any]
     runtime: DeviceRuntime
@@ -48,9 +48,10 @@ class LoadedProgram:
 
 
 class ExecutionPlan:
-    """A program for one set of sizes; one run at a time.
+    """A program prepared for one set of sizes; it executes one run at a time.
 
-    Raises InputMismatchError unless `inputs` are laid out as the program was compiled for.
+    Raises InputMismatchError unless `inputs` are laid out as the program was compiled for, and
+    SizeMismatchError or IndexOutOfBoundsError for sizes that eager rejects.
     """
 
     def __init__(
@@ -66,15 +67,15 @@ class ExecutionPlan:
         self._require()
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
         self.status = (ctypes.c_int64 * 4)()
-        """Of a failed kernel: its error, the checked place, the index and its limit."""
+        """Written by a kernel that fails: error code, check site, index and limit."""
         self._dummy = torch.empty(64, dtype=torch.uint8, device=self.device)
         self._no_memory = self._dummy.data_ptr()
-        """The address of what has no memory."""
+        """The address passed for tensors without memory."""
         self._block: torch.Tensor | None = None
         self._views: set[int] = set()
-        """Views of the workspace that calls take."""
+        """Views of the workspace that calls take as arguments."""
         self._lasting: list[Any] = [None] * len(self.buffers)
-        """What is the same tensor at every run: constants, and the workspace until it moves."""
+        """Tensors that runs share: constants, and workspace tensors until the workspace moves."""
         self._place_constants()
         self._seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
         self._take_inputs = self._inputs(inputs)
@@ -84,7 +85,7 @@ class ExecutionPlan:
     # ---- once per set of sizes ----------------------------------------------------------------
 
     def _place(self, slot: int, address: int) -> None:
-        """Record where a buffer lies, and with it every view of it."""
+        """Record the address of a buffer and of every view of it."""
         self.table[slot] = address
         for alias, offset in self.placement.aliases.get(slot, ()):
             self.table[alias] = address + offset
@@ -98,9 +99,9 @@ class ExecutionPlan:
                 self._place(slot, tensor.data_ptr())
 
     def _inputs(self, given: Sequence[Any]) -> Callable[[Environment, Sequence[Any]], None]:
-        """Puts a run's inputs into its environment, and their addresses into the table.
+        """A function that puts a run's inputs into its environment, their addresses into the table.
 
-        Which of them have no address (effect tokens, sparse tensors) is the same at every run.
+        Which inputs have no address (effect tokens, sparse tensors) is the same at every run.
         """
         table, no_memory = self.table, self._no_memory
         slots = [slot for _, slot in self.placement.inputs]
@@ -119,7 +120,7 @@ class ExecutionPlan:
         by_kernels = {k for k, slot in self.placement.inputs if slot in read}
 
         def absent(position: int, tensor: Any) -> int:
-            """Kernels read no storage that was given back; what is empty has none."""
+            """The address for a tensor without storage: it must be empty or not used by kernels."""
             if tensor.numel() and position in by_kernels:
                 raise InputMismatchError(position, "a tensor with memory", "one without storage")
             return no_memory
@@ -145,7 +146,7 @@ class ExecutionPlan:
         return take
 
     def _outputs(self, plain: Sequence[Any]) -> Callable[[Environment], list[Any]]:
-        """What a run returns."""
+        """A function that collects the results of a run."""
         getters = [self._argument(o) for o in plain]
         if len(plain) > 1 and all(map(self._is_direct, plain)):
             pick = itemgetter(*(o["ref"] for o in plain))
@@ -153,7 +154,7 @@ class ExecutionPlan:
         return lambda env: [getter(env) for getter in getters]
 
     def _compile_steps(self) -> list[tuple[RunStep, list[int]]]:
-        """What to do in order, and which tensors nobody reads after each step."""
+        """The steps in order, each with the tensors to drop after it."""
         steps: list[tuple[RunStep, list[int]]] = []
         for piece in self.placement.pieces():
             dead = [self._holder(slot) for slot in piece.dead]
@@ -166,7 +167,7 @@ class ExecutionPlan:
         return steps
 
     def _holder(self, slot: int) -> int:
-        """The place in the environment of the tensor that an allocation is."""
+        """The index in the environment of an allocation's tensor."""
         return self.placement.seen_as.get(slot, slot)
 
     def _allocate(self, slots: Sequence[int]) -> RunStep:
@@ -189,7 +190,7 @@ class ExecutionPlan:
         return allocate
 
     def _allocation(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
-        """Makes a tensor for `buffer`; the host's is the cheapest call there is for it."""
+        """A function that allocates `buffer`; on the host, by the cheapest call there is."""
         if self.device.type == "cpu":
             return partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
         return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
@@ -209,7 +210,7 @@ class ExecutionPlan:
                 self._raise(launches[stopped - 1])
 
         def run_one_by_one() -> None:
-            """Each kernel under its own profiler range, named by what it computes."""
+            """Run each kernel in its own profiler range, named after its operators."""
             for k, step in enumerate(launches):
                 with torch.profiler.record_function(_range_name(step)):
                     stopped = segment.run_one(k)
@@ -265,7 +266,7 @@ class ExecutionPlan:
         return call
 
     def _arguments(self, plain: Sequence[Any]) -> Getter:
-        """The arguments of a call; what never changes is worked out here, once."""
+        """A function that returns a call's arguments; constant ones are evaluated here, once."""
         getters = [self._argument(p) for p in plain]
         moving = [k for k, p in enumerate(plain) if refs(p)]
         fixed = [None if k in moving else getter([]) for k, getter in enumerate(getters)]
@@ -295,7 +296,7 @@ class ExecutionPlan:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             if value.shape != buffer.shape:
-                # What has sizes that nobody knows is given none.
+                # A result of unknown sizes has shape () in the program.
                 if buffer.shape and (slot in self.placement.addressed or _is_promised(step)):
                     raise ResultMismatchError(
                         str(step["call"]).rstrip("."), buffer.shape, value.shape
@@ -327,7 +328,7 @@ class ExecutionPlan:
         buffer, place = self.buffers[slot], self.placement
         in_workspace = place.root(slot) in self._workspace.offsets
         if buffer.base is not None and in_workspace and not place.through_call(slot):
-            self._views.add(slot)  # made when the workspace is
+            self._views.add(slot)  # created in `_move_workspace`
         if buffer.base is None or self._is_held(slot):
             return itemgetter(slot)
         base = self._tensor_getter(buffer.base)
@@ -340,10 +341,10 @@ class ExecutionPlan:
         return alias
 
     def _check(self, inputs: Sequence[Any]) -> None:
-        """Whether the inputs are laid out as the graph was compiled for.
+        """Raises InputMismatchError unless the inputs are laid out as the graph was compiled for.
 
-        What only calls read may have another type and other sizes: shape functions of PyTorch are
-        wrong about what some of its operators save for others, and differ between releases.
+        Inputs that only calls read may have another dtype and other sizes: PyTorch's shape
+        functions are wrong about what some operators save for others, and differ between releases.
         """
         addressed = self.placement.addressed
         for position, slot in self.placement.inputs:
@@ -368,7 +369,7 @@ class ExecutionPlan:
                 )
 
     def _require(self) -> None:
-        """Refuses sizes that eager refuses, before anything runs."""
+        """Raises, before anything runs, for sizes that eager rejects."""
         for requirement in self.loaded.program["requirements"]:
             left, right = (evaluate_size(s, self.symbols) for s in requirement["sizes"])
             operator, _, line = requirement["origin"].partition(" at ")
@@ -422,7 +423,7 @@ class ExecutionPlan:
             self._lasting[slot] = self._view(slot)
 
     def _view(self, slot: int) -> torch.Tensor:
-        """The part of the workspace that is seen as buffer `slot`."""
+        """The view of the workspace that is buffer `slot`."""
         buffer, whole = self.buffers[slot], self._lasting[self.placement.root(slot)]
         assert isinstance(whole, torch.Tensor)
         offset = whole.storage_offset() + self.placement.offset(slot)
@@ -430,7 +431,7 @@ class ExecutionPlan:
 
 
 def _flat(result: Any) -> list[Any]:
-    """The results of a call, nested tuples taken apart."""
+    """The results of a call, nested tuples flattened."""
     if isinstance(result, (tuple, list)):
         return [leaf for item in result for leaf in _flat(item)]
     return [result]
@@ -442,7 +443,7 @@ def _range_name(step: Step) -> str:
 
 
 def _is_promised(step: Step) -> bool:
-    """Whether a call's sizes depend on data, so that its program states what checks promise."""
+    """Whether a call's result sizes depend on data, so that known ones come from `torch._check`."""
     name = step["call"]
     tags = resolve_operator(name).tags if isinstance(name, str) else ()
     return torch.Tag.dynamic_output_shape in tags

@@ -1,9 +1,9 @@
-"""Kernel fusion: greedy grouping of computes into kernels by the bytes it saves.
+"""Kernel fusion: greedy grouping of computes into kernels, to save memory traffic.
 
-A group has one iteration domain (`dims`), some of whose axes may be reduced. A member runs at
-every point of the domain ("full") or once per row, the row being the axes that are not reduced.
-Two groups merge where their domains agree after splitting both into common pieces, where every
-read between them is at the same point, and where no path leads out of the group and back in.
+A group has one iteration domain (`dims`), some of whose axes may be reduction axes; the others are
+parallel. A member runs at every point of the domain or once per row (a point of the parallel axes).
+Two groups merge where their domains agree after both are split into common factors, every read
+between them is at the reader's own point, and no path leads out of the group and back in.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine,
 MAX_REFS = 48
 MAX_MEMBERS = 96
 MAX_CROSS_ROW = 8192
-"""Accumulators of a sum over rows: they stay in the cache while rows pass by."""
+"""Most accumulators of a fused cross-row reduction: they stay in the cache from row to row."""
 MIN_CROSS_ROW = 32
-"""Rows from which on a sum over them is taken along."""
+"""Fewest rows for which a cross-row reduction is fused."""
 
 
 @dataclass(frozen=True)
 class CrossRow:
-    """Which sums over rows the kernels that reduce those rows can take along."""
+    """Which cross-row (outer) reductions may fuse into the inner reductions of the same rows."""
 
     widest: int = MAX_CROSS_ROW
-    """Elements of a row at most: accumulators that must be kept."""
+    """Most elements of a row: each needs an accumulator."""
     parts: int = 0
-    """0: sums over all rows. Else sums over some of the rows' loops, where the others have at least
-    so many points."""
+    """0: reductions over all parallel axes. Else: reductions over some of the parallel axes, where
+    the others have at least this many points."""
     whole: frozenset[Ref] = frozenset()
-    """Sums over all rows that are taken along besides: a target that shares rows out among programs
-    has room for what each of them leaves."""
+    """Results of reductions over all parallel axes that fuse even if `parts` is set: a target that
+    partitions the rows among programs has memory for the partial sums of each."""
 
 
 @dataclass(eq=False)
@@ -46,9 +46,9 @@ class Group:
     coords: dict[Compute, tuple[Index, ...]] = field(default_factory=dict)
     rows_only: set[Compute] = field(default_factory=set)
     cross_row: frozenset[Compute] = frozenset()
-    """Sums over axes that are not reduced: an accumulator for every point of a row."""
+    """Cross-row reductions, over parallel axes: one accumulator for each element of a row."""
     swept: frozenset[int] = frozenset()
-    """The axes that the sums across are over."""
+    """The axes that `cross_row` reduces."""
     depends: set[Group] = field(default_factory=set)
     order: int = 0
 
@@ -77,9 +77,9 @@ def single(node: Node, order: int) -> Group:
 
 
 def fuse(graph: Graph, enabled: bool = True, cross_row: CrossRow | None = None) -> list[Group]:
-    """Groups in an order that respects every dependency.
+    """The groups of a graph, in topological order.
 
-    `across` tells which sums over rows kernels that reduce rows can take along, if any.
+    `cross_row` says which cross-row reductions may fuse into inner reductions, if any.
     """
     groups: dict[Node, Group] = {}
     for order, node in enumerate(graph.nodes):
@@ -168,7 +168,7 @@ class _Fuser:
         return readers
 
     def fuse_cross_row(self, allowed: CrossRow) -> None:
-        """Sums over rows join the kernel that computes or reads those rows."""
+        """Fuse each cross-row reduction into the kernel that computes or reads the rows it sums."""
         readers = self._readers()
         for node in self.graph.nodes:
             if not isinstance(node, Compute) or not _only_sums(self.groups[node]):
@@ -183,7 +183,7 @@ class _Fuser:
                     break
 
     def _horizontally(self) -> None:
-        """Groups without a path between them that read the same tensor over the same domain."""
+        """Merge groups that no path connects and that read the same tensor over the same domain."""
         for nodes in self._readers().values():
             if len(nodes) < 2:
                 continue
@@ -198,7 +198,7 @@ class _Fuser:
         return self._admit(a, b, join(a, b))
 
     def _admit(self, a: Group, b: Group, merged: Group | None) -> bool:
-        """Put `merged` in the place of `a` and `b` where that is right."""
+        """Replace `a` and `b` by `merged` if legal and within the limits; return whether it did."""
         if (
             merged is None
             or len(merged.nodes) > MAX_MEMBERS
@@ -262,7 +262,7 @@ def _moved(group: Group, mapping: dict[Var, Index]) -> dict[Compute, tuple[Index
 
 
 def _join_rows(reduced: Group, rows: Group) -> Group | None:
-    """Members of `rows` run once per row of `reduced`."""
+    """Both groups, the members of `rows` once per row of `reduced`; None where the rows differ."""
     own = reduced.row_axes
     pieces = refine(tuple(reduced.dims[k] for k in own), rows.dims)
     if pieces is None or len(pieces) != len(own):
@@ -277,7 +277,7 @@ def _join_rows(reduced: Group, rows: Group) -> Group | None:
 
 
 def _recombine(dims: Sequence[Size], pieces: Sequence[tuple[Size, int, Var]]) -> dict[Var, Index]:
-    """Each old axis as a mixed-radix number of its pieces (size, axis, variable)."""
+    """Each old axis as a mixed-radix number of its factors: (size, old axis, new variable)."""
     mapping: dict[Var, Index] = {}
     for axis, size in enumerate(dims):
         parts = [(s, v) for s, k, v in pieces if k == axis]
@@ -300,7 +300,7 @@ def _join_refined(a: Group, b: Group) -> Group | None:
 
 
 def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
-    """Both over their common domain; None where they have none."""
+    """Both groups over their common domain; None where they have none."""
     pieces = refine(a.dims, b.dims)
     if pieces is None or product(a.dims) != product(b.dims):
         return None
@@ -323,7 +323,7 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
 
 
 def _only_sums(group: Group) -> bool:
-    """Whether a group does nothing but sum what it computes at every point."""
+    """Whether a group holds only floating-point sums and the pointwise computes that feed them."""
     if group.axes is None or group.rows_only or group.cross_row:
         return False
     return all(
@@ -334,7 +334,7 @@ def _only_sums(group: Group) -> bool:
 
 
 def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
-    """`rows`, which reduces its rows, with the sums over those rows."""
+    """The inner reduction `rows` with the cross-row reduction `sums` fused in, or None."""
     if rows.is_call or rows.axes is None or any(n.kind == "scan" for n in rows.computes()):
         return None
     refined = _refined(rows, sums)
@@ -363,7 +363,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
         return None
     group = _union(first, second, first.dims, first.axes)
     group.cross_row, group.swept = first.cross_row | reduces, second.axes
-    complete = {n.out for n in group.cross_row}  # once the last row has passed
+    complete = {n.out for n in group.cross_row}  # after the last row
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
         return None
     return group
@@ -373,9 +373,9 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
 
 
 def legal(group: Group, a: Group, b: Group) -> bool:
-    """Whether `a` and `b` may run as `group`: reads between them at the reader's own point.
+    """Whether `a` and `b` may run as `group`: every read between them is at the reader's own point.
 
-    Reads within `a` and within `b` were checked when those were made.
+    Reads within `a` and within `b` were checked when those groups were formed.
     """
     nodes = group.computes()
     group.nodes = [*_in_graph_order(nodes)]
@@ -405,7 +405,7 @@ def legal(group: Group, a: Group, b: Group) -> bool:
 def _effects_allowed(
     group: Group, members: dict[Ref, Compute], effects: dict[Ref, Compute]
 ) -> bool:
-    """Whether stores into existing tensors stay right inside one kernel."""
+    """Whether stores into existing tensors (in place, scatter) are correct inside one kernel."""
     if group.axes is not None or any(n.kind == "scatter" for n in group.computes()):
         return _only_feeds_scatter(group, members)
     return _aligned_effects(group, effects)
@@ -431,7 +431,7 @@ def _in_graph_order(nodes: Sequence[Compute]) -> list[Compute]:
 
 
 def _only_feeds_scatter(group: Group, members: dict[Ref, Compute]) -> bool:
-    """A scatter may take in what it reads, and nothing that reads or initializes its buffer."""
+    """Whether the group is one scatter with producers, and none reads or initializes its buffer."""
     scatters = [n for n in group.computes() if n.kind == "scatter"]
     if len(scatters) != 1 or group.axes is not None:
         return False
@@ -477,7 +477,7 @@ def place_of(group: Group, node: Compute) -> tuple[Index, ...]:
 
 
 def stages(group: Group) -> dict[Compute, int]:
-    """How many reduction sweeps over the row must finish before each member runs."""
+    """For each member, how many passes over the reduction must finish before it runs."""
     members = {n.out: n for n in group.computes()}
     stage: dict[Compute, int] = {}
     for node in group.computes():
@@ -501,7 +501,7 @@ def _levels_allowed(group: Group) -> bool:
 
 
 def is_column(group: Group) -> bool:
-    """Whether the axis that is contiguous in memory is one that is kept."""
+    """Whether this is an outer reduction: most loads are contiguous along a parallel axis."""
     assert group.axes is not None
     votes = 0
     members = {n.out for n in group.computes()}

@@ -1,4 +1,4 @@
-"""From fused groups to kernels: phases, what is stored or kept, loop order, merged loops."""
+"""From fused groups to kernels: phases, stores, scratch values, loop order, coalesced loops."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_
 from dicp.origin import Origin
 
 MAX_SCRATCH_ROW = 16384
-"""Elements of one row that may be kept in a scratch row instead of being computed again."""
+"""Most elements of a row whose values are kept in scratch rather than rematerialized."""
 
 MAX_REPEATED_READS = 4
-"""Tensors a later sweep may read again rather than take a saved value."""
+"""Most reads from memory that a later pass repeats rather than load a scratch value."""
 
 Step = Kernel | Call
 
@@ -56,7 +56,10 @@ class Schedule:
 def schedule(
     graph: Graph, fuse_kernels: bool = True, cross_row: CrossRow | None = None
 ) -> Schedule:
-    """`across`: which sums over rows kernels that reduce rows can take along, if any."""
+    """The kernels and calls of a graph in the order they run.
+
+    `cross_row` says which cross-row reductions may fuse into inner reductions, if any.
+    """
     inline(graph)
     groups = fuse(graph, fuse_kernels, cross_row)
     read_from_memory = _stored_refs(graph, groups)
@@ -104,7 +107,7 @@ class _KernelBuilder:
     # ---- values -----------------------------------------------------------------------------
 
     def _value(self, node: Compute, stage: int, row: bool) -> Expr:
-        """The body of `node` at the current point, reads resolved, for use in phase `stage`."""
+        """The body of `node` at the current point, loads resolved, for use in pass `stage`."""
         key = (node, stage, row)
         found = self._memo.get(key)
         if found is None:
@@ -238,7 +241,7 @@ class _KernelBuilder:
         nest = _Nest(phases, row_vars, inner_vars)
         nest.split_by_division()
         scatter = any(n.kind == "scatter" for n in group.computes())
-        # The first of equal extrema is the one that is met first.
+        # argmax and argmin return the first of equal extrema, so their loops keep the order.
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
         nest.order(keep_inner=ordered)
         nest.merge()
@@ -259,7 +262,7 @@ class _Nest:
         self._next = max((v.position for v in rows + inner), default=-1) + 1
 
     def indices(self) -> list[tuple[Index, int]]:
-        """Every index expression in use, with the bytes each point of it moves."""
+        """Every index expression in use, with the bytes it moves per point."""
         found: list[tuple[Index, int]] = []
         seen: set[int] = set()
         for phase in self.phases:
@@ -291,7 +294,7 @@ class _Nest:
         return Var(self._next - 1, size)
 
     def split_by_division(self) -> None:
-        """v // d and v % d with d dividing v's range: v = d * high + low."""
+        """Split loop v at each v // d or v % d where d divides v's size: v = d * high + low."""
         for _ in range(8):
             found = self._division()
             if found is None:
@@ -319,14 +322,18 @@ class _Nest:
         return None
 
     def order(self, keep_inner: bool) -> None:
-        """Loops with the largest strides outermost."""
+        """Put loops with the largest strides outermost."""
         weights = self._weights()
         self.rows.sort(key=lambda v: weights[v], reverse=True)
         if not keep_inner:
             self.inner.sort(key=lambda v: weights[v], reverse=True)
 
     def _weights(self) -> dict[Var, float]:
-        """The byte-weighted mean of log-strides: what order most of the memory traffic wants."""
+        """Sort key of each loop: the order that suits most of the memory traffic.
+
+        The sum over accesses of bytes * stride ** 0.25, where stride 1 counts as -4. Ties keep the
+        given order.
+        """
         total: dict[Var, float] = dict.fromkeys(self.rows + self.inner, 0.0)
         stores = [
             (s.index, s.ref.dtype.itemsize)
@@ -345,7 +352,7 @@ class _Nest:
         return {v: total[v] + rank[v] for v in total}
 
     def merge(self) -> None:
-        """Adjacent loops that walk memory as one become one loop."""
+        """Coalesce adjacent loops that every index expression addresses as one loop."""
         for loops in (self.rows, self.inner):
             k = 0
             while k + 1 < len(loops):

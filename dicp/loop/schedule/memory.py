@@ -27,7 +27,7 @@ class Plan:
 def plan(lifetimes: Sequence[Lifetime]) -> Plan:
     """Offsets such that buffers alive at the same step do not overlap.
 
-    Largest first, each at the lowest free place (Pisarchyk and Lee, arXiv:2001.03288).
+    Largest first, each at the lowest free offset (Pisarchyk and Lee, arXiv:2001.03288).
     """
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, Lifetime]] = []

@@ -1,4 +1,4 @@
-"""Where each buffer of a program lives, for one set of sizes: plain numbers, no tensor yet."""
+"""Where each buffer of a program lives, for one set of sizes: integers only, no tensors yet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dicp.loop.schedule.memory import Lifetime, plan
 from dicp.serialize import evaluate_size
 
 FREED_AT_ONCE = 1 << 20
-"""Bytes that nobody reads any more at which consecutive kernels are cut in two to free them.
+"""Bytes of dead buffers at which a sequence of kernels is split, so that they are freed.
 
-What is allocated after the cut can lie where they were. A cut costs a few microseconds.
+Allocations after the split can reuse their memory. A split costs a few microseconds.
 """
 
 Step = Mapping[str, Any]
-"""A kernel's launch or a library call, in plain form."""
+"""A kernel launch or a library call, serialized."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Buffer:
 
     @property
     def extent(self) -> int:
-        """Elements of memory from the first to the last, both included."""
+        """Elements of memory from the first to the last used, both included."""
         if 0 in self.shape:
             return 0
         return 1 + sum((s - 1) * t for s, t in zip(self.shape, self.strides, strict=True))
@@ -45,18 +45,18 @@ class Buffer:
 
 @dataclass
 class Piece:
-    """Kernels that run in one native call, or a library call."""
+    """Consecutive kernels that run in one native call, or one library call."""
 
     fresh: list[int] = field(default_factory=list)
-    """Allocated before it."""
+    """Buffers allocated before it runs."""
     dead: list[int] = field(default_factory=list)
-    """Read by nobody after it."""
+    """Buffers not used after it."""
     launches: list[Step] = field(default_factory=list)
     call: Step | None = None
 
 
 class Placement:
-    """The buffers of a program, and who owns each: caller, workspace, an allocation, or a call."""
+    """The buffers of a program and their owners: the caller, workspace, an allocation or a call."""
 
     def __init__(self, program: Mapping[str, Any], symbols: Mapping[str, int]) -> None:
         self.steps: list[Step] = program["steps"]
@@ -77,10 +77,10 @@ class Placement:
         self.calls = [step for step in self.steps if "call" in step]
         self.launches = [step for step in self.steps if "kernel" in step]
         self.launched = {slot for step in self.launches for slot in step["args"]}
-        """What kernels read and write by its address."""
+        """Buffers that kernels read and write by address."""
         self.addressed = {self.root(slot) for slot in self.launched}
         self.addressed |= {b.base for b in self.buffers if b.base is not None}
-        """What kernels reach, or views: its sizes are what the program was compiled for."""
+        """Buffers that kernels or views address: their sizes must be those compiled for."""
         self.from_call = {s for c in self.calls if not c["into"] for s in c["outs"]}
         self.first_use, self.last_use = self._uses()
         self._own()
@@ -91,7 +91,7 @@ class Placement:
     # ---- views ----------------------------------------------------------------------------------
 
     def chain(self, slot: int) -> Iterator[int]:
-        """A buffer, what it is a view of, and so on."""
+        """`slot`, its base, and so on up to the root."""
         at: int | None = slot
         while at is not None:
             yield at
@@ -101,7 +101,7 @@ class Placement:
         return list(self.chain(slot))[-1]
 
     def offset(self, slot: int) -> int:
-        """Elements from the start of its root, whose type every view of it has."""
+        """Elements from the start of its root; every view has the dtype of its root."""
         met = [self.buffers[s] for s in self.chain(slot)]
         return sum(b.offset for b in met if b.base is not None)
 
@@ -110,7 +110,7 @@ class Placement:
         return any(s in self.from_call for s in self.chain(slot))
 
     def _alias_offsets(self) -> dict[int, list[tuple[int, int]]]:
-        """Buffer -> its views that kernels take, each with its distance in bytes."""
+        """Buffer -> its views that kernels take as arguments, each with its offset in bytes."""
         found: dict[int, list[tuple[int, int]]] = {}
         for slot in self.launched:
             offset = 0
@@ -121,9 +121,9 @@ class Placement:
         return found
 
     def _seen_as(self) -> dict[int, int]:
-        """Allocation -> the view of all of it that is the only tensor anybody takes of it.
+        """Allocation -> a view of all of it, where results and calls use that view alone.
 
-        It is allocated as that view: one tensor less is made at every run.
+        It is allocated as that view, which saves creating one tensor at every run.
         """
         taken: dict[int, set[int]] = {}
         for slot in [*self.results, *(s for call in self.calls for s in _refs_of(call))]:
@@ -152,7 +152,10 @@ class Placement:
         return first, last
 
     def _own(self) -> None:
-        """Split what the program owns into allocations that outlive it, and its workspace."""
+        """Split the program's own buffers into allocations and workspace.
+
+        Results and arguments of eager calls may outlive a run: each is an allocation of its own.
+        """
         returned = set(map(self.root, self.results))
         eager = [call for call in self.calls if call["kind"] == "eager"]
         pinned = {self.root(s) for c in eager for s in refs((c["args"], c["kwargs"]))}
@@ -172,9 +175,9 @@ class Placement:
     # ---- order ----------------------------------------------------------------------------------
 
     def pieces(self) -> list[Piece]:
-        """The program in pieces: a library call, or consecutive kernels.
+        """The steps in groups: consecutive kernels, or one library call.
 
-        Memory is allocated before the piece that first needs it, and freed after the last.
+        Memory is allocated before the group that first uses it, and freed after the last.
         """
         needed: dict[int, list[int]] = {}
         for slot in self.fresh:
@@ -197,7 +200,7 @@ class Placement:
         return pieces
 
     def _last_readers(self) -> dict[int, list[int]]:
-        """Step -> tensors of a run that are read there for the last time."""
+        """Step -> inputs, call results and allocations last used by it, except run results."""
         kept = set(map(self.root, self.results))
         movable = {slot for _, slot in self.inputs} | self.from_call | set(self.fresh)
         dying: dict[int, list[int]] = {}
@@ -213,7 +216,7 @@ def is_ref(plain: Any) -> bool:
 
 
 def refs(plain: Any) -> list[int]:
-    """The buffers that a plain argument names."""
+    """The buffers that a serialized argument refers to."""
     if is_ref(plain):
         return [plain["ref"]]
     if isinstance(plain, dict):

@@ -1,4 +1,4 @@
-"""Library calls this processor runs fastest, measured once per machine and kept in the cache."""
+"""The fastest library for matrix products, measured once per machine and kept in the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def has_onednn_linear() -> bool:
 
 
 def linear_libraries() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """x @ w.T by each library of the wheel, by name."""
+    """Name of a library in PyTorch's wheel -> x @ w.T by that library."""
     table: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "blas": lambda x, w: torch.mm(x, w.t())
     }
@@ -42,7 +42,7 @@ def measure_linear(dtype: torch.dtype) -> dict[str, float]:
     """GFLOP/s of each library on one matrix product, the median of alternating rounds."""
     m, k, n = CALIBRATION_SHAPE
     spent: dict[str, list[float]] = {name: [] for name in linear_libraries()}
-    # Choices are made while PyTorch traces with tensors that compute nothing.
+    # Lowering runs while PyTorch traces with fake tensors, which compute nothing.
     with disable_current_modes(), torch.no_grad():
         x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
         for _ in range(ROUNDS):
@@ -54,7 +54,7 @@ def measure_linear(dtype: torch.dtype) -> dict[str, float]:
 
 
 def linear_rates(cache: Cache) -> dict[str, float]:
-    """The measured rates of this machine, from the cache after the first time."""
+    """GFLOP/s of each library on this machine, from the cache after the first measurement."""
     key = key_of("linear rates", cpu_model(), torch.__version__, str(torch.get_num_threads()))
     entry = cache.get_or_build(
         "calibration",
@@ -84,9 +84,9 @@ def _call(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str 
 
 
 def _taken(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
-    """Whether the library is the faster one for these operands, as they lie in memory.
+    """Whether oneDNN is faster than BLAS for these operands with their strides.
 
-    Measured in bfloat16: it saves copying the bias, and loses where it copies a turned operand.
+    Measured in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
     """
     operands = (x, w, *bias)
     if any(v.dtype != x.dtype or not _nonempty(v.shape) for v in operands):
@@ -120,7 +120,7 @@ def addmm(lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha
 
 EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh",
              "silu": "swish", "tanh": "tanh", "sigmoid": "sigmoid"}  # fmt: skip
-"""Activations by the library's names."""
+"""Activation -> oneDNN's name of it."""
 
 
 @ONEDNN.register(operators.linear, kind="library")

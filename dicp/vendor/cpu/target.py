@@ -40,12 +40,12 @@ from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
 
 OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
 PAST_BLAS = ONEDNN.merged(ROUTINES)
-"""What is made otherwise where BLAS is the slower library."""
+"""Rules that replace BLAS calls where BLAS is slower than oneDNN."""
 RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
 _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
 )
-"""The function that runs a segment."""
+"""Type of `dicp_run`, which launches the kernels of a segment."""
 DTYPES = frozenset(
     {
         torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.uint8,
@@ -66,9 +66,9 @@ class CpuTarget(RuleTarget):
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
-        # ResNet-50 in bfloat16: 1.25 times as fast in training, 1.2 at inference.
+        # Makes ResNet-50 in bfloat16 1.25 times as fast in training, 1.2 at inference.
         channels_last_dtypes=frozenset({torch.bfloat16}),
-        # A step of Swin needs 7 MiB less of 41, of Llama 6 of 63, in the same time.
+        # Saves a training step of Swin 7 MiB of 41, of Llama 6 of 63, in the same time.
         recomputes_operands=True,
     )
     rules = OWN_RULES
@@ -99,7 +99,7 @@ class CpuTarget(RuleTarget):
         return program
 
     def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        """The rules, with the matrix products of the library that is fastest here."""
+        """The rules; their matrix products call what is fastest on this machine."""
         if not any(PAST_BLAS.get(n.target) for n in gm.graph.nodes):
             return OWN_RULES
         return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
@@ -128,8 +128,8 @@ class CpuTarget(RuleTarget):
         units, program = dict(artifact.units), artifact.program["program"]
         libraries = self._loaded(units, lambda key: cache.get("unit", key))
         if units.values() - libraries.keys():
-            # Units were removed since the program was stored. What is loaded is what is built now:
-            # others may be clearing the cache all the while.
+            # Units were removed from the cache after the program was stored. Load the entries built
+            # here, not the cache's: other processes may be clearing it at the same time.
             made = Units.open(config, cache, self._begun)
             units = made.build(artifact.program["texts"], sources_of(program))
             libraries = self._loaded(units, made.entries.__getitem__)
@@ -143,7 +143,7 @@ class CpuTarget(RuleTarget):
     def _loaded(
         self, units: Mapping[str, str], entry_of: Callable[[str], Entry | None]
     ) -> dict[str, NativeLibrary]:
-        """The units that are loaded, or whose entries are there."""
+        """Unit key -> its library, loaded before or now; units without an entry are missing."""
         found: dict[str, NativeLibrary] = {}
         for key in set(units.values()):
             library = self._libraries.find(key)

@@ -23,19 +23,19 @@ BASE_FLAGS = (
     "-ffp-contract=off",
 )  # fmt: skip
 JOINED_PRODUCTS = "-ffp-contract=fast"
-"""Products and sums of generated kernels keep their own rounding, as in eager; and g++ 12
-miscompiles sums of a condition's products when it joins them. Routines are joined instead: half of
-their arithmetic, and none of their sums takes a product under a condition."""
+"""Contracts products and sums into FMA, in routines only: it halves their arithmetic, and none of
+their sums takes a product under a condition. Generated kernels round products and sums separately,
+as eager does; and g++ 12 miscompiles contracted sums of products under a condition."""
 GCC_FLAGS = (
-    # Partial redundancies are removed by branches, and loops with branches stay scalar.
+    # Partial redundancy elimination adds branches, and loops with branches stay scalar.
     "-fno-tree-pre",
-    # A seventh of the compiler's time, for code that is no faster.
+    # These passes take a seventh of the compile time, for code that is no faster.
     "-fno-thread-jumps", "-fno-tree-dominator-opts", "-fno-gcse", "-fno-code-hoisting",
     "-fno-tree-slp-vectorize",
 )  # fmt: skip
-"""What clang++ does not know, and refuses."""
+"""Flags that clang++ rejects."""
 LIBMVEC = {"x86_64": (2, 35), "AMD64": (2, 35), "aarch64": (2, 40)}
-"""The first glibc with all vector functions that kernels use; 2.38 and 2.39 have some on ARM."""
+"""Machine -> first glibc with all vector functions of kernels; ARM's 2.38 and 2.39 have some."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 TARGET = "cpu"
@@ -75,7 +75,7 @@ def cpu_model() -> str:
 
 @lru_cache(maxsize=1)
 def cache_bytes() -> float:
-    """The size of the last cache that threads share; infinite where the system does not tell it."""
+    """Bytes of the last-level cache; infinite where the system does not report it."""
     sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     try:
         return max(int(p.read_text().strip().removesuffix("K")) << 10 for p in sizes)
@@ -84,7 +84,7 @@ def cache_bytes() -> float:
 
 
 def has_libmvec() -> bool:
-    """Whether the C library brings all vector math that kernels use."""
+    """Whether the C library has all vector math functions that kernels use."""
     name, version = platform.libc_ver()
     first = LIBMVEC.get(platform.machine())
     if name != "glibc" or first is None:
@@ -94,7 +94,7 @@ def has_libmvec() -> bool:
 
 
 def vector_math(is_clang: bool) -> tuple[str, ...]:
-    """Flags by which loops call the C library's vector functions; clang++ knows them on x86."""
+    """Flags to call the C library's vector functions in loops; clang++ has them on x86 only."""
     if not has_libmvec():
         return ()
     if not is_clang:
@@ -106,7 +106,7 @@ def vector_math(is_clang: bool) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _parallel_flags(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Flags for threads; where the compiler has none of them, as Apple's, kernels run serially."""
+    """OpenMP flags of this compiler; without -fopenmp, as with Apple's, kernels run serially."""
     files = {"probe.cpp": 'extern "C" int probe() { return 0; }\n'}
     for flag in ("-fopenmp", "-fopenmp-simd"):
         parts = [*command, "-shared", "-fPIC", flag, "probe.cpp", "-o", host.OUTPUT]

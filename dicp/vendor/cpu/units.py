@@ -26,14 +26,14 @@ from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain
 FOLDER = Path(__file__).parent
 MAX_ARGS = 1024
 UNIT_TEXT = 8_000
-"""Characters of kernel text that justify a translation unit of its own: about 0.1 s of the
-compiler, which starts in 0.05."""
+"""Characters of kernel text that justify a translation unit of their own: they compile in about
+0.1 s, and the compiler starts in 0.05 s."""
 
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""
 Begun: TypeAlias = dict[tuple[int, str], Future[None]]
-"""Process and key of a unit -> its compilation, begun before it was asked for; a fork's parent
-keeps to itself what it has begun."""
+"""(process id, key of a unit) -> its compilation, started before `build` needs it. A forked child
+ignores its parent's compilations."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Units:
     jobs: int
     begun: Begun
     entries: dict[str, Entry] = field(default_factory=dict)
-    """The units found or built here, by key: the cache's own may disappear at any time."""
+    """Key -> unit found or built here: the entry in the cache may disappear at any time."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set once nobody waits for what is being compiled."""
+    """Set when the running compilers' results are no longer needed: it stops them."""
 
     @classmethod
     def open(cls, config: Config, cache: Cache, begun: Begun) -> Units:
@@ -55,7 +55,7 @@ class Units:
         return cls(find_toolchain(config), cache, config.jobs, begun)
 
     def begin(self, groups: Iterable[Group]) -> None:
-        """Compile what the cache lacks of `groups` beside the caller; `build` takes it up."""
+        """Start compiling those `groups` that the cache lacks in the background; `build` waits."""
         missing = {key: g for g in groups if self._is_new(key := self._routines_key(g))}
         if not missing:
             return
@@ -74,7 +74,7 @@ class Units:
         return entry is not None
 
     def build(self, texts: Mapping[str, str], sources: Sources) -> dict[str, str]:
-        """Kernel name -> key of the unit that holds it; only unknown units are compiled."""
+        """Kernel name -> key of the unit that holds it; compiles only what the cache lacks."""
         groups = {name: group for name in texts if (group := group_of(name))}
         units = self._known({n: t for n, t in texts.items() if n not in groups})
         missing = {n: t for n, t in texts.items() if n not in units and n not in groups}
@@ -91,7 +91,7 @@ class Units:
 
     @contextlib.contextmanager
     def _stopping_on_error(self) -> Iterator[None]:
-        """An interrupt, or an error in one unit, ends the compilers that are at the others."""
+        """On an interrupt or an error in one unit, stops the compilers of the others."""
         try:
             yield
         except BaseException:
@@ -99,14 +99,14 @@ class Units:
             raise
 
     def _known(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Generated kernels that the cache holds -> the keys of their units."""
+        """Name of a generated kernel that the cache holds -> key of its unit."""
         entries = {n: self.cache.get("kernel", self._kernel_key(n, t)) for n, t in texts.items()}
         keys = {n: e.read("unit").decode() for n, e in entries.items() if e is not None}
         held = {key for key in set(keys.values()) if self._has(key)}
         return {name: key for name, key in keys.items() if key in held}
 
     def kernels(self, texts: Mapping[str, str], sources: Sources) -> str:
-        """The key of a unit of generated kernels, compiled if it is unknown."""
+        """The key of a unit of generated kernels, compiled if the cache lacks it."""
         key = key_of(sorted(texts.items()), self._identity)
         self._compile(key, unit_text("prelude.h", texts, sources), self.toolchain, texts)
         for name, text in texts.items():
@@ -114,7 +114,7 @@ class Units:
         return key
 
     def routines(self, group: Group) -> str:
-        """The key of the unit of a group of routines, compiled if it is unknown."""
+        """The key of the unit of a group of routines, compiled if the cache lacks it."""
         key = self._routines_key(group)
         begun = self.begun.pop((os.getpid(), key), None)
         if begun is None or begun.cancel() or begun.exception() or not self._has(key):
@@ -126,7 +126,7 @@ class Units:
         self._compile(key, text, self.toolchain.with_flags(group.flags), group.bodies())
 
     def driver(self) -> str:
-        """The key of the unit that calls kernels one after another."""
+        """The key of the unit that launches kernels one after another."""
         text = render_template(FOLDER / "driver.cpp.jinja", max_args=MAX_ARGS)
         key = key_of("driver", text, self.toolchain.identity)
         self._compile(key, text, self.toolchain, ("dicp_run",), "driver.cpp")

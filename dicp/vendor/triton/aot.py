@@ -2,7 +2,7 @@
 
     python -m dicp.vendor.triton.aot [FOLDER] [--arch 80 --arch 90]
 
-Every kernel that a cache folder knows is built for the given chips, and failures are listed.
+Builds every kernel of the programs in a cache folder for the given chips, and lists failures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURES = (80, 90)
 
 
 def stored_programs(cache: Cache) -> Iterator[Mapping[str, Any]]:
-    """The target's programs in a cache, in plain form."""
+    """The serialized programs of this target in a cache."""
     for key in cache.keys("graph"):
         entry = cache.get("graph", key)
         if entry is not None:
@@ -43,7 +43,7 @@ def jobs_of(programs: Iterator[Mapping[str, Any]], archs: Sequence[int]) -> list
 
 
 def build_all(jobs: Sequence[Job], builder: Builder) -> list[CompilerError]:
-    """What the compiler refused of `jobs`."""
+    """Builds `jobs`; returns the errors of those that do not compile."""
     return [r for r in builder.attempt(jobs) if isinstance(r, CompilerError)]
 
 

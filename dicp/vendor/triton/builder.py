@@ -1,7 +1,7 @@
-"""Building kernels in parallel worker processes; results are kept in dicp's cache.
+"""Builds kernels in parallel worker processes; results are kept in dicp's cache.
 
-What a kernel is compiled for is its variant: the chip, the width of indices, and which pointers
-are known to be aligned. Everything that the compiler is fed is in the key.
+A kernel is compiled for a variant: the chip, the width of indices, and which pointers are known to
+be aligned. The cache key covers all of the compiler's input.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SHARED_BYTES = {
     80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448,
     120: 101376, 121: 101376,
 }  # fmt: skip
-"""Shared memory a block may have, by compute capability (CUDA programming guide, table of
-technical specifications); 48 KiB where it is not known."""
+"""Most bytes of shared memory per block, by compute capability (CUDA programming guide, table of
+technical specifications); 48 KiB for a chip that is not listed."""
 LEAST_SHARED = 49152
 STARTED_AHEAD = 4
-"""Workers that are started before anything is known of the kernels; more as they are needed."""
+"""Workers that are started before the kernels are known; more are started when needed."""
 LONGEST_ERROR = 4000
 
 
 @dataclass(frozen=True)
 class Job(build.Job):
-    """A kernel to be built by Triton."""
+    """A kernel that Triton is to build."""
 
     @property
     def key(self) -> str:
         return key_of("triton", triton_version(), device_functions(), self.request(self.blocks()))
 
     def request(self, blocks: Mapping[str, int]) -> dict[str, Any]:
-        """The job as the worker reads it."""
+        """The job as a JSON object for the worker."""
         elements, wide = self.launch["elements"], self.variant.wide
         flags = (*self.variant.aligned, *[self.variant.even] * self.sizes)
         names = [f"a{k}" for k in range(len(elements))]
@@ -81,7 +81,7 @@ class Job(build.Job):
 
 
 class Plan(LaunchPlan[Job]):
-    """What a program's kernels are compiled for by Triton."""
+    """The launch plan of a program whose kernels Triton compiles."""
 
     job_type = Job
 
@@ -109,22 +109,22 @@ class _Process:
     """One worker process."""
 
     def __init__(self) -> None:
-        with environment(TRITON_INTERPRET="0"):  # whatever the user's own kernels are run by
+        with environment(TRITON_INTERPRET="0"):  # even if the user's own kernels are interpreted
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(FOLDER / "worker.py")],  # its folder is no package's
+                [sys.executable, "-P", str(FOLDER / "worker.py")],  # -P: folder not on sys.path
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         self.messages: list[str] = []
         threading.Thread(target=self._collect, daemon=True).start()
 
     def _collect(self) -> None:
-        """What the compiler prints, read at once so that it never waits for us."""
+        """Reads what the compiler prints at once, so that a full pipe never blocks it."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.messages.append(line)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The worker's answer; an "error" where it died over the request."""
+        """The worker's answer; it has an "error" if the worker died."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -138,7 +138,7 @@ class _Process:
         return {"error": f"the compile worker died\n{''.join(self.messages[-20:])}", "died": True}
 
     def waits(self) -> bool:
-        """Whether it has not ended: an interrupt from the keyboard ends idle workers, too."""
+        """Whether the process is alive: a keyboard interrupt ends idle workers, too."""
         return self.process.poll() is None
 
     def kill(self) -> None:
@@ -146,12 +146,12 @@ class _Process:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
-                with contextlib.suppress(OSError):  # what the dead worker did not read
+                with contextlib.suppress(OSError):  # flushing what the dead worker did not read
                     stream.close()
 
 
 class Workers:
-    """A bounded set of compile processes, started when needed and used again."""
+    """A bounded pool of compile processes, started when needed and reused."""
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class Workers:
         self._counting = threading.Lock()
 
     def warm_up(self, jobs: int) -> None:
-        """Workers started ahead: their imports run beside the front end's work."""
+        """Starts workers ahead: their imports run while the front end works."""
         with self._counting:
             missing = min(jobs, STARTED_AHEAD) - self._running
         for _ in range(missing):
@@ -176,7 +176,7 @@ class Workers:
         process.kill()
 
     def _next(self) -> _Process:
-        """A worker that waits, or a new one; what ended while it waited is nobody's trouble."""
+        """An idle worker, or a new one; drops workers that have died while idle."""
         while True:
             try:
                 process = self._idle.get_nowait()
@@ -187,7 +187,7 @@ class Workers:
             self._end(process)
 
     def compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One request to one worker, which is ended if it fails."""
+        """Sends one request to one worker, and ends the worker if it does not answer."""
         process = self._next()
         answer: dict[str, Any] = {"died": True}
         try:
@@ -213,9 +213,9 @@ class Builder:
         self.jobs = jobs
 
     def build(self, jobs: Sequence[Job]) -> list[Binary]:
-        """Every job's binary, what is missing compiled side by side.
+        """Every job's binary; missing ones are compiled in parallel.
 
-        Raises CompilerError; warns of kernels whose blocks had to be smaller than was planned.
+        Raises CompilerError; warns of kernels whose blocks had to be smaller than planned.
         """
         with ThreadPoolExecutor(max(1, min(self.jobs, len(jobs)))) as pool:
             found = list(pool.map(self.build_one, jobs))
@@ -225,7 +225,7 @@ class Builder:
         return found
 
     def attempt(self, jobs: Sequence[Job]) -> list[Binary | CompilerError]:
-        """As `build`, with the error in the place of what the compiler refuses."""
+        """As `build`, but with the error in the place of each binary that fails to compile."""
 
         def one(job: Job) -> Binary | CompilerError:
             try:
@@ -249,7 +249,7 @@ class Builder:
             answer = self.workers.compile(job.request(blocks))
             if "error" in answer and "shared memory" not in answer["error"]:
                 raise _refused(job, answer["error"])
-            if answer.get("scratch"):  # a launch hands over none
+            if answer.get("scratch"):  # a launch passes no scratch memory
                 raise _refused(job, "error: it wants memory of its own beside its arguments")
             if "error" not in answer and answer["shared"] <= limit:
                 code = base64.b64decode(answer["binary"])

@@ -1,4 +1,4 @@
-"""Capturing a run as a CUDA graph."""
+"""Captures a run as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch
 def record_on_device(
     run: Callable[[], list[Any]], device: torch.device
 ) -> tuple[Callable[[], None], list[Any]]:
-    """The work that `run` puts on the stream, recorded but not done, and where results will lie.
+    """Records the work that `run` puts on the stream, without executing it.
 
-    Raises RuntimeError where the driver does not record some of it.
+    Returns the replay function and the results, which replays fill. Raises RuntimeError if the
+    driver cannot record some of the work.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         before = torch.cuda.current_stream()
         try:
-            # A stream of this device: PyTorch's own choice is of the first that recorded.
+            # A stream of this device: PyTorch's default stream is of the first that recorded.
             # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
                 outputs = run()
         except RuntimeError:
-            # A recording that fails leaves the stream as it was in it, and the random state
-            # waiting for its end.
+            # A failed recording leaves its stream current and the random generator waiting for
+            # the end of the recording.
             torch.cuda.set_stream(before)
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())

@@ -1,7 +1,7 @@
-"""Who computes a matrix product: PyTorch's library, or a generated kernel with what follows.
+"""Chooses PyTorch's library or a generated kernel with fused epilogue for a matrix product.
 
-The library does, but where a measurement says otherwise: a row of the table below, or, under
-`mode="max-autotune"`, a contest on the device itself, whose outcome is kept on disk.
+The library is the default. A generated kernel must have won a measurement: a row of the table
+below or, under `mode="max-autotune"`, autotuning on the device, whose result is cached on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.render import render
 
 MARGIN = 0.97
-"""What a kernel's time must be of the library's before it takes the library's place."""
+"""A generated kernel wins if its time is less than this fraction of the library's."""
 REPEATS = 10
 ROUNDS = 5
 
@@ -44,13 +44,13 @@ TABLE: Table = read(FILE)
 
 
 def by_table(product: Product, chip: str) -> Tiling | None:
-    """The tiling that a measurement on such a chip found to beat the library."""
+    """The tiling that beat the library when measured on such a chip; None if none did."""
     problem = Problem.of(product, chip) if TABLE else None
     row = None if problem is None else TABLE.get(problem)
     return None if row is None else row.tiling
 
 
-# ---- the contest ---------------------------------------------------------------------------------
+# ---- the autotuner -------------------------------------------------------------------------------
 
 Timer = Callable[[Callable[[], Any], torch.device], float]
 """Seconds that a run takes on a device."""
@@ -58,7 +58,7 @@ Timer = Callable[[Callable[[], Any], torch.device], float]
 
 @dataclass(frozen=True)
 class Autotuner:
-    """Measures a product's candidates against the library followed by its own kernel."""
+    """Measures a product's candidate tilings against the library followed by an epilogue kernel."""
 
     device: torch.device
     arch: int
@@ -71,7 +71,7 @@ class Autotuner:
     known: dict[str, Tiling | None] = field(default_factory=dict)
 
     def choose(self, product: Product) -> Tiling | None:
-        """The tiling that wins; None where the library does, or sizes are not fixed."""
+        """The tiling that wins; None if the library wins or sizes are dynamic."""
         sizes = [s for r in (product.a, product.b) for s in (*r.shape, *r.strides)]
         if not all(isinstance(s, int) for s in (*sizes, *product.out.shape)):
             return None
@@ -85,7 +85,7 @@ class Autotuner:
         return self.known[key]
 
     def _key(self, product: Product) -> str:
-        """Everything the outcome depends on; the kernel's text says what follows the product."""
+        """A key of everything the outcome depends on; the kernel's text includes the epilogue."""
         fitted = _candidates(product)
         first = fitted[0]
         text = render_product(product, first, self.tf32)
@@ -101,7 +101,7 @@ class Autotuner:
         return {"choice.json": json.dumps(plain).encode()}
 
     def measure(self, product: Product) -> tuple[Tiling | None, dict[str, float]]:
-        """The fastest tiling, if it beats the library by the margin, and every time taken."""
+        """The fastest tiling if it beats the library by the margin, and all times in seconds."""
         fitted = _candidates(product)
         steps: list[Any] = [product.call, *([product.epilogue] if product.epilogue else [])]
         sources, results = _sources(steps), [s.ref for s in product.stores]
@@ -112,9 +112,9 @@ class Autotuner:
         rendered = {k: render(s) for k, s in enumerate(steps) if isinstance(s, Kernel)}
         seconds = {"library": self._time(*program(steps, rendered))}
         for tiling, candidate, wanted in zip(fitted, programs, jobs, strict=True):
-            taken = list(map(_as_asked, wanted, built))  # to the last, whatever the first is
+            taken = list(map(_as_asked, wanted, built))  # a list: consumes every job's result
             if not all(taken):
-                continue  # it does not compile, or not with the shared memory that there is
+                continue  # it does not compile, or needs too much shared memory
             try:
                 seconds[str(tiling)] = self._time(*candidate)
             except (LaunchError, ToolchainError, torch.OutOfMemoryError):
@@ -124,7 +124,7 @@ class Autotuner:
         return (best if wins else None), seconds
 
     def row(self, product: Product) -> Row | None:
-        """The measurement as a row of the table; None where sizes are not fixed."""
+        """The measurement as a row of the table; None if sizes are dynamic."""
         problem = Problem.of(product, self.chip)
         if problem is None:
             return None
@@ -149,9 +149,9 @@ class Autotuner:
         self, steps: Sequence[Any], rendered: Mapping[int, RenderedKernel], *,
         sources: Sequence[Ref], results: Sequence[Ref],
     ) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
-        """`steps` alone, their sources being its inputs."""
+        """A program of `steps` alone, with inputs `sources` and outputs `results`."""
         builder = ProgramBuilder(Schedule(Graph(), list(steps)))
-        read = {builder.number(r.root) for r in sources}  # inputs come before all else
+        read = {builder.number(r.root) for r in sources}  # inputs are numbered first
         program = builder.build(rendered, [], str(self.device))
         made = {builder.number(r.root) for r in results}
         for slot in sorted(read):
@@ -167,14 +167,14 @@ class Autotuner:
             return self.timer(lambda: run(list(inputs)), self.device)
 
     def _filled(self, buffer: Mapping[str, Any]) -> torch.Tensor:
-        """A tensor of the buffer's layout, its values such that no product overflows."""
+        """A tensor of the buffer's layout, with values that overflow in no product."""
         dtype = getattr(torch, buffer["dtype"])
         tensor = torch.empty_strided(
             buffer["shape"], buffer["strides"], dtype=dtype, device=self.device
         )
         if not dtype.is_floating_point:
             return tensor.zero_()
-        # Numbers of a generator of its own: the program's random state is not touched.
+        # A separate generator, so that the user's random state does not change.
         return tensor.uniform_(-0.5, 0.5, generator=torch.Generator(self.device).manual_seed(0))
 
 
@@ -189,7 +189,7 @@ def _as_asked(job: Job, built: Binary | CompilerError) -> bool:
 
 
 def _sources(steps: Sequence[Any]) -> list[Ref]:
-    """What the first steps read before any of them has made it."""
+    """What `steps` read that no earlier one of them has written."""
     made: set[Ref] = set()
     found: list[Ref] = []
     for step in steps:
@@ -209,11 +209,11 @@ def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
 
 
 def device_seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """The best of several recorded rows of runs, so that launching costs the host nothing."""
+    """Seconds per run: the best of ROUNDS replays of REPEATS recorded runs, without launch cost."""
     run()
 
     def row() -> list[Any]:
-        for _ in range(REPEATS):  # each into what the one before has given back
+        for _ in range(REPEATS):  # each run reuses the memory that the previous one freed
             run()
         return []
 

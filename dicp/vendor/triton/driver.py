@@ -1,4 +1,4 @@
-"""NVIDIA's driver library, as far as launching kernels needs it."""
+"""The part of NVIDIA's driver library that launching kernels needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOO_OLD = {
     222: "it is older than the compiler's output",
     300: "it does not read this format",
 }
-"""Results of loading a module that a newer driver cures (cuda.h, CUresult)."""
+"""Errors of loading a module that a newer driver fixes (cuda.h, CUresult)."""
 
 
 class Driver:
@@ -30,7 +30,7 @@ class Driver:
     device_type = "cuda"
     lanes = GPU.lanes
     no_context = 201
-    """A thread's first call, where neither it nor PyTorch has touched the device before."""
+    """CUDA_ERROR_INVALID_CONTEXT: the thread's first call, before PyTorch has used the device."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -50,10 +50,10 @@ class Driver:
         self.launch = library.cuLaunchKernel
 
     def enter(self, device: int) -> None:
-        """Makes the device's own context current for this thread where it has none.
+        """Makes the device's primary context current for this thread if it has none.
 
-        PyTorch leaves it to the first call of the runtime library, which in a thread of
-        autograd's may come after ours.
+        PyTorch leaves this to the first call of the CUDA runtime, which in an autograd thread may
+        come after our launch.
         """
         context, handle = ctypes.c_void_p(), ctypes.c_int()
         self._check(self.library.cuCtxGetCurrent(ctypes.byref(context)))

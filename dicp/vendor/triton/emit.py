@@ -1,7 +1,7 @@
-"""Writing Triton: axes of a tile, values computed once, indices, masks.
+"""Emits Triton code: tile axes, values computed once, indices, masks.
 
-A kernel works on one tile at a time. A tile has one or two axes, each a run of merged loops, and a
-value knows along which axes it varies: its shape has one block per axis of the tile, or 1.
+A kernel works on one tile at a time. A tile has at most two axes, each of merged loops. The emitter
+tracks along which axes a value varies: its shape has the axis's block along those, 1 along others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Axis:
     block: int
     dim: int
     cut: bool = False
-    """Whether each program walks a share of it, which ends where it ends."""
+    """Whether each program loops over a share of the axis, whose last block must be masked."""
 
     @property
     def size(self) -> Size:
@@ -62,7 +62,7 @@ class Axis:
 
 @dataclass
 class Scope:
-    """A block of code and the values already computed in it, by what they are."""
+    """A block of code, and the names of values computed in it by key and by text."""
 
     indent: int
     lines: list[str] = field(default_factory=list)
@@ -70,20 +70,20 @@ class Scope:
 
 
 class Emitter:
-    """The code of one kernel while it is written."""
+    """Emits the code of one kernel."""
 
     def __init__(self, kernel: Kernel, axes: Sequence[Axis], looped: bool) -> None:
         self.kernel = kernel
         self.axes = {a.name: a for a in axes}
         self.looped = looped
-        """Whether the axis `walked` is walked in a loop inside the kernel."""
+        """Whether the kernel loops over the blocks of the axis `looped_axis`."""
         self.looped_axis = "r"
         self.axis_of = {v: a.name for a in axes for v in a.loops}
         self.args: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
         self.sites: list[tuple[str, Origin | None]] = []
         self.reaches: dict[int | str, None] = {}
-        """How far indices reach that must not wrap around, where that may be too far."""
+        """Bounds of indices that must not wrap around, if they may need more than 32 bits."""
         self.scopes = [Scope(1)]
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
@@ -117,9 +117,9 @@ class Emitter:
         scope.lines.append(f"{'    ' * scope.indent}{text}")
 
     def named(self, key: object, text: str, axes: frozenset[str]) -> str:
-        """A name for `text`, in the outermost scope where it can stand; equal text is named once.
+        """A name for `text`, assigned in the outermost possible scope; equal text shares a name.
 
-        What varies along a looped axis is computed in its loop.
+        A value that varies along the looped axis is computed in the loop.
         """
         depth = self.depth_of(axes)
         for scope in self.scopes[: depth + 1]:
@@ -143,7 +143,7 @@ class Emitter:
         return None
 
     def forget(self, root: Ref) -> None:
-        """What was loaded from `root` is no longer what lies there."""
+        """Drops values that were loaded from `root`, which has been stored to since."""
         for scope in self.scopes:
             stale = {n for n in scope.values.values() if self.loaded.get(n) is root}
             scope.values = {k: n for k, n in scope.values.items() if n not in stale}
@@ -160,11 +160,11 @@ class Emitter:
         return sorted(self.axes.values(), key=lambda a: a.dim)
 
     def spread(self, text: str, have: frozenset[str], want: frozenset[str]) -> str:
-        """`text` with a block along every axis of `want`."""
+        """`text` broadcast along every axis of `want`."""
         return text if want <= have else f"tl.broadcast_to({text}, {self.shape(have | want)})"
 
     def mask(self, axes: Iterable[str], guard: str = "") -> str:
-        """Which lanes along `axes` lie inside; "" where all do."""
+        """The mask of lanes within bounds along `axes` where `guard` holds; "" if all are."""
         wanted = set(axes)
         parts = [a.mask for a in self.by_dim() if a.name in wanted and a.masked]
         parts += [guard] if guard else []
@@ -197,7 +197,7 @@ class Emitter:
         return frozenset(found)
 
     def value(self, expr: Expr, guard: str = "") -> str:
-        """The name of `expr`, or a literal; loads are made only where `guard` holds."""
+        """The name of `expr`, or a literal; lanes load memory only where `guard` holds."""
         if expr.op == "const":
             return literal(expr.attr, expr.dtype)
         if expr.op == "reduction_result":
@@ -261,7 +261,7 @@ class Emitter:
         return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
 
     def _draw(self, expr: Expr, guard: str) -> list[str]:
-        """Seed and site of a random number, the counter of its call, and its place in it."""
+        """Seed and site of a random number, counter of its Philox call, and place in its words."""
         *key, at = expr.args
         assert at.op == "index"
         neighbours = draws.NEIGHBOURS[expr.op, expr.dtype]
@@ -285,7 +285,7 @@ class Emitter:
         return f"({mask})" if mask else literal(True, torch.bool)
 
     def _site(self, expr: Expr) -> tuple[int, str]:
-        """The number of a checked place, and the message of a check that fails there."""
+        """Numbers a checked operation; returns its site and the message of a failed check."""
         self.sites.append((expr.op, expr.attr))
         return len(self.sites), repr(f"index out of range: {expr.attr or ''}")
 
@@ -305,7 +305,7 @@ class Emitter:
         return name
 
     def hint(self, ref: Ref, axes: frozenset[str]) -> str:
-        """What the cache should do with lines read along a loop: more to an argument list."""
+        """The cache hint for loads of `ref` in the loop, as further arguments of `tl.load`."""
         return ""
 
     def _offset(self, index: str, have: frozenset[str], want: frozenset[str]) -> str:
@@ -328,7 +328,7 @@ class Emitter:
         return " + ".join(parts)
 
     def reaching(self, index: Index) -> None:
-        """`index` is divided or a value: the launch must know how far it goes."""
+        """Records the bound of `index`, which is divided or used as a value, for the launch."""
         furthest = reach(index)
         if not isinstance(furthest, int) or furthest >= NARROW_LIMIT:
             self.reaches[encode_size(furthest)] = None
@@ -356,7 +356,7 @@ class Emitter:
         return self.digit(axis.index, axis.loops, var, frozenset((axis.name,)))
 
     def digit(self, index: str, loops: Sequence[Var], var: Var, axes: frozenset[str]) -> str:
-        """A loop's index among `loops`, which together make `index` as a mixed-radix number."""
+        """The index of loop `var`: `index` is a mixed-radix number whose digits are `loops`."""
         at = loops.index(var)
         if len(loops) == 1:
             return index
@@ -370,7 +370,7 @@ class Emitter:
     # ---- stores ---------------------------------------------------------------------------------
 
     def store(self, stmt: Store, value: str, level: frozenset[str]) -> None:
-        """`stmt` for every lane of the axes `level`."""
+        """Emits `stmt` for every lane of the axes `level`."""
         index = self.index(stmt.index)
         have = self.axes_of_index(stmt.index)
         scattered = bool(stmt.op) or self.kernel.kind == "scatter"
@@ -383,7 +383,7 @@ class Emitter:
             offset = self._beside(stmt, offset)
         if stmt.op:
             value = self.spread(value, self.shape_of.get(value, EVERYWHERE), want)
-            if stmt.op == "prod" and mask:  # idle lanes need a place, too
+            if stmt.op == "prod" and mask:  # masked lanes need a valid address, too
                 offset = f"tl.where({mask}, {offset}, 0)"
             place = f"{self.arg(stmt.ref)} + {offset}"
             text = f"{ATOMIC[stmt.op]}({place}, {value}{tail}, sem='relaxed')"
@@ -392,7 +392,7 @@ class Emitter:
         self.line(f"tl.store({self.arg(stmt.ref)} + {offset}, {value}{tail})", self.depth_of(want))
 
     def _beside(self, stmt: Store, offset: str) -> str:
-        """`offset` with what the compiler must not know: that a thread could store more at once."""
+        """`offset` with its contiguity limited, so that a thread stores no wider vector."""
         most = self._side_by_side
         axis = self.by_dim()[-1] if self.axes else None
         if most is None or axis is None or stmt.ref.dtype.itemsize * most >= draws.WIDEST:

@@ -1,4 +1,4 @@
-"""The GPUs that tile sizes are chosen for."""
+"""Hardware facts of the NVIDIA GPUs that tile sizes are chosen for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Triton text of a matrix product and of the work on its result, one tile at a time.
+"""Triton code of a matrix product with its epilogue, one tile per program.
 
-The skeleton (`gemm.py.jinja`) sums the products of a tile up in float32; what follows is written
-by the same emitter, from the same expressions, as in every other kernel.
+The skeleton (`gemm.py.jinja`) accumulates a tile in float32; the epilogue is written by the same
+emitter, from the same expressions, as every other kernel.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dicp.vendor.triton.spelling import ELEMENT
 
 SKELETON = Path(__file__).parent / "gemm.py.jinja"
 GROUP = 8
-"""Rows of tiles that are worked on side by side."""
+"""Rows of tiles that consecutive programs cover together, so that the cache holds the operands."""
 BOTH = frozenset({"y", "x"})
 
 
 class _Result(Emitter):
-    """The work on the elements of a tile, whose batch is the same for all of them."""
+    """Emits the epilogue of a tile, all elements of which have the same batch index."""
 
     def __init__(self, kernel: Kernel, axes: list[Axis], batch: tuple[Var, ...]) -> None:
         super().__init__(kernel, axes, looped=False)
@@ -46,7 +46,7 @@ class _Result(Emitter):
 
 
 def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel:
-    """`product` by `tiling`; `tf32` says whether float32 factors may be rounded."""
+    """The kernel of `product` by `tiling`; `tf32`: float32 operands may be rounded to TF32."""
     kernel = product.kernel
     axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
     writer = _Result(kernel, axes, product.z)
@@ -82,12 +82,12 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
 
 
 def tf32_allowed() -> bool:
-    """Whether PyTorch itself would round float32 factors of a product on the GPU."""
+    """Whether PyTorch itself would round float32 operands of a product to TF32."""
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _operand(writer: Emitter, name: str, strides: tuple[Size, ...], depth: int) -> dict[str, str]:
-    """How the skeleton walks a factor: its strides by what they step along."""
+    """An operand for the skeleton: its name, and its strides by axis (batch, outer, depth)."""
     texts = [writer.size(s) for s in strides]
     *batch, first, second = (t if t.isidentifier() or t.isdigit() else f"({t})" for t in texts)
     pair = (first, second) if depth else (second, first)

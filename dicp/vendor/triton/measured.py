@@ -1,8 +1,8 @@
 """Products measured on a GPU: the library's time, and that of the fastest generated kernel.
 
-The rows stand in `products.json`. Only a measurement writes them (`python -m benchmarks gpu
---sections products`): a row speaks for the very chip, Triton, type, layout and sizes it was taken
-with, and for no others.
+The rows are in `products.json`. Only a measurement writes them (`python -m benchmarks gpu
+--sections products`): a row is valid only for the chip, Triton version, type, layout and sizes that
+it was measured with.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ FILE = Path(__file__).parent / "products.json"
 
 @dataclass(frozen=True)
 class Problem:
-    """What a product is, as far as its time depends on it."""
+    """The properties of a product that its time depends on."""
 
     chip: str
     triton: str
     dtype: str
     tf32: bool
-    """Whether float32 factors are rounded."""
+    """Whether float32 operands are rounded to TF32."""
     layout: str
-    """For either factor: "n" rows are contiguous, "t" columns are, "s" neither."""
+    """One letter per operand: "n" rows are contiguous, "t" columns are, "s" neither."""
     shape: tuple[int, int, int, int]
     """Batch, rows, columns, depth."""
 
     @classmethod
     def of(cls, product: Product, chip: str) -> Problem | None:
-        """None where sizes are not fixed."""
+        """The problem of `product`; None if sizes are dynamic."""
         shape = tuple(size for size in product.shape if isinstance(size, int))
         if len(shape) != 4:
             return None
@@ -63,9 +63,10 @@ class Row:
 
     problem: Problem
     tiling: Tiling | None
-    """What the product is computed by; None: the library."""
+    """The tiling that was chosen; None: the library was."""
     library: float
-    """Seconds, as is `kernel`: the fastest one's, chosen or not; None where none could be run."""
+    """Seconds of the library; `kernel` has those of the fastest generated kernel, chosen or not, or
+    None if none could run."""
     kernel: float | None
 
 
@@ -73,7 +74,7 @@ Table = Mapping[Problem, Row]
 
 
 def table_of(rows: Iterable[Row]) -> Table:
-    """By problem; the last row of a problem counts."""
+    """The rows by problem; the last row of a problem counts."""
     return {row.problem: row for row in rows}
 
 
@@ -82,7 +83,7 @@ def read(file: Path) -> Table:
 
 
 def write(file: Path, table: Table) -> None:
-    """One row a line, in an order of its own."""
+    """Writes one row per line, sorted by problem."""
     rows = sorted(table.values(), key=lambda row: astuple(row.problem))
     lines = ",\n".join(f"  {json.dumps(plain(row))}" for row in rows)
     file.write_text(f'{{"rows": [\n{lines}\n]}}\n' if rows else '{"rows": []}\n')

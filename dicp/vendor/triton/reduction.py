@@ -1,4 +1,4 @@
-"""Programs of reductions: a row in one block, block after block, or rows one after the other."""
+"""Code of reductions: the reduced axis in one block or a loop over blocks, or a loop over rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = frozenset({"x"})
 
 
 class Reduction(Writer):
-    """Rows along "x", the reduced loops along "r": in one block, or block after block."""
+    """Parallel loops are axis "x", reduction loops axis "r": in one block or a loop over blocks."""
 
     def write(self) -> None:
         self._stored: set[Ref] = set()
@@ -53,18 +53,21 @@ class Reduction(Writer):
             self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
 
     def _in_pass(self, phase: Phase) -> tuple[Stmt, ...]:
-        """What the phase's own sweep computes."""
+        """The statements of the phase's own pass over the reduction.
+
+        Scratch values are rematerialized where they are read; an earlier pass computes some sums.
+        """
         own = (s for s in phase.stmts if not isinstance(s, ScratchStore))
         return tuple(s for s in own if not (isinstance(s, Reduce) and s.name in self._early))
 
     def _wait_for_stores(self, phase: Phase) -> None:
-        """Elements stored by one thread may be read by another of the same program."""
+        """A barrier before reads of elements that another thread of the program may have stored."""
         if self._reads(phase) & self._stored:
             self.line("tl.debug_barrier()")
             self._stored.clear()
 
     def _reads(self, phase: Phase) -> set[Ref]:
-        """Whose memory the phase reads, that of saved values which are computed again included."""
+        """The buffers that the phase reads, including those for rematerialized scratch values."""
         seen: set[int] = set()
         used = [e for s in self._in_pass(phase) for e in ir.walk(s.value, seen)]
         for name in {e.attr for e in used if e.op == "scratch"}:
@@ -72,8 +75,8 @@ class Reduction(Writer):
         return {e.attr.ref.root for e in used if e.op == "read"}
 
     def hint(self, ref: Ref, axes: frozenset[str]) -> str:
-        """A row that is swept again should stay in the cache, as should what all rows read; what is
-        read once should not."""
+        """Keeps in the cache what a later pass reads again and what all rows read, but not what is
+        read once; no hint in kernels with one pass."""
         if len([p for p in self.kernel.phases if p.level == "reduction" and self._in_pass(p)]) < 2:
             return ""
         again = ref.root in self._later or not axes & ROWS
@@ -113,7 +116,7 @@ class Reduction(Writer):
         return self.spread(value, self.axes_in(stmt.value), frozenset("xr"))
 
     def _inside(self, stmt: Reduce | Scan, tile: str) -> str:
-        """`tile` with what a reduction starts from where it reaches past the end."""
+        """`tile` with the reduction's start value in lanes past the end."""
         mask = self.mask("r")
         if not mask:
             return tile
@@ -132,7 +135,7 @@ class Reduction(Writer):
         text = f"({self.index(stmt.position)}).to(tl.int64)"
         return self.spread(text, self.axes_of_index(stmt.position), frozenset("xr"))
 
-    # ---- block after block --------------------------------------------------------------------
+    # ---- a loop over blocks -------------------------------------------------------------------
 
     def _loop(self, phase: Phase) -> None:
         stmts = self._in_pass(phase)
@@ -158,8 +161,9 @@ class Reduction(Writer):
             if isinstance(stmt, Reduce):
                 self._close(stmt)
 
-    # Welford, "Note on a method for calculating corrected sums of squares and products" (1962), in
-    # every lane; then lanes of unequal counts are joined (Chan, Golub and LeVeque, 1983).
+    # Sums of squared distances from the mean, computed in the pass that computes the mean: Welford,
+    # "Note on a method for calculating corrected sums of squares and products" (1962), in every
+    # lane; then lanes of unequal counts are combined (Chan, Golub and LeVeque, 1983).
 
     def _start_square(self, square: Reduce) -> None:
         self.line(f"mean_{square.name} = {_filled(self.shape('xr'), square)}")
@@ -167,7 +171,7 @@ class Reduction(Writer):
         self.line(f"count_{square.name} = {_filled('[]', square)}")
 
     def _take_square(self, square: Reduce, value: str) -> None:
-        """One more element in every lane: their mean, and squared distances from it."""
+        """Adds an element to every lane's mean and sum of squared distances from it."""
         kept, mean, count = (f"{part}_{square.name}" for part in ("s", "mean", "count"))
         mask = self.mask("r")
         tile = self._tile(square, value)
@@ -179,7 +183,7 @@ class Reduction(Writer):
         self.line(f"{mean} = {f'tl.where({mask}, moved, {mean})' if mask else 'moved'}")
 
     def _close_square(self, square: Reduce) -> None:
-        """The distances of every lane's elements from the mean of the whole row."""
+        """Combines the lanes into the sum of squared distances from the whole row's mean."""
         axis, kind = self.axes["r"], VALUE_TYPE[square.dtype]
         whole = self.value(square.value.args[0].args[1])
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
@@ -190,7 +194,10 @@ class Reduction(Writer):
         self._define(square.name, _narrow(text, square), ROWS)
 
     def _online(self, position: int) -> tuple[Reduce, Reduce] | None:
-        """max(x) and, in the next sweep, sum(exp(x - max)): both can be had from one."""
+        """max(x) and, in the next pass, sum(exp(x - max)): online softmax needs one pass for both.
+
+        None for other phases.
+        """
         pair = self.kernel.phases[position : position + 2]
         if len(pair) < 2 or any(p.level != "reduction" for p in pair):
             return None
@@ -213,15 +220,18 @@ class Reduction(Writer):
         return (top, total) if same else None
 
     def _online_loop(self, top: Reduce, total: Reduce) -> None:
-        """Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018)."""
+        """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
+
+        Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+        """
         best, kept = f"s_{top.name}", f"s_{total.name}"
         self._start(top)
         self._start(total)
         with self._looping():
             value = self._inside(top, self._tile(top, self.value(top.value)))
             value = self.named(value, value, frozenset("xr"))
-            # Of exp(old - new) and exp(x - new) one is 1. (Of -inf seen first, too: what was added
-            # for it is multiplied by 0 when a number is seen.)
+            # With new = max(old, x), one of exp(old - new) and exp(x - new) is 1. This holds for
+            # leading values of -inf, too: the first number multiplies what they added by 0.
             self.line(f"rises = d.rises({value}, {best})")
             short = "" if id(total.value) in self._reduced_precision.full_precision else "_short"
             self.line(f"fall = d.fall{short}({value}, {best})")
@@ -263,7 +273,7 @@ class Reduction(Writer):
         self.line(f"{kept} = tl.where({mask}, {new}, {kept})" if mask else f"{kept} = {new}")
 
     def _advance(self, stmt: Scan, value: str) -> None:
-        """The running value of this block, and what the next block carries on from."""
+        """The scan of this block, and the carry into the next one."""
         carry = f"c_{stmt.name}"
         tile = self._inside(stmt, self._tile(stmt, value))
         tile = self.named(tile, tile, frozenset("xr"))
@@ -282,7 +292,7 @@ class Reduction(Writer):
 
 
 class LoopedRows(Reduction):
-    """Rows reduced one after the other in one program, which also sums over them."""
+    """An inner reduction with fused cross-row sums: each program loops over rows and adds up."""
 
     def __init__(
         self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store],
@@ -292,7 +302,7 @@ class LoopedRows(Reduction):
         self.parts = parts
         self.looped_axis = "x"
         self.chunk = chunk
-        """Rows of a share, where each program walks a share of all rows."""
+        """Rows per share, if each program loops over a share of all rows."""
         self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
@@ -334,7 +344,7 @@ class LoopedRows(Reduction):
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
 
     def _stages(self) -> int:
-        """How many blocks of rows are under way at a time."""
+        """Pipeline stages of the loop over rows; 1 if the kernel reads what it stores."""
         stores = (s for s in self.stmts() if isinstance(s, Store) and not s.op)
         written = {s.ref.root for s in stores}
         rows, inner = set(self.axes["x"].loops), set(self.axes["r"].loops)
@@ -345,7 +355,7 @@ class LoopedRows(Reduction):
         return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block, GPU)
 
     def _row_range(self) -> tuple[str, str]:
-        """The first of the rows that a program walks and the end of them, if it is not all."""
+        """The first row of the program's share and its end; "0" and "" if it has all rows."""
         if self.chunk is None:
             return "0", ""
         rows = self.size(self.axes[self.looped_axis].size)
@@ -365,7 +375,7 @@ class LoopedRows(Reduction):
 
 
 def _compared(stmt: Reduce | Scan) -> torch.dtype:
-    """The type a reduction works in: truth values have no order in the language."""
+    """The type a reduction works in: int32 for booleans, which have no order in Triton."""
     truth = stmt.dtype == torch.bool and stmt.op not in ("any", "all")
     return torch.int32 if truth else stmt.dtype
 
@@ -376,6 +386,6 @@ def _filled(shape: str, stmt: Reduce | Scan) -> str:
 
 
 def _narrow(text: str, stmt: Reduce | Scan) -> str:
-    """The language adds small integers up in 32 bits."""
+    """`text` converted back to a small integer type, which Triton reduces in 32 bits."""
     small = (torch.int8, torch.int16, torch.uint8)
     return f"{text}.to({VALUE_TYPE[stmt.dtype]})" if stmt.dtype in small else text

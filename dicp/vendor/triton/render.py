@@ -1,4 +1,4 @@
-"""Triton text of loop kernels: which loops become which axis, one block at a time or in a loop."""
+"""Triton code of loop kernels: maps loops to tile axes, in one block or in a loop over blocks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TritonKernel:
     symbols: tuple[Size, ...]
     kernel: Kernel
     sites: tuple[tuple[str, Origin | None], ...]
-    """What each checked place in the code is, and its origin, for error messages."""
+    """The kind and the origin of each checked operation, for error messages."""
     extra: Mapping[str, Any]
-    """The launch: axes with their sizes and blocks, warps, and what the compiler must be told."""
+    """The launch: axes with their sizes and blocks, warps, and the compiler's options."""
 
 
 def render(kernel: Kernel) -> TritonKernel:
@@ -59,7 +59,7 @@ def render(kernel: Kernel) -> TritonKernel:
 
 
 def render_partitioned(shared: PartitionedKernel) -> TritonKernel:
-    """One program for every share of the rows."""
+    """An inner reduction with fused cross-row sums, one program per share of the rows."""
     kernel = shared.kernel
     tile = tiles.cross_row(shared.chunk, product(v.size for v in kernel.reduction), GPU)
     axes = [
@@ -72,7 +72,8 @@ def render_partitioned(shared: PartitionedKernel) -> TritonKernel:
 
 
 def _looped_rows(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
-    """One program for every point of the loops that the sums across keep; it walks the others."""
+    """An inner reduction with fused cross-row sums: one program per point of the loops that the
+    sums keep, in a loop over the others."""
     kept = set().union(*(s.index.variables() for s in sums))
     parts = tuple(v for v in kernel.parallel if v in kept)
     rows = tuple(v for v in kernel.parallel if v not in kept)
@@ -84,7 +85,7 @@ def _looped_rows(kernel: Kernel, sums: Sequence[Store]) -> TritonKernel:
 
 
 def _tiled(kernel: Kernel, cross: Var) -> TritonKernel:
-    """Two axes, so that reads along one and writes along the other both span whole lines."""
+    """A kernel with two tile axes: reads along one and writes along the other span whole lines."""
     last = kernel.parallel[-1]
     outer = (*(v for v in kernel.parallel[:-1] if v is not cross), cross)
     tile = tiles.transposed(
@@ -123,7 +124,7 @@ def _touched(kernel: Kernel) -> list[Ref]:
 
 
 def _crossing_loop(kernel: Kernel) -> Var | None:
-    """The outer loop along which some tensor is contiguous while the last loop strides it."""
+    """The outer loop along which a tensor is contiguous that the last loop reads with a stride."""
     last = kernel.parallel[-1]
     indices: list[Index] = [item.coords[0] for item in kernel.reads()]
     indices += [s.index for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
@@ -136,7 +137,7 @@ def _crossing_loop(kernel: Kernel) -> Var | None:
 
 
 class _Pointwise(Writer):
-    """Every statement at every point of the rows."""
+    """Every statement at every point of the parallel loops."""
 
     def phase(self, phase: Phase) -> None:
         values = {id(s): self.value(s.value) for s in phase.stmts}

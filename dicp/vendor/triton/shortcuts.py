@@ -1,4 +1,4 @@
-"""Operators that take fewer instructions by what is known of their operands or results."""
+"""Cheaper forms of operators, where what is known of their operands or results allows them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
 
 LARGEST_DIVISOR = 2.0**60
-"""What a divisor and its inverse are less than, where quotients are made by multiplication."""
+"""Bound of a constant divisor and its inverse for division as multiplication by the inverse."""
 
 
 class ReducedPrecision:
-    """What is known of a kernel's values, by its statements."""
+    """Selects cheaper forms of a kernel's operators by what its statements tell of their values."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.stmts = [s for p in kernel.phases for s in p.stmts]
@@ -27,7 +27,7 @@ class ReducedPrecision:
         self.full_precision = full_precision(self.stmts)
 
     def text(self, expr: Expr, args: list[str]) -> tuple[str, str] | None:
-        """A shorter text for `expr`, with {} for the second, which should be named once."""
+        """A cheaper form of `expr`; its {} stands for the second text, to be named once."""
         if VALUE_TYPE[expr.dtype] != "tl.float32":
             return None
         if expr.op == "div":
@@ -51,12 +51,14 @@ class ReducedPrecision:
         return f"d.over({args[0]}, {args[1]}, {inverse})", ""
 
     def _has_short_form(self, expr: Expr) -> bool:
-        """Of an exponential, where it is at most 1 and one of those beside it is 1: what is lost
-        of it is lost beside that one."""
+        """Whether `expr` has a form of reduced precision: the normal CDF, and exp(x - max(x)).
+
+        Such exponentials are at most 1, and one of them is 1: their errors are small next to it.
+        """
         return expr.op == "normal_cdf" or (expr.op == "exp" and self._is_below_top(expr.args[0]))
 
     def _is_normalized_exp(self, expr: Expr) -> bool:
-        """Whether `expr` divides exponentials by their sum, one of them being exp(0)."""
+        """Whether `expr` divides exponentials by their sum, one of them being exp(0): a softmax."""
         if expr.args[1].op != "reduction_result":
             return False
         part, total = expr.args[0], self.sums.get(expr.args[1].attr)
@@ -67,7 +69,7 @@ class ReducedPrecision:
         return below and ir.show(part) == ir.show(total.value)
 
     def _is_below_top(self, moved: Expr) -> bool:
-        """Whether what is subtracted is the largest of what it is subtracted from."""
+        """Whether `moved` is x - max(x)."""
         if moved.op != "sub" or moved.args[1].op != "reduction_result":
             return False
         tops = (s for s in self.accumulates if s.name == moved.args[1].attr and s.op == "max")
@@ -82,11 +84,11 @@ def _is_over_above_one(expr: Expr) -> bool:
     return parts.keys() == {"exp", "const"} and parts["const"].attr == 1
 
 
-# ---- what is rounded to 16 bits soon need not have all its digits --------------------------------
+# ---- values that are rounded to 16 bits need no full precision -----------------------------------
 
 
 def full_precision(stmts: list[Stmt]) -> set[int]:
-    """The expressions, by identity, that reach memory in more than 16 bits."""
+    """The ids of the expressions whose values reach memory in more than 16 bits."""
     named = {s.name: s for s in stmts if not isinstance(s, Store)}
     left = [s for s in stmts if isinstance(s, Store) and s.ref.dtype not in ir.LOW_PRECISION]
     pending = [s.value for s in left]
@@ -109,8 +111,8 @@ def _rounds(expr: Expr) -> bool:
 
 
 def _averages(stmt: Stmt) -> bool:
-    """Whether it sums exponentials of 16-bit numbers: what is lost of those that add little is less
-    than what the sum loses."""
+    """Whether `stmt` sums exponentials of 16-bit numbers: the errors of small terms are below the
+    rounding error of the sum."""
     if not (isinstance(stmt, Reduce) and stmt.op == "sum" and stmt.value.op == "exp"):
         return False
     reads = ir.reads([stmt.value])

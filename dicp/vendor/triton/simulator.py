@@ -1,10 +1,9 @@
-"""Running generated kernels on CPU tensors through Triton's interpreter.
+"""Runs generated kernels on CPU tensors through Triton's interpreter.
 
-Triton decides when it is imported whether its functions are compiled or interpreted, and the
-framework imports it before any backend is asked for. So the simulator imports a copy of its own,
-once, with the interpreter switched on, and gives the process's own Triton back: both live side by
-side. What the hardware's math library does is done by the host's, and rounding to bfloat16, which
-the interpreter truncates, is done right.
+Triton decides at import whether its functions are compiled or interpreted, and PyTorch imports it
+before any backend is chosen. So the simulator imports a second copy, once, with the interpreter
+enabled, and restores the process's own Triton: both coexist. Functions of the host replace those of
+the device's math library. Values are rounded to bfloat16, where the interpreter would truncate.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from dicp.torch_private import disable_current_modes
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
 MOST_PROGRAMS = 3
-"""Programs of a launch that are worth interpreting: several, and no more."""
+"""Blocks per axis of a simulated launch: several, but no more, to save time."""
 LARGEST_BLOCK = 1 << 16
 LARGEST_TILE = 1 << 20
-"""Elements of a tile that Triton takes."""
+"""Most elements of a tile that Triton accepts."""
 
 HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch, name)
@@ -48,11 +47,11 @@ HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 } | {
     "rint": torch.round, "fast_dividef": torch.div, "cospi": lambda x: torch.cos(x * math.pi),
 }  # fmt: skip
-"""The host's part for the device's math library, by its names."""
+"""Host functions for those of the device's math library, by name."""
 
 
 class CheckFailed(Exception):
-    """A checked place of a kernel: 1 an index out of range, 2 an integer division by zero."""
+    """A check of a kernel failed: code 1 index out of range, 2 integer division by zero."""
 
     def __init__(self, code: int, site: int, index: int = 0, size: int = 0) -> None:
         super().__init__(code, site, index, size)
@@ -60,7 +59,7 @@ class CheckFailed(Exception):
 
 
 class Interpreter:
-    """A Triton of its own whose functions are interpreted."""
+    """A second copy of Triton, whose functions are interpreted."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -72,16 +71,16 @@ class Interpreter:
             _module("triton.language.extra").libdevice = self._host_library()
             self.device = self._device_functions()
         self._repair_arithmetic()
-        # The language is patched once: this copy of it is used for nothing else.
+        # Triton's language is patched once: only the interpreter uses this copy.
         for function in (self.device.sum, self.language.standard.sum):
             self.runtime._patch_lang(function.fn)
         self.runtime._patch_lang = lambda fn: None
-        # Older releases convert by a rule of numpy's that newer ones have dropped.
+        # Older Triton releases convert by a rule that newer numpy releases have dropped.
         self.language.tensor.__index__ = lambda value: int(value.handle.data.item())
 
     @contextmanager
     def own_modules(self) -> Iterator[None]:
-        """This Triton in the place of the process's own: its functions import as they run."""
+        """Swaps in this copy for the process's own Triton: its functions import as they run."""
         with self.lock:
             others = _without_triton()
             sys.modules.update(self.modules)
@@ -92,10 +91,10 @@ class Interpreter:
                 sys.modules.update(others)
 
     def _repair_arithmetic(self) -> None:
-        """Comparisons give truth values, which the interpreter types as the operands; fused
-        products are rounded once."""
+        """Fixes operations of the interpreter: comparisons get type bool instead of the operands',
+        and a fused multiply-add rounds once."""
         builder, truth = self.runtime.InterpreterBuilder, self.language.int1
-        # As kernels are compiled: whole numbers wrap around, and no time goes into watching it.
+        # As in compiled kernels, integers wrap around; overflow checks would take time.
         shared = self.runtime.interpreter_builder
         shared.options = dataclasses.replace(shared.options, sanitize_overflow=False)
 
@@ -118,7 +117,7 @@ class Interpreter:
         return self.runtime.TensorHandle(exact.astype(kind), z.dtype.scalar)
 
     def _dot(self, a: Any, b: Any, total: Any) -> Any:
-        """A product of tiles; the interpreter takes bfloat16 for whole numbers."""
+        """A product of tiles; the interpreter's own takes bfloat16 for integers."""
         left, right = (self._floats(x).astype(np.float32) for x in (a, b))
         return self.runtime.TensorHandle(left @ right + total.data, total.dtype.scalar)
 
@@ -128,7 +127,7 @@ class Interpreter:
         bits = np.ascontiguousarray(handle.data).view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32)
 
-    # ---- the host's part ----------------------------------------------------------------------
+    # ---- functions of the host ----------------------------------------------------------------
 
     def _host_library(self) -> ModuleType:
         library = ModuleType("libdevice")
@@ -144,7 +143,7 @@ class Interpreter:
         return call
 
     def tensor(self, data: np.ndarray, dtype: Any, *like: Any) -> Any:
-        """`data` as a value of the language, a block if any of `like` is one."""
+        """`data` as a Triton value, a block if any of `like` is one."""
         tl = self.language
         block = any(x.type.is_block() for x in like)
         kind = tl.block_type(dtype, list(data.shape)) if block else dtype
@@ -171,7 +170,7 @@ class Interpreter:
         return self.tensor(wide.view(torch.uint16).numpy(), self.language.bfloat16, x)
 
     def _reduced(self, function: Callable[..., np.ndarray]) -> Callable[[Any], Any]:
-        """Along the last axis; NaN wins, as in the device's function."""
+        """A reduction along the last axis that propagates NaN, as the device function does."""
 
         def call(x: Any) -> Any:
             data = x.handle.data
@@ -198,7 +197,7 @@ class Interpreter:
     # ---- kernels --------------------------------------------------------------------------------
 
     def function(self, name: str, body: str) -> Callable[..., None]:
-        """The kernel as a Python function of the language's values."""
+        """The kernel as a Python function of Triton values."""
         path = f"<triton {name}>"
         text = f"@triton.jit\ndef {name}{body}\n"
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
@@ -227,7 +226,7 @@ class Interpreter:
 
 
 def _refuse(outside: Any, active: Any, site: int, index: Any, size: Any) -> None:
-    """Stops the kernel where an active lane's index lies `outside`, and says which."""
+    """Raises CheckFailed for the first active lane whose index lies `outside`."""
     wrong = np.broadcast_arrays(outside & active.handle.data, index, size)
     if wrong[0].any():
         first = tuple(np.argwhere(wrong[0])[0])
@@ -239,7 +238,7 @@ def _module(name: str) -> Any:
 
 
 def _without_triton() -> dict[str, ModuleType]:
-    """The process's Triton, taken out of the modules; its native library cannot be loaded twice."""
+    """Removes and returns Triton's modules, but the native library: it cannot be loaded twice."""
     names = [
         name for name in sys.modules
         if (name == "triton" or name.startswith("triton."))
@@ -277,7 +276,7 @@ class Simulator:
 
 
 class _Launch:
-    """One kernel with everything but its addresses."""
+    """One kernel with all arguments but the addresses of its buffers."""
 
     def __init__(
         self, simulator: Simulator, step: Mapping[str, Any], symbols: Mapping[str, int]
@@ -304,9 +303,9 @@ class _Launch:
 def simulated_blocks(
     launch: Mapping[str, Any], symbols: Mapping[str, int]
 ) -> tuple[list[int], int]:
-    """Blocks per axis, larger than a chip's, and the number of programs.
+    """Block sizes per axis, larger than on a chip, and the number of programs.
 
-    An axis that is not masked keeps to blocks that divide it.
+    The block of an axis without a mask divides the axis.
     """
     axes = launch["axes"]
     blocks = {name: axis["block"] for name, axis in axes.items()}
@@ -326,7 +325,7 @@ def simulated_blocks(
 
 
 class SimulatedSegment:
-    """Consecutive kernels, one after the other."""
+    """Consecutive kernels, run in order."""
 
     def __init__(self, launches: Sequence[_Launch], table: Any, status: Any) -> None:
         self.launches = launches

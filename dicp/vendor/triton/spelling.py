@@ -1,7 +1,7 @@
 """How types, numbers, conversions and scalar operators are written in Triton: one row each.
 
 A row is a format string over the operands' names. `d` is the module of device functions
-(`device.py`): whatever needs more than one operator of the language stands there under its name.
+(`device.py`), which has a function for each operator that takes more than one of Triton's.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ INFIX = {
     "philox_uniform": "d.philox_uniform_{width}({0}, {1}, {2}, {3})",
     "philox_normal": "d.philox_normal_{width}({0}, {1}, {2}, {3})",
 }
-"""Operators that the language itself spells, or whose function depends on the width. Every other
-row of the operator table is the device function of that name."""
+"""Operators that Triton has itself, or whose device function depends on the width. Every other row
+of the operator table is the device function of that name."""
 
 UNSIGNED = {
     "abs": "{0}",
@@ -86,7 +86,7 @@ TRUTH = {
     "abs": "{0}",
     "signbit": "{0} & ~{0}",
 }
-"""Truth values: as numbers of one bit they would be ordered as signed ones."""
+"""Operators on booleans, which Triton would order as signed one-bit integers."""
 
 COMBINE = {
     "sum": "{0} + {1}",
@@ -96,11 +96,11 @@ COMBINE = {
     "any": "{0} | {1}",
     "all": "{0} & {1}",
 }
-"""Two partial results of a reduction as one."""
+"""Combines two partial results of a reduction."""
 
 ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min",
           "prod": "d.atomic_prod"}  # fmt: skip
-"""What combines a value with one in memory, as if in one step."""
+"""Combines a value with one in memory atomically."""
 
 
 def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str]) -> str:
@@ -119,7 +119,7 @@ def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str])
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """A scalar of exactly this value and type."""
     if dtype.is_floating_point and value == 0 and math.copysign(1, value) < 0:
-        return f"(tl.full([], 0.0, {VALUE_TYPE[dtype]}) * -1.0)"  # full() knows one zero only
+        return f"(tl.full([], 0.0, {VALUE_TYPE[dtype]}) * -1.0)"  # full() has no -0
     return f"tl.full([], {number(value, dtype)}, {VALUE_TYPE[dtype]})"
 
 
@@ -133,12 +133,12 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def start_value(op: str, dtype: torch.dtype) -> str:
-    """What a reduction starts from, as the language writes it."""
+    """The start value of a reduction, as Triton code."""
     return number(identity_of(op, dtype), dtype)
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
-    """`text` of type `source` as `target`; unless `rounded`, a 16-bit float keeps its digits."""
+    """`text` converted from `source` to `target`; to a 16-bit float it is rounded if `rounded`."""
     if target == torch.bool:
         return f"{text} != 0"
     held = VALUE_TYPE[target]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: loop kernels as Triton, built for the chip, or interpreted where there is none."""
+"""NVIDIA GPUs: Triton kernels, compiled for the chip, or interpreted where there is none."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
 CROSS_ROW = CrossRow(widest=WIDEST_CROSS_ROW, parts=LEAST_CROSS_ROW_PARTS)
-"""Sums over rows in parts: each program keeps those over the rows that it walks."""
+"""Cross-row sums in parts: each program keeps the sums over the rows that it loops over."""
 
 
 class TritonLowering(GpuLowering):
@@ -96,7 +96,7 @@ class TritonTarget(RuleTarget):
         self._warned = False
 
     def unsupported(self, node: fx.Node) -> str:
-        if ATTENTION.get(node.target) is not None:  # its random state's type is not generated
+        if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
             return ""
         return super().unsupported(node)
 
@@ -133,7 +133,7 @@ class TritonTarget(RuleTarget):
         return program
 
     def chooser(self, name: str, config: Config) -> Chooser:
-        """Who computes a product: what the table says, else what a contest does where asked for."""
+        """Chooses how products are computed: by the table, else by the autotuner if asked for."""
         device = torch.device(name)
         on_chip = device.type == "cuda" and torch.cuda.is_available()
         chip = torch.cuda.get_device_name(device) if on_chip and TABLE else ""
@@ -147,7 +147,7 @@ class TritonTarget(RuleTarget):
         return choose
 
     def autotuner(self, device: torch.device, config: Config) -> Autotuner:
-        """What measures products on a GPU."""
+        """The autotuner that measures products on `device`."""
         cache = Cache.open(config)
         return Autotuner(
             device, architecture(device), torch.cuda.get_device_name(device), cache,
@@ -158,7 +158,7 @@ class TritonTarget(RuleTarget):
     def _loaded(
         self, cache: Cache, config: Config, program: Mapping[str, Any], texts: Mapping[str, str]
     ) -> LoopExecutable:
-        """A program on the device, each run with memory of its own."""
+        """A program on its device that allocates its own workspaces for each run."""
         device = torch.device(program["device"])
         index = torch.cuda.current_device() if device.index is None else device.index
         plan = Plan(program, texts, architecture(device))
@@ -194,7 +194,7 @@ class TritonTarget(RuleTarget):
         executable = LoopExecutable(program, runtime, pool, artifact.objects)
         if config.mode not in graph_capture.MODES:
             return executable
-        # Memory of a recording is its own: it is not lent to runs on other streams.
+        # A recording has its own workspaces, which are not lent to runs on other streams.
         recorded = LoopExecutable(program, runtime, OwnMemory(device), artifact.objects)
         return graph_capture.CapturedProgram(
             program, executable, program["static"], record_on_device, recorded
@@ -203,7 +203,7 @@ class TritonTarget(RuleTarget):
     def _simulated(
         self, program: Mapping[str, Any], texts: Mapping[str, str], objects: Sequence[Any]
     ) -> LoopExecutable:
-        from dicp.vendor.triton.simulator import Simulator  # it loads a Triton of its own
+        from dicp.vendor.triton.simulator import Simulator  # imports a second Triton
 
         if not self._warned:
             self._warned = True
@@ -266,7 +266,7 @@ TEST_JOB = Job(
     0,
     Variant(90, False, (True,)),
 )  # fmt: skip
-"""What `doctor` builds."""
+"""The kernel that `doctor` builds."""
 
 
 def architecture(device: torch.device) -> int:
@@ -289,7 +289,7 @@ def _allow_simulator(config: Config) -> None:
 def _scheduled(
     graph: Graph, first: Mapping[Any, int], fuse: bool
 ) -> tuple[list[Step], Sequence[PartitionedSum]]:
-    """The steps, and the sums that some of them take along over rows of any number."""
+    """The steps, and the cross-row sums fused into some of them whose rows do not split evenly."""
     partitions = split_reductions(graph, first, GPU)
     cross_row_stores = replace(CROSS_ROW, whole=frozenset(s.whole.out for s in partitions))
     steps = schedule(graph, fuse, cross_row_stores).steps
@@ -312,7 +312,7 @@ def _plain_step(step: Step | GeneratedProduct | PartitionedKernel) -> Step:
 
 
 def device_of(gm: fx.GraphModule, values: str = "val") -> str:
-    """The device the graph's tensors lie on; `values` names what nodes keep them under."""
+    """The device of the graph's tensors, which nodes hold in their meta under key `values`."""
     for node in gm.graph.nodes:
         val = node.meta.get(values)
         for item in val if isinstance(val, (tuple, list)) else [val]:
@@ -322,7 +322,7 @@ def device_of(gm: fx.GraphModule, values: str = "val") -> str:
 
 
 def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
-    """The kernels as a Python file, each under the operators it computes."""
+    """The kernels as a Python file, each below comments that list the operators it computes."""
     comments = sources_of(plain)
     kernels = [
         {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}

@@ -1,7 +1,7 @@
 """A compile worker: reads jobs as JSON lines, answers with the compiled kernel or the error.
 
-Run as a script in a process of its own, never forked, so that it imports Triton and nothing else
-(PyTorch alone takes longer to import than most kernels to compile). It ends when its input
+Runs as a script in a separate process that is never forked, so that it imports Triton and nothing
+else (PyTorch alone takes longer to import than most kernels to compile). It ends when its input
 does.
 """
 
@@ -36,14 +36,14 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 class Worker:
-    """Compiles one kernel at a time; sources and Triton's own files go to a folder of its own."""
+    """Compiles one kernel at a time; sources and Triton's own files go to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.device = load("dicp_device", DEVICE_FUNCTIONS)
 
     def kernel(self, name: str, body: str) -> Any:
-        """The kernel as a function of a real file, which the compiler wants to read."""
+        """The kernel as a function in a file, since Triton reads the function's source file."""
         path = self.folder / f"{name}.py"
         head = "import triton\nimport triton.language as tl\nimport dicp_device as d\n"
         path.write_text(f"{head}\n\n@triton.jit\ndef {name}{body}\n")
@@ -74,7 +74,7 @@ class Worker:
 
 
 def _options_of(target: GPUTarget) -> Any:
-    """The class of the target's compile options; releases differ in what it holds."""
+    """The class of the target's compile options, whose fields differ between Triton releases."""
     return type(triton.compiler.make_backend(target).parse_options({}))
 
 
@@ -86,7 +86,7 @@ def serve(jobs: IO[str], answers: IO[str]) -> None:
             job = json.loads(line)
             try:
                 answer = worker.compile(job)
-            except Exception as error:  # whatever the compiler raises belongs to this job
+            except Exception as error:  # any error of the compiler is this job's answer
                 answer = {"error": f"{type(error).__name__}: {error}",
                           "trace": traceback.format_exc()}  # fmt: skip
             answers.write(json.dumps({"name": job["name"], **answer}) + "\n")

@@ -1,4 +1,4 @@
-"""A kernel's program: the indices of its tile, the loop over blocks, and the stores of a phase."""
+"""Emits a kernel's outline: the indices of its tile, the loop over blocks, a phase's stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicp.vendor.triton.emit import Axis, Emitter, Scope
 
 
 class Writer(Emitter):
-    """A kernel's program: indices of its tile, then its phases."""
+    """Emits a kernel: the indices of its tile, then its phases."""
 
     def write(self) -> None:
         self._tile_indices()
@@ -23,7 +23,7 @@ class Writer(Emitter):
         raise NotImplementedError
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
-        """What a launch must know of each axis."""
+        """The size, block and mask of each axis, for the launch."""
         return {
             a.name: {"size": encode_size(a.size), "block": a.block, "masked": a.masked}
             for a in self.by_dim()
@@ -31,9 +31,9 @@ class Writer(Emitter):
 
     @contextmanager
     def _looping(self, first: str = "0", end: str = "", stages: int = 1) -> Iterator[None]:
-        """What is written meanwhile is done for every block of the axis that is walked.
+        """Puts what is emitted in the context into a loop over the blocks of the looped axis.
 
-        With `stages`, what later blocks read is on its way meanwhile: nothing may be read that an
+        With several `stages`, loads of later blocks are prefetched: none of them may read what an
         earlier block stores.
         """
         axis = self.axes[self.looped_axis]
@@ -78,7 +78,7 @@ class Writer(Emitter):
         return "[:, None]" if axis.dim == 0 else "[None, :]"
 
     def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
-        """The stores of a phase, after everything it computes."""
+        """Emits the stores of a phase, after everything that the phase computes."""
         written = [s for s in phase.stmts if isinstance(s, Store)]
         for stmt in written:
             self.store(stmt, values[id(stmt)], level)

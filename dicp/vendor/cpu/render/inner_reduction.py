@@ -1,4 +1,4 @@
-"""C++ of reductions along memory: one sweep per phase over each row."""
+"""C++ of inner reductions: each reduction phase is one pass over the row."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from dicp.vendor.cpu.render.non_temporal import distinct
 from dicp.vendor.cpu.render.planes import Planes
 
 PLACE_BLOCK = 256
-"""Elements of a row whose values are kept while the place of their extremum is found."""
+"""Elements of a row per block of an argmax or argmin, which buffers the block's values to find
+the extremum's position among them."""
 
 WEIGHT_BLOCK = 512
-"""Elements of a row whose exponentials are added up while they are in the nearest cache."""
+"""Elements of a row per block of online softmax: their exponentials are summed while the elements
+are in the L1 cache."""
 
 
 class InnerReduction(Planes):
-    """Rows are shared among threads; few long rows are swept by all threads together."""
+    """Threads divide the rows; with few long rows, they divide each row's reduction loop."""
 
     def lines(self) -> list[str]:
         kernel = self.kernel
@@ -67,14 +69,15 @@ class InnerReduction(Planes):
         return self._outer_loops(kernel.parallel, scope.lines, pragma)
 
     def _between(self) -> list[Phase]:
-        """The sweeps after the first, which reads a row from memory, and before the last, which
-        writes one, the last where there are two: memory would wait for them."""
+        """The passes during which memory would be idle: those after the first, which loads the row,
+        and before the last, which stores one; of two passes, the last. Passes with long sums, which
+        go in blocks, are left out."""
         passes = [p for p in self.kernel.phases if p.level == "reduction"]
         found = passes[1:-1] or passes[1:]
         sums = {p: [s for s in p.stmts if isinstance(s, Reduce)] for p in found}
         return [p for p in found if not any(map(self._summed_in_blocks, sums[p]))]
 
-    # ---- sums over rows -------------------------------------------------------------------------
+    # ---- cross-row reductions fused into the row's -----------------------------------------------
 
     def _sums(self) -> dict[Ref, Store]:
         return {s.ref: s for s in self._all_stmts() if isinstance(s, Store) and s.op}
@@ -86,7 +89,7 @@ class InnerReduction(Planes):
         return f"{place} = {place} + {value};"
 
     def _in_parts(self, body: list[str]) -> list[str]:
-        """Parts of the rows, each with accumulators of its own, which are added up in the end."""
+        """The parallel loop in parts, each with cross-row accumulators that a tree then adds."""
         loops, inner = self.kernel.parallel, self.kernel.reduction
         width = self._size(product(v.size for v in inner))
         each = f"for (int64_t c = 0; c < {width}; ++c)"
@@ -138,8 +141,9 @@ class InnerReduction(Planes):
         )
 
     def _online_softmax(self, phase: Phase, sums: Phase, scope: Scope) -> None:
-        """Each block is read from memory once, for the maximum so far and for the weights below it:
-        memory is not left idle for the length of a row. A higher maximum scales the earlier sum.
+        """Online softmax in blocks: each is read from memory once, for the maximum so far and for
+        the sum of exponentials, so memory is not idle for the length of a row. A higher maximum
+        rescales the earlier sum.
 
         Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
         """
@@ -179,7 +183,7 @@ class InnerReduction(Planes):
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
         first_range: tuple[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """The inner loops of one phase; accumulators are declared before them."""
+        """The reduction loops of one phase, after the declarations of its accumulators."""
         places: dict[Reduce, Reduce] = {}
         read = set(phase.stmts)
         if loops and not serial:
@@ -260,7 +264,7 @@ class InnerReduction(Planes):
         pragma: list[str], long: Sequence[Reduce | Scan],
         places: Mapping[Reduce, Reduce],
     ) -> list[str]:  # fmt: skip
-        """The loop over `var` in blocks, each with sums and with extrema of its own."""
+        """The loop over `var` in blocks, each with its own accumulators of sums and extrema."""
         low, high = limits or ("0", self._size(var.size))
         pad, step = margin(indent + 1), PLACE_BLOCK if places else SUM_BLOCK
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
@@ -289,8 +293,9 @@ class InnerReduction(Planes):
         ]  # fmt: skip
 
     def _kept_blocks(self, place: Reduce, pad: str) -> list[str]:
-        """Values of the block under way, and of the one that holds the extremum so far: its place
-        is found among them, since a value that is computed again may differ in its last bits."""
+        """Buffers for the values of the current block and of the block with the extremum so far.
+        The position is found among buffered values: a recomputed one may differ in its last bits.
+        """
         name, ctype = place.name, VALUE_TYPE[place.dtype]
         return [
             pad
@@ -312,7 +317,7 @@ class InnerReduction(Planes):
     def _sums_in_groups(
         self, phase: Phase, loops: Sequence[Var], long: Sequence[Reduce | Scan]
     ) -> bool:
-        """Whether long sums are taken over short pieces, such as the planes of many images."""
+        """Whether long sums have a short innermost loop, such as the planes of many images."""
         size = loops[-1].size
         return (
             len(loops) == 2
@@ -325,8 +330,8 @@ class InnerReduction(Planes):
     def _in_groups(
         self, phase: Phase, loops: Sequence[Var], indent: int, limits: tuple[str, str] | None
     ) -> list[str]:
-        """Sums of several pieces at a time, which are swept with one accumulator for each place in
-        a line: to add the places up costs as much as to sweep a short piece."""
+        """Long sums in groups of innermost loops that share lane accumulators: folding the lanes
+        costs as much as one short innermost loop."""
         outer, last = loops
         assert isinstance(last.size, int)
         sums = [s for s in phase.stmts if isinstance(s, Reduce)]
@@ -354,7 +359,7 @@ class InnerReduction(Planes):
         ]  # fmt: skip
 
     def _splittable(self) -> bool:
-        """Few rows and one sweep: the sweep itself is shared among threads."""
+        """Whether threads divide the reduction loop: there are few rows and one pass over each."""
         kernel = self.kernel
         if self._sums() or any(isinstance(s, (Scan, ScratchStore)) for s in self._all_stmts()):
             return False
@@ -413,8 +418,10 @@ class InnerReduction(Planes):
 
 
 def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
-    """The phase with the extremum of each position that it finds, and which one it is: a statement
-    of the phase where there is one."""
+    """The phase with a max or min beside each argmax or argmin, and the map from one to the other.
+
+    A max or min that the phase already computes is reused.
+    """
     found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Reduce)}
     places: dict[Reduce, Reduce] = {}
     for stmt in phase.stmts:

@@ -1,4 +1,4 @@
-"""C++ text of loop kernels: a signature, and the loops that the kernel's kind asks for."""
+"""C++ text of loop kernels: the arguments, and the loops that the kernel's kind needs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class CppKernel:
     symbols: tuple[sympy.Expr, ...]
     kernel: Kernel
     sites: tuple[tuple[str, Origin | None], ...]
-    """What each checked place in the code is, and its origin, for error messages."""
+    """Operator and origin of each runtime check in the code, for error messages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 def render(kernel: Kernel, non_temporal_bytes: float = math.inf) -> CppKernel:
-    """The kernel's text; results of `far_bytes` and more are written past the caches."""
+    """The kernel's text; results of `non_temporal_bytes` and more get non-temporal stores."""
     writer = WRITERS[kernel.kind](kernel, non_temporal_bytes)
     lines = writer.lines()
     head = []

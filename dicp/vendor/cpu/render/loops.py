@@ -1,4 +1,4 @@
-"""Loops around what the emitter writes: bounds, pragmas, and parts without conditions."""
+"""Loops around the emitter's statements: bounds, pragmas, and ranges without conditions."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from dicp.loop.passes.split_loops import Range, split
 from dicp.vendor.cpu.render.non_temporal import NonTemporal
 
 PARALLEL_COST = 32768
-"""Elementary operations below which a thread team costs more than it brings."""
+"""Elementary operations below which a thread team costs more than it saves."""
 CHUNKS = 16
 UNROLL_AND_JAM = 4
-"""Rows taken together: column sums read and write their accumulators once for all of them, and
-scans wait for the previous element of their own row only."""
+"""Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
+all of them, and scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
-"""Elements of a row summed before the sum is added to the total, which is a double."""
+"""Elements of a row per block sum, which is then added to a total in double."""
 
 
 def unrolled_by_four(var: Var) -> bool:
-    """Whether a loop's steps come in whole groups of `JAM`."""
+    """Whether a loop's size is a known multiple of `UNROLL_AND_JAM`."""
     return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0
 
 
 class Loops(NonTemporal):
-    """What every kind of kernel needs; a subclass per kind writes the nest."""
+    """Shared by all kinds of kernels; a subclass per kind writes the loop nest."""
 
     sum_block = SUM_BLOCK
-    """Elements whose sum is added to a total."""
+    """Elements per block sum."""
 
     def __init__(self, kernel: Kernel, non_temporal_bytes: float = math.inf) -> None:
         super().__init__(kernel, non_temporal_bytes)
         self._kept: list[list[Range]] = []
-        """Rewritten statements: the emitter knows values by identity, so they must stay alive."""
+        """Rewritten statements, kept alive: the emitter identifies expressions by `id`."""
 
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""
@@ -58,10 +58,11 @@ class Loops(NonTemporal):
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
         shared: str | None = None, prefetch: Sequence[Load] = (),
     ) -> list[str]:  # fmt: skip
-        """The loop over `var`, in parts where conditions on it would be tested at every point.
+        """The loop over `var`, split into ranges that need not test conditions on it at each point.
 
-        `shared` is the pragma by which threads share whole lines where this loop is the outermost,
-        `pragma` that of the loop itself; `ahead` is what the next row reads.
+        `pragma` is the loop's own; `shared`, where this loop is the outermost, is the pragma by
+        which threads divide whole cache lines; `prefetch` are the loads to prefetch for the next
+        row.
         """
         parts = split(stmts, var)
         self._kept.append(parts)
@@ -82,8 +83,8 @@ class Loops(NonTemporal):
         return self._shared(pragma, self._nest(loops, inner, 1))
 
     def _shared(self, pragma: str, loop: list[str]) -> list[str]:
-        """`loop` under the pragma; each thread waits in the end for what it wrote past the caches,
-        which barriers need not do."""
+        """`loop` under the pragma; with non-temporal stores, each thread ends with a store fence,
+        which barriers need not include."""
         head = [f"  {pragma}"] if pragma else []
         if not self.writes_non_temporal:
             return [*head, *loop]
@@ -96,7 +97,7 @@ class Loops(NonTemporal):
         self, loops: Sequence[Var], inner: list[str], indent: int,
         first_bounds: tuple[str, str] | None = None,
     ) -> list[str]:  # fmt: skip
-        """`inner` inside `loops`, the first of which may run over a part of its range."""
+        """`inner` inside `loops`; `first_bounds` limits the first loop to a part of its range."""
         lines = []
         for depth, var in enumerate(loops):
             bounds = first_bounds if depth == 0 else None
@@ -105,8 +106,8 @@ class Loops(NonTemporal):
         return [*lines, *inner, *closing]
 
     def _lanes(self, var: Var) -> str:
-        """Half a vector of 16-bit floats at a time where that leaves fewer elements of a short row
-        over: what is left over is computed one by one."""
+        """A clause for half a vector of 16-bit floats at a time where that shortens a short row's
+        remainder, which is computed element by element."""
         size = var.size
         if not isinstance(size, int) or size >= 128 or size % 32 < 16:
             return ""
@@ -127,7 +128,7 @@ class Loops(NonTemporal):
         return text
 
     def _cost(self) -> int:
-        """What one point costs: its arithmetic or its memory traffic, whichever is more."""
+        """Cost of one point: its arithmetic or its memory traffic, whichever is more."""
         seen: set[int] = set()
         total, moved = 1, sum(isinstance(s, Store) for s in self._all_stmts())
         for expr in self.kernel.exprs():
@@ -138,7 +139,7 @@ class Loops(NonTemporal):
         return max(total, moved // 2)
 
     def _summed_in_blocks(self, stmt: Reduce | Scan) -> bool:
-        """Long floating sums are sums of block sums: the error grows with the blocks only."""
+        """Whether a floating sum is long and goes in blocks: its error grows with these only."""
         count = product(v.size for v in self.kernel.reduction)
         long = not isinstance(count, int) or count > 2 * self.sum_block
         return long and stmt.op == "sum" and stmt.dtype.is_floating_point
@@ -149,5 +150,5 @@ def tracks_nan(stmt: Reduce | Scan) -> bool:
 
 
 def block_end(start: str, block: int | str, size: str) -> str:
-    """Where a block ends that begins at `start` and may be the last one."""
+    """C++ of the end of a block that begins at `start`; the last block ends at `size`."""
     return f"{start} + {block} < {size} ? {start} + {block} : {size}"

@@ -1,7 +1,7 @@
-"""Loops a cache line at a time: results written past the caches, and the next row fetched ahead.
+"""Loops a cache line at a time, with non-temporal stores and prefetch of the next row.
 
-A row's sweeps read it from memory, compute, and write. What the next row needs is fetched while
-this one is computed, and whole lines are written without being read before: memory never waits.
+The passes over a row load it from memory, compute, and store. The next row is prefetched while this
+one is computed, and whole lines are stored without being read first: memory is never idle.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dicp.loop.ir.ops import REDUCTIONS
 from dicp.loop.passes.split_loops import Range
 
 MIN_PASS = 128
-"""Elements of a loop below which an accumulator for each place in a line costs too much."""
+"""Elements of a loop below which lane accumulators cost too much."""
 BEYOND_NEAR = 1 << 20
-"""Bytes of a tensor from which on a core's own caches do not keep it."""
+"""Bytes from which a tensor does not stay in a core's private caches."""
 PREFETCH_BYTES = 1 << 14
-"""Bytes of a row that the nearest cache keeps beside what the row before it works on."""
+"""The most bytes of a prefetched row that the L1 cache keeps beside the row being computed."""
 
 
 class NonTemporal(Emitter):
-    """What goes by whole cache lines."""
+    """Emits loops over whole cache lines."""
 
     def __init__(self, kernel: Kernel, non_temporal_bytes: float = math.inf) -> None:
         super().__init__(kernel)
         self.non_temporal_bytes = non_temporal_bytes
-        """The size of a result from which on none of it is in a cache when it is read."""
+        """Bytes from which no part of a result is still in a cache when it is read."""
         self.writes_non_temporal = False
         self.prefetch: dict[Phase, list[Load]] = {}
-        """What a sweep fetches of the next row while it computes."""
+        """Pass over the reduction -> the loads that it prefetches for the next row."""
 
     def _non_temporal_stores(self, part: Range, var: Var) -> list[Store]:
-        """The stores of a loop that fill whole cache lines past the caches.
+        """The stores of a loop that become non-temporal stores of whole cache lines.
 
-        Sweeps over rows of 16-bit floats are bound by conversions: they need not wait for memory.
+        Inner reductions have none in 16-bit floats: conversions bound them, not memory.
         """
         least = {"pointwise": 1, "inner_reduction": 4}.get(self.kernel.kind, LINE_BYTES)
         stores = [s for s in part.stmts if isinstance(s, Store) and self._is_non_temporal(s, var)]
@@ -67,8 +67,8 @@ class NonTemporal(Emitter):
     def _by_cache_lines(
         self, part: Range, var: Var, indent: int, prefetch: Sequence[Load]
     ) -> list[str]:
-        """The loop over `var` a cache line at a time, where it writes past the caches or fetches
-        the next row. Empty where lines are not whole.
+        """The loop over `var` a cache line at a time, if it has non-temporal stores or prefetches
+        the next row. Empty otherwise, and where its range is short or not in whole lines.
         """
         non_temporal = self._non_temporal_stores(part, var)
         count = self._line([*(s.ref for s in non_temporal), *(item.ref for item in prefetch)])
@@ -87,8 +87,8 @@ class NonTemporal(Emitter):
         self, part: Range, var: Var, indent: int, count: int, non_temporal: Sequence[Store],
         prefetch: Sequence[tuple[Load, Var, int]],
     ) -> list[str]:  # fmt: skip
-        """The loop itself: results are made in registers and written at once, and what `ahead`
-        reads that many steps of a loop later is fetched."""
+        """The loop itself: results are computed in registers and stored a line at once; `prefetch`
+        lists loads, each with the loop and the number of its steps to prefetch ahead."""
         self.writes_non_temporal |= bool(non_temporal)
         pad, inner = margin(indent + 1), margin(indent + 2)
         saves = [s for s in part.stmts if isinstance(s, ScratchStore)]
@@ -127,7 +127,7 @@ class NonTemporal(Emitter):
     def _clear_lane_accumulators(
         self, sums: Sequence[Reduce], count: int, indent: int
     ) -> list[str]:
-        """Accumulators for each place in a line."""
+        """Declares and clears lane accumulators, one per element of a cache line."""
         lines = []
         for s in sums:
             start, nan = start_value(s.op, s.dtype), s.name in self.flagged
@@ -139,7 +139,7 @@ class NonTemporal(Emitter):
         return lines
 
     def _fold_lane_accumulators(self, sums: Sequence[Reduce], count: int, indent: int) -> list[str]:
-        """One number from the accumulators of each place."""
+        """Folds lane accumulators into one value per reduction."""
         if not sums:
             return []
         pad, lines = margin(indent), []
@@ -156,7 +156,7 @@ class NonTemporal(Emitter):
         return [f"{pad}{self._simd(sums)}", f"{pad}{_each_lane(count)} {{", *lines, f"{pad}}}"]
 
     def _later(self, item: Load, loop: Var, steps: int) -> str:
-        """The address of what `item` reads so many steps of a loop later."""
+        """The address that `item` reads `steps` steps of `loop` later."""
         index = item.coords[0]
         moved = index + index.coefficient(loop) * steps
         return f"{self._arg(item.ref)} + ({self._index(moved)})"
@@ -167,18 +167,18 @@ class NonTemporal(Emitter):
         parts += [f"reduction(max: nan_{s.name})" for s in accumulators if s.name in self.flagged]
         return " ".join(["#pragma omp simd", *parts])
 
-    # ---- the next row ---------------------------------------------------------------------------
+    # ---- prefetch of the next row ---------------------------------------------------------------
 
     def _prefetched(self, passes: Sequence[Phase]) -> dict[Phase, list[Load]]:
-        """Which of these sweeps fetches what of the next row."""
+        """Divides the loads of the next row among these passes."""
         found: dict[Phase, list[Load]] = {}
         for k, item in enumerate(self._streams() if passes else []):
             found.setdefault(passes[k % len(passes)], []).append(item)
         return found
 
     def _streams(self) -> list[Load]:
-        """What each row reads of its own from beyond the near caches; nothing where a row is too
-        long to be kept in the nearest one until its turn comes."""
+        """Loads of elements that only one row reads, from beyond the private caches; none where a
+        row is too long to stay in the L1 cache until it is computed."""
         rows, inner = self.kernel.parallel, self.kernel.reduction
         if not rows or not inner:
             return []
@@ -198,7 +198,7 @@ class NonTemporal(Emitter):
 
 
 def distinct(reads: Sequence[Load]) -> list[Load]:
-    """One of the loads of each element: a rebuilt expression repeats them."""
+    """One load for each element: rebuilt expressions repeat loads."""
     return list({(item.ref, item.coords[0]): item for item in reads}.values())
 
 

@@ -1,4 +1,4 @@
-"""C++ of reductions across memory: accumulators for a tile of columns, swept row by row."""
+"""C++ of outer reductions: row after row is combined into accumulators for a tile of columns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dicp.vendor.cpu.render.loops import (
 COLUMN_TILE = 512
 MAX_TILE = 3 * COLUMN_TILE
 ROW_BLOCK = 128
-"""Rows summed into a column before the sum is added to the total, which is a double."""
+"""Rows per block sum of a column, which is then added to a total in double."""
 SPLIT_COST = 8 * PARALLEL_COST
-"""Elementary operations from which on chunks of rows pay for accumulators of their own."""
+"""Elementary operations from which splitting the rows into chunks pays for their accumulators."""
 
 
 class OuterReduction(Loops):
-    """Tiles of columns are shared among threads; few columns are swept in chunks of rows."""
+    """Threads divide the tiles of columns; with few columns, they divide the rows into chunks."""
 
     sum_block = ROW_BLOCK
 
@@ -137,7 +137,7 @@ class OuterReduction(Loops):
         self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
         limits: tuple[str, str] | None,
     ) -> list[str]:  # fmt: skip
-        """The sweep over rows, several at a time where their number allows it."""
+        """The loop over rows, unrolled and jammed where their number allows it."""
         indent, bounds = middle.indent, ("tile", "tile_end")
         pragma = f"{margin(indent)}#pragma omp simd"
         if not loops or not unrolled_by_four(loops[-1]):
@@ -161,7 +161,7 @@ class OuterReduction(Loops):
         self, scope: Scope, first: Var, step: int, limits: tuple[str, str] | None,
         long: Sequence[Reduce], column: Var,
     ) -> list[str]:  # fmt: skip
-        """Blocks of a reduced loop, each with accumulators of its own."""
+        """Opens the loop over blocks of the loop `first`, each block with its own accumulators."""
         pad = margin(scope.indent)
         low, high = limits or ("0", self._size(first.size))
         width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
@@ -192,7 +192,7 @@ class OuterReduction(Loops):
     def _split_column(
         self, scope: Scope, phases: list[Phase], accumulators: list[Reduce], column: Var
     ) -> list[str]:
-        """Each chunk of the reduced loops fills its own accumulators, which are then combined."""
+        """Each chunk of the reduction loops fills its own accumulators, which are then combined."""
         pad, inner = margin(scope.indent), self.kernel.reduction
         width = "(tile_end - tile)"
         for stmt in accumulators:
@@ -257,7 +257,7 @@ class OuterReduction(Loops):
 
 
 def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:
-    """Which of the loops goes in blocks of about `ROW_BLOCK` rows, and the steps of a block."""
+    """Index of the loop to split into blocks of about `ROW_BLOCK` rows, and its steps per block."""
     rows = 1
     for depth in reversed(range(len(loops))):
         size = loops[depth].size

@@ -1,8 +1,8 @@
 """C++ of reductions of rows that lie in several planes, such as the channels of a batch of images.
 
-A row after another would be read in pieces that lie far apart, and again for each of its sweeps.
-Where the last cache keeps them all, planes are swept as they lie in memory instead, all rows in one
-sweep, with sums for each plane.
+Row by row, memory would be read in segments that lie far apart, and again for each pass. Where all
+planes fit in the last-level cache, each pass instead reads them in the order of memory, all rows in
+one pass, with partial sums for each plane.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dicp.loop.passes.moments import squared_distances
 from dicp.vendor.cpu.render.scan import Scans
 
 MIN_PLANES = 1 << 19
-"""Elements below which the nearest caches keep all rows."""
+"""Elements below which a core's private caches keep all rows."""
 MIN_PLANE = 32
-"""Elements of a plane below which its sums would be a good part of what is moved."""
+"""Elements of a plane below which its partial sums would be a large part of the traffic."""
 
 
 class Planes(Scans):
-    """Rows in planes: each sweep is shared among threads by planes."""
+    """Rows in planes: threads divide the planes of each pass."""
 
     known: dict[str, str]
-    """C++ of what has been found for the row `v`, by name: sums and values of its own."""
+    """Name of a sum or a `Let` of the row -> C++ of its value."""
 
     def _inner_loops(
         self, phase: Phase, scope: Scope, loops: Sequence[Var], serial: bool = False,
@@ -92,7 +92,7 @@ class Planes(Scans):
         return lines
 
     def _pass_over_reduction(self, phase: Phase, squares: list[tuple[Reduce, Reduce]]) -> list[str]:
-        """All planes in the order of memory; what is summed gets one number for each plane."""
+        """One pass over all planes in the order of memory, with one partial sum for each plane."""
         (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
         sums = [s for s in phase.stmts if isinstance(s, Reduce)]
         mine = [(square, s) for square, s in squares if s in sums]
@@ -129,7 +129,7 @@ class Planes(Scans):
         return lines
 
     def _row_scope(self, loops: Sequence[Var], indent: int) -> Scope:
-        """A scope in which what has been found for the row goes by its name."""
+        """A scope that declares the known values of the row under their names."""
         scope = self._push(loops, indent)
         for name, text in self.known.items():
             scope.lines.append(f"{margin(indent)}const auto {local(name)} = {text};")
@@ -137,7 +137,7 @@ class Planes(Scans):
         return scope
 
     def _of_rows(self, stmts: Sequence[Stmt]) -> list[str]:
-        """What is computed once for each row; what it names is kept for the sweeps that follow."""
+        """Statements that run once per row; the values they name are kept for later passes."""
         (row,) = self.kernel.parallel
         scope = self._row_scope([row], 2)
         self._stmts(stmts, scope)

@@ -1,4 +1,4 @@
-"""C++ of kernels without a reduction: plain loops, tiles where directions cross, scatters."""
+"""C++ of kernels without a reduction: plain loops, or tiles where tensors are transposed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.non_temporal import deep_variables
 
 TILE = 64
-"""Extent of a tile both ways: whole cache lines of each tensor, and few at a time, since rows whose
-length is a power of two share cache sets."""
+"""Extent of a tile in both loops: whole cache lines of each tensor, but few at a time, since rows
+whose length is a power of two share cache sets."""
 COPY_TILE = (64, 128)
-"""Extents of a tile that is only turned, along its source and along its result: long rows of the
+"""Extents of a tile of a transposed copy, along its source and along its result: long rows of the
 result, and few rows of it at a time."""
 NON_TEMPORAL_WIDTH = 64
-"""Extent along its source of a tile whose result is written past the caches, one line of each row:
-more rows at a time share too few pages."""
+"""Extent along its source of a tile whose result gets non-temporal stores, one line of each row:
+with more rows at a time, too few of the stores share a page."""
 SQUARE = 16
-"""Elements both ways that are turned in registers."""
+"""Extent of the squares of elements that are transposed in registers."""
 
 
 class Pointwise(Loops):
-    """Every statement at every point."""
+    """Runs every statement at every point."""
 
     def lines(self) -> list[str]:
         rows = self.kernel.parallel
@@ -61,7 +61,8 @@ class Pointwise(Loops):
     def _tiled(self, crossing: Var) -> list[str]:
         """Two loops in tiles, so that both directions use whole cache lines.
 
-        What lies across the last loop is turned in registers into a tile of its own first.
+        Tensors that are strided along the last loop are first transposed, in registers, into a tile
+        of their own.
         """
         rows = self.kernel.parallel
         last = rows[-1]
@@ -102,7 +103,7 @@ class Pointwise(Loops):
         ]  # fmt: skip
 
     def _transposed_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
-        """One tile of a kernel that does nothing but copy a turned tensor; empty for any other."""
+        """One tile of a kernel that only copies a transposed tensor; empty for any other kernel."""
         stmts = self._all_stmts()
         if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
             return []
@@ -112,7 +113,7 @@ class Pointwise(Loops):
         if not read or not written:
             return []
         (start, stride), (place, step) = read, written
-        # Squares of shorter elements do not fill lines.
+        # Squares of shorter elements do not fill cache lines.
         self.writes_non_temporal = store.ref.dtype.itemsize in (4, 8) and self._is_non_temporal(
             store, last
         )
@@ -124,8 +125,8 @@ class Pointwise(Loops):
         ]
 
     def _crossing_loops(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
-        """Where a tile starts in what lies contiguous along one of its loops, and the step of the
-        other; None where it does not lie so."""
+        """C++ of a tile's start in a tensor that is contiguous along `along`, and of the tensor's
+        stride along `over`; None for any other tensor."""
         others = tuple((a, c) for a, c in index.terms if a not in (along, over))
         hidden = {v for a, _ in others for v in deep_variables(a)}
         stride = index.coefficient(over)
@@ -137,7 +138,7 @@ class Pointwise(Loops):
         return start, step
 
     def _stage(self, crossing: Var, last: Var, scope: Scope) -> None:
-        """Turn what is contiguous along `crossing` into tiles that are contiguous along `last`."""
+        """Transposes tensors contiguous along `crossing` into tiles contiguous along `last`."""
         if any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last)):
             return  # no square is ever full
         for number, (ref, index) in enumerate(self._plain_reads()):
@@ -155,7 +156,7 @@ class Pointwise(Loops):
             self.staged[ref, index] = f"{name}[{place}]"
 
     def _plain_reads(self) -> list[tuple[Ref, Index]]:
-        """What is read at every point, nothing that is only read where a condition holds."""
+        """The loads of every point, without those that are made only where a condition holds."""
         found: dict[tuple[Ref, Index], bool] = {}
 
         def visit(expr: Expr, always: bool, seen: dict[int, bool]) -> None:

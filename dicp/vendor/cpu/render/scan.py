@@ -1,4 +1,4 @@
-"""C++ of scans along memory: sums so far in vectors, others over several rows at once."""
+"""C++ of scans along memory: prefix sums in vectors, other scans over several rows at once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dicp.loop.ir.kernel import Scan, Store
 from dicp.vendor.cpu.render.loops import UNROLL_AND_JAM, Loops, block_end, unrolled_by_four
 
 SCAN_BLOCK = 256
-"""Elements of a row whose running sums are taken at once."""
+"""Elements of a row per block of a vectorized prefix sum."""
 MIN_SCAN = 32
-"""Elements of a row below which its running sums are taken one by one."""
+"""Elements of a row below which its prefix sum is scalar."""
 
 
 class Scans(Loops):
     """Rows whose elements depend on those before them."""
 
     def _only_sums(self) -> bool:
-        """Whether each scan is a sum of what does not depend on another."""
+        """Whether each scan is a prefix sum whose values do not depend on another scan."""
         stmts, inner = self._all_stmts(), self.kernel.reduction
         running = [s for s in stmts if isinstance(s, Scan)]
         return (
@@ -30,8 +30,8 @@ class Scans(Loops):
         )
 
     def _summed_so_far(self) -> list[str]:
-        """Running sums of a block in a loop of their own: what they sum is computed in vectors
-        before, and what reads them after it."""
+        """Prefix sums, block by block, in three vectorized loops: over the values to sum, their
+        prefix sums, and the statements that read these."""
         kernel, depth = self.kernel, 1 + len(self.kernel.parallel)
         scope = self._push(kernel.parallel, depth)
         (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
@@ -81,7 +81,7 @@ class Scans(Loops):
         )
 
     def _scanned_together(self) -> list[str]:
-        """Scans of several rows in one loop."""
+        """Scans of several rows in one loop, by unroll-and-jam."""
         kernel = self.kernel
         (*outer, last), depth = kernel.parallel, 1 + len(kernel.parallel)
         row = self._push(kernel.parallel, depth + 2)

@@ -1,4 +1,4 @@
-"""C++ of stores that may collide: rows by their destination, or columns shared among threads."""
+"""C++ of scatters, whose stores may collide: threads divide rows by destination, or columns."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from dicp.vendor.cpu.render.non_temporal import deep_variables
 from dicp.vendor.cpu.render.pointwise import Pointwise
 
 MIN_WIDTH = 64
-"""Elements of a row from which on rows are worth an order of their own."""
+"""Elements of a row from which sorting rows by destination pays."""
 MIN_SHARE = 8
-"""Destinations for each row beyond which counting them takes longer than the collisions."""
+"""Destinations per row beyond which counting them takes longer than the collisions."""
 MIN_PLACES = 128
-"""Destinations from which on threads find enough of them, however frequent some are."""
+"""Destinations from which there are enough for all threads, however frequent some are."""
 PARTS = 16
-"""Shares of the destinations, with about as many rows each."""
+"""Parts of the destinations that threads divide, of about as many rows and destinations each."""
 TOGETHER = (4, 2, 1)
 """Rows added at once: their destination is read and written once for all of them."""
 
 
 class Scatter(Pointwise):
-    """Colliding stores: rows in the order of their destinations where whole rows are summed, else
-    one thread, or threads that each own a range of the last axis, or of the first where it keeps
-    them apart."""
+    """Stores that may collide: sums of whole rows run in the order of their destinations. Other
+    scatters run on threads that each own a range of the last axis, or of the first where its
+    stores do not overlap, else on one thread."""
 
     def lines(self) -> list[str]:
         rows = self.kernel.parallel
@@ -71,7 +71,7 @@ class Scatter(Pointwise):
         return [*lines, "  }"] if owned else lines
 
     def _destination(self) -> tuple[Store, Indirect] | None:
-        """The sum of whole rows into rows found by an index, where that is all the kernel does."""
+        """The store and its index, if the kernel only sums whole rows into indexed rows."""
         rows, stmts = self.kernel.parallel, self._all_stmts()
         store = stmts[0]
         if len(rows) != 2 or len(stmts) != 1 or not isinstance(store, Store) or store.op != "sum":
@@ -96,7 +96,7 @@ class Scatter(Pointwise):
         return store, found
 
     def _by_destination(self, found: tuple[Store, Indirect]) -> list[str]:
-        """Rows counted and listed by destination, whose sums threads then take one by one."""
+        """A counting sort of the rows by destination; threads then sum each destination's rows."""
         store, place = found
         row, last = self.kernel.parallel
         rows, places = self._size(row.size), self._size(place.size)
@@ -161,7 +161,7 @@ class Scatter(Pointwise):
         return f"{self._arg(store.ref)}[{index}]"
 
     def writes_all(self) -> Ref | None:
-        """The buffer of which this kernel adds to every element, by destination."""
+        """The buffer that a sum by destination covers completely, or None."""
         found = self._destination() if self.kernel.parallel else None
         if found is None:
             return None
@@ -172,7 +172,7 @@ class Scatter(Pointwise):
 
 
 def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
-    """The steps without stores of zeros into what a sum by destination then writes as a whole."""
+    """The steps without zero fills of buffers that a sum by destination then writes completely."""
     kept = list(steps)
     for at, step in enumerate(steps):
         buffer = None
@@ -198,7 +198,7 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
 
 
 def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
-    """A kernel without the one store by which it zeroes all of `buffer`, where it does that."""
+    """The kernel without its single store, of zeros, to all of `buffer`; None if it has none."""
     if not isinstance(step, Kernel) or step.kind != "pointwise":
         return None
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
@@ -220,7 +220,7 @@ def _is_zero(value: Expr) -> bool:
 
 
 def _keeps_apart(index: Index, var: Var) -> bool:
-    """Whether distinct values of `var` store to distinct blocks of memory, whatever indices say."""
+    """Whether distinct values of `var` store to distinct blocks of memory, for any index values."""
     step = index.coefficient(var)
     rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
     return is_below(rest, step)

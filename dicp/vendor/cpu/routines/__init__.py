@@ -1,7 +1,7 @@
-"""Matrix products, convolution and attention by kernels of our own, in float32 or bfloat16.
+"""Handwritten kernels for matrix products, convolution and attention, in float32 or bfloat16.
 
-They take operands as they lie in memory, and attention never writes its scores down. Used where
-BLAS is measured to leave half of the machine unused (`library.fastest_linear`).
+They read operands with the strides they have, and attention never stores its score matrix. Used
+where BLAS was measured to leave half of the machine idle (`library.fastest_linear`).
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, forward and backward, its scores never in memory as a whole."""
+"""Scaled dot-product attention, forward and backward, without storing all its scores."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dicp.vendor.cpu.routines.common import call, is_few, is_taken, rows_of
 aten = torch.ops.aten
 ATTENTION = RuleTable()
 MAX_HEAD = 256
-"""The largest head size the attention kernels hold (`d_most_depth`)."""
+"""The largest head size the attention kernels support (`d_most_depth`)."""
 
 
 def _number(value: float) -> int:
-    """The bits of a double."""
+    """The bits of a double as an integer, to pass it among the sizes."""
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 
 def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
-    """Whether the kernels take these operands."""
+    """Whether the kernels support these operands."""
     if dropout or not is_taken(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
     if is_few(q.shape[2]) or (mask is not None and mask.dtype not in (q.dtype, torch.float32)):
@@ -49,7 +49,7 @@ def _problem(
 def _operands(
     lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None
 ) -> tuple[list[Ref], list[Size]]:
-    """q, k, v and the mask in memory, and their steps."""
+    """q, k, v and the mask in memory, and their strides."""
     refs = [rows_of(lw, x) for x in (q, k, v)]
     steps = [s for ref in refs for s in ref.strides[:3]]
     if mask is not None:

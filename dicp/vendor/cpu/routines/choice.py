@@ -1,7 +1,7 @@
-"""By which routine a convolution and its gradients are made: told from types and shapes alone.
+"""Selects the kernels of a convolution and its gradients from dtypes and shapes alone.
 
-Lowering asks with the tensors of its graph, and compilation of routines, long before, with those
-of Dynamo's.
+Lowering passes the tensors of its graph; compilation of the routines, which starts long before,
+passes those of Dynamo's.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import Axis, Shaped
 
 LIGHT = 3 << 23
-"""Multiplications up to which oneDNN's call, and its reordering of images and filters, cost more
+"""Multiplications up to which oneDNN's call, with its reordering of images and filters, costs more
 than any kernel saves."""
 MAX_CONVOLUTION = 1 << 32
-"""Multiplications from which on that reordering is nothing beside its faster kernel."""
+"""Multiplications above which that reordering costs little beside oneDNN's faster kernel."""
 PANEL, MIN_SHARE = 32, 0.75
-"""Pixels of a tile, and the share of them that must be used where there are several images: between
-both bounds convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05 of its time, with a
-share of 0.67 1.25 times as much. A single image pays for all its reordering of filters."""
+"""Pixels of a tile, and the share of them that must be used if there are several images.
+
+Between the two bounds above, convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05
+of oneDNN's time; with a share of 0.67, 1.25. For a single image the share does not matter, as
+oneDNN's reordering of filters is not amortized."""
 SMALL = 16
-"""Pixels in a row up to which images are better convolved by their patches."""
+"""Pixels per row of the result up to which im2col is faster."""
 LEAST_ROWS = 32
-"""Filters that must read a patch to make up for its copy."""
+"""Filters that must read an im2col patch to amortize its copy."""
 
 
 @dataclass(frozen=True)
 class Transposed:
-    """Filters with inputs and outputs exchanged."""
+    """The shape and dtype of filters with input and output channels exchanged."""
 
     shape: Sequence[Size]
     dtype: torch.dtype
@@ -44,7 +46,7 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a convolution behind its tensors, as ATen orders them."""
+    """The arguments of a convolution after its tensors, in ATen's order."""
 
     stride: Sequence[Size]
     padding: Sequence[Size]
@@ -54,7 +56,7 @@ class Options:
     groups: int
 
     def fit(self, x: Shaped, w: Shaped) -> bool:
-        """Images of one or two dimensions, and filters that see more than one channel."""
+        """Whether it has one or two spatial axes and is neither transposed nor depthwise."""
         return not self.transposed and len(x.shape) in (3, 4) and not self.is_depthwise(w)
 
     def fits_depthwise(self, x: Shaped, w: Shaped) -> bool:
@@ -64,10 +66,10 @@ class Options:
         return w.shape[1] == 1 and self.groups != 1
 
     def slow_gradients(self, w: Shaped) -> tuple[bool, bool, bool]:
-        """Which gradients (images, filters, bias) the library makes by plain loops in bfloat16.
+        """Which gradients (images, filters, bias) the library computes by naive loops in bfloat16.
 
-        Measured for depthwise filters: those of images where the stride is 2 take 11.6 ms, in
-        float32 0.6; those of 5x5 filters 7.7 ms, in float32 2.0. Elsewhere bfloat16 is the faster.
+        Measured for depthwise filters: the gradient of images at stride 2 takes 11.6 ms (float32:
+        0.6), that of 5x5 filters 7.7 ms (float32: 2.0). Elsewhere bfloat16 is faster.
         """
         slow = w.dtype == torch.bfloat16 and self.is_depthwise(w) and not self.transposed
         large = any(isinstance(n, int) and n > 3 for n in w.shape[2:])
@@ -80,7 +82,7 @@ class Options:
         ]
 
     def of_single_pixels(self, x: Shaped, axes: Sequence[Axis]) -> bool:
-        """Several images, each no more than its channels: a row of one matrix."""
+        """Whether there are several images of one pixel each: the rows of one matrix."""
         single = all(axis[:2] == (1, 1) for axis in axes)
         return single and x.shape[0] != 1 and self.by_pixel(x, axes)
 
@@ -94,9 +96,9 @@ class Options:
 def result(
     how: Options, x: Shaped, w: Shaped, out: Sequence[Size], rows: bool, last: bool
 ) -> str | None:
-    """What makes a result that lies in rows of pixels, or channels last; None: the library.
+    """The kernel for a result whose layout is row-major (NCHW) or channels last; None: the library.
 
-    `rows` and `last`: which of both it does; an image of one pixel lies in rows and channels last.
+    `rows` and `last` tell which; an image of one pixel is both row-major and channels last.
     """
     axes = how.axes(x, w, out)
     if not how.fit(x, w):
@@ -111,12 +113,12 @@ def result(
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
-    """What makes the gradient of images that lie in rows of pixels; None: the library."""
+    """The kernel for the gradient of row-major (NCHW) images; None: the library."""
     axes, groups = how.axes(x, w, out), how.groups
     if not isinstance(groups, int) or not _is_at_most(MAX_CONVOLUTION, w, out):
         return None
     small = _is_by_patches(w, w.shape[1], x.shape, axes)
-    if of_one_pixel(axes):  # a product reads filters as they lie
+    if of_one_pixel(axes):  # a product reads filters in place
         small = small and product(x.shape[2:]) <= PANEL  # type: ignore[operator]
     if small or groups > 1 or any(axis[3] != 1 for axis in axes):
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
@@ -128,7 +130,7 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
 
 
 def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
-    """What makes the gradient of filters from images in rows of pixels; None: the library."""
+    """The kernel for the gradient of filters from row-major (NCHW) images; None: the library."""
     axes = how.axes(x, w, out)
     rows = w.shape[0] // how.groups
     if _is_by_patches(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
@@ -137,7 +139,7 @@ def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) ->
 
 
 def turned(axes: Sequence[Axis]) -> list[Axis]:
-    """Those of the convolution, at steps of 1, that makes the gradient of images."""
+    """The axes of the convolution of grad_output, at stride 1, that is the gradient of images."""
     return [
         (out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
         for size, out, taps, _, padding, dilation in axes
@@ -154,24 +156,25 @@ def _at(axis: int, *lists: Sequence[Size]) -> list[Size]:
 
 
 def _is_at_most(most: int, w: Shaped, out: Sequence[Size]) -> bool:
-    """Of float32 and not too heavy; in bfloat16 oneDNN has the faster kernels."""
+    """Whether it is float32 of at most `most` multiplications; in bfloat16 oneDNN is faster."""
     sizes = (*w.shape[1:], *out)
     known = w.dtype == torch.float32 and all(isinstance(n, int) for n in sizes)
     return known and product(sizes) <= most  # type: ignore[operator]
 
 
 def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether a convolution whose result has the shape `out` is better made here."""
+    """Whether our kernel is faster for a convolution whose result has the shape `out`."""
     if not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     return out[0] == 1 or _is_at_most(LIGHT, w, out) or _share(axes) >= MIN_SHARE
 
 
 def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether the gradient of filters is better made here: of enough channels and pixels in a row.
+    """Whether our kernel is faster for the gradient of filters: with enough channels and pixels.
 
-    Measured on ResNet-50's and a U-Net's: 0.55 to 0.8 of the library's time from 16 pixels on, 1.06
-    with 8 of them in four images and 0.5 in one, 1.4 with 4; for filters of one pixel 0.5 to 0.9.
+    Measured on ResNet-50 and a U-Net, relative to the library's time: 0.55 to 0.8 from 16 pixels
+    per row on; with 8, 1.06 for four images and 0.5 for one; with 4, 1.4; for 1x1 filters 0.5 to
+    0.9.
     """
     _, channels, *taps = w.shape
     if not _is_at_most(MAX_CONVOLUTION, w, grad):
@@ -188,11 +191,11 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
 def _is_by_patches(
     w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis], few: bool = False
 ) -> bool:
-    """Whether images of the shape `out` are so small that their patches are better copied.
+    """Whether images of the shape `out` are so small that im2col is faster.
 
-    `rows`: filters that read a patch. `few`: the pixels are summed over; those of all images count.
-    Measured on ResNet-50's and a U-Net's: 0.4 to 0.85 of the library's time, and 0.5 to 1.0 of the
-    other kernel's up to these sizes; with 32 pixels in a row 1.05 to 1.4.
+    `rows`: filters that read a patch. `few`: pixels are reduced over, so those of all images count.
+    Measured on ResNet-50 and a U-Net up to these sizes: 0.4 to 0.85 of the library's time and 0.5
+    to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4.
     """
     least = LEAST_ROWS // 2 if few else LEAST_ROWS
     if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
@@ -204,10 +207,10 @@ def _is_by_patches(
 
 
 def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether the gradient of filters of few channels, which fill no panel, is made from patches.
+    """Whether the gradient of filters of few channels, which do not fill a panel, uses im2col.
 
-    Measured with 3 and 4: 0.75 of the library's time where patches do not overlap, 0.4 for 1024
-    pixels, 1.5 and more for more pixels.
+    Measured with 3 and 4 channels: 0.75 of the library's time where patches do not overlap; else
+    0.4 for 1024 pixels, and 1.5 or more for more pixels.
     """
     sizes = (rows, *w.shape[1:], *out)
     if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
@@ -217,7 +220,7 @@ def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
 
 
 def _share(axes: Sequence[Axis]) -> float:
-    """The share of places computed that are pixels; between rows of them lie some that are not."""
+    """The share of computed positions that are pixels: tiles include positions between rows."""
     (_, high, *_), (_, wide, taps, stride, _, dilation) = [(1, 1), *axes][-2:]
     apart = wide + (taps - 1) * dilation // stride
     places = high * wide if of_one_pixel(axes) else (high - 1) * apart + wide

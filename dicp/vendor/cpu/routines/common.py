@@ -1,4 +1,4 @@
-"""What the rules of all routines share: entry points, and operands as the kernels take them."""
+"""Shared by the rules of all routines: entry points, and operands in the kernels' layouts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "dept
            "patches.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
-"""Operators as calls of the library, where they are not made here."""
+"""Rules that call the library, for where the routines are not used."""
 MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
-"""Element type -> how names of routines end, and its name in C++."""
+"""Element type -> suffix of routine names, and its name in C++."""
 DEPTHWISE_TAPS = (3, 5, 7)
-"""Columns of filters that see one channel for which there are kernels."""
+"""Widths of depthwise filters for which there are kernels."""
 GROUPS = {
     "product": {
         "dicp_product": "d_product<{}>(args, sizes, false)",
@@ -67,7 +67,7 @@ GROUPS = {
         "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
     },
 }
-"""Routines that are compiled together: each one's entry point -> its body, for any element type."""
+"""Group of routines compiled together -> entry point -> body; `{}` is the element type."""
 BODIES = {name: body for group in GROUPS.values() for name, body in group.items()}
 
 
@@ -88,10 +88,10 @@ class Group:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Compiler flags besides those of generated kernels: products and sums are joined.
+        """Compiler flags added to those of generated kernels; products and sums are contracted.
 
-        What is left out of -O3 takes half of its time, for code as fast, if the last turns of
-        attention's loops become straight code.
+        Relative to -O3 they halve compile time, for code as fast, provided that the last iterations
+        of attention's loops are peeled.
         """
         peeled = ("-fpeel-loops",) if self.header == "attention.h" else ()
         return (JOINED_PRODUCTS, "-O2", "-fno-tree-vrp", "-fno-ivopts", *peeled)
@@ -103,11 +103,11 @@ class Group:
 
 
 Axis = tuple[Any, ...]
-"""Of a convolution: input size, output size, taps, stride, padding, dilation; a `d_axis`."""
+"""A convolution's input size, output size, taps, stride, padding, dilation; a `d_axis` in C++."""
 
 
 class Shaped(Protocol):
-    """A tensor of whatever graph."""
+    """A tensor of Dynamo's graph or of lowering's."""
 
     @property
     def shape(self) -> Sequence[Size]: ...
@@ -123,43 +123,43 @@ def group_of(name: str) -> Group | None:
 
 
 def _body(call: str, element: str) -> str:
-    """The call, and a report where the routine found no memory and left its results unwritten."""
+    """The call, and an error report if the routine ran out of memory, its results unwritten."""
     return (
         f"  d_lacking = 0; {call.format(element)}; if (d_lacking) d_report(status, 3, d_lacking);"
     )
 
 
 def headers() -> dict[str, str]:
-    """The C++ files that routines are made of, by name."""
+    """The C++ headers of the routines: name -> text."""
     return {name: (FOLDER / name).read_text() for name in HEADERS}
 
 
 def is_taken(*values: Value | Ref | None) -> bool:
-    """All of one type that the kernels take, and no axis known to be empty."""
+    """Whether all have one dtype, which the kernels support, and no axis is known to be empty."""
     given = [v for v in values if v is not None]
     types = {v.dtype for v in given}
     return len(types) == 1 and types <= TYPES.keys() and all(s != 0 for v in given for s in v.shape)
 
 
 def is_few(rows: Size) -> bool:
-    """Whether putting the other operand in order for so few rows costs more than it saves."""
+    """Whether there are too few rows to amortize packing the other operand."""
     return isinstance(rows, int) and rows < MIN_ROWS
 
 
 def rows_of(lw: Lowering, value: Value) -> Ref:
-    """`value` in memory, the elements of a row one after another."""
+    """`value` in memory, contiguous along its last axis."""
     ref = lw.realize(value)
     return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
 
 
 def in_float32(lw: Lowering, value: Value) -> Ref:
-    """`value` in memory as float32, laid out as it is."""
+    """`value` in memory as float32, with its own strides."""
     return lw.realize(lw.cast(value, torch.float32), lw.realize(value).strides)
 
 
 def call(
     lw: Lowering, name: str, args: Sequence[Ref], outs: Sequence[Ref], sizes: Sequence[Size]
 ) -> tuple[Value, ...]:
-    """A call of routine `name` for the type of `args`; sizes stand in the order its C++ says."""
+    """A call of routine `name` for the dtype of `args`; `sizes` in the order its C++ documents."""
     ending, element = TYPES[args[0].dtype]
     return lw.routine(name + ending, _body(BODIES[name], element), args, outs, sizes)

@@ -1,4 +1,4 @@
-"""Convolutions that are better made here than by the library, and their gradients."""
+"""Convolutions, and their gradients, by our kernels where these are faster than the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 CONVOLUTIONS = RuleTable()
 
 FEW_PIXELS = 20480
-"""Numbers of a single image up to which eager copies patches."""
+"""Elements of a single image up to which eager uses im2col."""
 
 
 @CONVOLUTIONS.register(aten.convolution.default, kind="library")
@@ -58,7 +58,7 @@ def convolution(
 def convolution_backward(
     lw: Lowering, grad: Value, x: Value, w: Value, bias_sizes: Any, *rest: Any
 ) -> Any:
-    """Each gradient here where it fits; the others by one call of the library."""
+    """Each gradient by our kernel where it fits; the others by library calls."""
     *options, mask = rest
     how = Options(*options)
     assert lw.node is not None
@@ -94,10 +94,10 @@ def convolution_backward(
 def library_backward(
     lw: Lowering, grad: Value, x: Value, w: Value, bias_sizes: Any, *rest: Any
 ) -> Any:
-    """The library's gradients, of images in rows where it would write past its buffer.
+    """The library's gradients, for row-major copies where it would write past its buffer.
 
-    oneDNN 3.12 does, and the process dies, for gradients of filters of one pixel at steps of images
-    that lie channels last: it gathers channels by 16, and takes no care where there are fewer.
+    oneDNN 3.12 does so, and the process crashes, for the gradient of 1x1 filters with a stride and
+    channels-last images: it gathers 16 channels at a time and does not handle fewer.
     """
     strides, (_, wanted, _), taps = rest[0], rest[-1], w.shape[2:]
     few = not isinstance(x.shape[1], int) or x.shape[1] < depthwise.MIN_CHANNELS
@@ -123,16 +123,16 @@ def _wide_backward(
 
 
 def _is_row_major(out: Ref) -> bool:
-    """Whether the pixels of an image lie one after another."""
+    """Whether the pixels of each channel are contiguous, row by row."""
     return out.strides[2:] == contiguous_strides(out.shape[2:])
 
 
 def _skips_padding(x: Value, w: Value, groups: int) -> bool:
-    """Whether eager leaves out what lies around an image: infinities and NaN meet no zeros there.
+    """Whether eager skips padding, so that infinities and NaN are not multiplied by its zeros.
 
-    oneDNN does, but for filters of one pixel, groups of channels that fill no vectors, and
-    gradients of dilated filters. Small single images are computed from patches with zeros, and so
-    is everything in float64.
+    oneDNN skips it, except for 1x1 filters, groups whose channels do not fill vectors, and
+    gradients of dilated filters. Small single images are computed by im2col with zeros, and so is
+    everything in float64.
     """
     taps = w.shape[2:]
     if not all(isinstance(n, int) for n in (*x.shape, *w.shape, groups)):
@@ -149,11 +149,11 @@ def _skips_padding(x: Value, w: Value, groups: int) -> bool:
 def _problem(
     lw: Lowering, x: Value, w: Value, axes: Sequence[Axis], groups: int, out: Ref, skips: bool
 ) -> tuple[Ref, list[Size]]:
-    """The images in memory, and the sizes the kernels take; `out` has the form of the result."""
+    """The images in memory, and the kernels' sizes; `out` has the result's shape and strides."""
     image = _in_rows(lw, x)
     row = image.strides[-2] if len(image.shape) == 4 else 0
     one = (1, 1, 1, 1, 0, 1)
-    if of_one_pixel(axes):  # an image is one row
+    if of_one_pixel(axes):  # all its pixels are one row
         axes = [(product(image.shape[2:]), product(out.shape[2:]), 1, 1, 0, 1)]
     axes = [one, *axes] if len(axes) == 1 else axes
     sizes = [x.shape[0], w.shape[1], w.shape[0] // groups, groups, *axes[0], *axes[1],
@@ -180,7 +180,7 @@ def _convolved(
 
 
 def _in_rows(lw: Lowering, x: Value) -> Ref:
-    """Images in memory with their pixels in rows."""
+    """Images in memory, row-major."""
     image = lw.realize(x)
     return image if _pixels_in_rows(image) else lw.realize(x, contiguous_strides(x.shape))
 
@@ -192,7 +192,7 @@ def _pixels_in_rows(*images: Ref) -> bool:
 def _by_pixel_in_rows(
     lw: Lowering, x: Value, filters: Value, bias: Value | None, out: Ref
 ) -> Value:
-    """Filters of one pixel, pixels in rows: a product of the filters with each image's channels."""
+    """1x1 filters and row-major images: a product of the filters with each image's channels."""
     n, c, *sizes = x.shape
     pixels = product(sizes)
     refs = [lw.realize(filters), lw.realize(lw.reshape(x, (n, c, pixels)))]
@@ -225,7 +225,7 @@ def _backward(
 def _images_gradient(
     lw: Lowering, grad: Value, x: Value, w: Value, images: Ref, how: Options
 ) -> Value | None:
-    """The result's gradient convolved with the filters; None where the library is faster."""
+    """grad_output convolved with the filters; None where the library is faster."""
     kind, axes = choice.images_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
     if kind == "patches":
         reached, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=True)
@@ -241,7 +241,7 @@ def _images_gradient(
 
 
 def _turned(lw: Lowering, w: Value) -> Value:
-    """Filters with inputs and outputs exchanged, their taps in opposite order."""
+    """Filters with input and output channels exchanged and taps reversed."""
 
     def place(idx: tuple[Index, ...]) -> list[Index]:
         taps = zip(idx[2:], w.shape[2:], strict=True)

@@ -1,7 +1,7 @@
-"""Convolution by filters that see one channel each, of images channels last, and its gradients.
+"""Depthwise convolution of channels-last images, and its gradients.
 
-The library's calls cost more than small images do; where filters have more than three taps along an
-axis it takes them for full ones, whose gradient needs 256 times their size in scratch memory.
+For small images the library's call costs more than the work. Filters of more than three taps along
+an axis it treats as full ones, whose gradient needs 256 times their size in scratch memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, 
 MIN_CHANNELS = 16
 """Channels that fill the widest vector."""
 LARGE = 1 << 19
-"""Numbers of a result in bfloat16 from which on the library needs 0.6 to 0.9 of the time for three
-taps. Elsewhere the kernels need 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
+"""Elements of a bfloat16 result above which, for three taps, the library takes 0.6 to 0.9 of our
+time. Elsewhere our kernels take 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
 
 
 def fits(w: Shaped, groups: int) -> bool:
@@ -30,14 +30,14 @@ def fits(w: Shaped, groups: int) -> bool:
 
 
 def columns_of(axes: Sequence[Axis]) -> int | None:
-    """The columns of filters for which there are kernels, by which routines are named."""
+    """The filters' width, which is part of the routine's name; None where there is no kernel."""
     _, _, taps, stride, _, dilation = axes[1]
     known = taps in DEPTHWISE_TAPS and stride in (1, 2) and dilation == 1
     return taps if known and isinstance(taps, int) else None
 
 
 def is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
-    """Whether the result is better made here, of filters that fit."""
+    """Whether our kernel is faster for the result, given that `fits` holds."""
     return columns_of(axes) is not None and not _is_large(w.dtype, out, axes)
 
 
@@ -54,9 +54,9 @@ def convolved(
 def images_gradient(
     lw: Lowering, grad: Value, w: Value, images: Ref, axes: Sequence[Axis]
 ) -> Value | None:
-    """The gradient in `images`; None where the library is to make it.
+    """The gradient, in the buffer `images`; None where the library is to compute it.
 
-    In bfloat16 the library makes it by plain loops where there is a stride, at any size.
+    In bfloat16 at a stride the library uses naive loops, so our kernel is used at any size.
     """
     taps = columns_of(axes)
     if taps is None or not is_channels_last(images):
@@ -70,9 +70,9 @@ def images_gradient(
 def filters_gradient(
     lw: Lowering, grad: Value, x: Value, filters: Ref, axes: Sequence[Axis]
 ) -> Value | None:
-    """The gradient in `filters`, of images that are laid out channels last; None for others.
+    """The gradient, in the buffer `filters`, for channels-last images; None for others.
 
-    None too where pixels of the result see nothing of the image: eager multiplies them by zeros.
+    Also None where pixels of the result read padding alone: eager multiplies them by its zeros.
     """
     for _, _, taps, _, padding, dilation in axes:
         if isinstance(padding, int) and padding > (taps - 1) * dilation:
@@ -118,7 +118,7 @@ def _channels_last(lw: Lowering, x: Value) -> Ref:
 
 
 def is_channels_last(image: Ref) -> bool:
-    """Images of a single pixel are, whatever their strides along it say."""
+    """Whether images are channels last; those of a single pixel are, whatever its strides are."""
     n, c, h, k = image.shape
     if h == 1 and k == 1:
         return image.strides[1] == 1 and (n == 1 or image.strides[0] == c)

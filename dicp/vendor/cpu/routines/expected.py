@@ -1,4 +1,4 @@
-"""Which routines a graph will call, told from Dynamo's graph before anything is lowered."""
+"""Predicts from Dynamo's graph, before lowering, which routines it will call."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GROUPS_OF = {
 """Operator of the user's program -> the groups of routines that compute it."""
 SOFTMAX = (F.softmax, torch.softmax, "softmax")
 BETWEEN = (F.dropout, torch.dropout, "to", "type_as", "float", "contiguous")
-"""What may stand between attention's softmax and its product with values."""
+"""Operators allowed between attention's softmax and its product with values."""
 CONVOLUTIONS = (F.conv1d, F.conv2d)
 GRADIENTS = {"attention": "attention_gradients"}
-"""Group -> the one that its gradients need besides."""
+"""Group -> the additional group that its gradients need."""
 
 
 def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
-    """The groups that Dynamo's graph will call, as far as its operators tell; each once."""
+    """The groups that Dynamo's graph will call, judging by its operators; no duplicates."""
     found: dict[Group, None] = {}
     depthwise = any(map(_is_depthwise, _nodes(gm)))
     for node in _nodes(gm):
@@ -40,7 +40,7 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
         called = ("attention",) if _is_attention(node) else GROUPS_OF.get(_operator(node), ())
         names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
-            # Images lie channels last in a graph with filters that see one channel.
+            # Images are channels last in bfloat16 and in graphs with a depthwise convolution.
             last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
             names = _groups_of_convolution(node, value, last, train)
         found.update((Group.of(name, value.dtype), None) for name in names)
@@ -53,7 +53,7 @@ def _tensor(node: Any) -> torch.Tensor | None:
 
 
 def _is_attention(node: fx.Node) -> bool:
-    """Whether a product takes the weights of attention that is written out."""
+    """Whether a product multiplies the probabilities of unfused attention."""
     if _operator(node) not in (*PRODUCTS, *PRODUCT_METHODS):
         return False
     weights = _argument(node, 0, "input", None)
@@ -72,7 +72,7 @@ def _is_depthwise(node: fx.Node) -> bool:
 def _groups_of_convolution(
     node: fx.Node, out: torch.Tensor, last: bool, train: bool
 ) -> Iterable[str]:
-    """The groups that make the result and, in training, both gradients."""
+    """The groups that compute the result and, in training, both gradients."""
     x, w = (_tensor(_argument(node, *which)) for which in ((0, "input", None), (1, "weight", None)))
     if x is None or w is None or x.ndim != out.ndim:
         return
@@ -81,7 +81,7 @@ def _groups_of_convolution(
     how = _options(node, x, w)
     sizes = (*x.shape, *w.shape, *how.stride, *how.padding, *how.dilation, how.groups)
     if not all(isinstance(size, int) for size in sizes):
-        return  # nothing is known yet: asking a symbol for its value would fix it
+        return  # symbolic: reading a symbol's value would specialize it
     kinds = [choice.result(how, x, w, out.shape, not last, last)]
     if train and not last:
         kinds.append(choice.images_gradient(how, x, w, out.shape))
@@ -96,7 +96,7 @@ def _groups_of_convolution(
 
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:
-    """What the convolution gives besides its tensors; padding may be a word."""
+    """The convolution's arguments besides its tensors; its padding may be a string."""
     count = x.ndim - 2
     stride, padding, dilation = (
         list(value) if isinstance(value, (tuple, list)) else [value] * count

@@ -1,7 +1,7 @@
-"""Products of groups of rows with a matrix of their own each: mixtures of experts.
+"""Grouped matrix products, where each group of rows has its own matrix: mixtures of experts.
 
-They are ATen's, and those that the transformers library registers for its models; it is not
-imported here.
+The operators are ATen's and those that the transformers library registers for its models; that
+library is not imported here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _product(lw: Lowering, x: Value, w: Value, ends: Value, transposed: bool, ou
 
 
 def _weights(lw: Lowering, x: Value, grad: Value, ends: Value, out: Ref) -> Value:
-    """Each group of rows of x, turned, times its rows of grad; the reverse if `out` is turned."""
+    """x.T @ grad over each group's rows; grad.T @ x if the matrices of `out` are column-major."""
     steps = out.strides[:2]
     if out.strides[2] != 1:
         x, grad, steps = grad, x, (out.strides[0], out.strides[2])

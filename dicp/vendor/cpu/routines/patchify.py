@@ -1,6 +1,6 @@
-"""Convolutions that read each number of an image once, channels last: products with its pieces.
+"""Convolutions of channels-last images that read each element once: products with their patches.
 
-Filters of one pixel, and steps as long as the filters: of a hierarchy of images, or into patches.
+Filters are 1x1, or as large as the stride: downsampling between stages, and patch embeddings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dicp.vendor.cpu.routines.product import multiplied
 
 
 def fit(axes: Sequence[Axis]) -> bool:
-    """Whether images are cut into pieces as large as filters, with nothing left over."""
+    """Whether images split into patches of the filters' size, without padding or remainder."""
     return all(_is_cut(axis) for axis in axes)
 
 
@@ -41,7 +41,10 @@ def gradients(
     lw: Lowering, grad: Value, x: Value, w: Value, images: Ref | None, filters: Ref | None,
     axes: Sequence[Axis],
 ) -> tuple[Value | None, Value | None]:  # fmt: skip
-    """Those of images and of filters, where their memory is given: sums over filters and pieces."""
+    """Gradients of images (a reduction over filters) and of filters (over patches).
+
+    Each is computed if its buffer is given, that of filters if it is channels last; else None.
+    """
     o, size, count = w.shape[0], product(w.shape[1:]), _count(x, axes)
     found: list[Value | None] = [None, None]
     reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (count, o))
@@ -62,7 +65,7 @@ def _count(x: Value, axes: Sequence[Axis]) -> Size:
 
 
 def _pieces(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
-    """A row for each piece: its pixels one after another, channels last."""
+    """A row for each patch: its pixels in order, channels last."""
     n, c = x.shape[:2]
     (_, high, rows, *_), (_, wide, columns, *_) = axes
     split = lw.reshape(x, (n, c, high, rows, wide, columns))
@@ -72,7 +75,7 @@ def _pieces(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
 
 
 def _joined(lw: Lowering, made: Value, shape: Sequence[Size], axes: Sequence[Axis]) -> Value:
-    """The images of which the rows of `made` are pieces."""
+    """The images whose patches are the rows of `made`."""
     n, c = shape[:2]
     (_, high, rows, *_), (_, wide, columns, *_) = axes
     split = lw.reshape(made, (n, high, wide, rows, columns, c))
