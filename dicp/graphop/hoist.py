@@ -14,8 +14,9 @@ from dicp.graphop.partition import LEAVES, Step
 from dicp.graphop.program import Graph, Node, Operand, Result, Slot, Value
 
 
-def static_nodes(graph: Graph, static: Collection[Slot]) -> set[Node]:
-    """The nodes of a graph that read a slot in `static`, and neither another one nor sizes."""
+def static_nodes(graph: Graph, static: Collection[Slot], but: Collection[Node] = ()) -> set[Node]:
+    """The nodes of a graph that read a slot in `static`, and neither another one nor sizes; without
+    those in `but` and all that reads these."""
     found: set[Node] = set()
     constants: set[Node] = set()
     for node in graph.nodes:
@@ -24,7 +25,7 @@ def static_nodes(graph: Graph, static: Collection[Slot]) -> set[Node]:
         elif node.kind in LEAVES:
             if node.kind == "input" and node.attrs["bound"].slot in static:
                 found.add(node)
-        else:
+        elif node not in but:
             sources = {value.node for value in node.operands()}
             if sources & found and sources <= found | constants:
                 found.add(node)
@@ -45,11 +46,7 @@ def hoisted(
 
 def _split(builder: Builder, graph: Graph, static: Collection[Slot], once: list[Graph]) -> Graph:
     returned = {result.value.node for result in graph.results}
-    fixed = {
-        node
-        for node in static_nodes(graph, static)
-        if node.kind not in LEAVES and node not in returned
-    }
+    fixed = {n for n in static_nodes(graph, static, returned) if n.kind not in LEAVES}
     if not fixed:
         return graph
     crossing: dict[Value, Value] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,6 +254,32 @@ def test_inputs_of_other_sizes_are_an_error(driver: Driver, library: ctypes.CDLL
         model([torch.ones(3, 2)], [torch.empty(3, 2)])
     with pytest.raises(DeviceError, match="its buffer 4 bytes"):
         model([torch.ones(2, 3)], [torch.empty(1)])
+
+
+def test_models_are_unloaded_while_another_is_built_or_loaded(
+    driver: Driver, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the garbage collector does, which may begin in any line of the simulator."""
+    data = build(driver, library, 0)
+    handles = [driver.load(data, "Simulator") for _ in range(3)]
+    assert driver.simulator is not None
+    compiled = driver.simulator.compile
+
+    def compile_(*args: Any) -> Any:
+        driver.unload(handles.pop())
+        return compiled(*args)
+
+    monkeypatch.setattr(driver.simulator, "compile", compile_)
+
+    def work() -> None:
+        driver.unload(driver.load(build(driver, library, 0), "Simulator"))
+        driver.unload(driver.load(data, "Simulator"))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for itself"
+    assert len(handles) == 1
 
 
 def test_a_damaged_model_is_a_mismatch(driver: Driver) -> None:

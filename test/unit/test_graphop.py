@@ -247,3 +247,15 @@ def test_what_reads_only_constants_moves_to_a_graph_that_runs_once(b: Small) -> 
     names = [n.attrs["bound"].slot.name for n in graph.inputs]
     assert sorted(names) == ["kept0_0", "x"]
     assert hoisted(b, steps, ())[0] == []
+
+
+def test_what_reads_a_result_of_every_run_runs_every_time(b: Small) -> None:
+    weight, x = slot(b, 4, 3, name="weight"), slot(b, 3, 4, name="x")
+    turned = b.transpose(b.input(weight, (0, 1)), [1, 0])
+    total = b.op("Plus", b.op("Plus", turned, turned), b.input(x, (0, 1)))
+    fake = b.fake((3, 4), torch.float32)
+    results = [Result(turned, Slot("w", fake), (0, 1)), Result(total, Slot("out", fake), (0, 1))]
+    once, every = hoisted(b, Partition(b, [*b.nodes, *results]).steps(), {weight})
+    assert not once
+    assert isinstance(every[0], Graph)
+    assert [n.kind for n in every[0].operators] == ["Turn", "Plus", "Plus"]

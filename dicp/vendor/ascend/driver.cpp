@@ -41,7 +41,9 @@ struct Piece {  // one tensor of a run, as the caller describes it
   bool written;  // by the graph: what the host has is brought up to date
 };
 
-std::mutex mutex;  // of what follows, and of builds: GE's options belong to the process
+// Of what follows, and of builds: GE's options belong to the process. Recursive: a build calls Python
+// back, whose garbage collector may unload models there.
+std::recursive_mutex mutex;
 std::map<int32_t, aclrtStream> streams;
 std::map<int32_t, std::vector<Workspace*>> workspaces;
 
@@ -161,7 +163,7 @@ aclError load(const void* data, uint64_t size, bool dynamic, Model* model, uint6
 }
 
 aclError stream_of(int32_t device, aclrtStream* stream) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
   auto found = streams.find(device);
   aclError status = ACL_SUCCESS;
   if (found == streams.end()) {
@@ -177,7 +179,7 @@ aclError stream_of(int32_t device, aclrtStream* stream) {
 aclError execute(Model* model, aclmdlDataset* given, aclmdlDataset* made, aclrtStream stream) {
   Workspace* work = model->work;
   if (work == nullptr) return aclmdlExecuteAsync(model->id, given, made, stream);
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
   aclError status = ACL_SUCCESS;
   if (work->stream != nullptr && work->stream != stream) {
     status = aclrtSynchronizeStream(work->stream);
@@ -211,7 +213,7 @@ void dicp_message(bool build, char* text, uint64_t room) {
 int dicp_build(void (*define)(ge::Graph&), const char* name, const char* soc,
                const char* precision, const char* shapes,
                void (*receive)(const void*, uint64_t)) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
   std::map<ge::AscendString, ge::AscendString> global = {{ge::ir_option::SOC_VERSION, soc},
                                                          {ge::ir_option::PRECISION_MODE, precision}};
   uint32_t status = ge::aclgrphBuildInitialize(global);
@@ -234,7 +236,7 @@ int dicp_load(const void* data, uint64_t size, int32_t device, bool dynamic, Mod
               uint64_t* wanted) {
   OnDevice on(device);
   if (on.status != ACL_SUCCESS) return on.status;
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
   auto* model = new Model;
   model->device = device;
   aclError status = load(data, size, dynamic, model, wanted);
@@ -248,7 +250,7 @@ int dicp_load(const void* data, uint64_t size, int32_t device, bool dynamic, Mod
 
 int dicp_unload(Model* model) {
   OnDevice on(model->device);
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::recursive_mutex> lock(mutex);
   if (model->work != nullptr && model->work->stream != nullptr) {
     aclrtSynchronizeStream(model->work->stream);
   }

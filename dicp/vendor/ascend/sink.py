@@ -3,7 +3,8 @@
 f(move(x), move(y)) = move(f(x, y)), for a whole region of operators that read each other's results
 or the same moves. It is done where it leaves no more moves than there were: behind the region may
 stand one that undoes it, a matrix product, which takes a transpose as a flag and between whose
-matrices a format can stay, or a conversion of format, which takes a transpose into itself.
+matrices a format can stay, or a conversion of format, which takes a transpose into itself. It is
+not done where the move would need conversions of dtype, as the transpose of a boolean does.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from dicp.graphop.program import Item, Node, Operand, Result, Value
 from dicp.graphop.rewrite import rewritten
 from dicp.vendor.ascend.formats import ELEMENTWISE
 from dicp.vendor.ascend.layout import order_of
+from dicp.vendor.ascend.prototypes import PROTOTYPES
 
 Move = tuple[str, tuple[str, ...]]
 """A transpose with its order, or a reshape with the sizes it begins with."""
+Behind = dict[Value, tuple[Value, Node]]
+"""By a result that is moved: the same before its move, and a move like its own. The result itself
+may be a conversion, where the operator that moves does not take its dtype."""
 
 
 def sunk(builder: Builder, items: Sequence[Item]) -> tuple[list[Item], bool]:
@@ -27,27 +32,32 @@ def sunk(builder: Builder, items: Sequence[Item]) -> tuple[list[Item], bool]:
     if not moving:
         return list(items), False
 
+    behind: Behind = {}
+
     def visit(g: Builder, node: Node) -> Sequence[Value] | None:
-        return [_behind(g, node)] if node in moving else None
+        return [_behind(g, node, behind)] if node in moving else None
 
     return rewritten(builder, items, dict.fromkeys(ELEMENTWISE, visit)), True
 
 
-def _behind(g: Builder, node: Node) -> Value:
+def _behind(g: Builder, node: Node, behind: Behind) -> Value:
     """The node's result, made of what its operands are moved from."""
-    move = _tensors(node)[0].node
-    ports = g.dialect.prototypes[node.kind].inputs
-    operands = [_before(node.inputs.get(port.name)) for port in ports]
+    moved = [_before(value, behind) for value in _tensors(node)]
+    move = moved[0][1]
+    sources = dict(zip(_tensors(node), (source for source, _ in moved), strict=True))
+    operands: list[Operand | None] = []
+    for port in g.dialect.prototypes[node.kind].inputs:
+        operand = node.inputs.get(port.name)
+        operands.append(sources.get(operand, operand) if isinstance(operand, Value) else operand)
     made = g.op(node.kind, *operands, **node.attrs)
-    if move.kind == "Reshape":
-        return g.op("Reshape", made, move.inputs["shape"])
-    return g.op("Transpose", made, move.inputs["perm"])
+    result = g.op(move.kind, made, move.inputs["shape" if move.kind == "Reshape" else "perm"])
+    behind[result] = made, move
+    return result
 
 
-def _before(operand: Operand | None) -> Operand | None:
-    if not isinstance(operand, Value) or operand.ndim == 0:
-        return operand
-    return _source(operand.node)
+def _before(value: Value, behind: Behind) -> tuple[Value, Node]:
+    """What a moved value is moved from, and the move."""
+    return behind.get(value) or (_source(value.node), value.node)
 
 
 def _source(move: Node) -> Value:
@@ -110,11 +120,13 @@ class _Regions:
         if move is None or move[0] == "Reshape" and not all(map(_keeps_shape, region)):
             return False
         results = [node.outputs[0] for node in region]
-        left = sum(
-            any(reader not in region and not _undoes(reader, move) for reader in self.readers[v])
-            for v in results
-        )
-        return left <= len(sources)
+        left = [
+            v for v in results
+            if any(r not in region and not _undoes(r, move) for r in self.readers[v])
+        ]  # fmt: skip
+        port = PROTOTYPES[move[0]].input("x")
+        assert port is not None
+        return len(left) <= len(sources) and all(v.dtype in port.dtypes for v in left)
 
 
 def _is_candidate(node: Node) -> bool:

@@ -200,6 +200,7 @@ MaxPoolV3: x:f16,f64 -> y:=x | ksize:ListInt strides:ListInt padding_mode:String
 AdaptiveAvgPool3dGrad: y_grad:single x:=y_grad -> x_grad:=y_grad | data_format:String=NDHWC
 """,
     "image_ops.h": """
+GridSampler2D: x:single grid:=x -> y:=x | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 GridSampler2DGrad: grad:single x:=grad grid:=grad -> dx:=grad dgrid:=grad | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 """,
     "nn_activation.h": """

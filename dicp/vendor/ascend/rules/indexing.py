@@ -190,6 +190,8 @@ def _put_where(
     mask = indices[position]
     assert mask is not None
     after = x.ndim - position - mask.ndim
+    if not g.same_shape(mask.shape, x.shape[position : position + mask.ndim]):
+        raise NoRule("the mask is not known to have the sizes of what it selects from")
     mask = g.reshape(mask, [*([1] * position), *mask.shape, *([1] * after)])
     new = g.cast(value, x.dtype)
     new = g.op("Add", x, new) if accumulate else new
@@ -304,6 +306,18 @@ def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
     column = [math.prod(index.shape) if k == dim else 1 for k in range(x.ndim)]
     places = g.broadcast(g.reshape(index, column), source.shape)
     return _scatter(g, x, dim, places, source)
+
+
+@rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(g: Ge, x: Value, dim: int, index: Value, value: Any) -> Value:
+    if x.ndim == 0:
+        raise NoRule("slices of a 0-dim tensor")
+    dim %= x.ndim
+    count = math.prod(index.shape)
+    shape = [*x.shape[:dim], count, *x.shape[dim + 1 :]]
+    column = [count if k == dim else 1 for k in range(x.ndim)]
+    places = g.broadcast(g.reshape(from_start(g, index, x.shape[dim]), column), shape)
+    return _scatter(g, x, dim, places, g.full(shape, value, x.dtype))
 
 
 def _max_unpool(n: int) -> Any:

@@ -262,6 +262,10 @@ def diagonal_scatter(
     """The source where row and column differ by `offset`, `x` elsewhere."""
     dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
     rows, columns = x.shape[dim1], x.shape[dim2]
+    with g.inferring():
+        expected = x.fake.diagonal(offset, dim1, dim2).shape
+    if not g.same_shape(source.shape, expected):
+        raise NoRule("the source is not known to have the diagonal's sizes")
     gap = g.sub(g.reshape(g.arange(columns), [1, columns]), g.reshape(g.arange(rows), [rows, 1]))
     mask = g.op("Equal", gap, g.const(offset, torch.int64))
     spread = _spread_diagonal(g, g.cast(source, x.dtype), rows, columns, offset)

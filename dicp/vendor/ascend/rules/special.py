@@ -64,6 +64,16 @@ _INTERPOLATION = ("bilinear", "nearest", "bicubic")
 _PADDING = ("zeros", "border", "reflection")
 
 
+@rule(aten.grid_sampler_2d.default)
+def grid_sampler_2d(
+    g: Ge, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool
+) -> Value:
+    return g.op(
+        "GridSampler2D", x, grid, interpolation_mode=_INTERPOLATION[interpolation],
+        padding_mode=_PADDING[padding], align_corners=align_corners,
+    )  # fmt: skip
+
+
 @rule(aten.grid_sampler_2d_backward.default)
 def grid_sampler_2d_backward(
     g: Ge, dy: Value, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool,

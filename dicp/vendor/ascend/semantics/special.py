@@ -22,6 +22,14 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     return aten._pdist_forward(x.float(), p).to(x.dtype)
 
 
+def grid_sampler(
+    x: Tensor, grid: Tensor, interpolation_mode: str = "bilinear", padding_mode: str = "zeros",
+    align_corners: bool = False,
+) -> Tensor:  # fmt: skip
+    modes = _INTERPOLATION[interpolation_mode], _PADDING[padding_mode]
+    return aten.grid_sampler_2d(x.float(), grid.float(), *modes, align_corners).to(x.dtype)
+
+
 def grid_sampler_grad(
     grad: Tensor, x: Tensor, grid: Tensor, interpolation_mode: str = "bilinear",
     padding_mode: str = "zeros", align_corners: bool = False,
@@ -53,7 +61,7 @@ def register(semantics: Semantics) -> None:
     semantics.update({
         "Ndtri": torch.special.ndtri, "Igamma": torch.igamma, "Igammac": torch.igammac,
         "MaskedScatter": torch.masked_scatter, "Histogram": histogram, "Pdist": pdist,
-        "GridSampler2DGrad": grid_sampler_grad, "AdaptiveAvgPool3d": adaptive_avg_pool3d,
-        "AdaptiveAvgPool3dGrad": adaptive_avg_pool3d_grad,
+        "GridSampler2D": grid_sampler, "GridSampler2DGrad": grid_sampler_grad,
+        "AdaptiveAvgPool3d": adaptive_avg_pool3d, "AdaptiveAvgPool3dGrad": adaptive_avg_pool3d_grad,
         "AdaptiveMaxPool2d": adaptive_max_pool2d,
     })  # fmt: skip
