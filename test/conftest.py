@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -135,6 +136,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if any(metafunc.definition.iter_markers("dynamic_only")):
             values = [value for value in values if value]
         metafunc.parametrize("dynamic", values, ids=["dynamic" if v else "static" for v in values])
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts raise KeyboardInterrupt, which a process started in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -123,7 +122,6 @@ def target_for_devices(devices: set[str]) -> Target:
     return max(found, key=lambda target: target.priority)
 
 
-@cache
 def load_target(name: str) -> Target:
     """The target called `name`.
 

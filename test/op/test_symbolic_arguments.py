@@ -170,6 +170,12 @@ ROWS = [
     Row(aten.lerp.Scalar, lambda x, y, c: (x, y, c), NUMBERS),
     Row(aten.masked_fill.Scalar, lambda x, mask, c: (x, mask, c), NUMBERS),
     Row(aten.masked_fill.Scalar, lambda n, mask, c: (n, mask, c), INTS),
+    Row(aten.index_fill.int_Scalar, lambda x, c: (x, 0, torch.tensor([0]), c), NUMBERS),
+    Row(aten.max_unpool2d.default, lambda image, i, j: (image[:, :, :2, :2], torch.arange(
+            4).reshape(2, 2).expand(*image.shape[:2], 2, 2), [i, j]), [(2, 2), (3, 4), (4, 1)]),
+    Row(aten.max_unpool3d.default, lambda volume, i, j, k: (volume[..., :2, :2, :2], torch.arange(
+            8).reshape(2, 2, 2).expand(*volume.shape[:2], 2, 2, 2), [i, j, k], [2, 2, 2], [0, 0,
+            0]), [(2, 2, 2), (3, 2, 4), (8, 1, 1)]),
     Row(aten.where.Scalar, lambda mask, c, d: (mask, c, d), pairs(NUMBERS, NUMBERS[1:])),
     Row(aten.where.ScalarOther, lambda mask, x, c: (mask, x, c), NUMBERS),
     Row(aten.where.ScalarSelf, lambda mask, x, c: (mask, c, x), NUMBERS),

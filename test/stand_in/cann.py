@@ -164,7 +164,8 @@ def install(root: Path, header_set: str = "2025", like: Path | None = None) -> P
     built = root / "lib64" / "libascendcl.so"
     sources = [str(INCLUDES.parent / "ge.cpp"), str(HERE / "cann.cpp")]
     includes = [f"-I{INCLUDES}", f"-I{INCLUDES.parent}"]
-    command = ["g++", *FLAGS, *includes, *sources, "-Wl,-soname,libascendcl.so", "-o", str(built)]
+    command = ["g++", *FLAGS, *includes, *sources, "-Wl,-Bsymbolic",
+               "-Wl,-soname,libascendcl.so", "-o", str(built)]  # fmt: skip
     subprocess.run(command, check=True)
     for name in LIBRARIES[1:]:
         (root / "lib64" / f"lib{name}.so").symlink_to(built)

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,8 @@ from dicp.errors import (
 )
 from dicp.vendor.ascend import AscendTarget, toolchain
 from dicp.vendor.ascend.installation import (
+    Cann,
+    checked,
     declared_operators,
     device_count,
     operators_of,
@@ -99,16 +102,16 @@ extern "C" void define(ge::Graph& graph) {
 
 
 @pytest.fixture(scope="module")
-def defined(tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
+def defined(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
     """By the number of rows, -1 for any: the address of a function that makes a graph."""
     import ctypes
 
     folder, found = tmp_path_factory.mktemp("graphs"), {}
     text = SOURCE.replace("define", "fixed").replace("SIZE", "2")
     text += SOURCE.replace("define", "changing").replace("SIZE", "-1")
-    (folder / "graph.so").write_bytes(
-        compile_shared(find_toolchain(Config(runs_on="simulator")), text)
-    )
+    found_cann = checked(Cann(installed.roots["2025"], ""))
+    tools = replace(find_toolchain(Config(runs_on="simulator")), cann=found_cann)
+    (folder / "graph.so").write_bytes(compile_shared(tools, text))
     library = ctypes.CDLL(str(folder / "graph.so"))
     for size, name in ((2, "fixed"), (-1, "changing")):
         address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value

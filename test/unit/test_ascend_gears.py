@@ -84,7 +84,7 @@ def run_at(
 ) -> list[set[int]]:  # fmt: skip
     """Compare with eager for each number of rows; the sizes of the models that ran."""
     target = AscendTarget()
-    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.load_target", lambda name: target)
     torch._dynamo.reset()
     options = {"runs_on": "simulator", "cache": False, "gears": GEARS}
     compiled = torch.compile(fn, backend=Backend("ascend", **options))

@@ -429,7 +429,7 @@ def simulated() -> Iterator[dict[str, Any]]:
 
 def test_the_simulator_warns_once(simulated: dict[str, Any], monkeypatch: Any) -> None:
     target = AscendTarget()
-    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.load_target", lambda name: target)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for k in range(2):
@@ -453,7 +453,7 @@ def test_float32_is_kept_unless_less_is_asked_for(
     precision: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = AscendTarget()
-    monkeypatch.setattr("dicp.dynamo_bridge.backend.find_target", lambda name: target)
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.load_target", lambda name: target)
     backend = Backend("ascend", **simulated, precision=precision)
     torch.compile(lambda x: torch.relu(x), backend=backend)(torch.ones(3))
     (driver,) = target._drivers.values()

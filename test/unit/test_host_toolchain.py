@@ -189,6 +189,7 @@ def gone(log: Path) -> bool:
     return any(not alive(log) or time.sleep(0.05) for _ in range(40))
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", ["time", "stop", "interrupt"])
 def test_a_tool_that_hangs_leaves_no_process(tmp_path: Path, how: str) -> None:
     command, log = hanging(tmp_path)

@@ -44,14 +44,12 @@ def install(monkeypatch: pytest.MonkeyPatch, **made: Any) -> None:
     for module in (target_module, backend):
         monkeypatch.setattr(module, "discover", lambda: points)
     find_target.cache_clear()
-    load_target.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
     yield
     find_target.cache_clear()
-    load_target.cache_clear()
 
 
 def chip(name: str, **facts: Any) -> type[Chip]:

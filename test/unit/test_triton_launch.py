@@ -600,7 +600,8 @@ def test_inputs_on_another_kind_of_device_are_refused_by_name() -> None:
     with pytest.raises(DeviceMovedError, match=r"on cuda:0 \(x_1\) and xpu:0 \(y_1\)\. Move"):
         backend(gm, on_devices("cuda:0", "xpu:0"))
     for host in ("cpu", "number"):
-        assert backend._target(gm, on_devices("cuda:0", host)).name == "triton"
+        target = backend._target(gm, on_devices("cuda:0", host), Config(), {})
+        assert target.name == "triton"
 
 
 def test_what_lies_on_the_host_is_moved_where_the_graph_says_so() -> None:

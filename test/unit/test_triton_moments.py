@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from recorder import TritonRecorder, record
 from torch import Tensor
 
-from dicp.compare import assert_matches
+from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.triton.builder import Plan, Workers
 
@@ -35,6 +35,8 @@ INPUTS = {
     "half": lambda: torch.randn(150, LONG).bfloat16() + 3,
     "infinite": lambda: torch.randn(150, LONG).index_fill(1, torch.tensor([7]), torch.inf),
 }
+RULES = {"double": Rule(floor=32.0)}
+"""Subtracting a mean 300 times the divisor magnifies the rounding of the mean, in eager as well."""
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
@@ -45,7 +47,7 @@ def test_rows(name: str, symbolic: bool, tmp_path: Path) -> None:
     torch._dynamo.reset()
     backend = Backend("triton", cache_dir=tmp_path)
     got = torch.compile(layer_norm, backend=backend, dynamic=symbolic)(x)
-    assert_matches(got, layer_norm(x), layer_norm(x.double()))
+    assert_matches(got, layer_norm(x), layer_norm(x.double()), rule=RULES.get(name))
 
 
 @pytest.mark.parametrize("channels", [140, 16, 3])

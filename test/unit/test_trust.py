@@ -35,7 +35,7 @@ from dicp.errors import (
     UnknownOptionError,
     UnsupportedOperatorError,
 )
-from dicp.loop.runtime.plan import Bound
+from dicp.loop.runtime.plan import ExecutionPlan
 from dicp.target import find_target
 from dicp.toolchain import OUTPUT
 from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
@@ -445,10 +445,12 @@ def test_inputs_on_another_device() -> None:
     [torch.ones(4, 6), torch.ones(4, 5, dtype=torch.float64), torch.ones(5, 4).t()],
     ids=["shape", "dtype", "strides"],
 )
-def test_compiled_graph_refuses_other_inputs(other: Tensor) -> None:
+def test_compiled_graph_refuses_other_inputs(
+    other: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, made = find_target("cpu"), []
     load = target.load
-    target.load = lambda *a: made.append(load(*a)) or made[-1]  # type: ignore[method-assign]
+    monkeypatch.setattr(target, "load", lambda *a: made.append(load(*a)) or made[-1])
     run(Backend("cpu", cache=False))
     with pytest.raises(InputMismatchError, match="input 0 of the compiled graph is"):
-        Bound(made[0].loaded, {}, [other])
+        ExecutionPlan(made[0].loaded, {}, [other])

@@ -201,6 +201,7 @@ def test_what_was_begun_and_failed_is_compiled_again(
     assert list(begun.values()) == [waiting] and len(compilations) == 2
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_compilers(tmp_path: Path) -> None:
     """Nothing runs on, and the next compilation in the process is as any other."""
     hang, log = tmp_path / "hang", tmp_path / "pids"

@@ -204,8 +204,8 @@ def _pair(
     transposed = {n.args[0] for n in dv}
     inner = forward | shown | transposed | chain | {last, *dropped, *_way(given, d_probabilities)}
     inner |= {product} - {out}
-    if any(cast_source(node) is not None and rounded_source(node, out) is None for node in inner):
-        return None  # the fused operator does not round where this conversion does
+    if any(_rounds_apart(node, out) for node in inner):
+        return None
     own = {out, product, *inner, *dq, *dk, *dv}
     read = {node for node in inner if any(user not in own for user in node.users)}
     dmask = tuple(read & _shown(last))
@@ -213,6 +213,17 @@ def _pair(
     closed = counted and len(read) == len(dmask) and ("mask" in match.bound or not dmask)
     pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
     return pair if closed and pair.gradients() else None
+
+
+def _rounds_apart(node: fx.Node, out: fx.Node) -> bool:
+    """Whether `node` is a conversion that rounds where the fused operator does not.
+
+    A boolean (the dropout mask) converts exactly to any dtype.
+    """
+    source = cast_source(node)
+    if source is None or value_of(source).dtype == torch.bool:
+        return False
+    return rounded_source(node, out) is None
 
 
 def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
