@@ -213,7 +213,9 @@ def signbit(g: Ge, x: Value) -> Value:
         return g.full(x.shape, False, torch.bool)
     if not x.dtype.is_floating_point:
         return g.op("Less", x, g.number(0, x.dtype))
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    if x.dtype.itemsize == 2:  # Bitcast does not take every 16-bit float; float32 keeps the sign
+        x = g.cast(x, torch.float32)
+    bits = {4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
     return g.op("Less", g.op("Bitcast", x, type=bits), g.number(0, bits))
 
 

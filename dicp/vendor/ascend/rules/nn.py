@@ -238,6 +238,8 @@ def convolution(
         raise NoRule("a convolution without a batch")
     around = [] if transposed else _around(x, padding)
     x, padding = _padded(g, x, around), [0] if around else padding
+    if not isinstance(groups, int):
+        raise NoRule("a number of groups that changes")
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters = window.widen(g, x), window.widen(g, weight)
     if not transposed:
@@ -273,6 +275,8 @@ def convolution_backward(
 ) -> list[Value | None]:  # fmt: skip
     around = [] if transposed else _around(x, padding)
     x, padding = _padded(g, x, around), [0] if around else padding
+    if not isinstance(groups, int):
+        raise NoRule("a number of groups that changes")
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters, wide_dy = (window.widen(g, v) for v in (x, weight, dy))
     results: list[Value | None] = [None, None, None]
