@@ -23,9 +23,6 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prims", "dicp"})
 _UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided",
                             "new_empty_strided", "empty_permuted"})  # fmt: skip
 
-_NUMBER_MODULES = frozenset({"_operator", "operator", "math", "torch"})
-"""Modules of the functions on symbolic numbers."""
-
 _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
 
 

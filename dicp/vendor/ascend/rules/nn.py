@@ -194,6 +194,8 @@ class Window:
         self.rank = x.ndim - 2
         if self.rank not in (1, 2, 3):
             raise NoRule(f"a convolution over {self.rank} dimensions")
+        if not isinstance(groups, int):
+            raise NoRule("a number of groups that changes")
         self.flat = self.rank == 1
         lead = [1] if self.flat else []
         zero = [0] if self.flat else []
@@ -238,8 +240,6 @@ def convolution(
         raise NoRule("a convolution without a batch")
     around = [] if transposed else _around(x, padding)
     x, padding = _padded(g, x, around), [0] if around else padding
-    if not isinstance(groups, int):
-        raise NoRule("a number of groups that changes")
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters = window.widen(g, x), window.widen(g, weight)
     if not transposed:
@@ -275,8 +275,6 @@ def convolution_backward(
 ) -> list[Value | None]:  # fmt: skip
     around = [] if transposed else _around(x, padding)
     x, padding = _padded(g, x, around), [0] if around else padding
-    if not isinstance(groups, int):
-        raise NoRule("a number of groups that changes")
     window = Window(x, stride, padding, dilation, output_padding, groups)
     wide, filters, wide_dy = (window.widen(g, v) for v in (x, weight, dy))
     results: list[Value | None] = [None, None, None]
