@@ -99,9 +99,9 @@ def calls(target: Recording) -> list[str]:
 
 
 def portable(text: str) -> str:
-    """`text` without folders, line numbers and names that are digests of the rest."""
+    """`text` without folders, line numbers and the digests, which depend on both, in names."""
     text = re.sub(r"(?<= at )\S*/([^/:\s]+):\d+", r"\1", text)
-    names = dict.fromkeys(re.findall(r"\bk[0-9a-f]{20}\b", text))
-    for number, name in enumerate(names):
-        text = text.replace(name, f"kernel{number}")
+    digests = dict.fromkeys(re.findall(r"(?<=_)[0-9a-f]{12}\b", text))
+    for number, digest in enumerate(digests):
+        text = text.replace(digest, str(number))
     return text
