@@ -34,6 +34,8 @@ RANKS = {
     "template": 2,
     "operators": 2,
     "rules": 2,
+    "effects": 2,
+    "operator_choice": 3,
     "target": 3,
     "toolchain": 3,
     "loop": 4,
