@@ -27,7 +27,7 @@ from dicp.target import Check, discover, find_target
 
 _SUFFIX = "graph"  # the backend "xgraph" compiles for the target "x"
 _PACKAGES = ("dicp", "torch", "numpy")
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 240
 
 app = typer.Typer(
     help="dicp: a torch.compile backend compiler with code generation per vendor.",
