@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -13,29 +14,18 @@ from torch import fx
 from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.ir.expr import Call
-from dicp.loop.lowering import RULES, Lowering, RuleTable
-from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
-from dicp.loop.runtime.device import Native, WorkspacePool
-from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
-from dicp.loop.schedule.kernels import schedule
-from dicp.target import (
-    Artifact,
-    Check,
-    Decision,
-    Executable,
-    Facts,
-    LowerContext,
-    RuleTarget,
-    Source,
-    tensors_of,
-)
+from dicp.loop.target import KernelSources, LoopTarget
+from dicp.target import Check, Decision, Facts
 from dicp.toolchain import load_library
 from dicp.vendor.cpu.calibration import PROBLEMS, ShapeClass, has_feature, shape_class, verdict
 from dicp.vendor.cpu.library import LIBRARIES
-from dicp.vendor.cpu.render.kernel import render
+from dicp.vendor.cpu.render.kernel import CppKernel, render
 from dicp.vendor.cpu.render.scatter import without_zeros
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
@@ -66,7 +56,7 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
-class CpuTarget(RuleTarget):
+class CpuTarget(LoopTarget):
     """Compiles for the machine it runs on."""
 
     name = "cpu"
@@ -84,34 +74,16 @@ class CpuTarget(RuleTarget):
         recomputes_operands=True,
     )
     rules = LIBRARY_RULES
+    cross_row = CrossRow()
 
     def __init__(self) -> None:
+        super().__init__()
         self._libraries = Libraries()
-        self._pool = WorkspacePool()
         self._begun: Begun = {}
 
-    def unsupported(self, node: fx.Node) -> str:
-        external = (t.device for t in tensors_of(node) if t.device.type != self.device_type)
-        return super().unsupported(node) or next((f"tensor on {d}" for d in external), "")
+    # ---- from graph to source -------------------------------------------------------------------
 
-    # ---- lower, render, build, load -------------------------------------------------------------
-
-    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        rules = self._rules(gm, context.config)
-        lowering = Lowering(gm, context, rules, partial(self._explained, context.config))
-        graph = lowering.run()
-        plan = schedule(graph, context.config.fuse, cross_row=CrossRow())
-        plan.steps = without_zeros(plan.steps)
-        non_temporal = cache_bytes()
-        rendered = {
-            k: render(s, non_temporal) for k, s in enumerate(plan.steps) if not isinstance(s, Call)
-        }
-        builder = ProgramBuilder(plan)
-        program = builder.build(rendered, lowering.reports)
-        builder.release()
-        return program
-
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules; matrix products, convolutions and attention call what is fastest here."""
         if not any(PRODUCTS.get(n.target) or ROUTINES.get(n.target) for n in gm.graph.nodes):
             return LIBRARY_RULES
@@ -119,18 +91,26 @@ class CpuTarget(RuleTarget):
         classes = {shape_class(*sizes) for n in gm.graph.nodes if (sizes := product_sizes(n))}
         return rules_by(frozenset(c for c in classes if verdict(cache, c).library == "onednn"))
 
-    def _explained(self, config: Config, node: fx.Node) -> Decision:
+    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
         """The decision; of a plain product also which library was measured to be faster."""
-        decision, sizes = self.decide(node), product_sizes(node)
+        decision, sizes = super().decide_on(device, node, config), product_sizes(node)
         if sizes is None or decision.kind != "library":
             return decision
         return replace(decision, reason=str(verdict(Cache.open(config), shape_class(*sizes))))
 
-    def render(self, program: LoopProgram, config: Config) -> Source:
-        texts = program.kernel_texts
-        own = {n: body for n, body in texts.items() if group_of(n) is None}
-        comments = sources_of(program.plain)
-        return Source(texts, lambda: {"kernels.cpp": unit_text("prelude.h", own, comments)})
+    def schedule(
+        self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
+    ) -> Sequence[Any]:
+        return without_zeros(super().schedule(gm, graph, device, config))
+
+    def render_kernel(self, step: Kernel, config: Config) -> CppKernel:
+        return render(step, cache_bytes())
+
+    def source_files(self, sources: KernelSources) -> Mapping[str, str]:
+        own = {n: body for n, body in sources.texts.items() if group_of(n) is None}
+        return {"kernels.cpp": unit_text("prelude.h", own, sources.comments())}
+
+    # ---- from source to executable --------------------------------------------------------------
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         def past_blas(which: ShapeClass) -> bool:
@@ -140,30 +120,23 @@ class CpuTarget(RuleTarget):
         if groups and (has_feature(WIDE_VECTORS) or past_blas("medium")):
             Units.open(config, cache, self._begun).begin(groups)
 
-    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
-        units = Units.open(config, cache, self._begun)
-        return Artifact(
-            self.name,
-            {"program": program.plain, "texts": source.texts},
-            units.build(source.texts, sources_of(program.plain)),
-            program.objects,
-        )
+    def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, str]:
+        return Units.open(config, cache, self._begun).build(sources.texts, sources.comments())
 
-    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        units, program = dict(artifact.units), artifact.program["program"]
+    def runtime(self, sources: KernelSources, cache: Cache, config: Config) -> Native:
+        units = sources.units
         libraries = self._loaded(units, lambda key: cache.get("unit", key))
         if units.values() - libraries.keys():
             # Units were removed from the cache after the program was stored. Load the entries built
             # here, not the cache's: other processes may be clearing it at the same time.
             made = Units.open(config, cache, self._begun)
-            units = made.build(artifact.program["texts"], sources_of(program))
+            units = made.build(sources.texts, sources.comments())
             libraries = self._loaded(units, made.entries.__getitem__)
         functions = {
             name: libraries[key].address(name) for name, key in units.items() if name != "driver"
         }
         run = _RUN(libraries[units["driver"]].address("dicp_run"))
-        machine = Native(functions, run, tuple(libraries.values()))
-        return LoopExecutable(program, machine, self._pool, artifact.objects)
+        return Native(functions, run, tuple(libraries.values()))
 
     def _loaded(
         self, units: Mapping[str, str], entry_of: Callable[[str], Entry | None]
