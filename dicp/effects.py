@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.torch_private import OpOverload
+from dicp.torch_private import (
+    OpOverload,
+    schema_of,
+)
 
 aten = torch.ops.aten
 
@@ -33,7 +36,7 @@ def is_view(target: Any) -> bool:
         return False
     if op_name(target) in _ALIASES_BEYOND_SCHEMA | _MAY_COPY:
         return True
-    returns = target._schema.returns
+    returns = schema_of(target).returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
@@ -46,14 +49,14 @@ def is_random(target: Any) -> bool:
 @cache
 def is_mutating(target: Any) -> bool:
     """Whether the operator writes to an argument."""
-    return isinstance(target, OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and schema_of(target).is_mutable
 
 
 @cache
 def op_name(target: Any) -> str:
     """The operator's name without namespace and overload."""
     if isinstance(target, OpOverload):
-        return str(target._schema.name).split("::")[-1]
+        return str(schema_of(target).name).split("::")[-1]
     return getattr(target, "__name__", str(target))
 
 
@@ -63,7 +66,7 @@ def is_pure(target: Any) -> bool:
     if isinstance(target, OpOverload):
         return (
             target.namespace in _KNOWN_NAMESPACES
-            and not target._schema.is_mutable
+            and not schema_of(target).is_mutable
             and not is_random(target)
             and op_name(target) not in _UNINITIALISED
             and not op_name(target).startswith(_CHECKS)

@@ -47,7 +47,7 @@ def explain(
     """Compile `fn` for these arguments, run it once, and report the decision on every operator.
 
     The backward graph is compiled too where a result requires a gradient. `backend` is a target's
-    name ("cpu") and defaults to the one of the inputs' device. Nothing is read from the cache, so
+    name and defaults to the one of the inputs' device. Nothing is read from the cache, so
     that every stage is shown. Existing compiled versions of the function are not affected.
     """
     compiler = Backend(backend, **{"cache": False, **(options or {})})

@@ -27,6 +27,7 @@ from dicp.torch_private import (
     OpOverload,
     is_backward,
     original_of,
+    overload_name,
     registered_names,
     schema_of,
     traced_from,
@@ -134,10 +135,10 @@ def hidden(graph: fx.Graph) -> Iterator[None]:
 def names_of(op: OpOverload) -> tuple[str, ...]:
     """All names of an operator: its own and those of the forms that become it."""
     space, _, packet = schema_of(op).name.partition("::")
-    forms = [(packet, op._overloadname)]
+    forms = [(packet, overload_name(op))]
     forms += [(packet, name) for name in _out_forms(op)]
     if hasattr(getattr(torch.ops, space), f"{packet}_"):
-        forms.append((f"{packet}_", op._overloadname))
+        forms.append((f"{packet}_", overload_name(op)))
     names = [name for form, overload in forms for name in (form, f"{form}.{overload}")]
     return tuple(dict.fromkeys([*names, *(f"{space}.{name}" for name in names)]))
 

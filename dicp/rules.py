@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dicp.torch_private import OpOverload, OpOverloadPacket
+from dicp.torch_private import (
+    OpOverload,
+    OpOverloadPacket,
+    schema_of,
+)
 
 DecisionKind = Literal["compiled", "library", "view", "eager"]
 Rule: TypeAlias = Callable[..., Any]
@@ -70,7 +74,7 @@ class RuleTable:
     def get(self, op: Any) -> RuleEntry | None:
         found = self._rules.get(op)
         if found is None and self._named and isinstance(op, OpOverload):
-            return self._named.get(op._schema.name)
+            return self._named.get(schema_of(op).name)
         return found
 
     def kind(self, op: Any) -> DecisionKind | None:
@@ -87,4 +91,4 @@ def functional_overloads(op: Any) -> Iterable[Any]:
     if not isinstance(op, OpOverloadPacket):
         return [op]
     found = (getattr(op, name) for name in op.overloads())
-    return [overload for overload in found if not overload._schema.is_mutable]
+    return [overload for overload in found if not schema_of(overload).is_mutable]

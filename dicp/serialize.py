@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
-from dicp.torch_private import OpOverload, disable_current_modes, python_size
+from dicp.torch_private import (
+    OpOverload,
+    disable_current_modes,
+    python_size,
+    schema_of,
+)
 
 MAX_CONSTANT_BYTES = 1 << 22
 """A larger constant is not serialized."""
@@ -170,7 +175,8 @@ def decode_argument(
 def encode_operator(op: Any, keep: Callable[[Any], dict[str, int]]) -> Any:
     """An overload as `namespace::name.overload`; `keep` stores any other callable."""
     if isinstance(op, OpOverload):
-        return f"{op._schema.name}.{op._schema.overload_name}"
+        schema = schema_of(op)
+        return f"{schema.name}.{schema.overload_name}"
     return keep(op)
 
 
@@ -190,7 +196,7 @@ _BOUND = {
 def callable_of(op: Any) -> Any:
     """The cheapest callable for `op`: an overload looks its kernel up by name at every call, which
     takes 4 microseconds longer than the function that PyTorch binds to Python."""
-    schema = getattr(op, "_schema", None)
+    schema = schema_of(op)
     if schema is None or schema.overload_name not in ("", "out"):
         return op
     return _BOUND.get(schema.name, op)

@@ -103,6 +103,10 @@ reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defi
 """`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
 
 
+HOST: Final = "cpu"
+"""PyTorch's device type of host memory."""
+
+
 def frame_seconds() -> float:
     """Seconds since Dynamo began to compile the current frame; 0 outside of a compilation."""
     context = get_metrics_context()
@@ -161,26 +165,6 @@ def saved_for_backward(node: fx.Node) -> None:
 TRACE_HAS_A_SYMBOLIC_DERIVATIVE: Final = release_of(torch.__version__) >= (2, 13)
 
 
-def write_out_traces(gm: fx.GraphModule) -> None:
-    """trace(x) = sum(diagonal(x)) in Dynamo's graph, in releases whose derivative of trace asks a
-    tensor of symbolic sizes for its number of elements."""
-    if TRACE_HAS_A_SYMBOLIC_DERIVATIVE:
-        return
-    graph = gm.graph
-    found = [*graph.find_nodes(op="call_function", target=torch.trace),
-             *graph.find_nodes(op="call_method", target="trace")]  # fmt: skip
-    for node in found:
-        with graph.inserting_before(node):
-            diagonal = graph.call_function(torch.diagonal, node.args, node.kwargs)
-            total = graph.call_function(torch.sum, (diagonal,))
-        for new in (diagonal, total):
-            new.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
-        node.replace_all_uses_with(total)
-        graph.erase_node(node)
-    if found:
-        gm.recompile()
-
-
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
@@ -196,9 +180,51 @@ def recording() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
-def schema_of(op: OpOverload) -> Any:
-    """The schema of an operator: name, arguments with types and alias annotations, returns."""
-    return op._schema
+def schema_of(op: Any) -> Any:
+    """The schema of an operator: name, arguments with types and alias annotations, returns.
+
+    None for a callable without one, such as a higher-order operator.
+    """
+    return getattr(op, "_schema", None)
+
+
+def overload_name(op: OpOverload) -> str:
+    """The name of an overload among those of its operator: `Tensor` for `add.Tensor`."""
+    return op._overloadname
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether PyTorch computes the operator by other operators, whatever the backend."""
+    return op._can_decompose()
+
+
+def expression_of(value: Any) -> Any:
+    """The expression of a symbolic number, comparable with `==` without adding a guard.
+
+    Any other value is returned as it is.
+    """
+    symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return value.node.expr if symbolic else value
+
+
+_SYMBOLIC: Final = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def depends_on_data(value: Any) -> bool:
+    """Whether a value, or a size of a tensor in it, is known only at run time."""
+    leaves = pytree.tree_leaves(value)
+    return any(isinstance(x, _SYMBOLIC) and bool(free_unbacked_symbols(x)) for x in leaves)
+
+
+UNKNOWN_SIZE: Final = 1 << 20
+"""What a size that depends on data counts as where layouts and costs are compared."""
+
+
+def hint_of(size: Any) -> int:
+    """An integer, or the value that a symbolic one was traced with."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else UNKNOWN_SIZE
 
 
 def registered_names() -> Iterator[tuple[str, str, str]]:

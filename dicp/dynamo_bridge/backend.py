@@ -25,7 +25,10 @@ from dicp.errors import (
     TargetNotFoundError,
 )
 from dicp.target import Target, discover, find_target
-from dicp.torch_private import register_repeatedly
+from dicp.torch_private import (
+    HOST,
+    register_repeatedly,
+)
 
 SUFFIX = "graph"
 KEPT_REPORTS = 256
@@ -79,14 +82,14 @@ class Backend:
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
         # A zero-dimensional CPU tensor combines with tensors on any device.
-        devices = {x.device.type for x in tensors if x.ndim or x.device.type != "cpu"}
+        devices = {x.device.type for x in tensors if x.ndim or x.device.type != HOST}
         devices -= {"meta"}
         if self.target_name is None:
             chosen = options.get("target") or config.target
             return load_target(chosen) if chosen else target_for_devices(devices)
         target = load_target(self.target_name)
         # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
-        if devices - {target.device_type, "cpu"}:
+        if devices - {target.device_type, HOST}:
             raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
         return target
 
@@ -107,7 +110,7 @@ def target_for_devices(devices: set[str]) -> Target:
 
     Skips targets that cannot be loaded, with a warning. Raises TargetNotFoundError.
     """
-    wanted = next(iter(devices - {"cpu"}), "cpu")
+    wanted = next(iter(devices - {HOST}), HOST)
     found = []
     for name in sorted(discover()):
         try:

@@ -29,7 +29,7 @@ from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.decompose import decompositions
+from dicp.dynamo_bridge.decompose import decompose_traces, decompositions
 from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
 from dicp.dynamo_bridge.layout import LAYOUT
@@ -43,7 +43,7 @@ from dicp.errors import FallbackWarning, UnsupportedOperatorError
 from dicp.operator_choice import OperatorChoice, hidden
 from dicp.origin import mark_lines, origin_of, user_lines
 from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
-from dicp.torch_private import TorchDynamoException, write_out_traces
+from dicp.torch_private import TorchDynamoException
 from dicp.version import VERSION
 
 
@@ -108,7 +108,7 @@ class Compilation:
 
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target, config = self.target, self.config
-        write_out_traces(self.gm)
+        decompose_traces(self.gm)
         self.identity = key_of(
             own_version(),
             source_of(type(target)),

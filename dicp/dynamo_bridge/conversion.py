@@ -15,7 +15,12 @@ import torch
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.operator_choice import ASKED_EAGER, OperatorChoice
 from dicp.target import Target
-from dicp.torch_private import OpOverload, overloads_of
+from dicp.torch_private import (
+    OpOverload,
+    is_composite,
+    overloads_of,
+    schema_of,
+)
 
 aten = torch.ops.aten
 
@@ -87,13 +92,13 @@ def _row(name: str, op: Any, target: Target) -> OperatorRow:
         return OperatorRow(name, kind, "")
     if name.startswith("aten.sym_"):
         return OperatorRow(name, "compiled", SIZES)
-    reason = EAGER_REASONS.get(op._overloadpacket)
+    reason = EAGER_REASONS.get(op.overloadpacket)
     if reason is not None:
         return OperatorRow(name, "eager", reason)
     if op in decompositions(target):
         return OperatorRow(name, "decomposed", "by PyTorch's decomposition")
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         return OperatorRow(name, "decomposed", IN_PLACE)
-    if op._can_decompose():
+    if is_composite(op):
         return OperatorRow(name, "decomposed", "composite: made of other operators")
     return OperatorRow(name, "eager", NO_RULE)

@@ -8,11 +8,19 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import fx
 
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
-from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions, pytree
+from dicp.torch_private import (
+    DECOMPOSED_BY_WRITING,
+    TRACE_HAS_A_SYMBOLIC_DERIVATIVE,
+    OpOverload,
+    all_decompositions,
+    overload_name,
+    pytree,
+)
 
 aten = torch.ops.aten
 
@@ -108,4 +116,24 @@ def functional_form(op: OpOverload) -> OpOverload | None:
     """
     name = op.overloadpacket.__name__
     packet = getattr(aten, name[:-1], None) if name.endswith("_") else None
-    return getattr(packet, op._overloadname, None)
+    return getattr(packet, overload_name(op), None)
+
+
+def decompose_traces(gm: fx.GraphModule) -> None:
+    """trace(x) = sum(diagonal(x)) in Dynamo's graph, in releases whose derivative of trace asks a
+    tensor of symbolic sizes for its number of elements."""
+    if TRACE_HAS_A_SYMBOLIC_DERIVATIVE:
+        return
+    graph = gm.graph
+    found = [*graph.find_nodes(op="call_function", target=torch.trace),
+             *graph.find_nodes(op="call_method", target="trace")]  # fmt: skip
+    for node in found:
+        with graph.inserting_before(node):
+            diagonal = graph.call_function(torch.diagonal, node.args, node.kwargs)
+            total = graph.call_function(torch.sum, (diagonal,))
+        for new in (diagonal, total):
+            new.meta = {k: v for k, v in node.meta.items() if k != "example_value"}
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+    if found:
+        gm.recompile()

@@ -16,7 +16,7 @@ from torch import fx
 from dicp.dynamo_bridge.aot import GraphInfo
 from dicp.effects import is_mutating, is_random
 from dicp.target import Executable
-from dicp.torch_private import free_symbols, free_unbacked_symbols, is_plain_symbol, pytree
+from dicp.torch_private import depends_on_data, free_symbols, is_plain_symbol, pytree
 
 _SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _LEAVES = ("placeholder", "get_attr")
@@ -50,12 +50,7 @@ def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
 
 
 def _depends_on_data(node: fx.Node) -> bool:
-    return any(_is_unbacked(n.meta.get("val")) for n in (node, *node.all_input_nodes))
-
-
-def _is_unbacked(val: Any) -> bool:
-    leaves = pytree.tree_leaves(val)
-    return any(isinstance(x, _SYMBOLIC) and free_unbacked_symbols(x) for x in leaves)
+    return any(depends_on_data(n.meta.get("val")) for n in (node, *node.all_input_nodes))
 
 
 def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:

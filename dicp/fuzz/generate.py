@@ -15,11 +15,12 @@ import torch
 from dicp.fuzz.program import CALLS, Program, Statement, names
 from dicp.fuzz.slots import Choices, Draw, Scope, Undrawable
 from dicp.fuzz.table import ROWS, Row
+from dicp.torch_private import HOST
 
 MAX_ELEMENTS = 20_000
 MAX_VALUE = 1e4
 ATTEMPTS = 40
-CONTEXTS = ("torch.no_grad()", "torch.autocast('cpu', dtype=torch.bfloat16)")
+CONTEXTS = ("torch.no_grad()", f"torch.autocast({HOST!r}, dtype=torch.bfloat16)")
 
 
 def generate(rng: random.Random, choices: Choices, rows: Sequence[Row] = ROWS) -> Program:

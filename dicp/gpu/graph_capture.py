@@ -20,7 +20,11 @@ from dicp.errors import FallbackWarning
 from dicp.gpu.library import FUSED_ATTENTION
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
-from dicp.torch_private import current_stream
+from dicp.torch_private import (
+    HOST,
+    current_stream,
+    schema_of,
+)
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 ORDINARY_RUNS = 2
@@ -78,7 +82,7 @@ def _dropout_p(step: Mapping[str, Any]) -> float:
     Unless forward and backward are both recorded, one would read on the device the seed and offset
     that the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
     """
-    names = [argument.name for argument in resolve_operator(step["call"])._schema.arguments]
+    names = [argument.name for argument in schema_of(resolve_operator(step["call"])).arguments]
     given = {**dict(zip(names, step["args"], strict=False)), **step["kwargs"]}
     return float(given.get("dropout_p") or 0.0)
 
@@ -135,7 +139,7 @@ class CapturedProgram:
         return self._replayed(known, inputs)
 
     def _stream(self) -> int:
-        if self.device.type == "cpu":
+        if self.device.type == HOST:
             return 0
         index = self.device.index
         return current_stream(

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from dicp.gpu.library import OWN_RULES
+from dicp.torch_private import HOST
 
 
 def scalars_to_device(gm: fx.GraphModule, device: torch.device) -> None:
@@ -34,7 +35,7 @@ def _is_on(value: Any, device: torch.device) -> bool:
 
 
 def _is_host_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0
+    return isinstance(value, torch.Tensor) and value.device.type == HOST and value.dim() == 0
 
 
 def _copied(graph: fx.Graph, source: fx.Node, reader: fx.Node, device: torch.device) -> fx.Node:

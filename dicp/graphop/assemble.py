@@ -19,11 +19,15 @@ from dicp.graphop.program import (
     Slot,
 )
 from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
+from dicp.torch_private import (
+    HOST,
+    expression_of,
+)
 
 
 def plain_size(size: Any) -> int | str:
     """A size as a number or as text over the program's symbols."""
-    return encode_size(size.node.expr if hasattr(size, "node") else size)
+    return encode_size(expression_of(size))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -90,7 +94,7 @@ class _Assembler:
                 "graph": step.name,
                 "inputs": [self._graph_input(node) for node in step.inputs],
                 "results": [self._result(result) for result in step.outputs],
-                "device": next((str(r.slot.fake.device) for r in step.outputs), "cpu"),
+                "device": next((str(r.slot.fake.device) for r in step.outputs), HOST),
                 **({"gears": True} if step.gears is None else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }

@@ -21,7 +21,12 @@ from dicp.graphop.program import Bound, Item, Node, Operand, Slot, Value
 from dicp.graphop.prototype import Prototype, check_call
 from dicp.origin import Origin
 from dicp.rules import NoRule
-from dicp.torch_private import FakeTensorMode, ShapeEnv, statically_known_true
+from dicp.torch_private import (
+    FakeTensorMode,
+    ShapeEnv,
+    expression_of,
+    statically_known_true,
+)
 
 
 @dataclass(frozen=True)
@@ -232,4 +237,5 @@ def _host_value(value: Value, node: Node) -> Any:
 
 
 def _expression(size: Any) -> Any:
-    return size.node.expr if hasattr(size, "node") else (type(size), size)
+    found = expression_of(size)
+    return found if found is not size else (type(size), size)

@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
 from dicp.domains import outside_domain
+from dicp.effects import is_view
 from dicp.errors import InferenceMismatchError
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
@@ -29,7 +30,13 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of, user_line
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
-from dicp.torch_private import OpOverload
+from dicp.torch_private import (
+    OpOverload,
+    expression_of,
+    hint_of,
+    is_plain_symbol,
+    schema_of,
+)
 
 
 @dataclass(eq=False)
@@ -97,9 +104,8 @@ class Lowering:
         return Entry(val, slot)
 
     def _bind_symbol(self, size: Any, place: list[int]) -> None:
-        expression = size.node.expr if isinstance(size, torch.SymInt) else None
-        if expression is not None and expression.is_Symbol:
-            self.symbols.setdefault(str(expression), place)
+        if is_plain_symbol(size):
+            self.symbols.setdefault(str(expression_of(size)), place)
 
     def _attribute(self, node: fx.Node) -> Any:
         target = attrgetter(str(node.target))(self.gm)
@@ -217,7 +223,7 @@ class Lowering:
 
     def _base(self, node: fx.Node) -> Entry | None:
         """The entry whose memory this node's result shows, if it is a view."""
-        if not _is_view(node.target) or not isinstance(node.args[0], fx.Node):
+        if not is_view(node.target) or not isinstance(node.args[0], fx.Node):
             return None
         source, val = self.env.get(node.args[0]), node.meta.get("val")
         same = isinstance(val, (list, tuple)) or val.dtype == getattr(source, "fake", val).dtype
@@ -244,7 +250,7 @@ class Lowering:
             return Entry(fake, slot) if isinstance(fake, torch.Tensor) else None
 
         result = receive(val)
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         # a call that gives nothing is made for what it does: an assertion, say
         mutates = schema is None or schema.is_mutable or val is None
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -331,11 +337,7 @@ def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:
     if builder.same(left, right):
         return True
     symbolic = isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt)
-    return symbolic and _hint(left) == _hint(right)
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    return symbolic and hint_of(left) == hint_of(right)
 
 
 def _is_last_use(place: fx.Node, node: fx.Node) -> bool:
@@ -359,12 +361,3 @@ def _only_sizes(node: fx.Node) -> bool:
 def _is_read(node: fx.Node, index: int) -> bool:
     """Whether somebody takes result `index` of a call with several results."""
     return any(not _is_getitem(user) or user.args[1] == index for user in node.users)
-
-
-def _is_view(op: Any) -> bool:
-    if not isinstance(op, OpOverload):
-        return False
-    if op is torch.ops.aten._unsafe_view.default:
-        return True
-    returns = op._schema.returns
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -21,7 +21,11 @@ from dicp.serialize import (
     evaluate_size,
     resolve_operator,
 )
-from dicp.torch_private import disable_current_modes, profiling
+from dicp.torch_private import (
+    HOST,
+    disable_current_modes,
+    profiling,
+)
 
 MAX_PLANS = 64
 
@@ -170,7 +174,7 @@ class _Plan:
         def run(env: Env) -> None:
             given = [get(env) for get in getters]
             inputs = [tensor.contiguous() for tensor in given]
-            device = next((t.device for t in inputs if t.device.type != "cpu"), own)
+            device = next((t.device for t in inputs if t.device.type != HOST), own)
             outputs = [result.buffer(env, device) for result in results]
             launch(name, inputs, outputs, gears)
             for k in written:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dicp.graphop.builder import Builder
+from dicp.torch_private import hint_of
 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
@@ -20,7 +21,9 @@ def dense_order(builder: Builder, fake: torch.Tensor) -> tuple[int, ...] | None:
     plain = tuple(range(fake.dim()))
     if any(builder.same(size, 0) for size in fake.shape) or _is_dense(builder, fake, plain):
         return plain
-    order = tuple(sorted(plain, key=lambda d: (-_hint(fake.stride(d)), -_hint(fake.shape[d]), d)))
+    order = tuple(
+        sorted(plain, key=lambda d: (-hint_of(fake.stride(d)), -hint_of(fake.shape[d]), d))
+    )
     return order if _is_dense(builder, fake, order) else None
 
 
@@ -30,11 +33,7 @@ def _is_dense(builder: Builder, fake: torch.Tensor, order: Sequence[int]) -> boo
         size, stride = fake.shape[dim], fake.stride(dim)
         if builder.same(size, 1):
             continue
-        if _hint(stride) != _hint(expected) or not builder.same(stride, expected):
+        if hint_of(stride) != hint_of(expected) or not builder.same(stride, expected):
             return False
         expected = expected * size
     return True
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)

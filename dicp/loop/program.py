@@ -18,7 +18,10 @@ from dicp.loop.schedule.kernels import Schedule
 from dicp.origin import Origin
 from dicp.serialize import encode_argument, encode_constant, encode_operator, encode_size
 from dicp.target import KernelReport, NodeReport
-from dicp.torch_private import python_size
+from dicp.torch_private import (
+    HOST,
+    python_size,
+)
 
 
 class RenderedKernel(Protocol):
@@ -91,7 +94,7 @@ class ProgramBuilder:
 
     def build(
         self, rendered: Mapping[int, RenderedKernel], nodes: Sequence[NodeReport],
-        device: str = "cpu",
+        device: str = HOST,
     ) -> LoopProgram:  # fmt: skip
         graph = self.schedule.graph
         inputs = [

@@ -38,6 +38,7 @@ from dicp.target import (
     computes_size,
     tensors_of,
 )
+from dicp.torch_private import HOST
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class LoopTarget(RuleTarget):
 
     def pool(self, device: torch.device) -> Pool:
         """The memory for intermediate results of programs on `device`."""
-        return self.host_pool if device.type == "cpu" else OwnMemory(device)
+        return self.host_pool if device.type == HOST else OwnMemory(device)
 
     # ---- the stages -----------------------------------------------------------------------------
 
@@ -180,11 +181,11 @@ class LoopTarget(RuleTarget):
             for item in val if isinstance(val, (tuple, list)) else [val]:
                 if isinstance(item, torch.Tensor) and item.device.type == self.device_type:
                     return str(item.device)
-        return "cpu"
+        return HOST
 
     def simulates(self, device: str) -> bool:
         """Whether kernels for `device` run on this target's simulator."""
-        return device == "cpu" and self.device_type != "cpu"
+        return device == HOST and self.device_type != HOST
 
     def allow_simulator(self, config: Config) -> None:
         """Raises SimulatorForbiddenError where `runs_on` is "device"."""
@@ -205,8 +206,8 @@ class LoopTarget(RuleTarget):
 
 
 def _is_on(device: str, other: torch.device) -> bool:
-    """Whether a tensor on `other` is on the graph's device; "cpu:0" and "cpu" are the same."""
-    return other.type == device if device == "cpu" else str(other) == device
+    """Whether a tensor on `other` is on the graph's device; the host has one."""
+    return other.type == device if device == HOST else str(other) == device
 
 
 __all__ = ["KernelSources", "LoopTarget"]

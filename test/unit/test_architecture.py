@@ -54,8 +54,13 @@ RANKS = {
 }
 VENDOR_NAMES = re.compile(
     r"(?<![a-z])(triton|cuda|nvidia|nvcc|ascend|huawei|npu|cann|maca|metax|mxcc|tops|topsrider|"
-    r"enflame|cpugraph)(graph)?(?![a-z])",
+    r"enflame|cpu)(graph)?(?![a-z])",
     re.IGNORECASE,
+)
+# Names that PyTorch and Python give, and prose; `torch_private.HOST` is the type of host memory.
+NOT_VENDORS = re.compile(
+    r"_scaled_dot_product_flash_attention_for_cpu\w*|\.cpu\(\)|cpu_count|empty_strided_cpu|"
+    r"\bCPU\b"
 )
 PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
@@ -153,7 +158,8 @@ def no_vendor_names(module: Module) -> Breaches:
     if module.room in ("vendor", "torch_private"):
         return
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        found = VENDOR_NAMES.search(token.string)
+        text = token.line[token.start[1] - 1 : token.end[1] + 2] if token.string == "cpu" else ""
+        found = VENDOR_NAMES.search(NOT_VENDORS.sub("", text or token.string))
         if found and token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
             yield f"line {token.start[0]}: {found.group()!r}"
 
@@ -178,6 +184,53 @@ def no_private_torch(module: Module) -> Breaches:
         for value in call.args:
             if isinstance(value, ast.Constant) and re.match(r"torch\.(\w+\.)*_", str(value.value)):
                 yield f"line {call.lineno}: {value.value!r}"
+
+
+def defined_names() -> frozenset[str]:
+    """Every name that dicp itself gives to a function, class, variable or attribute."""
+    found = set()
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return frozenset(found)
+
+
+OWN_NAMES = defined_names()
+# Of a symbolic number: its expression, the value of the first call, its ShapeEnv.
+SYMBOLIC_INTERNALS = frozenset({"expr", "hint", "has_hint", "shape_env"})
+OTHER_PRIVATE_NAMES = {
+    "os._exit": "ends a process that was forked without running the parent's exit handlers",
+    "self._library._handle": "ctypes has no other way to close a library",
+    "host.runtime._implicit_cvt": "Triton's interpreter converts arguments by it alone",
+}
+
+
+def no_private_attributes(module: Module) -> Breaches:
+    """Attributes that PyTorch's objects keep to themselves are read in torch_private alone.
+
+    Found as underscored attributes that dicp does not define; names of operators are exempt.
+    """
+    if module.room == "torch_private":
+        return
+    for node in ast.walk(module.tree):
+        name = text = ""
+        if isinstance(node, ast.Attribute):
+            name, text = node.attr, ast.unparse(node)
+            of_symbol = isinstance(node.value, ast.Attribute) and node.value.attr == "node"
+            if of_symbol and name in SYMBOLIC_INTERNALS:
+                yield f"line {node.lineno}: {text}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            text = ast.unparse(node)
+            name = str(getattr(node.args[1], "value", ""))
+        is_operator = re.match(r"((get|has)attr\()?(torch\.ops|aten|prims)\b", text)
+        private = name.startswith("_") and not name.startswith("__") and name not in OWN_NAMES
+        if private and not is_operator and text not in OTHER_PRIVATE_NAMES:
+            yield f"line {node.lineno}: {text}"
 
 
 def no_shell(module: Module) -> Breaches:
@@ -231,6 +284,7 @@ RULES: tuple[Rule, ...] = (
     no_vendor_names,
     no_environment,
     no_private_torch,
+    no_private_attributes,
     no_shell,
     no_pickle,
     no_global,
@@ -286,6 +340,7 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
     (import_direction, "newroom/x", "", "room 'newroom' has no rank"),
     (no_vendor_names, "loop/ir", "def is_cuda(): ...", "'cuda'"),
     (no_vendor_names, "loop/ir", "x = 'tritongraph'", "'tritongraph'"),
+    (no_vendor_names, "loop/ir", "x.type == 'cpu'", "cpu"),
     (no_vendor_names, "loop/ir", "# as Ascend wants it", "'Ascend'"),
     (no_environment, "loop/ir", "import os\nos.environ['X']", "os.environ"),
     (no_environment, "loop/ir", "import os as o\no.getenv('X')", "os.getenv"),
@@ -295,6 +350,9 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
     (no_private_torch, "loop/ir", "from torch.fx import _x", "torch.fx._x"),
     (no_private_torch, "loop/ir", "from torch import fx as g\ng._x.y", "torch.fx._x.y"),
     (no_private_torch, "loop/ir", "load('torch._inductor')", "'torch._inductor'"),
+    (no_private_attributes, "loop/ir", "size.node.expr", "size.node.expr"),
+    (no_private_attributes, "loop/ir", "op._schema.name", "op._schema"),
+    (no_private_attributes, "loop/ir", "getattr(op, '_schema', None)", "'_schema'"),
     (no_shell, "loop/ir", "run('x', shell=True)", "shell=True"),
     (no_shell, "loop/ir", "run('x', shell=flag)", "shell=flag"),
     (no_shell, "loop/ir", "import os\nos.system('x')", "os.system"),
@@ -321,9 +379,11 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (import_direction, "cli", "import torch\nfrom dicp.explain import explain"),
     (no_vendor_names, "loop/ir", "x = 'max-autotune-no-cudagraphs'  # descending, stops"),
     (no_vendor_names, "vendor/a/x", "cuda = 1"),
+    (no_vendor_names, "loop/ir", "x.detach().cpu().contiguous()"),
     (no_environment, "config", "import os\nos.environ"),
     (no_private_torch, "loop/ir", "import torch\ntorch.ops.aten._softmax.default"),
     (no_private_torch, "loop/ir", "import torch\ntorch.Tensor.__add__\nself._x"),
+    (no_private_attributes, "loop/ir", "torch.ops.aten._softmax\naten._conj(x)\nx.node.name"),
     (no_shell, "loop/ir", "run(['x'], shell=False)"),
 ]
 

@@ -21,19 +21,13 @@ from torch.fx.node import map_arg
 from dicp.dynamo_bridge.provenance import inherit
 from dicp.effects import is_pure
 from dicp.errors import InferenceMismatchError
+from dicp.torch_private import expression_of, hint_of
 
 aten = torch.ops.aten
 
 
-def expression(size: Any) -> Any:
-    """An integer or its symbolic expression, comparable with `==` without adding a guard."""
-    if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return size.node.expr
-    return size
-
-
 def expressions(sizes: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(expression(size) for size in sizes)
+    return tuple(expression_of(size) for size in sizes)
 
 
 def shape_of(value: torch.Tensor) -> tuple[Any, ...]:
@@ -64,19 +58,12 @@ def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
     expected, hint = 1, 1
     for dim in reversed(order):
         size, stride = value.shape[dim], value.stride(dim)
-        if expression(size) == 1:
+        if expression_of(size) == 1:
             continue
-        if _hint(stride) != hint or not equal_sizes(expression(stride), expected):
+        if hint_of(stride) != hint or not equal_sizes(expression_of(stride), expected):
             return False
-        expected, hint = expected * expression(size), hint * _hint(size)
+        expected, hint = expected * expression_of(size), hint * hint_of(size)
     return True
-
-
-def _hint(size: Any) -> int:
-    """An integer, or the value that a symbolic one was traced with."""
-    if isinstance(size, torch.SymInt):
-        return int(size.node.hint) if size.node.has_hint() else 1 << 20
-    return int(size)
 
 
 def equal_sizes(left: Any, right: Any) -> bool:
@@ -111,7 +98,7 @@ def difference(expected: Any, got: Any, strides: bool = True) -> tuple[str, Any,
             return ("number of results", len(expected), len(got))
         pairs = zip(expected, got, strict=True)
         return next((d for e, g in pairs if (d := difference(e, g, strides))), None)
-    left, right = expression(expected), expression(got)
+    left, right = expression_of(expected), expression_of(got)
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) or left != right:
         return ("value", left, right)
     return None
@@ -220,8 +207,8 @@ def stride_order(value: torch.Tensor) -> list[int]:
     """Dimensions from the largest stride to the smallest; symbolic sizes count as their hints."""
     if is_contiguous(value):
         return list(range(value.dim()))
-    hints = [_hint(stride) for stride in value.stride()]
-    sizes = [_hint(size) for size in value.shape]
+    hints = [hint_of(stride) for stride in value.stride()]
+    sizes = [hint_of(size) for size in value.shape]
     return sorted(range(value.dim()), key=lambda dim: (-hints[dim], sizes[dim] == 1, dim))
 
 

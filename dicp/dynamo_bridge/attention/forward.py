@@ -18,9 +18,17 @@ from torch import fx
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.analysis.inference import (
+    value_of,
+)
 from dicp.dynamo_bridge.fuse.engine import Rewriter
-from dicp.torch_private import TorchDispatchMode, pytree
+from dicp.torch_private import (
+    HOST,
+    TorchDispatchMode,
+    expression_of,
+    pytree,
+    schema_of,
+)
 
 FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
          "_scaled_dot_product_cudnn_attention",
@@ -81,7 +89,7 @@ def framework_attention(
 
 def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
     """The operators that PyTorch runs for the fake q, k, v and optional mask, and the result."""
-    grouped = expression(values[0].shape[1]) != expression(values[1].shape[1])
+    grouped = expression_of(values[0].shape[1]) != expression_of(values[1].shape[1])
     recorder = _Recorder()
     with values[0].fake_mode, recorder:
         result = F.scaled_dot_product_attention(
@@ -103,7 +111,7 @@ def training_attention(
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
     head = values[0].shape[-1]
-    on_host = values[0].device.type == "cpu"
+    on_host = values[0].device.type == HOST
     if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
         return None
     if mask_gradient and not _in_one_piece(values[0], values[1]):
@@ -136,7 +144,7 @@ def _in_one_piece(q: Any, k: Any) -> bool:
 
 def _with_sums(step: _Ran) -> _Ran:
     """The call as in training, where the operator also returns the log-sum-exp of the rows."""
-    names = [argument.name for argument in step.op._schema.arguments]
+    names = [argument.name for argument in schema_of(step.op).arguments]
     if "compute_log_sumexp" not in names:
         return step
     at = names.index("compute_log_sumexp")
@@ -158,15 +166,15 @@ def gradient_arguments(
     name = op.overloadpacket.__name__
     back = getattr(torch.ops.aten, f"{name}_backward").default
     known: dict[str, Any] = {"grad_out": grad, "grad_input_mask": [True, True, True, of_mask]}
-    for position, argument in enumerate(op._schema.arguments):
+    for position, argument in enumerate(schema_of(op).arguments):
         given = call.args[position] if position < len(call.args) else argument.default_value
         known[_NAMES.get(argument.name, argument.name)] = call.kwargs.get(argument.name, given)
-    for position, result in enumerate(op._schema.returns):
+    for position, result in enumerate(schema_of(op).returns):
         known[_NAMES.get(result.name, result.name)] = position
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    returned = {_NAMES.get(r.name, r.name) for r in op._schema.returns}
-    for argument in back._schema.arguments:
+    returned = {_NAMES.get(r.name, r.name) for r in schema_of(op).returns}
+    for argument in schema_of(back).arguments:
         key = _NAMES.get(argument.name, argument.name)
         value = _result(rw, call, known[key]) if key in returned else known[key]
         if argument.kwarg_only:
@@ -186,12 +194,12 @@ def _result(rw: Rewriter, call: fx.Node, position: int) -> Any:
         return rw(operator.getitem, call, position)
     if not isinstance(value, torch.SymInt):
         return value
-    return rw.size(*_sizes(n for n in call.args if isinstance(n, fx.Node))[expression(value)])
+    return rw.size(*_sizes(n for n in call.args if isinstance(n, fx.Node))[expression_of(value)])
 
 
 def _sizes(tensors: Iterable[fx.Node]) -> dict[Any, tuple[fx.Node, int]]:
     """Maps each size to a tensor and a dimension that have it."""
-    return {expression(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
+    return {expression_of(s): (n, k) for n in tensors for k, s in enumerate(value_of(n).shape)}
 
 
 def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
@@ -203,13 +211,13 @@ def _written(rw: Rewriter, ran: list[_Ran], known: dict[int, fx.Node]) -> bool:
 
     def node_of(value: Any) -> Any:
         if isinstance(value, torch.SymInt):
-            return rw.size(*sizes[expression(value)])
+            return rw.size(*sizes[expression_of(value)])
         return known[id(value)] if isinstance(value, torch.Tensor) else value
 
     for step in ran:
         leaves = pytree.tree_leaves((step.args, step.kwargs))
         symbolic = [x for x in leaves if isinstance(x, torch.SymInt | torch.SymFloat)]
-        if any(expression(x) not in sizes for x in symbolic):
+        if any(expression_of(x) not in sizes for x in symbolic):
             return False  # a size that would have to be computed in the graph
         args, kwargs = pytree.tree_map(node_of, (step.args, step.kwargs))
         call = rw(step.op, *args, **kwargs)

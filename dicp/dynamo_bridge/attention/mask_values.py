@@ -14,7 +14,10 @@ from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.terms import sizes_of
 from dicp.dynamo_bridge.passes.canonicalize import cast_source, uniform_value
 from dicp.effects import is_pure
-from dicp.torch_private import disable_current_modes
+from dicp.torch_private import (
+    HOST,
+    disable_current_modes,
+)
 
 aten = torch.ops.aten
 
@@ -183,7 +186,7 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
 
     def on_host(leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
-            return torch.device("cpu")
+            return torch.device(HOST)
         return inputs[leaf] if isinstance(leaf, fx.Node) else leaf
 
     args, kwargs = (fx.node.map_aggregate(x, on_host) for x in (node.args, dict(node.kwargs)))

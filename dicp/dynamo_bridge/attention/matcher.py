@@ -25,7 +25,9 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.analysis.inference import (
+    value_of,
+)
 from dicp.dynamo_bridge.attention.forward import Call, framework_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     HUGE,
@@ -57,11 +59,15 @@ from dicp.dynamo_bridge.fuse.terms import (
 )
 from dicp.dynamo_bridge.passes.base import PassContext
 from dicp.dynamo_bridge.passes.canonicalize import permutation_of, uniform_value
+from dicp.torch_private import (
+    HOST,
+    expression_of,
+)
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-FUSED_BY_DEVICE = {"cpu": aten._scaled_dot_product_flash_attention_for_cpu.default}
+FUSED_BY_DEVICE = {HOST: aten._scaled_dot_product_flash_attention_for_cpu.default}
 """The fused operator that inference graphs carry, by device type, where there is only one."""
 
 LARGEST_SCALE = 2.0**16
@@ -186,9 +192,9 @@ def is_attention(match: Match, context: PassContext) -> bool:
         return False
     if any(value.dim() not in (3, 4) for value in values):
         return False
-    if expression(q.shape[-1]) != expression(v.shape[-1]):
+    if expression_of(q.shape[-1]) != expression_of(v.shape[-1]):
         return False
-    if any(expression(size) == 0 for value in values for size in value.shape):
+    if any(expression_of(size) == 0 for value in values for size in value.shape):
         return False
     return (
         _mask_fits(match)
@@ -452,7 +458,7 @@ def _ungrouped(node: fx.Node) -> fx.Node | None:
 
 def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
     """`node`, copied unless its last dimension has stride 1, which fused operators assume."""
-    if expression(value_of(node).stride(-1)) == 1:
+    if expression_of(value_of(node).stride(-1)) == 1:
         return node
     return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
 

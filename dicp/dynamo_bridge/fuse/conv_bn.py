@@ -19,6 +19,7 @@ from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, one_of, op
 from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.torch_private import hint_of
 
 aten = torch.ops.aten
 
@@ -58,7 +59,7 @@ def _count(value: torch.Tensor) -> int:
     """The number of elements; symbolic sizes count as the value they were traced with."""
     count = 1
     for size in value.shape:
-        count *= size if isinstance(size, int) else int(size.node.hint or 1)
+        count *= hint_of(size)
     return count
 
 

@@ -18,8 +18,16 @@ import torch
 from torch import fx
 
 from dicp.dtypes import HALVES
-from dicp.dynamo_bridge.analysis.inference import expression, value_of
+from dicp.dynamo_bridge.analysis.inference import (
+    value_of,
+)
 from dicp.dynamo_bridge.passes.canonicalize import CASTS, cast_source, uniform_value
+from dicp.effects import op_name
+from dicp.torch_private import (
+    OpOverload,
+    expression_of,
+    schema_of,
+)
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -176,7 +184,7 @@ def match_one(term: Any, value: Any, state: Match) -> Iterator[Match]:
 
 @cache
 def _defaults(target: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     if schema is None:
         return {}, ()
     names = tuple(argument.name for argument in schema.arguments)
@@ -188,8 +196,7 @@ _COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "bi
 
 @cache
 def _commutes(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and schema.name.split("::")[-1] in _COMMUTATIVE
+    return isinstance(target, OpOverload) and op_name(target) in _COMMUTATIVE
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,7 +350,7 @@ def copy_source(node: fx.Node) -> fx.Node | None:
 def sizes_of(node: Any) -> tuple[Any, ...] | None:
     """The symbolic sizes of a tensor node."""
     value = value_of(node)
-    return tuple(map(expression, value.shape)) if isinstance(value, torch.Tensor) else None
+    return tuple(map(expression_of, value.shape)) if isinstance(value, torch.Tensor) else None
 
 
 def same_sizes(*nodes: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.inference import Inference, difference
 from dicp.errors import InferenceMismatchError
+from dicp.torch_private import depends_on_data
 
 if TYPE_CHECKING:
     from dicp.config import Config
@@ -80,21 +81,13 @@ def verify_graph(gm: fx.GraphModule, infer: Inference) -> None:
     """
     gm.graph.lint()
     for node in gm.graph.nodes:
-        if node.op != "call_function" or "val" not in node.meta or _depends_on_data(node):
+        if (
+            node.op != "call_function"
+            or "val" not in node.meta
+            or depends_on_data(node.meta["val"])
+        ):
             continue
         got = infer.compute(node.target, node.args, node.kwargs)
         found = difference(node.meta["val"], got)
         if found is not None:
             raise InferenceMismatchError(str(node.format_node() or node), *found)
-
-
-def _depends_on_data(node: fx.Node) -> bool:
-    def unbacked(value: object) -> bool:
-        symbols = getattr(getattr(value, "node", None), "expr", None)
-        names = [str(symbol) for symbol in getattr(symbols, "free_symbols", ())]
-        return any(name.startswith(("u", "zuf")) for name in names)
-
-    value = node.meta["val"]
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    sizes = [size for item in values for size in getattr(item, "shape", (item,))]
-    return any(unbacked(size) for size in sizes)

@@ -17,7 +17,6 @@ from torch import fx
 from dicp.dtypes import Number, converted, holds_all
 from dicp.dynamo_bridge.analysis.inference import (
     difference,
-    expression,
     is_contiguous,
     shape_of,
     value_of,
@@ -30,6 +29,7 @@ from dicp.effects import (
     is_pure,
     is_removable,
 )
+from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -127,7 +127,7 @@ class _Canonicalizer:
     def _note_symbol(self, node: fx.Node) -> None:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            self._symbols.setdefault((type(value), expression(value)), node)
+            self._symbols.setdefault((type(value), expression_of(value)), node)
 
     def _fold_symbol(self, node: fx.Node) -> Rewrite:
         value = node.meta["val"]
@@ -135,7 +135,7 @@ class _Canonicalizer:
             return value
         if not isinstance(value, (torch.SymInt, torch.SymFloat)):
             return None
-        known = expression(value)
+        known = expression_of(value)
         if getattr(known, "is_Integer", False) and isinstance(value, torch.SymInt):
             return int(known)
         return self._symbols.setdefault((type(value), known), node)

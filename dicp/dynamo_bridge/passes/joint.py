@@ -11,18 +11,7 @@ from torch import fx
 from dicp import torch_private
 from dicp.dynamo_bridge.analysis.inference import difference, value_of
 from dicp.dynamo_bridge.provenance import absorb
-from dicp.effects import is_view
-
-_UNINITIALIZED = frozenset(
-    {
-        torch.ops.aten.empty,
-        torch.ops.aten.empty_like,
-        torch.ops.aten.empty_permuted,
-        torch.ops.aten.empty_strided,
-        torch.ops.aten.new_empty,
-        torch.ops.aten.new_empty_strided,
-    }
-)
+from dicp.effects import is_mutating, is_pure, is_view
 
 
 def merge_equal_nodes(graph: fx.Graph) -> bool:
@@ -40,7 +29,7 @@ def merge_equal_nodes(graph: fx.Graph) -> bool:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if _writes(node):
+        if is_mutating(node.target):
             writes += 1
         if not _mergeable(node) or _storage(node) in kept_storages:
             continue
@@ -104,29 +93,17 @@ def _computation(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return leaf.node.expr
-    return repr(leaf) if isinstance(leaf, float | complex) else leaf  # 0.0 is not -0.0
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch_private.OpOverload) and node.target._schema.is_mutable
+    if isinstance(leaf, float | complex):
+        return repr(leaf)  # 0.0 is not -0.0
+    return torch_private.expression_of(leaf)
 
 
 def _mergeable(node: fx.Node) -> bool:
-    target = node.target
-    if isinstance(target, torch_private.HigherOrderOperator):
+    if isinstance(node.target, torch_private.OpOverload) and not is_pure(node.target):
         return False
-    if isinstance(target, torch_private.OpOverload):
-        if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
-            return False
-        if target.overloadpacket in _UNINITIALIZED:
-            return False
-        if target.namespace not in ("aten", "prims"):
-            return False
-    value = node.meta.get("val")
-    symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-    return not (symbolic and torch_private.free_unbacked_symbols(value))
+    if isinstance(node.target, torch_private.HigherOrderOperator):
+        return False
+    return not torch_private.depends_on_data(node.meta.get("val"))
 
 
 def _storages(nodes: Iterable[fx.Node]) -> set[Any]:

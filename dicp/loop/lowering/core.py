@@ -43,7 +43,13 @@ from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import Origin, origin_of
 from dicp.rules import NoRule, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
-from dicp.torch_private import OpOverload, is_proved, shape_env_of
+from dicp.torch_private import (
+    OpOverload,
+    expression_of,
+    is_proved,
+    schema_of,
+    shape_env_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,7 +377,7 @@ class Lowering:
         if isinstance(value, torch.SymInt):
             value = as_size(value)
         elif isinstance(value, (torch.SymFloat, torch.SymBool)):
-            value = value.node.expr
+            value = expression_of(value)
         if isinstance(value, sympy.Basic):
             if not value.is_number:
                 if value.is_integer:
@@ -550,7 +556,7 @@ class Lowering:
             return as_size(val) if isinstance(val, torch.SymInt) else ref
 
         result = out_of(node.meta["val"] if "val" in node.meta else results_by_use(node))
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         call = Call(
             node.target,
             tuple(args),
@@ -637,7 +643,7 @@ def evaluate_size(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if isinstance(val, torch.SymInt):
         return as_size(val)
     if isinstance(val, (torch.SymFloat, torch.SymBool)):
-        return val.node.expr
+        return expression_of(val)
     if val is None and callable(node.target):
         return node.target(*args, **kwargs)
     if isinstance(val, torch.Tensor):

@@ -11,7 +11,10 @@ import torch
 from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram
 from dicp.serialize import decode_constant
-from dicp.torch_private import disable_current_modes
+from dicp.torch_private import (
+    HOST,
+    disable_current_modes,
+)
 
 MAX_PLANS = 64
 
@@ -31,7 +34,7 @@ class LoopExecutable:
                 name: objects[c["object"]] if "object" in c else decode_constant(c)
                 for name, c in program["constants"].items()
             }
-        device = torch.device(program.get("device", "cpu"))
+        device = torch.device(program.get("device", HOST))
         self.loaded = LoadedProgram(program, runtime, pool, device, constants, objects)
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])

@@ -26,7 +26,12 @@ from dicp.errors import (
 from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
-from dicp.torch_private import empty_strided_cpu, profiling, reinterpret_tensor
+from dicp.torch_private import (
+    HOST,
+    empty_strided_cpu,
+    profiling,
+    reinterpret_tensor,
+)
 
 Environment = list[Any]
 """The tensors of a run, indexed by buffer."""
@@ -191,7 +196,7 @@ class ExecutionPlan:
 
     def _allocation(self, buffer: Buffer) -> Callable[[], torch.Tensor]:
         """A function that allocates `buffer`; on the host, by the cheapest call there is."""
-        if self.device.type == "cpu":
+        if self.device.type == HOST:
             return partial(empty_strided_cpu, buffer.shape, buffer.strides, buffer.dtype)
         return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
                        device=self.device)  # fmt: skip

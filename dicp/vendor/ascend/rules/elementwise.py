@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dicp.rules import RuleTable
+from dicp.torch_private import schema_of
 from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Operand, Value
 
 aten = torch.ops.aten
@@ -69,7 +70,7 @@ BINARY = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tens
 
 
 def _takes_tensor(op: Any) -> bool:
-    return any("Tensor" in str(a.type) for a in op._schema.arguments)
+    return any("Tensor" in str(a.type) for a in schema_of(op).arguments)
 
 
 def _add_all(table: dict[Any, Any], make: Callable[[Any], Any], names: tuple[str, ...]) -> None:
