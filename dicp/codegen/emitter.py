@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
+from dicp.codegen.spelling import combine, operator, take
 from dicp.codegen.types import (
     STACK_BYTES,
     STORAGE_TYPE,
@@ -33,14 +34,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.loop.ir.ops import (
-    BEHIND_NUMBER,
-    BESIDE_NUMBER,
-    CHECKED_OPS,
-    INDEX_CHECKS,
-    REDUCTIONS,
-    SCALAR_OPS,
-)
+from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
 from dicp.origin import Origin
 
 LINE_BYTES = 64
@@ -172,7 +166,7 @@ class Emitter:
         place = self._target(stmt)
         if stmt.op:
             old = widened(place, stmt.ref.dtype)
-            value = REDUCTIONS[stmt.op].combine.format(old, value)
+            value = combine(stmt.op, old, value)
         narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
         return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
 
@@ -186,7 +180,7 @@ class Emitter:
         if stmt.name in self.kept_at:
             return f"block_{stmt.name}[{self.kept_at[stmt.name]}] = {value};"
         if is_place(stmt):
-            return f"d_take_{stmt.op[3:]}({value}, {position}, {name}, at_{stmt.name});"
+            return take(stmt.op, value, position, name, f"at_{stmt.name}")
         nan = f"nan_{stmt.name}"
         if stmt.name in self.strip_mined:
             name, nan = f"lanes_{stmt.name}[lane]", f"nan_lanes_{stmt.name}[lane]"
@@ -196,14 +190,13 @@ class Emitter:
                 f"{name} = {value} {sign} {name} ? {value} : {name}; "
                 f"{nan} = d_size_bits({value}) > {nan} ? d_size_bits({value}) : {nan};"
             )
-        return f"{name} = {REDUCTIONS[stmt.op].combine.format(name, value)};"
+        return f"{name} = {combine(stmt.op, name, value)};"
 
     def _combine_at(self, stmt: Reduce, value: str, at: str) -> str:
         slot = f"acc_{stmt.name}[{at}]"
         if is_place(stmt):
-            pair = f"{slot}, acc_at_{stmt.name}[{at}]"
-            return f"d_take_{stmt.op[3:]}({value}, {self._position(stmt)}, {pair});"
-        return f"{slot} = {REDUCTIONS[stmt.op].combine.format(slot, value)};"
+            return take(stmt.op, value, self._position(stmt), slot, f"acc_at_{stmt.name}[{at}]")
+        return f"{slot} = {combine(stmt.op, slot, value)};"
 
     def _position(self, stmt: Reduce) -> str:
         return "" if stmt.position is None else f"(int64_t)({self._index(stmt.position)})"
@@ -311,8 +304,7 @@ class Emitter:
             site = f"status, {self._site(expr)}{guarded(guard)}"
             return f"d_{expr.op}({args[0]}, {args[1]}, {site})"
         site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
-        width = "d" if expr.dtype == torch.float64 else "f"
-        return _spelling(expr).format(*args, site=site, width=width)
+        return operator(expr, args, site)
 
     def _never_positive(self, expr: Expr) -> bool:
         """Whether `expr` is x - max(x), or is never positive by its form: -|x| or -c * x * x."""
@@ -380,14 +372,6 @@ class Emitter:
 
     def _handed_over(self, size: sympy.Expr) -> str:
         return self.symbols.setdefault(size, f"n{len(self.symbols)}")
-
-
-def _spelling(expr: Expr) -> str:
-    """The C++ format string of an operator, the cheapest that is right for these operands."""
-    for operand, table in ((expr.args[-1], BESIDE_NUMBER), (expr.args[0], BEHIND_NUMBER)):
-        if operand.op == "const" and operand.attr == operand.attr and expr.op in table:
-            return table[expr.op]
-    return SCALAR_OPS[expr.op].cpp
 
 
 def is_copy(stmt: Store) -> bool:

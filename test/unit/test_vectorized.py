@@ -75,7 +75,8 @@ def test_vectorized(name: str, tmp_path: Path) -> None:
     target = record(fn, *inputs)
     source = target.render(target.programs[0], Config()).files["kernels.cpp"]
     (tmp_path / "kernels.cpp").write_text(source)
-    (tmp_path / "prelude.h").write_text((units.FOLDER / "prelude.h").read_text())
+    for name, text in units.header_texts().items():
+        (tmp_path / name).write_text(text)
     result = subprocess.run(
         [toolchain.compiler, *toolchain.flags, "-fopt-info-vec-optimized", "-c", "kernels.cpp",
          "-o", "kernels.o"],

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dicp.cache import Cache, Entry, key_of
+from dicp.codegen import spelling
 from dicp.config import Config
 from dicp.template import render_template
 from dicp.vendor.cpu.routines import Group, group_of, headers
@@ -176,7 +177,8 @@ def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
 @lru_cache(maxsize=1)
 def header_texts() -> dict[str, str]:
     """The C++ files a unit may include, by name."""
-    return {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
+    own = {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
+    return {spelling.SCALAR_HEADER: spelling.header_text(), **own}
 
 
 def _one_line(text: str) -> str:

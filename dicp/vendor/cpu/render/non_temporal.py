@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 
 from dicp.codegen.emitter import LINE_BYTES, Emitter, accumulator_type, local, margin, nan_bits
+from dicp.codegen.spelling import combine
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Load, Ref
 from dicp.loop.ir.index import FloorDiv, Indirect, Mod, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store
-from dicp.loop.ir.ops import REDUCTIONS
 from dicp.loop.passes.split_loops import Range
 
 MIN_PASS = 128
@@ -145,7 +145,7 @@ class NonTemporal(Emitter):
         pad, lines = margin(indent), []
         for s in sums:
             name, one = local(s.name), f"lanes_{s.name}[lane]"
-            text = f"{name} = {REDUCTIONS[s.op].combine.format(name, one)};"
+            text = f"{name} = {combine(s.op, name, one)};"
             if s.name in self.flagged:
                 sign, nan, bits = ">" if s.op == "max" else "<", f"nan_{s.name}", f"nan_{one}"
                 text = (

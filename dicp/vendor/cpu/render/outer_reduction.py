@@ -8,10 +8,10 @@ import sympy
 import torch
 
 from dicp.codegen.emitter import Scope, is_place, local, margin
+from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
-from dicp.loop.ir.ops import REDUCTIONS
 from dicp.vendor.cpu.render.loops import (
     CHUNKS,
     PARALLEL_COST,
@@ -109,7 +109,7 @@ class OuterReduction(Loops):
                     )
                 elif isinstance(stmt, Scan):
                     slot = f"acc_{stmt.name}[{column.key} - tile]"
-                    value = REDUCTIONS[stmt.op].combine.format(slot, self.value(stmt.value))
+                    value = combine(stmt.op, slot, self.value(stmt.value))
                     ctype = VALUE_TYPE[stmt.dtype]
                     body.lines.append(
                         f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"

@@ -1,0 +1,487 @@
+// Scalar functions of generated kernels in C-family languages: arithmetic, conversions and random
+// numbers with PyTorch's rules. It reads no header, and it compiles for a host and for a device.
+//
+// A language may define before it includes this file:
+//   d_inline        the qualifiers of a function: `static inline ..`, or `static __device__ ..`
+//   D_NATIVE(name)  a function of the C mathematical library that one instruction or builtin does
+//   D_DECLARED      the functions of the C mathematical library are declared already
+//   D_NATIVE_MATH   exp, tanh, erf and what is made of them call that library in float, too; else
+//                   they are polynomials, which a compiler vectorizes
+//   D_FMA           d_madd is one rounding; known by itself for x86-64 and ARM
+//   D_CLAIM(p, x)   whether *p was 0 and has become x, atomically
+//   D_COLD          the qualifiers of a function that reports an error
+//   D_UNROLL(n)     a pragma that unrolls the next loop n times
+#pragma once
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+typedef uint16_t d_bf16;
+typedef uint16_t d_f16;
+#ifndef INT64_MIN
+#define INT64_MIN (-0x7fffffffffffffffL - 1)
+#endif
+#ifndef d_inline
+#define d_inline static inline __attribute__((always_inline))
+#endif
+#ifndef D_NATIVE
+#define D_NATIVE(name) __builtin_##name
+#endif
+#ifndef D_CLAIM
+#define D_CLAIM(place, value) __sync_bool_compare_and_swap(place, (int64_t)0, value)
+#endif
+#ifndef D_COLD
+#define D_COLD static __attribute__((noinline, cold))
+#endif
+#ifndef D_UNROLL
+#define D_UNROLL(n) D_UNROLL_PRAGMA(GCC unroll n)
+#define D_UNROLL_PRAGMA(text) _Pragma(#text)
+#endif
+
+static constexpr double d_inf = __builtin_inf(), d_nan = __builtin_nan("");
+static constexpr float d_inff = __builtin_inff(), d_nanf = __builtin_nanf("");
+
+// ---- errors ------------------------------------------------------------------------------------
+// The first thread that fails fills `status`: the code; the place in the kernel, or the bytes that
+// could not be allocated; and, for an index, its value and the size it must lie below.
+D_COLD void d_report(
+    int64_t* status, int64_t code, int64_t site, int64_t index = 0, int64_t size = 0) {
+  if (!D_CLAIM(status, code)) return;
+  status[1] = site; status[2] = index; status[3] = size;
+}
+
+// ---- the C mathematical library ----------------------------------------------------------------
+#ifndef D_DECLARED
+#define d_declare1(name) extern "C" double name(double); extern "C" float name##f(float);
+#define d_declare2(name) \
+  extern "C" double name(double, double); extern "C" float name##f(float, float);
+d_declare1(exp) d_declare1(exp2) d_declare1(expm1) d_declare1(log) d_declare1(log2)
+d_declare1(log10) d_declare1(log1p) d_declare1(sin) d_declare1(cos) d_declare1(tan)
+d_declare1(asin) d_declare1(acos) d_declare1(atan) d_declare1(sinh) d_declare1(cosh)
+d_declare1(tanh) d_declare1(asinh) d_declare1(acosh) d_declare1(atanh) d_declare1(erf)
+d_declare1(erfc) d_declare1(lgamma)
+d_declare2(atan2) d_declare2(hypot) d_declare2(pow) d_declare2(nextafter) d_declare2(fmod)
+#endif
+#define d_math1(name) \
+  d_inline double d_##name(double x) { return name(x); } \
+  d_inline float d_##name(float x) { return name##f(x); }
+#define d_math2(name) \
+  d_inline double d_##name(double x, double y) { return name(x, y); } \
+  d_inline float d_##name(float x, float y) { return name##f(x, y); }
+d_math1(exp2) d_math1(expm1) d_math1(log) d_math1(log2) d_math1(log10) d_math1(log1p)
+d_math1(sin) d_math1(cos) d_math1(tan) d_math1(asin) d_math1(acos) d_math1(atan)
+d_math1(sinh) d_math1(cosh) d_math1(asinh) d_math1(acosh) d_math1(atanh)
+d_math1(erfc) d_math1(lgamma)
+d_math2(atan2) d_math2(hypot) d_math2(pow) d_math2(nextafter)
+d_inline double d_exp(double x) { return exp(x); }
+d_inline double d_tanh(double x) { return tanh(x); }
+d_inline double d_erf(double x) { return erf(x); }
+
+// ---- 16-bit floats: stored as bits, computed in float --------------------------------------
+d_inline uint32_t d_bits(float x) { uint32_t u; D_NATIVE(memcpy)(&u, &x, 4); return u; }
+d_inline float d_float(uint32_t u) { float x; D_NATIVE(memcpy)(&x, &u, 4); return x; }
+d_inline float d_from_bf16(d_bf16 x) { return d_float((uint32_t)x << 16); }
+d_inline d_bf16 d_to_bf16(float x) {
+  const uint32_t u = d_bits(x);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+  return x != x ? (d_bf16)0x7fc0 : (d_bf16)rounded;
+}
+d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
+d_inline float d_from_f16(d_f16 h) {
+  // No step is subnormal in float, so that nothing becomes zero where subnormals are flushed.
+  const uint32_t sign = ((uint32_t)h & 0x8000u) << 16, size = (uint32_t)h & 0x7fffu;
+  const uint32_t small = d_bits(d_float(0x3f000000u | size) - 0.5f);
+  const uint32_t normal = (size << 13) + (size >= 0x7c00u ? 224u << 23 : 112u << 23);
+  return d_float(sign | (size < 0x400u ? small : normal));
+}
+d_inline d_f16 d_to_f16(float x) {
+  const uint32_t sign = d_bits(x) & 0x80000000u;
+  const uint32_t u = d_bits(x) ^ sign;
+  // Subnormal results: adding 0.5 lines the significand up and rounds it to nearest even.
+  const uint32_t small = d_bits(d_float(u) + 0.5f) - 0x3f000000u;
+  const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1)) >> 13;
+  const uint32_t large = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t finite = u < 0x38800000u ? small : normal;
+  const uint32_t magnitude = u >= 0x47800000u ? large : finite;
+  return (d_f16)(magnitude | (sign >> 16));
+}
+d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
+
+// ---- integers of numbers ---------------------------------------------------------------------
+// What does not fit, NaN included, is the lowest integer, as in PyTorch on x86; C++ leaves it open.
+// Shorter integers are the lowest bits of one of 32.
+d_inline int32_t d_to_int32(float x) {
+  return (x >= -0x1p31f) & (x < 0x1p31f) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int32_t d_to_int32(double x) {
+  return (x > -0x1.00000002p31) & (x < 0x1p31) ? (int32_t)x : -2147483647 - 1;
+}
+d_inline int64_t d_to_int64(float x) {
+  return (x >= -0x1p63f) & (x < 0x1p63f) ? (int64_t)x : INT64_MIN;
+}
+d_inline int64_t d_to_int64(double x) {
+  return (x >= -0x1p63) & (x < 0x1p63) ? (int64_t)x : INT64_MIN;
+}
+
+// ---- limits ------------------------------------------------------------------------------------
+template <class T> struct d_limits;
+#define d_define_limits(T, low, high) \
+  template <> struct d_limits<T> { static constexpr T lowest = low, highest = high; };
+d_define_limits(float, -d_inff, d_inff) d_define_limits(double, -d_inf, d_inf)
+d_define_limits(int8_t, -128, 127) d_define_limits(uint8_t, 0, 255)
+d_define_limits(bool, false, true) d_define_limits(int16_t, -32768, 32767)
+d_define_limits(int32_t, -2147483647 - 1, 2147483647)
+d_define_limits(int64_t, INT64_MIN, 0x7fffffffffffffffL)
+template <class T> d_inline T d_lowest() { return d_limits<T>::lowest; }
+template <class T> d_inline T d_highest() { return d_limits<T>::highest; }
+
+// ---- arithmetic with PyTorch's rules ---------------------------------------------------------
+// NaN is looked for in the bits, and each choice is one select: comparisons joined by || would keep
+// g++ from vectorizing once it has pushed them into one another.
+// The bits of a number's size, which grow with it; those of NaN are above infinity's.
+d_inline uint32_t d_size_bits(float x) { return d_bits(x) & 0x7fffffffu; }
+d_inline uint64_t d_size_bits(double x) {
+  uint64_t u; D_NATIVE(memcpy)(&u, &x, 8);
+  return u & 0x7fffffffffffffffu;
+}
+d_inline bool d_size_of_nan(uint32_t bits) { return bits > 0x7f800000u; }
+d_inline bool d_size_of_nan(uint64_t bits) { return bits > 0x7ff0000000000000u; }
+d_inline bool d_isnan(float x) { return d_size_of_nan(d_size_bits(x)); }
+d_inline bool d_isnan(double x) { return d_size_of_nan(d_size_bits(x)); }
+template <class T> d_inline bool d_isnan(T) { return false; }
+template <class T> d_inline T d_maximum(T a, T b) {
+  const T m = a > b ? a : b;
+  return d_isnan(a) ? a : m;
+}
+template <class T> d_inline T d_minimum(T a, T b) {
+  const T m = a < b ? a : b;
+  return d_isnan(a) ? a : m;
+}
+template <class T> d_inline T d_fmax(T a, T b) {
+  const T m = b > a ? b : a;
+  return d_isnan(a) ? b : m;
+}
+template <class T> d_inline T d_fmin(T a, T b) {
+  const T m = b < a ? b : a;
+  return d_isnan(a) ? b : m;
+}
+// Pairs of a value and its position: a NaN beats every number, and the first of equals wins.
+#define d_pair_reduction(kind, sign) \
+  template <class T> d_inline bool d_better_##kind(T a, T b) { return (a sign b) | (d_isnan(a) & !d_isnan(b)); } \
+  template <class T> d_inline void d_take_##kind(T x, int64_t at, T& best, int64_t& best_at) { \
+    const bool better = d_better_##kind(x, best); \
+    best = better ? x : best; \
+    best_at = better ? at : best_at; \
+  }
+d_pair_reduction(max, >) d_pair_reduction(min, <)
+
+d_inline float d_abs(float x) { return D_NATIVE(fabsf)(x); }
+d_inline double d_abs(double x) { return D_NATIVE(fabs)(x); }
+template <class T> d_inline T d_abs(T x) { return x < 0 ? (T)-x : x; }
+template <class T> d_inline T d_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+d_inline bool d_signbit(float x) { return (int32_t)d_bits(x) < 0; }
+d_inline bool d_signbit(double x) { int64_t u; D_NATIVE(memcpy)(&u, &x, 8); return u < 0; }
+template <class T> d_inline bool d_signbit(T x) { return x < 0; }
+d_inline float d_fma(float a, float b, float c) { return D_NATIVE(fmaf)(a, b, c); }
+d_inline double d_fma(double a, double b, double c) { return D_NATIVE(fma)(a, b, c); }
+template <class T> d_inline T d_fma(T a, T b, T c) { return (T)(a * b + c); }
+d_inline float d_sqrt(float x) { return D_NATIVE(sqrtf)(x); }
+d_inline double d_sqrt(double x) { return D_NATIVE(sqrt)(x); }
+d_inline float d_floor(float x) { return D_NATIVE(floorf)(x); }
+d_inline double d_floor(double x) { return D_NATIVE(floor)(x); }
+d_inline float d_ceil(float x) { return D_NATIVE(ceilf)(x); }
+d_inline double d_ceil(double x) { return D_NATIVE(ceil)(x); }
+d_inline float d_trunc(float x) { return D_NATIVE(truncf)(x); }
+d_inline double d_trunc(double x) { return D_NATIVE(trunc)(x); }
+d_inline float d_round(float x) { return D_NATIVE(rintf)(x); }
+d_inline double d_round(double x) { return D_NATIVE(rint)(x); }
+d_inline float d_copysign(float x, float y) { return D_NATIVE(copysignf)(x, y); }
+d_inline double d_copysign(double x, double y) { return D_NATIVE(copysign)(x, y); }
+d_inline bool d_isinf(float x) { return D_NATIVE(fabsf)(x) == d_inff; }
+d_inline bool d_isinf(double x) { return D_NATIVE(fabs)(x) == d_inf; }
+template <class T> d_inline T d_bitwise_not(T x) { return (T)~x; }
+d_inline bool d_bitwise_not(bool x) { return !x; }
+template <class T> d_inline T d_lshift(T x, T n) {
+  return (n < 0) | (n >= (T)(8 * sizeof(T))) ? (T)0 : (T)((uint64_t)x << n);
+}
+template <class T> d_inline T d_rshift(T x, T n) {
+  const T most = (T)(8 * sizeof(T) - 1);
+  return (T)(x >> ((n < 0) | (n > most) ? most : n));
+}
+template <class T> d_inline T d_pow(T x, T n) {
+  if (n < 0) return x == (T)1 ? (T)1 : x == (T)-1 ? (T)((n % 2) ? -1 : 1) : (T)0;
+  T result = 1;
+  for (; n; n /= 2) { if (n % 2) result = (T)(result * x); x = (T)(x * x); }
+  return result;
+}
+
+// Arithmetic of sizes, rounded towards minus infinity as Python's.
+d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0) & ((a ^ b) < 0)); }
+d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
+
+// Integer division by zero is reported through `status`; PyTorch raises an error on the CPU.
+template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  return b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
+}
+template <class T> d_inline T d_floor_div(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  if (b == (T)-1) return (T)(0 - (uint64_t)a);
+  const T q = (T)(a / b);
+  return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
+}
+template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  if (b == (T)-1) return 0;
+  const T r = (T)(a % b);
+  return (T)((r != 0) & ((r < 0) != (b < 0)) ? r + b : r);
+}
+template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
+  if (b == 0) { d_report(status, 2, site); return 0; }
+  return b == (T)-1 ? (T)0 : (T)(a % b);
+}
+#define d_float_division(T, MOD) \
+  d_inline T d_trunc_div(T a, T b, int64_t*, int) { return d_trunc(a / b); } \
+  d_inline T d_fmod(T a, T b, int64_t*, int) { return MOD(a, b); } \
+  d_inline T d_remainder(T a, T b, int64_t*, int) { \
+    const T r = MOD(a, b); \
+    return (r != 0) & ((r < 0) != (b < 0)) ? r + b : r; \
+  } \
+  d_inline T d_floor_div(T a, T b, int64_t*, int) { \
+    if (b == 0) return a / b; \
+    const T r = MOD(a, b); \
+    T q = (a - r) / b; \
+    if ((r != 0) & ((r < 0) != (b < 0))) q -= 1; \
+    if (q == 0) return d_copysign((T)0, a / b); \
+    const T f = d_floor(q); \
+    return q - f > (T)0.5 ? f + 1 : f; \
+  }
+d_float_division(float, fmodf) d_float_division(double, fmod)
+
+// ---- indices read from memory ------------------------------------------------------------------
+// `site` names the access for the error message; where `active` is false it is not executed.
+d_inline int64_t d_check_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+  if (i >= 0 && i < n) return i;
+  if (active) d_report(status, 1, site, i, n);
+  return 0;
+}
+d_inline int64_t d_wrap_index(
+    int64_t i, int64_t n, int64_t* status, int site, bool active = true) {
+  const int64_t at = i < 0 ? i + n : i;
+  if (at >= 0 && at < n) return at;
+  if (active) d_report(status, 1, site, i, n);
+  return 0;
+}
+
+// ---- exponential, hyperbolic tangent and error function ----------------------------------------
+// a * b + c, in one rounding where the hardware has that.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(D_FMA)
+d_inline float d_madd(float a, float b, float c) { return D_NATIVE(fmaf)(a, b, c); }
+#else
+d_inline float d_madd(float a, float b, float c) { return a * b + c; }
+#endif
+#ifdef D_NATIVE_MATH
+d_inline float d_exp(float x) { return expf(x); }
+d_inline float d_tanh(float x) { return tanhf(x); }
+d_inline float d_erf(float x) { return erff(x); }
+d_inline float d_exp_weight(float x) { return expf(x); }
+d_inline float d_normal_cdf(float x) { return 0.5f * erfcf(-0.70710678118654752440f * x); }
+d_inline float d_normal_cdf_tanh(float x) {
+  return 0.5f * (1.0f + tanhf(0.79788456080286535588f * (x + 0.044715f * x * x * x)));
+}
+#else
+// Polynomials are inlined, so that a loop keeps their constants in registers. Their dependence
+// chains are short, because the processor's reorder window holds only a few iterations.
+//
+// exp(x) without its power of two, which is left in the upper bits of `power`, to be added to the
+// result's. Coefficients: Moshier, Cephes (1992).
+d_inline float d_exp_fraction(float x, uint32_t& power) {
+  const float shift = 12582912.0f;  // adding it rounds to an integer, left in the lowest bits
+  const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
+  const float r = d_madd(n, 2.12194440e-4f, d_madd(n, -0.693359375f, x)), s = r * r;
+  const float a = d_madd(1.9875691500e-4f, r, 1.3981999507e-3f);
+  const float b = d_madd(8.3334519073e-3f, r, 4.1665795894e-2f);
+  const float c = d_madd(1.6666665459e-1f, r, 5.0000001201e-1f);
+  power = d_bits(moved) << 23;
+  return d_madd(d_madd(d_madd(a, s, b), s, c), s, r) + 1.0f;
+}
+// Within 2 units in the last place. The power of two is applied in two steps, so that results may be
+// subnormal or infinite.
+d_inline float d_exp(float x) {
+  uint32_t power;
+  const float p = d_exp_fraction(x, power);
+  const float first = d_float(power + (x < 0 ? 191u << 23 : 63u << 23)), second = x < 0 ? 0x1p-64f : 0x1p64f;
+  const float scaled = p * first * second, low = x < -104.0f ? 0.0f : scaled;
+  return x > 89.0f ? d_inff : low;
+}
+// exp(x) for x that is not above zero by more than rounding; what is subnormal becomes zero. Within 2
+// units in the last place above -20, 4 below: five coefficients, and log(2) as one number where its
+// product is not rounded, since a sum of weights is bound by these operations and not by memory.
+d_inline float d_exp_weight(float x) {
+  const float shift = 12582912.0f + 127.0f;  // the power of two is left with its bias
+  const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(D_FMA)
+  const float r = d_madd(n, -0.693147182f, x), s = r * r;
+#else
+  const float r = d_madd(n, 2.12194440e-4f, d_madd(n, -0.693359375f, x)), s = r * r;
+#endif
+  const float a = d_madd(1.66671167e-1f, r, 4.99992281e-1f), b = d_madd(8.31246788e-3f, r, 4.18906524e-2f);
+  const float p = d_madd(d_madd(b, s, a), s, r + 1.0f);
+  const float scaled = p * d_float(d_bits(moved) << 23);
+  return x < -87.0f ? 0.0f : scaled;
+}
+// Within 1.01 units in the last place: 1 - exp(r(|x|)) far from zero, a polynomial near it.
+// Coefficients: Juffa, a faithfully rounded erff (2015).
+d_inline float d_erf(float x) {
+  const float size = d_abs(x), t = size > 4.0f ? 4.0f : size, s = x * x, q = t * t;
+  float r = d_madd(-1.72853470e-5f, t, 3.83197126e-4f);
+  r = d_madd(r, q, d_madd(-3.88396438e-3f, t, 2.42546219e-2f));
+  r = d_madd(r, t, -1.06777877e-1f);
+  r = d_madd(r, t, -6.34846687e-1f);
+  r = d_madd(r, t, -1.28717512e-1f);
+  r = d_madd(r, t, -t);
+  uint32_t power;
+  const float e = d_exp_fraction(r, power);
+  const float far = d_copysign(1.0f - d_float(d_bits(e) + power), x);
+  float p = d_madd(-5.96761703e-4f, s, 4.99119423e-3f);
+  p = d_madd(p, s, -2.67681349e-2f);
+  p = d_madd(p, s, 1.12819925e-1f);
+  p = d_madd(p, s, -3.76125336e-1f);
+  p = d_madd(p, s, 1.28379166e-1f);
+  const float near = d_madd(p, x, x);
+  return size > 0.927734375f ? far : near;
+}
+// (1 + erf(x / sqrt(2))) / 2 within 2e-7: x P(x^2) / Q(x^2), fitted over |x| < 5.5 to an error of 7e-9
+// before rounding.
+d_inline float d_normal_cdf(float x) {
+  const float s = x * x, q = s * s;
+  const float p0 = d_madd(2.27495356e-08f, s, 6.35211381e-06f);
+  const float p1 = d_madd(1.68824321e-04f, s, 4.67725238e-03f);
+  const float p2 = d_madd(3.38525102e-02f, s, 3.98942232e-01f);
+  const float q0 = d_madd(1.19750871e-06f, s, 7.36471047e-05f);
+  const float q1 = d_madd(1.88443705e-03f, s, 2.86457930e-02f);
+  const float q2 = d_madd(2.51521587e-01f, s, 1.0f);
+  const float near = x * d_madd(d_madd(p0, q, p1), q, p2) / d_madd(d_madd(q0, q, q1), q, q2);
+  return 0.5f + (s >= 30.25f ? d_copysign(0.5f, x) : near);
+}
+// (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 in the same form, fitted over |x| < 4.9.
+d_inline float d_normal_cdf_tanh(float x) {
+  const float s = x * x, q = s * s;
+  const float p0 = d_madd(2.10323584e-08f, s, 6.70259540e-06f);
+  const float p1 = d_madd(1.34234422e-04f, s, 3.61711626e-03f);
+  const float p2 = d_madd(3.08245302e-02f, s, 3.98942298e-01f);
+  const float q0 = d_madd(1.20515735e-06f, s, 7.44040872e-05f);
+  const float q1 = d_madd(1.29630899e-03f, s, 2.44890372e-02f);
+  const float q2 = d_madd(2.44757673e-01f, s, 1.0f);
+  const float near = x * d_madd(d_madd(p0, q, p1), q, p2) / d_madd(d_madd(q0, q, q1), q, q2);
+  return 0.5f + (s >= 24.01f ? d_copysign(0.5f, x) : near);
+}
+// Within 3 units in the last place: x P(x^2) / Q(x^2), fitted over |x| < 9 to a relative error of 2e-8
+// before rounding, which may carry it beyond one.
+d_inline float d_tanh(float x) {
+  const float s = x * x, q = s * s, size = d_abs(x);
+  const float p0 = d_madd(1.33195782e-08f, s, 2.05839341e-05f), p1 = d_madd(3.49406616e-03f, s, 1.33797460e-01f);
+  const float q0 = d_madd(7.76225205e-07f, s, 3.28314158e-04f), q1 = d_madd(2.58711979e-02f, s, 4.67130613e-01f);
+  const float near = size * d_madd(d_madd(p0, q, p1), s, 1.0f) / d_madd(d_madd(q0, q, q1), s, 1.0f);
+  return d_copysign((s >= 81.0f) | (near > 1.0f) ? 1.0f : near, x);
+}
+#endif
+d_inline double d_normal_cdf(double x) { return 0.5 * (1 + erf(x * 0.70710678118654752440)); }
+d_inline double d_normal_cdf_tanh(double x) {
+  return 0.5 * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+
+// ---- special functions ---------------------------------------------------------------------------
+// Giles, "Approximating the erfinv function" (2010), with one Newton step for full precision.
+d_inline double d_erfinv(double y) {
+  if (!(y > -1 && y < 1)) return y == 1 ? d_inf : y == -1 ? -d_inf : d_nan;
+  double w = -log((1 - y) * (1 + y)), p;
+  if (w < 5) {
+    w -= 2.5;
+    p = 2.81022636e-08; p = 3.43273939e-07 + p * w; p = -3.5233877e-06 + p * w;
+    p = -4.39150654e-06 + p * w; p = 0.00021858087 + p * w; p = -0.00125372503 + p * w;
+    p = -0.00417768164 + p * w; p = 0.246640727 + p * w; p = 1.50140941 + p * w;
+  } else {
+    w = d_sqrt(w) - 3;
+    p = -0.000200214257; p = 0.000100950558 + p * w; p = 0.00134934322 + p * w;
+    p = -0.00367342844 + p * w; p = 0.00573950773 + p * w; p = -0.0076224613 + p * w;
+    p = 0.00943887047 + p * w; p = 1.00167406 + p * w; p = 2.83297682 + p * w;
+  }
+  double x = p * y;
+  for (int k = 0; k < 2; ++k) {
+    const double off = y < 0 ? erfc(-x) - (1 + y) : (1 - y) - erfc(x);
+    x -= off * 0.886226925452758013649 * exp(x * x);
+  }
+  return x;
+}
+d_inline float d_erfinv(float y) { return (float)d_erfinv((double)y); }
+// Recurrence up to 10, then the asymptotic series (Abramowitz and Stegun 6.3.18); reflection below 0.
+d_inline double d_digamma(double x) {
+  if (x == 0) return d_copysign(d_inf, -x);
+  double result = 0;
+  if (x < 0) {
+    if (x == d_floor(x)) return d_nan;
+    const double pi = 3.14159265358979323846;
+    const double whole = d_trunc(x);
+    result = -pi / tan(pi * (x - whole));
+    x = 1 - x;
+  }
+  while (x < 10) { result -= 1 / x; x += 1; }
+  const double z = 1 / (x * x);
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 -
+      z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
+  return result + log(x) - 0.5 / x - series;
+}
+d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
+
+// ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the GPU's ----------------------
+// Neighbours share a call: each element has one of its four words, or a pair of them.
+struct d_draws { uint32_t w[4]; };
+d_inline d_draws d_philox(int64_t seed, int64_t site, int64_t counter) {
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)((uint64_t)counter >> 32);
+  uint32_t c2 = (uint32_t)site, c3 = 0;
+  D_UNROLL(7)
+  for (int round = 0; round < 7; ++round) {
+    const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+d_inline uint64_t d_joined(uint32_t low, uint32_t high) { return ((uint64_t)high << 32) | low; }
+d_inline uint64_t d_philox_pair(int64_t seed, int64_t site, int64_t index) {
+  const d_draws c = d_philox(seed, site, index >> 1);
+  return index & 1 ? d_joined(c.w[2], c.w[3]) : d_joined(c.w[0], c.w[1]);
+}
+d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t index) {
+  return (int64_t)(d_philox_pair(seed, site, index) >> 1);
+}
+d_inline float d_unit(uint32_t bits) { return (float)(int32_t)(bits >> 8) * 0x1p-24f; }
+d_inline double d_unit(uint64_t bits) { return (double)(int64_t)(bits >> 11) * 0x1p-53; }
+d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t index) {
+  const d_draws c = d_philox(seed, site, index >> 2);
+  const uint32_t low = index & 1 ? c.w[1] : c.w[0], high = index & 1 ? c.w[3] : c.w[2];
+  return d_unit(index & 2 ? high : low);
+}
+d_inline double d_philox_uniform_d(int64_t seed, int64_t site, int64_t index) {
+  return d_unit(d_philox_pair(seed, site, index));
+}
+// Box and Muller (1958): two normal numbers from two uniform ones, a quarter of a turn apart.
+d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t index) {
+  const uint64_t bits = d_philox_pair(seed, site, index >> 1);
+  const float u = d_unit((uint32_t)bits);
+  const float turn = d_unit((uint32_t)(bits >> 32)) - 0.25f * (float)(int32_t)(index & 1);
+  return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * turn);
+}
+d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t index) {
+  const d_draws c = d_philox(seed, site, index);
+  const double u = d_unit(d_joined(c.w[0], c.w[1])), v = d_unit(d_joined(c.w[2], c.w[3]));
+  return d_sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v);
+}

@@ -1,0 +1,118 @@
+"""Every scalar operator is spelled in every language, by functions that are defined there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from dicp.codegen import spelling, types
+from dicp.config import Config
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.ops import REDUCTIONS, SCALAR_OPS
+from dicp.vendor.cpu.toolchain import find_toolchain
+
+WHOLE = {"bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "lshift", "rshift",
+         "philox_uniform", "philox_normal", "philox_bits"}  # fmt: skip
+EITHER = {"add", "sub", "mul", "fma", "neg", "abs", "sign", "signbit", "square", "floor_div",
+          "trunc_div", "remainder", "fmod", "maximum", "minimum", "fmax", "fmin", "pow", "eq", "ne",
+          "lt", "le", "gt", "ge", "where", "logical_not", "logical_and", "logical_or",
+          "logical_xor"}  # fmt: skip
+FLOATS, INTEGERS = (torch.float32, torch.float64), (torch.int64, torch.int32, torch.uint8)
+
+DEVICE = """#include <cmath>
+#include <cstring>
+#include <climits>
+#define d_inline static inline
+#define D_NATIVE(name) name
+#define D_DECLARED
+#define D_NATIVE_MATH
+#define D_FMA
+#define D_UNROLL(n)
+#define D_COLD static
+static bool claim(long* place, long value) {
+  return *place == 0 ? (*place = value, true) : false;
+}
+#define D_CLAIM(place, value) claim(place, value)
+"""
+"""What a language without the compiler's builtins defines: a device's, here played by the host."""
+
+
+def dtypes_of(op: str) -> tuple[torch.dtype, ...]:
+    if op.startswith("philox"):
+        return (torch.int64,)
+    return INTEGERS if op in WHOLE else FLOATS + INTEGERS if op in EITHER else FLOATS
+
+
+def function(op: str, dtype: torch.dtype) -> str:
+    row = SCALAR_OPS[op]
+    operands = [ir.Expr("reduction_result", dtype, attr=name) for name in "abc"[: row.arity]]
+    result = ir.apply(op, dtype, *operands)
+    ctype = types.VALUE_TYPE[dtype]
+    text = spelling.operator(result, [o.attr for o in operands], "1")
+    args = ", ".join(f"{ctype} {o.attr}" for o in operands)
+    name = f"f_{op}_{str(dtype).split('.')[1]}"
+    out = "double" if op.startswith("philox_") and "bits" not in op else ctype
+    return f'extern "C" {out} {name}(int64_t* status, {args}) {{ (void)status; return {text}; }}\n'
+
+
+def build(folder: Path, name: str, before: str) -> ctypes.CDLL:
+    text = before + '#include "scalar.h"\n'
+    text += "".join(function(op, dtype) for op in SCALAR_OPS for dtype in dtypes_of(op))
+    for op in REDUCTIONS:
+        for dtype in FLOATS + INTEGERS:
+            ctype = types.VALUE_TYPE[dtype]
+            step = f"a = {spelling.combine(op, 'a', 'b')};" if op in spelling.COMBINE else (
+                spelling.take(op, "b", "1", "a", "at"))  # fmt: skip
+            if op in ("any", "all") and dtype in FLOATS:
+                continue
+            start = types.start_value(op, dtype)
+            text += f"{ctype} r_{op}({ctype} b) {{ {ctype} a = {start}; int64_t at = 0; (void)at; "
+            text += f"{step} return a; }}\n"
+    (folder / f"{name}.cpp").write_text(text)
+    (folder / "scalar.h").write_text(spelling.header_text())
+    command = [find_toolchain(Config()).compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC",
+               "-ffp-contract=off", f"{name}.cpp", "-o", f"{name}.so"]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
+    return ctypes.CDLL(str(folder / f"{name}.so"))
+
+
+def test_c_family(tmp_path: Path) -> None:
+    """All operators compile for a host and with what a device defines, and agree on numbers."""
+    assert spelling.OPERATORS.keys() == SCALAR_OPS.keys()
+    host, device = build(tmp_path, "host", ""), build(tmp_path, "device", DEVICE)
+    for op in SCALAR_OPS:
+        for dtype in set(dtypes_of(op)) & {torch.float32, torch.int64}:
+            kind = ctypes.c_float if dtype == torch.float32 else ctypes.c_int64
+            for values in ((0.3, 0.75, 0.5), (-0.6, 0.25, 2.5), (0.0, -0.0, 1.0)):
+                given = [kind(v if kind is ctypes.c_float else int(v * 20)) for v in values]
+                found = [_call(lib, op, dtype, kind, given) for lib in (host, device)]
+                near = math.isclose(*found, rel_tol=2e-6, abs_tol=1e-7)
+                assert near or all(math.isnan(f) for f in found), (op, values, found)
+
+
+def _call(lib: ctypes.CDLL, op: str, dtype: torch.dtype, kind: type, given: list) -> float:
+    call = getattr(lib, f"f_{op}_{str(dtype).split('.')[1]}")
+    call.restype = ctypes.c_double if op in ("philox_uniform", "philox_normal") else kind
+    return call((ctypes.c_int64 * 4)(), *given[: SCALAR_OPS[op].arity])
+
+
+def test_triton() -> None:
+    device = pytest.importorskip("dicp.vendor.triton.device")
+    from dicp.vendor.triton import spelling as triton
+
+    args = ["a", "b", "c", "d"]
+    for op, row in SCALAR_OPS.items():
+        for dtype in dtypes_of(op):
+            random = op.startswith("philox") and "bits" not in op
+            text = triton.operator(op, dtype, dtype, args[: row.arity + random])
+            called = re.findall(r"\bd\.(\w+)\(", text)
+            assert all(hasattr(device, name) for name in called), (op, dtype, text)
+    for text in triton.COMBINE.values():
+        assert all(hasattr(device, name) for name in re.findall(r"\bd\.(\w+)\(", text))
