@@ -151,7 +151,8 @@ def _normalize(
     running = [g.op("Copy", v) for v in running]  # the operator writes over them
     affine = (_per_channel(g, x, weight, 1), _per_channel(g, x, bias, 0))
     y, mean, var, saved, rstd = g.ops(
-        "BatchNormTraining", _as_image(g, x), *affine, *running, epsilon=float(eps), momentum=float(momentum), is_training=True,
+        "BatchNormTraining", _as_image(g, x), *affine, *running,
+        epsilon=float(eps), momentum=float(momentum), is_training=True,
     )  # fmt: skip
     return [g.reshape(y, x.shape), saved, rstd, mean, var]
 
