@@ -43,6 +43,15 @@ class Rewriter:
         self.emitted.append(node)
         return node
 
+    def view(self, node: fx.Node, sizes: Sequence[Any]) -> fx.Node:
+        """`node` in another shape; copied where its strides allow no view."""
+        try:
+            return self(torch.ops.aten.view.default, node, sizes)
+        except (RuntimeError, ValueError):
+            clone = torch.ops.aten.clone.default
+            copy = self(clone, node, memory_format=torch.contiguous_format)
+            return self(torch.ops.aten.view.default, copy, sizes)
+
     def known(self, value: Any, target: Any, *args: Any) -> fx.Node:
         """Emit one call without inference: `value` is that of the node it replaces, with layout."""
         with self.root.graph.inserting_before(self.root):

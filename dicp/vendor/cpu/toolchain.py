@@ -59,12 +59,12 @@ class Toolchain:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """The processor's name and features, since code is built for exactly this one."""
+    """The processor's vendor, name and features, separated by "|": code is built for this one."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or platform.machine()
-    wanted = ("model name", "flags", "Features", "CPU part")
+    wanted = ("vendor_id", "model name", "flags", "Features", "CPU part")
     rows: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
