@@ -38,7 +38,7 @@ from dicp.dynamo_bridge.partition import PartitionedExecutable, split_data_depen
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
-from dicp.dynamo_bridge.provenance import dynamo_nodes
+from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import (
     PerSizeExecutable,
     Sources,
@@ -46,6 +46,7 @@ from dicp.dynamo_bridge.specialize import (
     traced_sizes,
 )
 from dicp.errors import FallbackWarning, UnsupportedOperatorError
+from dicp.operator_choice import OperatorChoice, hidden
 from dicp.origin import mark_lines, origin_of, user_lines
 from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
 from dicp.torch_private import TorchDynamoException, write_out_traces
@@ -82,6 +83,8 @@ class Compilation:
         self.cache = Cache.open(config)
         self.lines: Mapping[str, str] = user_lines(gm)
         self.identity = ""
+        self.choice = OperatorChoice.of(config)
+        self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
 
     def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo uses instead of its graph."""
@@ -124,7 +127,7 @@ class Compilation:
         return compile_graphs(
             self.gm,
             example_inputs,
-            decompositions=decompositions(target),
+            decompositions=decompositions(target, self.choice),
             compile_graph=self._compile_graph,
             load_graph=self._load_graph,
             identity=self.identity,
@@ -136,7 +139,9 @@ class Compilation:
 
     def _joint_passes(self, joint: fx.GraphModule, inputs: Any) -> None:
         context = PassContext(self.target.facts, self.config, "joint", Inference.of(joint))
-        run_passes(joint, graph_passes(self.config, "joint"), context)
+        self.choice.mark(joint.graph, self.functions, DYNAMO)
+        with hidden(joint.graph):
+            run_passes(joint, graph_passes(self.config, "joint"), context)
 
     def _compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
         """Compile one functional ATen graph: forward, backward or inference."""
@@ -170,6 +175,8 @@ class Compilation:
 
     def _partition(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Compile the graph, or only the regions of it that do not depend on data."""
+        if info.kind == "inference":  # those of a training graph are marked before it is split
+            self.choice.mark(gm.graph, self.functions, DYNAMO)
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
@@ -203,7 +210,8 @@ class Compilation:
         context = PassContext(
             facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
         )
-        run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
+        with hidden(gm.graph):
+            run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
         frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
         if frozen is not None:
             static = (), static_positions(frozen[1], info)  # the first part runs only once
