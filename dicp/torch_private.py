@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -299,6 +299,19 @@ def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
 def floor_division(size: Any, divisor: int) -> Any:
     """`size // divisor` of a symbolic size."""
     return FloorDiv(size, divisor)
+
+
+def number_at(number: Any, values: Mapping[Any, int]) -> Any:
+    """A symbolic number as int, float or bool, its symbols having `values`.
+
+    Returned unchanged if it has other symbols too; so is a plain number.
+    """
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    if free_symbols(number) - values.keys():
+        return number
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(number)](number.node.expr.xreplace(values))
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
