@@ -414,6 +414,18 @@ class SimulatorWarning(DicpWarning):
     """A simulator stands in for a device: its numerics count, its speed does not."""
 
 
+class SpecializationWarning(DicpWarning):
+    """A graph is compiled for more sizes than are kept."""
+
+    def __init__(self, graph: str, limit: int, symbols: Sequence[str]) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{graph} has been compiled for more than {limit} sizes of {', '.join(symbols)}; the "
+            "least recently used are compiled again when they return. Pad these dimensions to a "
+            "few sizes, or set gears (DICP_GEARS) to have dicp do it."
+        )
+
+
 class FallbackWarning(DicpWarning):
     """Something runs eagerly that would otherwise be compiled."""
 

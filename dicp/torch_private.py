@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -220,6 +220,11 @@ UNKNOWN_SIZE: Final = 1 << 20
 """What a size that depends on data counts as where layouts and costs are compared."""
 
 
+def has_hint(size: torch.SymInt) -> bool:
+    """Whether the value that a size was traced with is known."""
+    return size.node.has_hint()  # type: ignore[no-any-return]
+
+
 def hint_of(size: Any) -> int:
     """An integer, or the value that a symbolic one was traced with."""
     if not isinstance(size, torch.SymInt):
@@ -325,6 +330,19 @@ def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
 def floor_division(size: Any, divisor: int) -> Any:
     """`size // divisor` of a symbolic size."""
     return FloorDiv(size, divisor)
+
+
+def number_at(number: Any, values: Mapping[Any, int]) -> Any:
+    """A symbolic number as int, float or bool, its symbols having `values`.
+
+    Returned unchanged if it has other symbols too; so is a plain number.
+    """
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    if free_symbols(number) - values.keys():
+        return number
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(number)](number.node.expr.xreplace(values))
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:
