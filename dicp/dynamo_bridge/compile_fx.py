@@ -34,7 +34,12 @@ from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
-from dicp.dynamo_bridge.partition import PartitionedExecutable, split_data_dependent
+from dicp.dynamo_bridge.partition import (
+    DATA_DEPENDENT,
+    PartitionedExecutable,
+    is_eager_operator,
+    split_data_dependent,
+)
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
@@ -46,7 +51,7 @@ from dicp.dynamo_bridge.specialize import (
     traced_sizes,
 )
 from dicp.errors import FallbackWarning, UnsupportedOperatorError
-from dicp.operator_choice import OperatorChoice, hidden
+from dicp.operator_choice import OperatorChoice, check_eager, hidden
 from dicp.origin import mark_lines, origin_of, user_lines
 from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
 from dicp.torch_private import TorchDynamoException
@@ -180,17 +185,24 @@ class Compilation:
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
+        self._check_eager_parts([part.gm for part in parts if not part.compiled])
         run: list[Any] = []
         for part in parts:
             if part.compiled:
                 run.append(executable_of(self._compile(part.gm, part.info, observer)))
             else:
-                nodes = _left_to_eager(
-                    part.gm, "depends on a size or number known only at run time"
-                )
+                nodes = _left_to_eager(part.gm, DATA_DEPENDENT)
                 observer.report.nodes = [*observer.report.nodes, *nodes]
                 run.append(_interpreted(part.gm))
         return CompiledGraph(None, PartitionedExecutable(gm, parts, run))
+
+    def _check_eager_parts(self, parts: Sequence[fx.GraphModule]) -> None:
+        """Raises UnsupportedOperatorError where a part that runs eagerly must not."""
+        calls = [n for part in parts for n in part.graph.nodes if is_eager_operator(n)]
+        for node in calls:
+            others = [str(origin_of(other)) for other in calls if other is not node]
+            rest = f" (as do {', '.join(others)})" if others else ""
+            check_eager(node, DATA_DEPENDENT + rest, self.config, self.target.name)
 
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""

@@ -14,12 +14,15 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.aot import GraphInfo
-from dicp.effects import is_mutating, is_random
+from dicp.effects import is_mutating, is_random, op_name
 from dicp.target import Executable
-from dicp.torch_private import depends_on_data, free_symbols, is_plain_symbol, pytree
+from dicp.torch_private import OpOverload, depends_on_data, free_symbols, is_plain_symbol, pytree
 
 _SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 _LEAVES = ("placeholder", "get_attr")
+
+
+DATA_DEPENDENT = "depends on a size or number known only at run time"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,12 @@ def split_data_dependent(gm: fx.GraphModule, info: GraphInfo) -> list[Part]:
 
 def _depends_on_data(node: fx.Node) -> bool:
     return any(depends_on_data(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+
+
+def is_eager_operator(node: fx.Node) -> bool:
+    """Whether a node of an eager part computes: neither a size nor a check of one."""
+    name = op_name(node.target)
+    return isinstance(node.target, OpOverload) and not name.startswith(("sym_", "_assert"))
 
 
 def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:

@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from recorder import Recorder, record
+from support.graphs import capture
 from torch import Tensor, fx
+
+from dicp.dynamo_bridge.attention.mask_values import numbers_of, survives
 
 
 def qkv(columns: int = 6, grad: bool = True) -> list[Tensor]:
@@ -59,3 +62,29 @@ def test_forward_saves_the_booleans(fuse: bool) -> None:
     assert any(value.dtype == torch.bool for value in saved) == fuse
     chosen = attention_of(backward).kwargs["attn_mask"]
     assert isinstance(chosen, fx.Node) and (chosen.op == "placeholder") != fuse
+
+
+@pytest.mark.parametrize(
+    ("test", "factor", "kept"),
+    [
+        (torch.int64, -0.0137, ()),  # distances between positions: rounded, they differ
+        (torch.int64, 1.0, ()),
+        (torch.int64, -1e4, (torch.bfloat16,)),  # seven times -1e4 is more than float16 holds
+        (torch.bool, -1e4, (torch.bfloat16, torch.float16)),
+        (torch.bool, -0.5, (torch.bfloat16, torch.float16)),
+        (torch.bool, torch.finfo(torch.float32).min, (torch.bfloat16,)),
+    ],
+)
+@pytest.mark.parametrize("inverted", [False, True])
+def test_masks_of_integers_are_not_taken_for_zeros_and_ones(
+    test: torch.dtype, factor: float, kept: tuple[torch.dtype, ...], inverted: bool
+) -> None:
+    def mask(x: Tensor) -> Tensor:
+        x = x.to(torch.int64)[None].float()
+        return (1 - x) * factor if inverted else x * factor
+
+    (graph,) = capture(mask, torch.ones(6, 6, dtype=test))
+    (bias,) = graph.gm.graph.output_node().all_input_nodes
+    for dtype in (torch.bfloat16, torch.float16):
+        assert survives(bias, dtype) == (dtype in kept)
+    assert (numbers_of(bias) is None) == (test != torch.bool)

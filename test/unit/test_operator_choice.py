@@ -194,3 +194,15 @@ def test_passes_see_no_operator_that_stays_eager() -> None:
         assert torch.equal(node.target(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
         assert not graph.find_nodes(op="call_function", target=aten.relu.default)
     assert node.target is aten.relu.default
+
+
+@pytest.mark.parametrize("options", [{"fallback": "error"}, {"native_ops": "nonzero"}])
+def test_parts_that_depend_on_data_are_named(options: dict[str, str]) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x * 2).nonzero() + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        error = failure(fn, torch.rand(3), **options)
+    assert isinstance(error, UnsupportedOperatorError) and error.op == "aten.nonzero.default"
+    assert "known only at run time (as do aten.add.Tensor (" in str(error)
+    assert str(error).count("test_operator_choice.py:") == 2

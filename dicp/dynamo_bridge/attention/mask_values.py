@@ -52,7 +52,8 @@ def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
     True only for few known numbers that `dtype` holds exactly, except at most one that hides keys.
     Any other mask (a position bias) would be rounded further than scores are.
     """
-    found = numbers_of(bias)
+    # In float16 a large multiple of a number that hides keys would overflow.
+    found = numbers_of(bias, counts=dtype != torch.float16)
     if found is None:
         return False
     finite = [x for x in found if abs(x) < float("inf")]
@@ -62,9 +63,12 @@ def survives(bias: fx.Node, dtype: torch.dtype) -> bool:
     return len(rounded) <= 1 and all(x < LOW for x in rounded)
 
 
-def numbers_of(node: Any) -> frozenset[float] | None:
-    """The numbers that a mask consists of; None where they are not known."""
-    return _numbers(node, lambda leaf: _products(leaf) or _of_constant(leaf))
+def numbers_of(node: Any, counts: bool = False) -> frozenset[float] | None:
+    """The numbers that a mask consists of; None where they are not known.
+
+    With `counts`, a product of integers and a number that hides keys counts as that number.
+    """
+    return _numbers(node, lambda leaf: _products(leaf, counts) or _of_constant(leaf))
 
 
 def _numbers(node: Any, leaf: Callable[[fx.Node], _Numbers]) -> _Numbers:
@@ -98,10 +102,12 @@ def _held(chosen: list[_Numbers], dtype: torch.dtype) -> _Numbers:
     return frozenset(float(x) for some in numbers for x in some or () if x is not None)
 
 
-def _products(node: fx.Node) -> _Numbers:
+def _products(node: fx.Node, counts: bool = False) -> _Numbers:
     """The numbers in `test * number` or `(1 - test) * number`: 0 and the number.
 
-    `test` is boolean or integer. (Integers other than 0 and 1 make no mask.)
+    `test` is boolean, perhaps converted. Integers may be anything, such as distances between
+    positions; with `counts` they are taken for 0 and 1 where the number hides keys, as its
+    multiples do.
     """
     if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
         return None
@@ -113,7 +119,8 @@ def _products(node: fx.Node) -> _Numbers:
         sides = test.args[::-1] if test.target is aten.rsub.Scalar else test.args
         test = sides[1] if uniform_value(sides[0]) == 1 else None
     while isinstance(test, fx.Node) and number is not None:
-        if getattr(value_of(test), "dtype", None) in _WHOLE:
+        dtype = getattr(value_of(test), "dtype", None)
+        if dtype == torch.bool or (counts and dtype in _WHOLE and number < LOW):
             return frozenset({0.0, float(number)})
         test = _same_numbers(test)
     return None
@@ -126,7 +133,7 @@ def _of_constant(node: fx.Node) -> _Numbers:
     return frozenset(map(float, found)) if 0 < len(found) <= _FEW else None
 
 
-_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _FEW = 8
 """Most distinct numbers of a constant mask that is analyzed."""
 
