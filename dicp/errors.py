@@ -11,7 +11,7 @@ import difflib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _SHOWN_DIAGNOSTICS = 3
 _SHOWN_SOURCES = 8
@@ -144,7 +144,7 @@ class LaunchError(DicpError):
 
 
 class UnsupportedOperatorError(DicpError):
-    """An operator would run eagerly and the user forbade that with fallback='error'."""
+    """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 
     def __init__(
         self,
@@ -154,6 +154,7 @@ class UnsupportedOperatorError(DicpError):
         target: str,
         user_line: str,
         reason: str,
+        forbidden_by: Literal["fallback", "native_ops"] = "fallback",
     ) -> None:
         self.op = op
         self.dtypes = tuple(dtypes)
@@ -164,10 +165,13 @@ class UnsupportedOperatorError(DicpError):
         operands = ", ".join(
             f"{dtype}{_shape(shape)}" for dtype, shape in zip(dtypes, shapes, strict=False)
         )
+        forbids, cure = {
+            "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
+            "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
+        }[forbidden_by]
         super().__init__(
             f"target {target!r} does not compile {op}({operands}): {reason}.{_at(user_line)} "
-            "fallback='error' forbids running it eagerly; set fallback='auto' (DICP_FALLBACK), "
-            "or rewrite the line."
+            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 
@@ -474,6 +478,18 @@ class SimulatorWarning(DicpWarning):
 
 class ToolWarning(DicpWarning):
     """An operator tool does less than it was asked for; the program goes on."""
+
+
+class SpecializationWarning(DicpWarning):
+    """A graph is compiled for more sizes than are kept."""
+
+    def __init__(self, graph: str, limit: int, symbols: Sequence[str]) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{graph} has been compiled for more than {limit} sizes of {', '.join(symbols)}; the "
+            "least recently used are compiled again when they return. Pad these dimensions to a "
+            "few sizes, or set gears (DICP_GEARS) to have dicp do it."
+        )
 
 
 class FallbackWarning(DicpWarning):
