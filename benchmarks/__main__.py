@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import chart
 from benchmarks.machine import describe, kind
 from benchmarks.options import Options
 from benchmarks.report import RESULTS, Progress, Report
@@ -83,8 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         if report.rows:
             console.print(report.table())
-            for path in report.write(options.out):
+            for path in written(report, options.out):
                 console.print(f"wrote {path}")
+
+
+def written(report: Report, folder: Path) -> list[Path]:
+    """Write the report as data, text and, where there is matplotlib, a chart; the paths."""
+    paths = report.write(folder)
+    picture = paths[0].with_suffix(".png")
+    return [*paths, *([picture] if chart.draw(report, picture) else [])]
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from benchmarks.report import Report, Row, geometric_mean
 
 try:
     import matplotlib
@@ -12,9 +14,6 @@ except ModuleNotFoundError:
 else:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-
-if TYPE_CHECKING:
-    from benchmarks.report import Report, Row
 
 WIDTH_PER_BAR, HEIGHT = 0.16, 3.2
 
@@ -46,8 +45,6 @@ def draw(report: Report, path: Path) -> bool:
 
 
 def _panel(axis: Any, rows: list[Row], backends: list[str], measure: Any) -> None:
-    from benchmarks.report import geometric_mean
-
     width = 0.8 / max(1, len(backends))
     for index, backend in enumerate(backends):
         values = [measure(row, backend) for row in rows]

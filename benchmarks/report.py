@@ -18,7 +18,6 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 
 from benchmarks.backends import BASELINE, EAGER
-from benchmarks.chart import draw
 from benchmarks.options import Options
 
 Item = TypeVar("Item")
@@ -173,14 +172,14 @@ class Report:
         return path
 
     def write(self, folder: Path) -> list[Path]:
-        """JSON, text and chart under the command's name; the paths written."""
+        """JSON and text under the command's name; the paths written."""
         data = self.write_data(folder)
-        text, chart = data.with_suffix(".txt"), data.with_suffix(".png")
+        text = data.with_suffix(".txt")
         with text.open("w") as file:
             console = Console(file=file, width=240)
             console.print(self.table())
             console.print(", ".join(f"{key}: {value}" for key, value in self.machine.items()))
-        return [data, text, *([chart] if draw(self, chart) else [])]
+        return [data, text]
 
 
 class Progress:

@@ -309,8 +309,8 @@ class Config:
     precision: Literal["keep", "fast", "half"] = _setting(
         _choice("keep", "fast", "half"),
         "DICP_PRECISION",
-        "keep: float32 is computed as such; fast: the vendor may multiply it with fewer digits; "
-        "half: it may compute it in 16 bits",
+        "keep: float32 is computed as such; fast: the vendor may multiply it in reduced precision "
+        "(TF32, bf16); half: it may compute it in 16 bits",
         default="keep",
         changes_code=True,
     )
@@ -383,6 +383,13 @@ class Config:
         "indices from tensors are checked; off: an index out of range is undefined behaviour",
         default=True,
         changes_code=True,
+    )
+    rnn: bool = _setting(
+        BOOLEAN,
+        "DICP_RNN",
+        "trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager: sets "
+        "torch._dynamo.config.allow_rnn for the process",
+        default=False,
     )
     target: str = _setting(
         NAME,
@@ -477,6 +484,14 @@ class Config:
 def _is_preference(environ: Mapping[str, str]) -> bool:
     """Whether `native_ops` is read from the variable that states a preference."""
     return bool(environ.get(PREFERRED_NATIVE)) and not environ.get("DICP_NATIVE_OPS")
+
+
+def asked(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a boolean setting is on, in `options` or else in the environment."""
+    option = next(option for option in OPTIONS if option.name == name)
+    if name in options:
+        return bool(option.parse(options[name], f"option {name!r}"))
+    return bool(_read([option], os.environ).get(name, False))
 
 
 def vendor_variable(name: str) -> str:

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from dicp.dynamo_bridge.backend import Backend
-from dicp.dynamo_bridge.observe import GraphReport
-from dicp.torch_private import pytree
+from dicp.dynamo_bridge.observe import GraphReport, breaks_text
+from dicp.torch_private import GraphBreak, GraphBreaks, pytree
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The reports of every graph that one call of a function was compiled to."""
+    """The graphs that one call of a function was compiled to, and what was not compiled."""
 
     reports: Sequence[GraphReport]
+    breaks: Sequence[GraphBreak] = ()
+    """What Dynamo left to Python, so that it never reached the backend."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -33,7 +35,8 @@ class Explanation:
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
         head = f"{len(self.reports)} graphs: {counts}"
-        return "\n".join([head, *(str(report) for report in self.reports)])
+        breaks = breaks_text(self.breaks).splitlines()
+        return "\n".join([head, *breaks, *(str(report) for report in self.reports)])
 
 
 def explain(
@@ -50,6 +53,7 @@ def explain(
     name and defaults to the one of the inputs' device. Nothing is read from the cache, so
     that every stage is shown. Existing compiled versions of the function are not affected.
     """
+    breaks = GraphBreaks()
     compiler = Backend(backend, **{"cache": False, **(options or {})})
     compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
     results = compiled(*args, **kwargs)
@@ -63,8 +67,9 @@ def explain(
             t for t in pytree.tree_leaves((args, kwargs, _parameters(fn)))
             if isinstance(t, torch.Tensor) and t.requires_grad
         ]  # fmt: skip
-        torch.autograd.grad(differentiable, inputs, grads, allow_unused=True)
-    return Explanation(list(compiler.reports))
+        if inputs:  # those of a module that a function closes over are not known
+            torch.autograd.grad(differentiable, inputs, grads, allow_unused=True)
+    return Explanation(list(compiler.reports), breaks.found())
 
 
 def _parameters(fn: Callable[..., Any]) -> list[torch.Tensor]:

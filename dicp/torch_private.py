@@ -7,9 +7,12 @@ the window these names were verified with; outside it the import fails and says 
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import sympy
@@ -41,7 +44,10 @@ check_release(torch.__version__)
 
 # ruff: noqa: E402
 from torch._C._dynamo import guards as native_guards
+from torch._decomp import decompositions
 from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
@@ -134,7 +140,105 @@ class _BackendTable(dict[str, Any]):
         self.repeatable = repeatable
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) and not isinstance(self[str(name)], self.repeatable)
+        return super().__contains__(name) and not isinstance(self.get(str(name)), self.repeatable)
+
+    def __getitem__(self, name: str) -> Any:
+        """The compiler function; `torch.compile` looks it up before anything is traced."""
+        found = super().__getitem__(name)
+        if isinstance(found, self.repeatable) and hasattr(found, "before_tracing"):
+            found.before_tracing(_options_of_compile(sys._getframe(1)))
+        return found
+
+
+def _options_of_compile(frame: Any) -> dict[str, Any]:
+    """`options` of the call of torch.compile that looks a backend up.
+
+    PyTorch passes them to a backend with the first graph, when Dynamo has traced already.
+    """
+    for _ in range(3):
+        if frame is None:
+            break
+        if isinstance(frame.f_locals.get("self"), torch._TorchCompileWrapper):
+            return dict(frame.f_locals.get("options") or {})
+        frame = frame.f_back
+    return {}
+
+
+def trace_recurrent_modules() -> None:
+    """Have Dynamo trace nn.RNN, nn.GRU and nn.LSTM, from now on in the whole process."""
+    dynamo_config.allow_rnn = True
+    decompositions.select_one_layer_lstm_function = _layer_of_lstm
+
+
+_select_layer = decompositions.select_one_layer_lstm_function
+
+
+def _layer_of_lstm(input: Any, hx: Any, params: Any) -> Any:
+    """The decomposition of one layer: step by step where weights need gradients.
+
+    PyTorch's own choice looks at the input alone, and its operator for inference cannot be part of
+    a training graph.
+    """
+    weights = pytree.tree_leaves(params)
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        return decompositions.one_layer_lstm
+    return _select_layer(input, hx, params)
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Code that Dynamo left to Python: its reason, and the place in the user's program."""
+
+    reason: str
+    place: str
+    skipped: bool = False
+    """Whether Dynamo gave the whole function up."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the reason is a module that `trace_recurrent_modules` has traced."""
+        return self.reason.startswith(_RECURRENT)
+
+
+_RECURRENT: Final = "Attempted to wrap RNN, GRU, or LSTM"
+_CONTEXT: Final = "Developer debug context:"
+
+
+class GraphBreaks:
+    """The graph breaks and skipped functions of the process since this object was made."""
+
+    def __init__(self) -> None:
+        self._count = len(dynamo_utils.graph_break_reasons)
+        self._known = {id(metrics) for metrics in self._metrics()}
+
+    @staticmethod
+    def _metrics() -> list[Any]:
+        return list(dynamo_utils.get_compilation_metrics())
+
+    def found(self) -> list[GraphBreak]:
+        reasons = dynamo_utils.graph_break_reasons
+        start = self._count if self._count <= len(reasons) else 0  # torch._dynamo.reset() clears
+        breaks = [_broken(r.reason, r.user_stack) for r in reasons[start:]]
+        known = {(found.reason.partition("\n")[0], found.place) for found in breaks}
+        for metrics in self._metrics():
+            reason = (metrics.fail_reason or "").strip()
+            if id(metrics) in self._known or not reason:
+                continue
+            file = metrics.fail_user_frame_filename or metrics.co_filename
+            place = f"{file}:{metrics.fail_user_frame_lineno or metrics.co_firstlineno}"
+            if (reason.partition("\n")[0], place) not in known and not file.startswith(_TORCH):
+                breaks.append(GraphBreak(reason, place, skipped=True))
+        return list(dict.fromkeys(breaks))
+
+
+def _broken(reason: str, stack: Sequence[Any]) -> GraphBreak:
+    """A break with the innermost line outside of PyTorch, or with the object that caused it."""
+    own = [f"{f.filename}:{f.lineno}" for f in stack if not f.filename.startswith(_TORCH)]
+    context = reason.partition(_CONTEXT)[2].strip().partition("\n")[0]
+    return GraphBreak(reason, own[-1] if own else context)
+
+
+_TORCH: Final = f"{Path(torch.__file__).parent}"
 
 
 def register_repeatedly(kind: type) -> None:

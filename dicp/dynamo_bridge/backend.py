@@ -6,18 +6,21 @@ here.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from dicp.config import Config
+from dicp.config import Config, asked
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import FAMILIES
-from dicp.dynamo_bridge.observe import FrontEnd, GraphReport
+from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, breaks_text
 from dicp.errors import (
     DeviceMovedError,
     FallbackWarning,
@@ -27,7 +30,9 @@ from dicp.errors import (
 from dicp.target import Target, discover, find_target
 from dicp.torch_private import (
     HOST,
+    GraphBreaks,
     register_repeatedly,
+    trace_recurrent_modules,
 )
 
 SUFFIX = "graph"
@@ -48,6 +53,14 @@ class Backend:
         self.options = options
         self.reports: deque[GraphReport] = deque(maxlen=KEPT_REPORTS)
         self.__name__ = f"{target}{SUFFIX}" if target else "dicp"
+        self.before_tracing(options)
+
+    def before_tracing(self, options: Mapping[str, Any]) -> None:
+        """Do what options ask of Dynamo, which must know before it traces."""
+        if asked("rnn", options):
+            trace_recurrent_modules()
+        if asked("timings", options):
+            report_breaks_at_exit()
 
     def __call__(
         self,
@@ -140,6 +153,13 @@ def load_target(name: str) -> Target:
             [f"it wants fusions {unknown}, which are none of {sorted(FAMILIES)}"],
         )
     return target
+
+
+@cache
+def report_breaks_at_exit() -> None:
+    """Have graph breaks and skipped functions written to stderr when the process ends."""
+    breaks = GraphBreaks()
+    atexit.register(lambda: sys.stderr.write(breaks_text(breaks.found())))
 
 
 _backends: dict[str | None, Backend] = {}

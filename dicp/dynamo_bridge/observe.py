@@ -15,7 +15,7 @@ from torch import fx
 
 from dicp.config import Config
 from dicp.target import KernelReport, NodeReport, Program, Source
-from dicp.torch_private import frame_seconds
+from dicp.torch_private import GraphBreak, frame_seconds
 
 
 @dataclass
@@ -53,6 +53,27 @@ class GraphReport:
         for kernel in self.kernels:
             lines += [f"  {kernel.name}", *(f"    {row}" for row in kernel.text.splitlines())]
         return "\n".join(lines)
+
+
+RNN_CURE = (
+    "set rnn=True (DICP_RNN=1 in the environment, or options={'rnn': True}) to have nn.LSTM, "
+    "nn.GRU and nn.RNN traced and compiled"
+)
+
+
+def breaks_text(breaks: Sequence[GraphBreak]) -> str:
+    """Lines that say what Dynamo left to Python, where, why, and the cure if dicp has one."""
+    lines = []
+    for found in breaks:
+        reason = [line.strip() for line in found.reason.splitlines() if line.strip()]
+        why = reason[0] if reason else "no reason given"
+        if len(reason) > 1 and reason[1].startswith("Explanation: "):
+            why += f": {reason[1].removeprefix('Explanation: ')}"
+        kind = "skipped by Dynamo" if found.skipped else "graph break"
+        lines.append(f"{kind} at {found.place}: {why}")
+        if found.is_recurrent:
+            lines.append(f"  {RNN_CURE}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 class FrontEnd:

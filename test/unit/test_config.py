@@ -11,7 +11,9 @@ import pytest
 from dicp.config import OPTIONS, Config, default_cache_dir
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
-BOOLEANS = ("cache", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds")
+BOOLEANS = (
+    "cache", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds", "rnn",
+)  # fmt: skip
 NAMES = tuple(option.name for option in OPTIONS)
 
 
@@ -39,6 +41,7 @@ def test_defaults() -> None:
         "fallback_random": False,
         "freeze": False,
         "check_bounds": True,
+        "rnn": False,
         "target": "",
         "mode": "default",
         "native_ops_preferred": False,

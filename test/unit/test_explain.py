@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._decomp import decompositions
 
 import dicp
+from dicp.dynamo_bridge.backend import cpugraph
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -61,3 +65,72 @@ def test_explain_is_a_function_however_it_is_imported() -> None:
 def test_importing_the_package_costs_nothing() -> None:
     line = "import sys, dicp; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", line], check=True)
+
+
+def broken(x: Tensor) -> Tensor:
+    y = x.relu()
+    if torch.equal(y, x):  # depends on data
+        return y
+    for step in range(2):
+        y = y * step
+        str(id(y))
+    return y
+
+
+def test_what_never_reached_the_backend_is_listed_with_line_and_reason() -> None:
+    explanation = dicp.explain(broken, torch.randn(8), backend="cpu")
+    places = {found.place.rsplit("/", 1)[1]: found for found in explanation.breaks}
+    line = broken.__code__.co_firstlineno + 2
+    assert "Data dependent operator" in places[f"test_explain.py:{line}"].reason
+    assert f"test_explain.py:{line}: Data dependent operator: " in str(explanation)
+
+
+@pytest.fixture
+def recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes what the option sets for the process."""
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", False)
+    name = "select_one_layer_lstm_function"
+    monkeypatch.setattr(decompositions, name, getattr(decompositions, name))
+    torch._dynamo.reset()
+
+
+def test_recurrent_modules_name_the_cure(recurrent: None) -> None:
+    layer = nn.GRU(3, 4)
+
+    def fn(x: Tensor) -> Tensor:
+        return layer(x)[0] * 2
+
+    text = str(dicp.explain(fn, torch.rand(2, 1, 3), backend="cpu"))
+    (at,) = (row for row in text.splitlines() if row.startswith("graph break"))
+    assert f"test_explain.py:{fn.__code__.co_firstlineno + 1}: Attempted to wrap RNN" in at
+    assert "set rnn=True (DICP_RNN=1" in text
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_modules_are_traced_if_asked_for(kind: Any, recurrent: None) -> None:
+    torch.manual_seed(0)
+    layer, x = kind(3, 4, num_layers=2), torch.randn(3, 2, 3)
+    reports = cpugraph.reports
+    reports.clear()
+    options: dict[str, Any] = {"rnn": True, "cache": False}
+    compiled = torch.compile(layer, backend="cpugraph", options=options)
+    weights = list(layer.parameters())
+    results = [
+        (out, *torch.autograd.grad(out.square().sum(), weights))
+        for out in (layer(x)[0], compiled(x)[0])
+    ]
+    torch.testing.assert_close(*results)
+    assert [r.kind for r in reports] == ["forward", "backward"]
+    assert all(r.counts["eager"] == 0 for r in reports)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]))
+    torch.testing.assert_close(compiled(packed)[0].data, layer(packed)[0].data)
+
+
+def test_the_exit_report_lists_graph_breaks() -> None:
+    program = (
+        "import torch\n"
+        "layer = torch.nn.RNN(2, 2)\n"
+        "torch.compile(layer, backend='cpugraph', options={'timings': True})(torch.rand(1, 1, 2))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert b"graph break at RNN(2, 2)" in done.stderr and b"set rnn=True" in done.stderr

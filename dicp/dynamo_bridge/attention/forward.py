@@ -73,7 +73,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def framework_attention(
+def pytorch_attention(
     rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
 ) -> fx.Node | None:
     """The attention's result; None where PyTorch has no fused operator for the tensors."""

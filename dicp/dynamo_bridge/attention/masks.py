@@ -53,7 +53,7 @@ def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
                 _set_causal(node)
                 changed = True
             elif context.kind == "joint":
-                _make_again(mask)
+                _rematerialize(mask)
     if changed:
         remove_dead(gm.graph)
     return changed
@@ -73,7 +73,7 @@ def _set_causal(node: fx.Node) -> None:
     node.kwargs = {name: v for name, v in node.kwargs.items() if name != "attn_mask"}
 
 
-def _make_again(mask: fx.Node) -> None:
+def _rematerialize(mask: fx.Node) -> None:
     """Mark a `where` between two numbers, and views of it, for rematerialization in backward."""
     way: list[fx.Node] = []
     node: Any = mask

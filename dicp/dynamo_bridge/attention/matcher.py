@@ -28,7 +28,7 @@ from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.inference import (
     value_of,
 )
-from dicp.dynamo_bridge.attention.forward import Call, framework_attention
+from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     HUGE,
     is_causal_mask,
@@ -348,7 +348,7 @@ def _call(
     value = value_of(q)
     target = FUSED_BY_DEVICE.get(value.device.type)
     if target is None:
-        return framework_attention(rw, q, k, v, as_taken(rw, bias, q), call)
+        return pytorch_attention(rw, q, k, v, as_taken(rw, bias, q), call)
     options: dict[str, Any] = {"scale": call.scale}
     if bias is not None:
         options["attn_mask"] = bias
