@@ -85,7 +85,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Mod
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -458,8 +458,8 @@ def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
     return shape_env._maybe_evaluate_static(relation.xreplace(known)) is sympy.true
 
 
-def floor_division(size: Any, divisor: int) -> Any:
-    """`size // divisor` of a symbolic size."""
+def floor_division(size: Any, divisor: Any) -> Any:
+    """`size // divisor` of sizes that may be symbolic."""
     return FloorDiv(size, divisor)
 
 
@@ -474,6 +474,11 @@ def number_at(number: Any, values: Mapping[Any, int]) -> Any:
         return number
     kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
     return kinds[type(number)](number.node.expr.xreplace(values))
+
+
+def remainder(size: Any, divisor: Any) -> Any:
+    """`size % divisor` of sizes that may be symbolic, as PyTorch's guards have it."""
+    return Mod(size, divisor)
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:

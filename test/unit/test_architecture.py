@@ -208,6 +208,8 @@ OWN_NAMES = defined_names()
 # Of a symbolic number: its expression, the value of the first call, its ShapeEnv.
 SYMBOLIC_INTERNALS = frozenset({"expr", "hint", "has_hint", "shape_env"})
 OTHER_PRIVATE_NAMES = {
+    "sys._getframe": "Python has no other way to find the line that calls",
+    "hasattr(value, '_fields')": "the mark of a named tuple",
     "os._exit": "ends a process that was forked without running the parent's exit handlers",
     "self._library._handle": "ctypes has no other way to close a library",
     "host.runtime._implicit_cvt": "Triton's interpreter converts arguments by it alone",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,12 +87,13 @@ def test_what_never_reached_the_backend_is_listed_with_line_and_reason() -> None
 
 
 @pytest.fixture
-def recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
+def recurrent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undoes what the option sets for the process."""
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", False)
     name = "select_one_layer_lstm_function"
     monkeypatch.setattr(decompositions, name, getattr(decompositions, name))
     torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=False):
+        yield
 
 
 def test_recurrent_modules_name_the_cure(recurrent: None) -> None:

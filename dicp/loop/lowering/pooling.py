@@ -24,14 +24,17 @@ from dicp.loop.ir.index import (
     flatten,
     floordiv,
     is_positive,
+    mod,
     normal,
     product,
+    quotient,
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import floor_division
 
 aten = torch.ops.aten
 POOLING = RuleTable()
@@ -114,11 +117,14 @@ class Window:
 class Adaptive:
     """Output position o covers input positions o * size // out .. ceil((o + 1) * size / out)."""
 
-    size: int
-    out: int
+    size: Size
+    out: Size
 
-    def taps(self) -> int:
-        return -(-self.size // self.out) + (self.size % self.out != 0)
+    def taps(self) -> Size:
+        """The largest number of points in a window; where sizes are symbolic, one more perhaps."""
+        if isinstance(self.size, int) and isinstance(self.out, int):
+            return -(-self.size // self.out) + (self.size % self.out != 0)
+        return normal(floor_division(self.size + self.out - 1, self.out) + 1)
 
     def start(self, o: Index) -> Index:
         return floordiv(o * self.size, self.out)
@@ -128,7 +134,7 @@ class Adaptive:
 
     def at(self, o: Index, k: Index) -> tuple[Index, list[Expr]]:
         place = self.start(o) + k
-        if self.size % self.out == 0:
+        if quotient(self.size, self.out) is not None:
             return place, []
         return place, [compare("lt", ir.index_value(place), ir.index_value(self.end(o)))]
 
@@ -142,7 +148,7 @@ class Adaptive:
     def count(self, o: Index, include_padding: bool) -> Expr:
         return ir.index_value(self.end(o)) - ir.index_value(self.start(o))
 
-    def covering(self) -> int:
+    def covering(self) -> Size:
         return Adaptive(self.out, self.size).taps()
 
     def over(self, i: Index, j: Index) -> tuple[Index, list[Expr]]:
@@ -178,8 +184,8 @@ def adaptive_of(sizes: Sequence[Size], outs: Sequence[Size]) -> list[AnyWindow]:
     """Equal windows where the sizes divide, else windows that overlap."""
     found: list[AnyWindow] = []
     for size, out in zip(sizes, outs, strict=True):
-        if not isinstance(size, int) or not isinstance(out, int):
-            raise NoRule("adaptive pooling over a dynamic size")
+        if not isinstance(out, int):
+            raise NoRule("adaptive pooling to a dynamic size")
         if size == 0 or out == 0:
             raise NoRule("adaptive pooling of an empty axis")
         found.append(Adaptive(size, out))
@@ -202,16 +208,16 @@ def constants(counts: Sequence[int]) -> list[tuple[Index, ...]]:
 
 
 def summed(
-    lw: Lowering, shape: Sequence[Size], counts: Sequence[int], dtype: torch.dtype,
+    lw: Lowering, shape: Sequence[Size], counts: Sequence[Size], dtype: torch.dtype,
     term: Callable[[tuple[Index, ...], tuple[Index, ...]], Expr],
 ) -> Value:  # fmt: skip
     """The sum over window points `k` of `term(position, k)`."""
-    points = math.prod(counts)
-    if points <= MAX_UNROLLED:
+    known = [count for count in counts if isinstance(count, int)]
+    if len(known) == len(counts) and math.prod(known) <= MAX_UNROLLED:
 
         def body(idx: tuple[Index, ...]) -> Expr:
             total: Expr | None = None
-            for k in constants(counts):
+            for k in constants(known):
                 item = term(idx, k)
                 total = item if total is None else total + item
             assert total is not None
@@ -349,7 +355,10 @@ POOLING.add(aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backw
 
 def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
     """The maximum of each window and its flat spatial index; as in ATen, the last NaN wins."""
-    counts, n = [w.taps() for w in windows], len(windows)
+    taps, n = [w.taps() for w in windows], len(windows)
+    counts = [count for count in taps if isinstance(count, int)]
+    if len(counts) < n:
+        return maximum_of_symbolic(lw, x, windows)
     if math.prod(counts) > MAX_ARGMAX:
         raise NoRule("maximum over a large window")
     strides = contiguous_strides(x.shape[-n:])
@@ -400,6 +409,52 @@ def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> 
     shape = sizes_of(lw.meta(0).shape)
     values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
     return values, lw.pointwise(shape, torch.int64, lambda idx: running(idx)[1])
+
+
+def maximum_of_symbolic(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
+) -> tuple[Value, Value]:
+    """As `maximum_with_index`, by reductions over windows whose number of points is symbolic."""
+    n, taps = len(windows), [w.taps() for w in windows]
+    shape = sizes_of(lw.meta(0).shape)
+    rank, steps = len(shape), contiguous_strides(taps)
+    floating = x.dtype.is_floating_point
+    if not floating:
+        raise NoRule("maximum of integers over a window of dynamic size")
+
+    def placed(idx: Sequence[Index], k: Sequence[Index]) -> list[Index]:
+        parts = zip(windows, idx[rank - n : rank], k, strict=True)
+        return [w.nearest(o, i) for w, o, i in parts]
+
+    def split(flat: Index) -> list[Index]:
+        rest, found = flat, []
+        for step in steps:
+            found.append(floordiv(rest, step))
+            rest = mod(rest, step)
+        return found
+
+    def over_taps(op: str, dtype: torch.dtype, item: Callable[..., Expr]) -> Value:
+        axes, whole = [rank], (*shape, product(taps))
+        return lw.reduce(op, whole, axes, dtype, lambda idx: item(idx, idx[rank]), keepdim=False)
+
+    def value(idx: Sequence[Index], flat: Index) -> Expr:
+        return x.at([*idx[: rank - n], *placed(idx, split(flat))])
+
+    def is_nan(idx: Sequence[Index], flat: Index) -> Expr:
+        test = apply("isnan", torch.bool, value(idx, flat))
+        return select(test, ir.index_value(flat), const(-1, torch.int64))
+
+    largest = over_taps("max", x.dtype, value)
+    first = over_taps("argmax", torch.int64, value)
+    last_nan = over_taps("max", torch.int64, is_nan)
+
+    def chosen(idx: tuple[Index, ...]) -> Expr:
+        nan = last_nan.at(idx)
+        point = proven(select(compare("ge", nan, 0), nan, first.at(idx)), product(taps))
+        strides = contiguous_strides(x.shape[-n:])
+        return ir.index_value(flatten(placed(idx, split(point)), strides))
+
+    return largest, lw.pointwise(shape, torch.int64, chosen)
 
 
 def _lowest(dtype: torch.dtype) -> int:

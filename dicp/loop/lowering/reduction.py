@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, opmath
-from dicp.loop.ir.index import Index, Size, product, quotient
+from dicp.loop.ir.index import Index, Size, floordiv, mod, normal, product, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
 from dicp.loop.lowering.views import wrap
-from dicp.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable, of_vectors
+from dicp.torch_private import floor_division, remainder
 
 aten = torch.ops.aten
 REDUCTION = RuleTable()
@@ -274,11 +276,12 @@ def _shifted(lw: Lowering, x: Value, axis: int, dtype: torch.dtype) -> tuple[Val
 
 
 @rule(aten._softmax.default, aten._safe_softmax.default)
+@of_vectors
 def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Value:
     assert lw.node is not None
     out = lw.meta().dtype
     dtype = wide(out)
-    if not x.ndim or any(s == 0 for s in x.shape):
+    if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(1.0, out))
     axis = wrap(dim, x.ndim)
     moved, top = _shifted(lw, x, axis, dtype)
@@ -292,10 +295,11 @@ def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Val
 
 
 @rule(aten._log_softmax.default)
+@of_vectors
 def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -> Value:
     out = lw.meta().dtype
     dtype = wide(out)
-    if not x.ndim or any(s == 0 for s in x.shape):
+    if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, x.ndim)
     moved, _ = _shifted(lw, x, axis, dtype)
@@ -305,11 +309,10 @@ def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -
 
 
 @rule(aten._softmax_backward_data)
+@of_vectors
 def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
     dtype = wide(g.dtype)
-    if not y.ndim:
-        return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, y.ndim)
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
@@ -318,11 +321,10 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
 
 
 @rule(aten._log_softmax_backward_data)
+@of_vectors
 def log_softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
     dtype = wide(g.dtype)
-    if not y.ndim:
-        return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     s = total(lw, g, [wrap(dim, y.ndim)], dtype)
 
@@ -565,7 +567,7 @@ def native_group_norm(
     y = _scale_shift(lw, grouped, mu, inv, w, b, x.dtype)
     shape = (n, groups)
     return (
-        lw.reshape(y, x.shape),
+        _ungrouped(lw, y, x.shape),
         lw.cast(lw.reshape(mu, shape), lw.meta(1).dtype),
         lw.cast(lw.reshape(inv, shape), lw.meta(2).dtype),
     )
@@ -574,13 +576,38 @@ def native_group_norm(
 def _grouped(
     lw: Lowering, x: Value, weight: Any, bias: Any, n: Size, c: Size, hw: Size, groups: int
 ) -> tuple[Value, Any, Any]:
+    """`x` as (n, groups, channels of a group, hw), weight and bias to match."""
     each = quotient(c, groups)
-    if each is None:
-        raise NoRule("the number of channels is symbolic and not known to divide into groups")
-    shape = (n, groups, each, hw)
-    affine = (1, groups, each, 1)
-    w, b = (None if v is None else lw.reshape(v, affine) for v in (weight, bias))
-    return lw.reshape(x, shape), w, b
+    if each is not None:
+        affine = (1, groups, each, 1)
+        w, b = (None if v is None else lw.reshape(v, affine) for v in (weight, bias))
+        return lw.reshape(x, (n, groups, each, hw)), w, b
+    # Eager refuses channels that do not divide, and PyTorch's inference makes that a guard.
+    lw.require(sympy.Eq(remainder(c, groups), 0), "the channels may not divide into groups")
+    each = normal(floor_division(c, groups))
+    rows = lw.reshape(x, (n, c, hw))
+    whole = lw.view(
+        rows, (n, groups, each, hw), lambda i: (i[0], i[1] * each + i[2], i[3])
+    )  # fmt: skip
+    w, b = (
+        None if v is None
+        else lw.view(v, (1, groups, each, 1), lambda i: (i[1] * each + i[2],))
+        for v in (weight, bias)
+    )  # fmt: skip
+    return whole, w, b
+
+
+def _ungrouped(lw: Lowering, value: Value, shape: Sequence[Size]) -> Value:
+    """A result of `_grouped` as a tensor of `shape`, (n, channels, ...)."""
+    n, groups, each, hw = value.shape
+    channels = shape[1]
+    if quotient(channels, groups) is not None:
+        return lw.reshape(value, shape)
+    rows = lw.view(
+        value, (n, channels, hw),
+        lambda i: (i[0], floordiv(i[1], each), mod(i[1], each), i[2]),
+    )  # fmt: skip
+    return lw.reshape(rows, shape)
 
 
 @rule(aten.native_group_norm_backward.default)
@@ -591,7 +618,7 @@ def native_group_norm_backward(
     """Gradients of group normalization; Wu and He, arXiv:1803.08494."""
     dtype = wide(x.dtype)
     xg, w, _ = _grouped(lw, x, weight, None, n, c, hw, groups)
-    gg = lw.reshape(g, xg.shape)
+    gg, _, _ = _grouped(lw, g, None, None, n, c, hw, groups)
     stats = (n, groups, 1, 1)
     m, r = (lw.cast(lw.reshape(v, stats), dtype) for v in (mu, inv))
     xhat = lw.map(lambda x, m, r: (cast(x, dtype) - m) * r, xg, m, r, dtype=dtype)
@@ -610,13 +637,13 @@ def native_group_norm_backward(
             lambda gw, m1, xh, m2, r: cast((gw - m1 - xh * m2) * r, x.dtype),
             gw, m1, xhat, m2, r, dtype=x.dtype,
         )  # fmt: skip
-        result[0] = lw.reshape(dx, x.shape)
+        result[0] = _ungrouped(lw, dx, x.shape)
     if mask[1]:
         gx = lw.map(lambda g, xh: cast(g, dtype) * xh, gg, xhat, dtype=dtype)
-        dw = lw.reshape(total(lw, gx, [0, 3], dtype), (c,))
+        dw = lw.reshape(_ungrouped(lw, total(lw, gx, [0, 3], dtype), (1, c, 1)), (c,))
         result[1] = lw.cast(dw, weight.dtype if weight is not None else x.dtype)
     if mask[2]:
-        db = lw.reshape(total(lw, gg, [0, 3], dtype), (c,))
+        db = lw.reshape(_ungrouped(lw, total(lw, gg, [0, 3], dtype), (1, c, 1)), (c,))
         result[2] = lw.cast(db, weight.dtype if weight is not None else x.dtype)
     return result
 
