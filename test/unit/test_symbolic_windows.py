@@ -34,7 +34,7 @@ def images() -> list[list[Tensor]]:
 
 
 def channels() -> list[list[Tensor]]:
-    return [[torch.randn(2, c, 5, c + 1), torch.randn(c), torch.randn(c)] for c in (8, 12, 4)]
+    return [[torch.randn(2, c, 5, c + 1), torch.randn(c), torch.randn(c)] for c in (8, 12, 16)]
 
 
 @pytest.mark.parametrize("target", ["cpu", "triton"])
