@@ -270,18 +270,17 @@ def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Com
 
 def _inlined(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
     """`body` with every load of a `private` result replaced by the expression that computes it."""
-    made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
+    made: dict[Load, Expr] = {}
 
-    def value(item: Load, fresh: Expr) -> Expr | None:
+    def value(item: Load) -> Expr | None:
         source = private.get(item.ref)
         if source is None:
             return None
-        key = (item.ref, item.coords)
-        if key not in made:
+        if item not in made:
             own = (Var(k, s) for k, s in enumerate(source.shape))
             moved = Rewriter(dict(zip(own, item.coords, strict=True)), value)
-            made[key] = ir.opmath(moved(source.body), fresh.dtype)
-        return made[key]
+            made[item] = ir.opmath(moved(source.body), item.dtype)
+        return made[item]
 
     return Rewriter({}, value)(body)
 

@@ -90,7 +90,7 @@ def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
 def _bytes_read(kernel: Kernel) -> int:
     """Bytes read from memory per element; tensors that all elements share come from a cache."""
     loops = set(kernel.parallel)
-    own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
+    own = {item.ref for item in kernel.reads() if item.index.variables() & loops}
     return sum(ref.dtype.itemsize for ref in own)
 
 
@@ -136,7 +136,7 @@ def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
 
 def _row_tensors(kernel: Kernel) -> list[Ref]:
     """The tensors that are read or written at every point of the parallel and reduction loops."""
-    places = [(item.ref, item.coords[0]) for item in kernel.reads()]
+    places = [(item.ref, item.index) for item in kernel.reads()]
     places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     rows, inner = set(kernel.parallel), set(kernel.reduction)
     whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)

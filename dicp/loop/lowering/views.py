@@ -337,7 +337,7 @@ def concatenate(
                 continue
             before_end = ir.apply("lt", torch.bool, position, ir.index_value(Index(starts[k + 1])))
             here = ir.apply("bitwise_and", torch.bool, reached, before_end) if k else before_end
-            result = ir.Expr("where", dtype, (before_end, ir.masked(here, value), result))
+            result = ir.apply("where", dtype, before_end, ir.masked(here, value), result)
         assert result is not None
         return result
 
@@ -366,7 +366,7 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
         if inside is None:
             return item
         filler = lw.element(value, x.dtype)
-        return ir.Expr("where", x.dtype, (inside, ir.masked(inside, item), filler))
+        return ir.apply("where", x.dtype, inside, ir.masked(inside, item), filler)
 
     return lw.pointwise(shape, x.dtype, body)
 
@@ -392,7 +392,7 @@ def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Val
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:
         test = inside(idx)
-        return ir.Expr("where", x.dtype, (test, ir.masked(test, source(idx)), x.at(idx)))
+        return ir.apply("where", x.dtype, test, ir.masked(test, source(idx)), x.at(idx))
 
     return lw.pointwise(x.shape, x.dtype, body)
 

@@ -48,7 +48,7 @@ def _inline_into(
 ) -> None:
     budget = [MAX_BODY]
 
-    def replace(item: Load, _: Expr) -> Expr | None:
+    def replace(item: Load) -> Expr | None:
         producer = item.ref.producer
         if not isinstance(producer, Compute) or item.ref is not producer.out:
             return None

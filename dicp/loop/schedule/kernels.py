@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Read, Ref, Rewriter
 from dicp.loop.ir.index import (
     ZERO,
     FloorDiv,
@@ -15,6 +15,7 @@ from dicp.loop.ir.index import (
     Size,
     Var,
     flatten,
+    indirect_exprs,
     normal,
     product,
     quotient,
@@ -113,34 +114,33 @@ class _KernelBuilder:
         if found is None:
             mapping = mapping_of(self.group, node)
 
-            def resolve(item: Load, fresh: Expr) -> Expr | None:
-                return self._read(item, fresh, stage, row)
+            def resolve(item: Load) -> Expr | None:
+                return self._read(item, stage, row)
 
             found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
         return found
 
-    def _read(self, item: Load, fresh: Expr, stage: int, row: bool) -> Expr:
+    def _read(self, item: Load, stage: int, row: bool) -> Expr:
         producer = self.members.get(item.ref)
         if producer is None or producer.kind == "scatter":
-            flat = flatten(item.coords, item.ref.strides)
-            return Expr("read", fresh.dtype, attr=Load(item.ref, (flat,)))
+            return ir.read(item.ref, flatten(item.coords, item.ref.strides))
         early = producer in self.group.rows_only and self.stage[producer] == 0
         if self.is_column and early and producer.kind == "pointwise":
-            return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+            return ir.opmath(self._value(producer, stage, row), item.dtype)
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
-            return Expr("reduction_result", fresh.dtype, attr=self.names[producer])
+            return ir.result(self.names[producer], item.dtype)
         if self.stage[producer] < stage:
             if self._is_stored(producer) and not self._is_trivial(producer):
-                return Expr("read", fresh.dtype, attr=Load(item.ref, (self._flat(producer),)))
+                return ir.read(item.ref, self._flat(producer))
             if self._worth_saving(producer):
                 self._saved[producer] = None
-                return Expr("scratch", fresh.dtype, attr=self.names[producer])
-        return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+                return ir.scratch(self.names[producer], item.dtype)
+        return ir.opmath(self._value(producer, stage, row), item.dtype)
 
     def _flat(self, node: Compute) -> Index:
         if node.kind == "scatter":
             mapping = mapping_of(self.group, node)
-            rewrite = Rewriter(mapping, lambda item, e: self._read(item, e, 0, False))
+            rewrite = Rewriter(mapping, lambda item: self._read(item, 0, False))
             return flatten([rewrite.index(i) for i in node.target], node.out.strides)
         return flatten(place_of(self.group, node), node.out.strides)
 
@@ -172,7 +172,7 @@ class _KernelBuilder:
                 [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
             )
         tail: list[Stmt] = [
-            Store(n.out, self._flat(n), Expr("reduction_result", n.out.dtype, attr=self.names[n]))
+            Store(n.out, self._flat(n), ir.result(self.names[n], n.out.dtype))
             for n in self.group.computes()
             if n.kind == "reduce" and n not in self.group.cross_row and self._is_stored(n)
         ]
@@ -199,7 +199,7 @@ class _KernelBuilder:
         value = self._value(node, self.stage[node], True)
         stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
         if self._is_stored(node):
-            named = Expr("reduction_result", node.out.dtype, attr=self.names[node])
+            named = ir.result(self.names[node], node.out.dtype)
             stmts.append(Store(node.out, self._flat(node), named))
         return stmts
 
@@ -219,7 +219,7 @@ class _KernelBuilder:
             return [Reduce(name, node.op, value.dtype, value, position)]
         if node.kind == "scan":
             value = ir.opmath(self._value(node, stage, False), node.out.dtype)
-            named = Expr("reduction_result", node.out.dtype, attr=name)
+            named = ir.result(name, node.out.dtype)
             stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
             if self._is_stored(node):
                 stmts.append(Store(node.out, self._flat(node), named))
@@ -262,24 +262,24 @@ class _Nest:
         self._next = max((v.position for v in rows + inner), default=-1) + 1
 
     def indices(self) -> list[tuple[Index, int]]:
-        """Every index expression in use, with the bytes it moves per point."""
+        """The index expressions of every pass, with the bytes that they move per point."""
         found: list[tuple[Index, int]] = []
-        seen: set[int] = set()
         for phase in self.phases:
+            seen: set[Expr] = set()
             for stmt in phase.stmts:
                 if isinstance(stmt, Store):
                     found.append((stmt.index, 2 * stmt.ref.dtype.itemsize))
-                    for inner in ir._indirect_exprs(stmt.index):
+                    for inner in indirect_exprs(stmt.index):
                         found += self._of(inner, seen)
                 if isinstance(stmt, Reduce) and stmt.position is not None:
                     found.append((stmt.position, 0))
                 found += self._of(stmt.value, seen)
         return found
 
-    def _of(self, expr: Expr, seen: set[int]) -> list[tuple[Index, int]]:
+    def _of(self, expr: Expr, seen: set[Expr]) -> list[tuple[Index, int]]:
         result = []
         for e in ir.walk(expr, seen):
-            weight = e.attr.ref.dtype.itemsize if isinstance(e.attr, Load) else 0
+            weight = e.ref.dtype.itemsize if isinstance(e, (Load, Read)) else 0
             result += [(i, weight) for i in ir.indices_of(e)]
         return result
 

@@ -422,11 +422,11 @@ def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
 
     A max or min that the phase already computes is reused.
     """
-    found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Reduce)}
+    found = {(s.op, s.dtype, s.value): s for s in phase.stmts if isinstance(s, Reduce)}
     places: dict[Reduce, Reduce] = {}
     for stmt in phase.stmts:
         if isinstance(stmt, Reduce) and is_place(stmt):
             own = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
-            places[stmt] = found.setdefault((own.op, own.dtype, ir.show(own.value)), own)
+            places[stmt] = found.setdefault((own.op, own.dtype, own.value), own)
     stmts = dict.fromkeys((*places.values(), *phase.stmts))
     return replace(phase, stmts=tuple(stmts)) if places else phase, places

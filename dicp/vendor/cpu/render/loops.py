@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from dicp.codegen.emitter import Scope, margin
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Load
+from dicp.loop.ir.expr import Expr, Read
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
+from dicp.loop.ir.kernel import Reduce, Scan, Stmt, Store
 from dicp.loop.ir.ops import SCALAR_OPS
-from dicp.loop.passes.split_loops import Range, split
+from dicp.loop.passes.split_loops import split
 from dicp.vendor.cpu.render.non_temporal import NonTemporal
 
 PARALLEL_COST = 32768
@@ -35,11 +34,6 @@ class Loops(NonTemporal):
     sum_block = SUM_BLOCK
     """Elements per block sum."""
 
-    def __init__(self, kernel: Kernel, non_temporal_bytes: float = math.inf) -> None:
-        super().__init__(kernel, non_temporal_bytes)
-        self._kept: list[list[Range]] = []
-        """Rewritten statements, kept alive: the emitter identifies expressions by `id`."""
-
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""
         raise NotImplementedError
@@ -56,7 +50,7 @@ class Loops(NonTemporal):
 
     def _in_ranges(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        shared: str | None = None, prefetch: Sequence[Load] = (),
+        shared: str | None = None, prefetch: Sequence[Read] = (),
     ) -> list[str]:  # fmt: skip
         """The loop over `var`, split into ranges that need not test conditions on it at each point.
 
@@ -65,7 +59,6 @@ class Loops(NonTemporal):
         row.
         """
         parts = split(stmts, var)
-        self._kept.append(parts)
         lines: list[str] = []
         for part in parts:
             by_cache_lines = self._by_cache_lines(part, var, indent, prefetch) if pragma else []
@@ -128,14 +121,15 @@ class Loops(NonTemporal):
         return text
 
     def _cost(self) -> int:
-        """Cost of one point: its arithmetic or its memory traffic, whichever is more."""
-        seen: set[int] = set()
+        """Cost of one point in all passes: its arithmetic or its traffic, whichever is more."""
         total, moved = 1, sum(isinstance(s, Store) for s in self._all_stmts())
-        for expr in self.kernel.exprs():
-            for e in ir.walk(expr, seen):
-                row = SCALAR_OPS.get(e.op)
-                total += row.cost // 4 if row else 0
-                moved += e.op == "read"
+        for phase in self.kernel.phases:
+            seen: set[Expr] = set()
+            for stmt in phase.stmts:
+                for e in ir.walk(stmt.value, seen):
+                    row = SCALAR_OPS.get(e.op)
+                    total += row.cost // 4 if row else 0
+                    moved += e.op == "read"
         return max(total, moved // 2)
 
     def _summed_in_blocks(self, stmt: Reduce | Scan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dicp.codegen.emitter import Scope, is_copy, margin
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Expr, Read, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
 from dicp.vendor.cpu.render.loops import Loops, block_end
@@ -55,7 +55,7 @@ class Pointwise(Loops):
         return None
 
     def _memory_indices(self) -> list[Index]:
-        loads = [item.coords[0] for item in self.kernel.reads()]
+        loads = [item.index for item in self.kernel.reads()]
         return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
 
     def _tiled(self, crossing: Var) -> list[str]:
@@ -107,8 +107,9 @@ class Pointwise(Loops):
         stmts = self._all_stmts()
         if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
             return []
-        store, source = stmts[0], stmts[0].value.attr
-        read = self._crossing_loops(source.coords[0], crossing, last)
+        store, source = stmts[0], stmts[0].value
+        assert isinstance(source, Read)
+        read = self._crossing_loops(source.index, crossing, last)
         written = self._crossing_loops(store.index, last, crossing)
         if not read or not written:
             return []
@@ -159,17 +160,17 @@ class Pointwise(Loops):
         """The loads of every point, without those that are made only where a condition holds."""
         found: dict[tuple[Ref, Index], bool] = {}
 
-        def visit(expr: Expr, always: bool, seen: dict[int, bool]) -> None:
-            if id(expr) in seen and (always or not seen[id(expr)]):
+        def visit(expr: Expr, always: bool, seen: dict[Expr, bool]) -> None:
+            if expr in seen and (always or not seen[expr]):
                 return
-            seen[id(expr)] = always
-            if expr.op == "read":
-                key = (expr.attr.ref, expr.attr.coords[0])
+            seen[expr] = always
+            if isinstance(expr, Read):
+                key = (expr.ref, expr.index)
                 found[key] = found.get(key, True) and always
             for k, arg in enumerate(expr.args):
                 visit(arg, always and not (expr.op == "masked" and k == 1), seen)
 
-        seen: dict[int, bool] = {}
+        seen: dict[Expr, bool] = {}
         for expr in self.kernel.exprs():
             visit(expr, True, seen)
         return [key for key, always in found.items() if always]

@@ -11,8 +11,8 @@ import torch
 from dicp.codegen.emitter import margin
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Expr, Ref
-from dicp.loop.ir.index import Index, Indirect, Var, is_below, product
+from dicp.loop.ir.expr import Call, Const, Expr, Read, Ref
+from dicp.loop.ir.index import Index, Indirect, Var, indirect_exprs, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.vendor.cpu.render.loops import PARALLEL_COST
 from dicp.vendor.cpu.render.non_temporal import deep_variables
@@ -79,7 +79,7 @@ class Scatter(Pointwise):
         (row, last), dtype = rows, store.ref.dtype
         if dtype in ir.LOW_PRECISION or dtype == torch.bool or not isinstance(last.size, int):
             return None
-        reads = {e.attr.ref.root for e in ir.walk(store.value) if e.op == "read"}
+        reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
         others = [(a, c) for a, c in store.index.terms if a != last]
         if store.ref.root in reads or len(others) != 1 or not _owns(store.index, last):
             return None
@@ -192,7 +192,7 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
     if not isinstance(step, Kernel):
         return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
-    places = [e for s in stores for e in ir._indirect_exprs(s.index)]
+    places = [e for s in stores for e in indirect_exprs(s.index)]
     found = [*ir.reads(places), *step.reads()]
     return {item.ref.root for item in found} | {s.ref.root for s in stores}
 
@@ -216,7 +216,7 @@ def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
 
 
 def _is_zero(value: Expr) -> bool:
-    return value.op == "const" and value.attr == 0 and math.copysign(1, value.attr) > 0
+    return isinstance(value, Const) and value.value == 0 and math.copysign(1, value.value) > 0
 
 
 def _keeps_apart(index: Index, var: Var) -> bool:
