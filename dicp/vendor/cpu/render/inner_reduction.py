@@ -21,7 +21,14 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
-from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
+from dicp.vendor.cpu.render.loops import (
+    CHUNKS,
+    PARALLEL_COST,
+    SUM_BLOCK,
+    Team,
+    block_end,
+    tracks_nan,
+)
 from dicp.vendor.cpu.render.non_temporal import distinct
 from dicp.vendor.cpu.render.planes import Planes
 
@@ -65,8 +72,8 @@ class InnerReduction(Planes):
             return scope.lines
         if self._sums():
             return self._in_parts(scope.lines)
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(kernel.parallel, scope.lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, team)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -118,7 +125,7 @@ class InnerReduction(Planes):
             f"    const int64_t low = part * {size} / parts, high = (part + 1) * {size} / parts;",
             *own, *self._nest(loops, body, 2, ("low", "high")), "  }",
         ]  # fmt: skip
-        lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
+        lines += self._divided(self._team((*loops, *inner)), each_part)
         return [*lines, *total, *self._nest(inner, tail.lines, 1)]
 
     def _is_online_softmax(self, phase: Phase, sums: Phase) -> bool:
@@ -403,8 +410,7 @@ class InnerReduction(Planes):
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
         self._pop(chunk)
         head = f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{"
-        shared = "#pragma omp parallel for schedule(static)"
-        scope.lines += self._shared(shared, [head, *chunk.lines, f"{pad}}}"])
+        scope.lines += self._divided(Team(), [head, *chunk.lines, f"{pad}}}"])
         for stmt in accumulators:
             part = (f"part_{stmt.name}[chunk]", f"part_at_{stmt.name}[chunk]")
             scope.lines.append(pad + self._declare(stmt))
@@ -414,7 +420,7 @@ class InnerReduction(Planes):
             self.local_names[stmt.name] = len(self.scopes) - 1
         for phase in tail:
             self._stmts(phase.stmts, scope)
-        return self._outer_loops(kernel.parallel, scope.lines, "")
+        return self._outer_loops(kernel.parallel, scope.lines, None)
 
 
 def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dicp.codegen.emitter import Scope, margin
 from dicp.loop.ir import expr as ir
@@ -21,6 +22,31 @@ UNROLL_AND_JAM = 4
 all of them, and scans wait for the previous element of their own row only."""
 SUM_BLOCK = 1024
 """Elements of a row per block sum, which is then added to a total in double."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of threads that divide the iterations of a loop, or of `collapse` nested loops."""
+
+    collapse: int = 0
+    condition: str = ""
+    """C++ of when there is work enough for a team; always where empty."""
+
+    def loop(self, simd: bool = False) -> str:
+        """The pragma of a loop that a new team divides."""
+        return f"#pragma omp parallel {self._for(simd)}{self._if()}"
+
+    def inside(self, loop: Sequence[str], end: str) -> list[str]:
+        """`loop`, divided by a new team whose threads each execute `end` afterwards."""
+        head = [f"  #pragma omp parallel{self._if()}", "  {", f"  #pragma omp {self._for()} nowait"]
+        return [*head, *loop, end, "  }"]
+
+    def _for(self, simd: bool = False) -> str:
+        collapse = f" collapse({self.collapse})" if self.collapse > 1 else ""
+        return f"for{' simd' if simd else ''}{collapse} schedule(static)"
+
+    def _if(self) -> str:
+        return f" if ({self.condition})" if self.condition else ""
 
 
 def unrolled_by_four(var: Var) -> bool:
@@ -50,20 +76,19 @@ class Loops(NonTemporal):
 
     def _in_ranges(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        shared: str | None = None, prefetch: Sequence[Read] = (),
+        outermost: bool = False, team: Team | None = None, prefetch: Sequence[Read] = (),
     ) -> list[str]:  # fmt: skip
         """The loop over `var`, split into ranges that need not test conditions on it at each point.
 
-        `pragma` is the loop's own; `shared`, where this loop is the outermost, is the pragma by
-        which threads divide whole cache lines; `prefetch` are the loads to prefetch for the next
-        row.
+        `pragma` is the loop's own; `team` divides the whole cache lines of the `outermost` loop;
+        `prefetch` are the loads to prefetch for the next row.
         """
         parts = split(stmts, var)
         lines: list[str] = []
         for part in parts:
             by_cache_lines = self._by_cache_lines(part, var, indent, prefetch) if pragma else []
             if by_cache_lines:
-                lines += by_cache_lines if shared is None else self._shared(shared, by_cache_lines)
+                lines += self._divided(team, by_cache_lines) if outermost else by_cache_lines
                 continue
             body = self._push((var,), indent + 1)
             self._stmts(part.stmts, body)
@@ -72,19 +97,18 @@ class Loops(NonTemporal):
             self._pop(body)
         return lines
 
-    def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
-        return self._shared(pragma, self._nest(loops, inner, 1))
+    def _outer_loops(
+        self, loops: Sequence[Var], inner: list[str], team: Team | None
+    ) -> list[str]:  # fmt: skip
+        return self._divided(team, self._nest(loops, inner, 1))
 
-    def _shared(self, pragma: str, loop: list[str]) -> list[str]:
-        """`loop` under the pragma; with non-temporal stores, each thread ends with a store fence,
-        which barriers need not include."""
-        head = [f"  {pragma}"] if pragma else []
-        if not self.writes_non_temporal:
-            return [*head, *loop]
-        if pragma:
-            each = pragma.replace("parallel for", "for") + " nowait"
-            head = ["  #pragma omp parallel", "  {", f"  {each}"]
-        return [*head, *loop, "  d_stream_end();", *(["  }"] if pragma else [])]
+    def _divided(self, team: Team | None, loop: list[str]) -> list[str]:
+        """`loop`, divided by the team if there is one; after non-temporal stores, each thread
+        executes a store fence, which barriers need not include."""
+        if self.writes_non_temporal:
+            fence = "  d_stream_end();"
+            return [*loop, fence] if team is None else team.inside(loop, fence)
+        return loop if team is None else [f"  {team.loop()}", *loop]
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,
@@ -107,18 +131,12 @@ class Loops(NonTemporal):
         low = any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
         return " simdlen(16)" if low else ""
 
-    def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
-        cost = self._cost()
-        work = product([*(v.size for v in loops), cost])
-        if isinstance(work, int) and work < PARALLEL_COST:
-            return "#pragma omp simd" if simd else ""
-        text = "#pragma omp parallel for" + (" simd" if simd else "")
-        if collapse > 1:
-            text += f" collapse({collapse})"
-        text += " schedule(static)"
-        if not isinstance(work, int):
-            text += f" if ({self._size(work)} >= {PARALLEL_COST})"
-        return text
+    def _team(self, loops: Sequence[Var], collapse: int = 0) -> Team | None:
+        """The team for `loops`; None if they are too little work for more than one thread."""
+        work = product([*(v.size for v in loops), self._cost()])
+        if isinstance(work, int):
+            return Team(collapse) if work >= PARALLEL_COST else None
+        return Team(collapse, f"{self._size(work)} >= {PARALLEL_COST}")
 
     def _cost(self) -> int:
         """Cost of one point in all passes: its arithmetic or its traffic, whichever is more."""

@@ -17,6 +17,7 @@ from dicp.vendor.cpu.render.loops import (
     PARALLEL_COST,
     UNROLL_AND_JAM,
     Loops,
+    Team,
     block_end,
     unrolled_by_four,
 )
@@ -74,10 +75,9 @@ class OuterReduction(Loops):
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
         inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
-        pragma = (
-            "" if split else self._parallel((*kernel.parallel, *kernel.reduction), len(outer) + 1)
-        )
-        return self._outer_loops(outer, inside, pragma)
+        loops = (*kernel.parallel, *kernel.reduction)
+        team = None if split else self._team(loops, len(outer) + 1)
+        return self._outer_loops(outer, inside, team)
 
     def _worth_splitting(self, tiles: Size) -> bool:
         work = product(v.size for v in (*self.kernel.parallel, *self.kernel.reduction))
@@ -226,7 +226,7 @@ class OuterReduction(Loops):
         self._pop(body)
         self._pop(chunk)
         scope.lines += [
-            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}{Team().loop()}",
             f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
             *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from dicp.loop.ir.expr import Named, Ref
 from dicp.loop.ir.index import Index, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
+from dicp.vendor.cpu.render.loops import Team
 from dicp.vendor.cpu.render.scan import Scans
 
 MIN_PLANES = 1 << 19
@@ -118,7 +119,7 @@ class Planes(Scans):
         nest = self._nest([image, row], scope.lines, 1)
         made = [*sums, *(square for square, _ in mine)]
         lines = ["  " + self._allocated("double", f"all_{s.name}", count) for s in made]
-        lines += self._shared("#pragma omp parallel for collapse(2) schedule(static)", nest)
+        lines += self._divided(Team(collapse=2), nest)
         for stmt in made:
             lines += [
                 f"  for (int64_t plane = 1; plane < {image.size}; ++plane)",

@@ -33,9 +33,9 @@ class Pointwise(Loops):
             return scope.lines
         outer, last = rows[:-1], rows[-1]
         if not outer:
-            pragma = f"  {self._parallel(rows, 0, simd=True)}"
-            shared = self._parallel(rows, 0)
-            return self._in_ranges(self._all_stmts(), last, 1, [pragma], shared)
+            team = self._team(rows)
+            pragma = "#pragma omp simd" if team is None else team.loop(simd=True)
+            return self._in_ranges(self._all_stmts(), last, 1, [f"  {pragma}"], True, team)
         crossing = self._crossing_loop()
         if crossing is not None:
             return self._tiled(crossing)
@@ -43,7 +43,7 @@ class Pointwise(Loops):
         pragma = f"{margin(row_scope.indent)}#pragma omp simd{self._lanes(last)}"
         loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
         inner = [*row_scope.lines, *loops]
-        return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+        return self._outer_loops(outer, inner, self._team(rows, len(outer)))
 
     def _crossing_loop(self) -> Var | None:
         """The outer loop along which some tensor is contiguous while the last loop strides it."""
@@ -87,7 +87,7 @@ class Pointwise(Loops):
             )
         lines += [*ends, *inside]
         lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
-        return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
+        return self._outer_loops(outer, lines, self._team(rows, len(outer) + 2))
 
     def _tile_loops(self, crossing: Var, last: Var, base: Scope) -> list[str]:
         """The loops over one tile."""

@@ -66,8 +66,8 @@ class Scans(Loops):
         ]  # fmt: skip
         if not kernel.parallel:
             return scope.lines
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(kernel.parallel, scope.lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, team)
 
     def _in_fours(self) -> bool:
         rows = self.kernel.parallel
@@ -105,5 +105,5 @@ class Scans(Loops):
                       *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
                       f"{pad}  }}"]  # fmt: skip
         lines += [f"{pad}}}", f"{low}}}"]
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(outer, lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(outer, lines, team)

@@ -14,7 +14,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Const, Expr, Read, Ref
 from dicp.loop.ir.index import Index, Indirect, Var, indirect_exprs, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
-from dicp.vendor.cpu.render.loops import PARALLEL_COST
+from dicp.vendor.cpu.render.loops import PARALLEL_COST, Team
 from dicp.vendor.cpu.render.non_temporal import deep_variables
 from dicp.vendor.cpu.render.pointwise import Pointwise
 
@@ -58,17 +58,15 @@ class Scatter(Pointwise):
             size = self._size(last.size)
             base = 2
             lines = [
-                f"  {self._parallel(rows, 1)}",
                 "  for (int64_t chunk = 0; chunk < 4; ++chunk) {",
                 f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
             ]
-        elif apart:
-            lines = [f"  {self._parallel(rows, 1)}"]
         for depth, var in enumerate(rows[:-1]):
             lines.append(f"{margin(base + depth)}{self._for(var)} {{")
         lines += inner
         lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
-        return [*lines, "  }"] if owned else lines
+        lines += ["  }"] if owned else []
+        return self._divided(self._team(rows) if owned or apart else None, lines)
 
     def _destination(self) -> tuple[Store, Indirect] | None:
         """The store and its index, if the kernel only sums whole rows into indexed rows."""
@@ -113,7 +111,7 @@ class Scatter(Pointwise):
             f"  for (int64_t place = 1; place <= {places}; ++place)",
             "    first[place] += first[place - 1];",
             f"  for (int64_t row = {rows}; row-- > 0;) listed[--first[places[row]]] = row;",
-            "  #pragma omp parallel for schedule(static)",
+            f"  {Team().loop()}",
             f"  for (int64_t part = 0; part < {PARTS}; ++part) {{",
             f"  const int64_t all = {rows} + {places};",
             f"  const int64_t low = d_share(first, {places}, part * all / {PARTS});",

@@ -28,36 +28,38 @@ d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
 d_inline bool d_takes_short(int64_t left) {
   return left <= d_short || (left > d_rows && left <= 2 * d_short);
 }
-// Room for floats or cells; vectors at multiples of their size cross no line of the cache. A thread
-// that runs routines keeps one piece from call to call: room that comes and goes between tensors that
-// stay leaves holes in the heap.
-constexpr int64_t d_line = 64;                     // bytes; the first line of a piece holds its size
-constexpr int64_t d_most_kept = 4 << 20;           // bytes for each thread of the team
-struct d_kept_piece {
-  int64_t* at = nullptr;
-  ~d_kept_piece() { d_free(at); }
-};
-static thread_local d_kept_piece d_kept;
-static thread_local int64_t d_lacking = 0;         // bytes that a routine wanted and did not get
+// Memory for floats or cells; vectors at multiples of their size cross no cache line. One block is
+// kept from call to call: memory that is allocated and freed between tensors that stay leaves holes
+// in the heap. It belongs to the library and not to a thread, because a thread-local object with a
+// destructor would keep the library loaded for as long as the thread runs.
+constexpr int64_t d_line = 64;                     // bytes; the first line of a block holds its size
+constexpr int64_t d_max_kept = 4 << 20;            // bytes for each thread of the team
+static int64_t* d_kept = nullptr;
+static thread_local int64_t d_lacking = 0;         // bytes that a routine could not allocate
+static int64_t* d_take_kept() { return __atomic_exchange_n(&d_kept, nullptr, __ATOMIC_ACQ_REL); }
+static bool d_keep(int64_t* block) {
+  int64_t* none = nullptr;
+  return __atomic_compare_exchange_n(&d_kept, &none, block, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+static __attribute__((destructor)) void d_free_kept() { d_free(d_take_kept()); }
 static float* d_floats(int64_t count) {
   const int64_t bytes = d_round_up(count * sizeof(float), d_line);
-  int64_t* piece = d_kept.at;
-  d_kept.at = nullptr;
-  if (!piece || *piece < bytes) {
-    d_free(piece);
-    piece = (int64_t*)d_alloc(d_line + bytes);
-    if (!piece) {
+  int64_t* block = d_take_kept();
+  if (!block || *block < bytes) {
+    d_free(block);
+    block = (int64_t*)d_alloc(d_line + bytes);
+    if (!block) {
       d_lacking = bytes;
       return nullptr;
     }
-    *piece = bytes;
+    *block = bytes;
   }
-  return (float*)((char*)piece + d_line);
+  return (float*)((char*)block + d_line);
 }
 static void d_done(float* room) {
-  int64_t* piece = room ? (int64_t*)((char*)room - d_line) : nullptr;
-  if (piece && !d_kept.at && *piece <= d_most_kept * d_threads()) d_kept.at = piece;
-  else d_free(piece);
+  int64_t* block = room ? (int64_t*)((char*)room - d_line) : nullptr;
+  const bool small = block && *block <= d_max_kept * d_threads();
+  if (!small || !d_keep(block)) d_free(block);
 }
 // Room for each thread of a team, taken before the team starts; null where there is none.
 struct d_rooms {
