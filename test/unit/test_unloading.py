@@ -16,8 +16,8 @@ from torch import Tensor, fx
 from dicp import Backend
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
-from dicp.loop.lowering import RuleTable
 from dicp.loop.ir.kernel import Kernel
+from dicp.loop.lowering import RuleTable
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import RULES_PAST_BLAS
@@ -71,18 +71,18 @@ class Routines(CpuTarget):
 @linux
 def test_routines_are_unloaded_with_their_graphs(tmp_path: Path) -> None:
     torch._dynamo.reset()
-    target, config = Routines(), Config(cache_dir=tmp_path)
+    start, config = alive()[LoopExecutable], Config(cache_dir=tmp_path)
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Any:
-        return compile_fx(gm, inputs, target, config, lambda report: None)
+        return compile_fx(gm, inputs, Routines(), config, lambda report: None)
 
     compiled = torch.compile(torch.matmul, backend=backend)
     x = torch.rand(200, 300)
     torch.testing.assert_close(compiled(x, x.T), x @ x.T)
     assert mapped(tmp_path) > 0
-    del compiled, backend, target
+    del compiled
     torch._dynamo.reset()
-    assert alive()[LoopExecutable] == 0 and mapped(tmp_path) == 0
+    assert alive()[LoopExecutable] == start and mapped(tmp_path) == 0
 
 
 @linux
