@@ -237,7 +237,7 @@ class DeviceSegment:
         return function, programs, threads, binary.shared, parameters
 
 
-MOST_KEPT = 256 << 20
+MAX_KEPT = 256 << 20
 """Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
 allocator."""
 
@@ -261,7 +261,7 @@ class StreamPool:
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
-        if torch_private.recording():
+        if torch_private.capturing():
             return _fresh(size, self.device)
         blocks = self._blocks()
         for k in range(len(blocks) - 1, -1, -1):
@@ -275,10 +275,10 @@ class StreamPool:
         return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
-        if torch_private.recording():
+        if torch_private.capturing():
             return
         blocks = self._blocks()
-        if is_kept(block, blocks, 2, MOST_KEPT):
+        if is_kept(block, blocks, 2, MAX_KEPT):
             blocks.append(block)
         else:
             release(block)

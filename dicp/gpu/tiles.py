@@ -27,7 +27,7 @@ TRANSPOSED = (32, 64)
 """Shortest and longest side, in elements, of a tile that is transposed; both span a cache line."""
 MAX_PERSISTENT = 8192
 """Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
-WIDEST_CROSS_ROW = 4096
+MAX_CROSS_ROW_WIDTH = 4096
 """Most elements of a row whose cross-row accumulators are kept in registers, too."""
 LOOP_BLOCK = 2048
 """Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
@@ -44,9 +44,9 @@ MANY_ROWS = 4096
 """Rows that fill a chip with one warp per row."""
 WARP_ELEMENTS = 1024
 """Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
-MOST_IN_WARP = 5
+MAX_TENSORS_IN_WARP = 5
 """Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
-LEAST_MOVED = 4096
+MIN_BYTES_MOVED = 4096
 """Fewest bytes that a program reads and writes, to amortize its start."""
 
 
@@ -116,7 +116,7 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
         return Tile({"x": x, "r": block}, False, most // facts.lanes)
     if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
         moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
-        if 0 < len(moved) <= MOST_IN_WARP and max(moved) <= 4:
+        if 0 < len(moved) <= MAX_TENSORS_IN_WARP and max(moved) <= 4:
             return _by_warps(width, sum(moved), facts)
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
     while x > 1 and rows // x < facts.enough_programs:
@@ -129,7 +129,7 @@ def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
     of usual lengths none across warps, which need a barrier."""
     elements = WARP_ELEMENTS * facts.lanes // 32
     x = max(1, elements // width)
-    while x * width * moved < LEAST_MOVED:
+    while x * width * moved < MIN_BYTES_MOVED:
         x *= 2
     return Tile({"x": x, "r": width}, True, max(1, width // elements))
 

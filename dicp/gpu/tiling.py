@@ -51,7 +51,7 @@ CANDIDATES = (
 PARTS = (2, 4, 8, 16)
 ENOUGH_TILES = 128
 """Tiles that keep every multiprocessor of a large chip busy."""
-LEAST_STEPS = 4
+MIN_STEPS = 4
 """Fewest blocks along the depth of a split-K part."""
 
 
@@ -69,7 +69,7 @@ def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
     tiles = batch * -(-rows // tiling.y) * -(-columns // tiling.x)
     for parts in PARTS:
         busy = tiles * parts <= 2 * ENOUGH_TILES
-        if tiles < ENOUGH_TILES and busy and depth >= parts * LEAST_STEPS * tiling.k:
+        if tiles < ENOUGH_TILES and busy and depth >= parts * MIN_STEPS * tiling.k:
             yield replace(tiling, parts=parts)
 
 

@@ -294,7 +294,7 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
-MOST_PIECES = 128
+MAX_CONCATENATED = 128
 """The most tensors concatenated in one kernel: each adds a nested select for every element."""
 
 
@@ -314,9 +314,9 @@ def concatenate(
 ) -> Value:
     """Concatenation as nested selects; only the selected tensor's load is executed.
 
-    More than MOST_PIECES tensors are a library call, which copies them one by one.
+    More than MAX_CONCATENATED tensors are a library call, which copies them one by one.
     """
-    if len(pieces) > MOST_PIECES:
+    if len(pieces) > MAX_CONCATENATED:
         return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
     starts: list[Size] = [0]
     for piece in pieces:

@@ -91,7 +91,7 @@ class _HostSegment:
         return int(self._one(position))
 
 
-MOST_KEPT = 64 << 20
+MAX_KEPT = 64 << 20
 """Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
 
 
@@ -116,7 +116,7 @@ class WorkspacePool:
         return torch.empty(size + 64, dtype=torch.uint8)
 
     def give(self, block: torch.Tensor) -> None:
-        if is_kept(block, self._free, 4, MOST_KEPT):
+        if is_kept(block, self._free, 4, MAX_KEPT):
             self._free.append(block)
         else:
             release(block)

@@ -47,7 +47,7 @@ class Group:
     rows_only: set[Compute] = field(default_factory=set)
     cross_row: frozenset[Compute] = frozenset()
     """Cross-row reductions, over parallel axes: one accumulator for each element of a row."""
-    swept: frozenset[int] = frozenset()
+    cross_row_axes: frozenset[int] = frozenset()
     """The axes that `cross_row` reduces."""
     depends: set[Group] = field(default_factory=set)
     order: int = 0
@@ -312,11 +312,13 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
             k for k, p in enumerate(pieces) if p[side] in (group.axes or ())
         )
         mapping = _recombine(group.dims, entries)
-        swept = frozenset(k for k, p in enumerate(pieces) if p[side] in group.swept)
+        cross_row_axes = frozenset(
+            k for k, p in enumerate(pieces) if p[side] in group.cross_row_axes
+        )
         moved.append(
             Group(
                 group.nodes, dims, axes, _moved(group, mapping), group.rows_only,
-                cross_row=group.cross_row, swept=swept,
+                cross_row=group.cross_row, cross_row_axes=cross_row_axes,
             )
         )  # fmt: skip
     return moved[0], moved[1]
@@ -353,7 +355,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
         kept = product(first.dims[k] for k in own - second.axes)
         if not (isinstance(kept, int) and kept >= allowed.parts):
             return None
-    if first.cross_row and first.swept != second.axes:
+    if first.cross_row and first.cross_row_axes != second.axes:
         return None
     width = product(first.dims[k] for k in first.axes)
     count = product(first.dims[k] for k in first.row_axes)
@@ -362,7 +364,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     if isinstance(count, int) and count < MIN_CROSS_ROW:
         return None
     group = _union(first, second, first.dims, first.axes)
-    group.cross_row, group.swept = first.cross_row | reduces, second.axes
+    group.cross_row, group.cross_row_axes = first.cross_row | reduces, second.axes
     complete = {n.out for n in group.cross_row}  # after the last row
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
         return None

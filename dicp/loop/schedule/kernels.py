@@ -237,14 +237,14 @@ class _KernelBuilder:
         group = self.group
         variables = [Var(k, s) for k, s in enumerate(group.dims)]
         axes = group.axes or frozenset()
-        row_vars = [v for v in variables if v.position not in axes]
-        inner_vars = [v for v in variables if v.position in axes]
-        nest = _Nest(phases, row_vars, inner_vars)
+        parallel = [v for v in variables if v.position not in axes]
+        reduction = [v for v in variables if v.position in axes]
+        nest = _Nest(phases, parallel, reduction)
         nest.split_by_division()
         scatter = any(n.kind == "scatter" for n in group.computes())
         # argmax and argmin return the first of equal extrema, so their loops keep the order.
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
-        nest.order(keep_inner=ordered)
+        nest.order(keep_reduction=ordered)
         nest.merge()
         kind: KernelKind = "outer_reduction" if self.is_column else "inner_reduction"
         if scatter or not axes:
@@ -256,11 +256,11 @@ class _KernelBuilder:
 class _Nest:
     """The loops of a kernel while they are split, ordered and merged."""
 
-    def __init__(self, phases: list[Phase], rows: list[Var], inner: list[Var]) -> None:
+    def __init__(self, phases: list[Phase], parallel: list[Var], reduction: list[Var]) -> None:
         self.phases = phases
-        self.rows = rows
-        self.inner = inner
-        self._next = max((v.position for v in rows + inner), default=-1) + 1
+        self.parallel = parallel
+        self.reduction = reduction
+        self._next = max((v.position for v in parallel + reduction), default=-1) + 1
 
     def indices(self) -> list[tuple[Index, int]]:
         """The index expressions of every pass, with the bytes that they move per point."""
@@ -305,7 +305,7 @@ class _Nest:
             assert outer is not None
             high, low = self.fresh(outer), self.fresh(divisor)
             self.substitute({var: variable(high) * divisor + variable(low)})
-            for loops in (self.rows, self.inner):
+            for loops in (self.parallel, self.reduction):
                 if var in loops:
                     at = loops.index(var)
                     loops[at : at + 1] = [high, low]
@@ -322,12 +322,12 @@ class _Nest:
                         return var, atom.divisor
         return None
 
-    def order(self, keep_inner: bool) -> None:
+    def order(self, keep_reduction: bool) -> None:
         """Put loops with the largest strides outermost."""
         weights = self._weights()
-        self.rows.sort(key=lambda v: weights[v], reverse=True)
-        if not keep_inner:
-            self.inner.sort(key=lambda v: weights[v], reverse=True)
+        self.parallel.sort(key=lambda v: weights[v], reverse=True)
+        if not keep_reduction:
+            self.reduction.sort(key=lambda v: weights[v], reverse=True)
 
     def _weights(self) -> dict[Var, float]:
         """Sort key of each loop: the order that suits most of the memory traffic.
@@ -335,26 +335,25 @@ class _Nest:
         The sum over accesses of bytes * stride ** 0.25, where stride 1 counts as -4. Ties keep the
         given order.
         """
-        total: dict[Var, float] = dict.fromkeys(self.rows + self.inner, 0.0)
+        total: dict[Var, float] = dict.fromkeys(self.parallel + self.reduction, 0.0)
         stores = [
             (s.index, s.ref.dtype.itemsize)
             for p in self.phases for s in p.stmts if isinstance(s, Store)
         ]  # fmt: skip
-        rank = {v: -i * 1e-6 for i, v in enumerate(self.rows + self.inner)}
+        rank = {v: -i * 1e-6 for i, v in enumerate(self.parallel + self.reduction)}
         for index, weight in [*self.indices(), *stores]:
             for var in index.variables():
                 c = index.coefficient(var)
-                extent = _guess(var.size)
                 stride = abs(_guess(c))
                 if stride == 1:
-                    total[var] -= weight * extent**0.0 * 4
+                    total[var] -= weight * 4
                 elif stride > 1:
                     total[var] += weight * min(stride, 1e6) ** 0.25
         return {v: total[v] + rank[v] for v in total}
 
     def merge(self) -> None:
         """Coalesce adjacent loops that every index expression addresses as one loop."""
-        for loops in (self.rows, self.inner):
+        for loops in (self.parallel, self.reduction):
             k = 0
             while k + 1 < len(loops):
                 outer, inner = loops[k], loops[k + 1]
@@ -375,13 +374,13 @@ class _Nest:
         return True
 
     def kernel(self, kind: KernelKind, origins: tuple[Origin, ...]) -> Kernel:
-        renamed = [Var(k, v.size) for k, v in enumerate([*self.rows, *self.inner])]
-        old = [*self.rows, *self.inner]
+        renamed = [Var(k, v.size) for k, v in enumerate([*self.parallel, *self.reduction])]
+        old = [*self.parallel, *self.reduction]
         # Two steps, since old and new variables may coincide.
         stand_in = [Var(1000 + k, v.size) for k, v in enumerate(old)]
         self.substitute({o: variable(s) for o, s in zip(old, stand_in, strict=True)})
         self.substitute({s: variable(n) for s, n in zip(stand_in, renamed, strict=True)})
-        count = len(self.rows)
+        count = len(self.parallel)
         return Kernel(
             kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
         )

@@ -85,8 +85,8 @@ class Placement:
         self.first_use, self.last_use = self._uses()
         self._own()
         self.aliases = self._alias_offsets()
-        self.seen_as = self._seen_as()
-        self.allocated_views = frozenset(self.seen_as.values())
+        self.allocated_as = self._allocated_as()
+        self.allocated_views = frozenset(self.allocated_as.values())
 
     # ---- views ----------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Placement:
                 offset += self.buffers[at].offset * self.buffers[at].dtype.itemsize
         return found
 
-    def _seen_as(self) -> dict[int, int]:
+    def _allocated_as(self) -> dict[int, int]:
         """Allocation -> a view of all of it, where results and calls use that view alone.
 
         It is allocated as that view, which saves creating one tensor at every run.

@@ -95,26 +95,26 @@ template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
 #endif
 
 // ---- results that no cache keeps until they are read ---------------------------------------------
-typedef float d_far __attribute__((vector_size(D_VECTOR_BYTES)));
+typedef float d_non_temporal __attribute__((vector_size(D_VECTOR_BYTES)));
 #if defined(__clang__)
-#define d_store_far(to, v) __builtin_nontemporal_store(v, (d_far*)(to))
+#define d_store_non_temporal(to, v) __builtin_nontemporal_store(v, (d_non_temporal*)(to))
 #elif defined(__AVX512F__)
-#define d_store_far(to, v) __builtin_ia32_movntps512(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps512(to, v)
 #elif defined(__AVX__)
-#define d_store_far(to, v) __builtin_ia32_movntps256(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps256(to, v)
 #elif defined(__SSE__)
-#define d_store_far(to, v) __builtin_ia32_movntps(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps(to, v)
 #else
-d_inline void d_store_far(float* to, d_far v) { __builtin_memcpy(to, &v, sizeof(v)); }
+d_inline void d_store_non_temporal(float* to, d_non_temporal v) { __builtin_memcpy(to, &v, sizeof(v)); }
 #endif
 // Whole lines written past the caches, which then need not read them first.
 template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
   constexpr int bytes = N * (int)sizeof(T);
   if ((uint64_t)to % D_VECTOR_BYTES) { __builtin_memcpy(to, from, bytes); return; }
   for (int k = 0; k < bytes; k += D_VECTOR_BYTES) {
-    d_far v;
+    d_non_temporal v;
     __builtin_memcpy(&v, (const char*)from + k, sizeof(v));
-    d_store_far((float*)((char*)to + k), v);
+    d_store_non_temporal((float*)((char*)to + k), v);
   }
 }
 // Other threads see what was written so only after this.
@@ -126,7 +126,7 @@ d_inline void d_stream_end() {
 #endif
 }
 
-// ---- tiles turned in registers -----------------------------------------------------------------
+// ---- tiles transposed in registers -----------------------------------------------------------------
 template <int...> struct d_pack {};
 // Lanes of a and, counted on, of b; M: a vector of as many integers.
 #if defined(__clang__)
@@ -158,7 +158,7 @@ template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
   }
 }
 template <bool far, class T, int N>
-d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) {
+d_inline void d_transpose_square(const T* from, int64_t stride, T* to, int64_t step) {
   typedef T V __attribute__((vector_size(N * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(N * sizeof(T))));
@@ -171,7 +171,7 @@ d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) 
   d_exchanges<N, N / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
-    if constexpr (far) d_store_far((float*)(to + i * step), (d_far)rows[i]);
+    if constexpr (far) d_store_non_temporal((float*)(to + i * step), (d_non_temporal)rows[i]);
     else __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
   }
 }
@@ -186,28 +186,28 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
 }
 // to[c * step + l] = from[l * stride + c] for c < width, l < height: whole squares in registers.
 template <bool far, class T>
-d_inline void d_turn_by_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
+d_inline void d_transpose_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
                                 int64_t height) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
   const int64_t columns = width / N * N, rows = height / N * N;
   for (int64_t c = 0; c < columns; c += N)
     for (int64_t l = 0; l < rows; l += N)
-      d_turn_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
+      d_transpose_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
   for (int64_t l = 0; l < height; ++l)
     for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
 }
 template <class T>
-d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+d_inline void d_transpose(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
   if (height == 2 && step == 2) return d_interleave<2>(from, stride, to, width);
   if (height == 3 && step == 3) return d_interleave<3>(from, stride, to, width);
   if (height == 4 && step == 4) return d_interleave<4>(from, stride, to, width);
-  d_turn_by_squares<false>(from, stride, to, step, width, height);
+  d_transpose_squares<false>(from, stride, to, step, width, height);
 }
 // The same past the caches, where a step is whole cache lines.
 template <class T>
-d_inline void d_turn_far(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
-  if ((uint64_t)to % D_VECTOR_BYTES) return d_turn_by_squares<false>(from, stride, to, step, width, height);
-  d_turn_by_squares<true>(from, stride, to, step, width, height);
+d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+  if ((uint64_t)to % D_VECTOR_BYTES) return d_transpose_squares<false>(from, stride, to, step, width, height);
+  d_transpose_squares<true>(from, stride, to, step, width, height);
 }
 
 // ---- running sums ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
 
-LARGEST_DIVISOR = 2.0**60
+MAX_DIVISOR = 2.0**60
 """Bound of a constant divisor and its inverse for division as multiplication by the inverse."""
 
 
@@ -45,7 +45,7 @@ class ReducedPrecision:
         divisor = expr.args[1]
         if not isinstance(divisor, Const):
             return None
-        if not 1 / LARGEST_DIVISOR < divisor.value < LARGEST_DIVISOR:
+        if not 1 / MAX_DIVISOR < divisor.value < MAX_DIVISOR:
             return None
         number = float32(divisor.value)
         inverse = literal(float32(1 / number), torch.float32)

@@ -351,7 +351,7 @@ class InnerReduction(Planes):
         prefetch = [(item, outer, pieces) for item in streams]
         middle = self._push((outer,), indent + 2)
         part = Range(0, last.size, tuple(phase.stmts))
-        swept = self._lines_of(part, last, indent + 2, count, (), prefetch)
+        passes = self._lines_of(part, last, indent + 2, count, (), prefetch)
         self._pop(middle)
         end = block_end("group", pieces, high)
         return [
@@ -359,7 +359,7 @@ class InnerReduction(Planes):
             f"{pad}const int64_t group_end = {end};",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
             *self._clear_lane_accumulators(sums, count, indent + 1),
-            *self._nest([outer], [*middle.lines, *swept], indent + 1, ("group", "group_end")),
+            *self._nest([outer], [*middle.lines, *passes], indent + 1, ("group", "group_end")),
             *self._fold_lane_accumulators(sums, count, indent + 1),
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
             f"{margin(indent)}}}",

@@ -118,7 +118,7 @@ class Pointwise(Loops):
         self.writes_non_temporal = store.ref.dtype.itemsize in (4, 8) and self._is_non_temporal(
             store, last
         )
-        turn = "d_turn_far" if self.writes_non_temporal else "d_turn"
+        turn = "d_transpose_non_temporal" if self.writes_non_temporal else "d_transpose"
         return [
             *base.lines,
             f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
@@ -147,11 +147,11 @@ class Pointwise(Loops):
             if found is None:
                 continue
             start, stride = found
-            name = f"turned{number}"
+            name = f"transposed{number}"
             scope.lines += [
                 margin(scope.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
-                f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
-                f"{TILE}, end0 - tile0, end1 - tile1);",
+                f"{margin(scope.indent)}d_transpose({self._arg(ref)} + ({start}), {stride}, "
+                f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
             ]
             place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"

@@ -78,7 +78,7 @@ template <class T> struct d_attention {
 
 // A row of floats as the cells of a left operand, in its place; `n` is in whole vectors of 16 bits.
 d_inline void d_narrow(float*, int64_t, float*) {}
-// The left operand turned: rows, `step` floats apart, become rows of cells, in place or in `to`.
+// The left operand transposed: rows, `step` floats apart, become rows of cells, in place or in `to`.
 d_inline const float* d_stack(const float* from, int64_t, int64_t, int64_t, float*) { return from; }
 #if defined(__AVX512BF16__)
 d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
@@ -211,7 +211,7 @@ template <class T> struct d_backward {
   d_heads<const T> grad, out;
   d_heads<const float> sums;
   d_heads<T> grad_q;
-  const cell *keys_turned, *values_turned, *keys;
+  const cell *keys_transposed, *values_transposed, *keys;
   float *grad_keys, *grad_values, *room;
 
   static constexpr int64_t lines = d_block_rows * d_query_step, scores = d_block_rows * d_keys;
@@ -245,9 +245,9 @@ template <class T> struct d_backward {
     for (int64_t from = 0; from < end; from += d_keys) {
       const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
       const int64_t whole = d_round_up(n, d_whole);
-      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_turned + from * in_depth,
+      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_transposed + from * in_depth,
                                in_depth * d_panel, d_panel, weights, d_keys, false);
-      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_turned + from * in_width,
+      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_transposed + from * in_width,
                                in_width * d_panel, d_panel, slopes, d_keys, false);
       for (int64_t i = 0; i < tiles; ++i) {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
@@ -262,11 +262,11 @@ template <class T> struct d_backward {
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);
       }
-      const cell* turned = d_stack(weights, count, whole, d_keys, (cell*)weights);
-      d_tiles<1, d_keys>(whole, width, stacks, turned, grad_panels, stacks * d_panel, d_panel,
+      const cell* transposed = d_stack(weights, count, whole, d_keys, (cell*)weights);
+      d_tiles<1, d_keys>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
                          grad_values + from * width, width, true);
-      turned = d_stack(slopes, count, whole, d_keys, stacked);
-      d_tiles<1, d_keys>(whole, depth, stacks, turned, query_panels, stacks * d_panel, d_panel,
+      transposed = d_stack(slopes, count, whole, d_keys, stacked);
+      d_tiles<1, d_keys>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
                          grad_keys + from * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
@@ -304,17 +304,17 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
 #pragma omp parallel if (tasks > 1)
   {
     float* start = rooms.mine();
-    cell *keys_turned = (cell*)start, *values_turned = keys_turned + of_depth;
-    cell* keys_plain = values_turned + of_width;
+    cell *keys_transposed = (cell*)start, *values_transposed = keys_transposed + of_depth;
+    cell* keys_plain = values_transposed + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
     float* grad_values = grad_keys + keys * depth;
-    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_turned, values_turned, keys_plain,
+    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
                                  grad_keys, grad_values, grad_values + keys * width};
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t b = task / heads, shared = task % heads;
-      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys_turned);
-      d_panels(a.v.at(b, shared), 1, a.v.row, a.width, a.keys, values_turned);
+      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys_transposed);
+      d_panels(a.v.at(b, shared), 1, a.v.row, a.width, a.keys, values_transposed);
       d_panels(a.k.at(b, shared), a.k.row, 1, a.keys, a.depth, keys_plain);
       d_clear(grad_keys, 0, keys * depth);
       d_clear(grad_values, 0, keys * width);

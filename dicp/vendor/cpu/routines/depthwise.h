@@ -37,8 +37,8 @@ struct d_depthwise {
   bool is_large() const { return images * channels * high.out * wide.out * taps() > 50000; }
 };
 
-// ---- the result, and turned, the gradient of images -----------------------------------------
-// A row of TAPS taps reaches pixel i - t at tap t from pixel i, in units of the step; turned, it
+// ---- the result, and transposed, the gradient of images -----------------------------------------
+// A row of TAPS taps reaches pixel i - t at tap t from pixel i, in units of the step; transposed, it
 // reaches pixel i + t.
 template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
   const d_depthwise& all;

@@ -291,7 +291,7 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
 }
 
 // ---- copies ---------------------------------------------------------------------------------
-d_inline void d_turn_words(d_words* rows) {
+d_inline void d_transpose_words(d_words* rows) {
   d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
 }
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
@@ -312,8 +312,8 @@ template <class T> d_inline d_words d_quarters(const T* from, int64_t step) {
 #endif
   return all;
 }
-// The quarters of four vectors, each a square of words, turned.
-template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
+// The quarters of four vectors, each a square of words, transposed.
+template <int... j> d_inline void d_transpose_quarters(d_words* v, d_pack<j...>) {
   constexpr int n = d_lanes;
   const auto low = [](d_words x, d_words y) {
     return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + j % 4 / 2 + j % 2 * n)...);
@@ -332,9 +332,9 @@ template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
   v[0] = first(a, c), v[1] = second(a, c);
   v[2] = first(b, d), v[3] = second(b, d);
 }
-// A square of cells, turned: reading it by quarters of vectors does half of what shuffles would.
+// A square of cells, transposed: reading it by quarters of vectors does half of what shuffles would.
 template <class T, class C>
-d_inline void d_turn_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
+d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
   constexpr int64_t ahead = 4 * d_lanes * d_held<C>;
 #pragma GCC unroll 16
   for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + ahead);
@@ -343,7 +343,7 @@ d_inline void d_turn_cells(const T* from, int64_t from_step, C* to, int64_t to_s
     d_words v[4];
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) v[k] = d_quarters(from + k * from_step + c * d_held<C>, 4 * from_step);
-    d_turn_quarters(v, typename d_range<d_lanes>::type());
+    d_transpose_quarters(v, typename d_range<d_lanes>::type());
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (c + k) * to_step, &v[k], sizeof(d_words));
   }
@@ -358,7 +358,7 @@ static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t 
   const int64_t whole_rows = rows / n * n, whole = columns / held / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
     for (int64_t c = 0; c < whole; c += n)
-      d_turn_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
+      d_transpose_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = r < whole_rows ? whole : 0; c * held < columns; ++c)
       d_make(to + c * to_step + r, from + r * from_step + c * held, 1, columns - c * held);
@@ -417,7 +417,7 @@ static void d_lines(const d_bf16* from, int64_t row_step, int64_t column_step, i
         const d_bf16* at = from + r + 2 * (c + i) * column_step;
         square[i] = d_woven(at, at + column_step);
       }
-      d_turn_words(square);
+      d_transpose_words(square);
       d_write_square(square, to + r * to_step + c, to_step);
     }
   for (int64_t r = 0; r < rows; ++r)

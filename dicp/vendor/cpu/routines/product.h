@@ -277,7 +277,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
   for (; from < groups.rows; ++from) d_clear(c + from * steps[5], 0, columns);
 }
 
-// The gradient of b: for each group its rows of a, turned, times those of the result's gradient.
+// The gradient of b: for each group its rows of a, transposed, times those of the result's gradient.
 // Arguments: a, gradient, ends, c. Sizes: as above, then the (row, column) steps of a and of the
 // gradient, and the (group, row) steps of c.
 template <class T>

@@ -225,16 +225,16 @@ struct d_patch_product {
       d_copy(from, row, 1, high, last - first, to, *step);
       return to;
     }
-    // Squares of filters of one tap; rows past the last one that is wanted are turned too.
-    int64_t turned = first;
+    // Squares of filters of one tap; rows past the last one that is wanted are transposed too.
+    int64_t transposed = first;
     if (many == 1 && row == 1 && high <= d_lanes && first_row + d_lanes <= rows)
-      for (; turned + d_lanes <= last; turned += d_lanes)
-        d_turn_cells<float, float>(from + (turned - first) * channel, channel, to + turned - first,
+      for (; transposed + d_lanes <= last; transposed += d_lanes)
+        d_transpose_cells<float, float>(from + (transposed - first) * channel, channel, to + transposed - first,
                                    *step);
     for (int64_t r = 0; r < high; ++r) {
-      float* line = to + r * *step + turned - first;
-      const float* numbers = from + r * row + (turned - first) / many * channel;
-      for (int64_t k = turned; k < last; k += many, line += many, numbers += channel) {
+      float* line = to + r * *step + transposed - first;
+      const float* numbers = from + r * row + (transposed - first) / many * channel;
+      for (int64_t k = transposed; k < last; k += many, line += many, numbers += channel) {
         if (taps && d_picked(numbers, taps, line)) continue;
         if (together()) {
           d_copy(numbers, 0, 1, 1, many, line, 0);
@@ -342,18 +342,18 @@ static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_g
 d_inline d_reach d_reach_of(const d_axis& axis) {
   return {axis.in, axis.out, axis.taps, axis.stride, -axis.padding, axis.dilation};
 }
-d_inline d_patches d_patches_of(const d_convolution& all) {
+d_inline d_patches d_im2col_of(const d_convolution& all) {
   return {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
           all.in_channel, all.in_row};
 }
 
 // Arguments and sizes as those of d_convolve.
-static void d_patches_forward(void** args, const int64_t* sizes, bool biased) {
+static void d_im2col_forward(void** args, const int64_t* sizes, bool biased) {
   const d_convolution all(sizes, args[0], args[2 + biased]);
   const int64_t taps = all.y.taps * all.x.taps;
   if (!all.images || !all.pixels() || !all.filters) return;
   const d_patch_product product = {
-      d_patches_of(all), all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
+      d_im2col_of(all), all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
       all.depth(), taps, all.x.taps, 1, 0, all.out, all.out_image, all.out_filter, all.x.out, 1,
       all.skips};
   d_patch_run(product, all.groups, all.channels * all.in_channel, all.filters * all.depth(),
@@ -376,7 +376,7 @@ static d_reach d_phase(const d_axis& axis, int64_t r, int64_t* tap) {
 // The gradient of images. Arguments: the gradient of the result, weights, the gradient of the
 // images. Sizes as those of d_convolve; (image, channel, row) steps are those of the first, (image,
 // channel) steps those of the last.
-static void d_patches_images(void** args, const int64_t* sizes) {
+static void d_im2col_images(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[2]);
   const int64_t taps = all.y.taps * all.x.taps, phases = all.y.stride * all.x.stride;
   for (int64_t k = 0; k < phases; ++k) {
@@ -491,10 +491,10 @@ struct d_patch_filters {
 };
 
 // Arguments and sizes as those of d_convolution_filters.
-static void d_patches_filters(void** args, const int64_t* sizes) {
+static void d_im2col_filters(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[1]);
   const d_patch_filters product = {
-      d_patches_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
+      d_im2col_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
   const d_patch_tasks tasks(all.groups, all.filters, all.depth(), d_patch_panels, false);
   const d_rooms rooms(product.room(tasks));
   if (!rooms.at) return;
