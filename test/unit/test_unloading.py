@@ -20,7 +20,8 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RuleTable
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.cpu import CpuTarget
-from dicp.vendor.cpu.target import RULES_PAST_BLAS
+from dicp.vendor.cpu.calibration import PROBLEMS
+from dicp.vendor.cpu.target import rules_by
 
 linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
 
@@ -64,8 +65,8 @@ def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
 class Routines(CpuTarget):
     """The host where every product goes to a routine, whose unit keeps memory from call to call."""
 
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return RULES_PAST_BLAS
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        return rules_by(frozenset(PROBLEMS))
 
 
 @linux
