@@ -18,15 +18,12 @@ import torch
 
 from dicp.errors import FallbackWarning
 from dicp.gpu.library import FUSED_ATTENTION
+from dicp.gpu.thresholds import MAX_CAPTURES, ORDINARY_RUNS
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
 from dicp.torch_private import current_stream
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
-ORDINARY_RUNS = 2
-"""Ordinary runs before the first capture: libraries initialize, kernels are loaded."""
-MAX_CAPTURES = 4
-"""Captures after which addresses are taken to change with every call, and capture ends."""
 CAPTURABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
 """Eager operators that can be captured, since they do all their work on the stream."""
 WAITING = tuple(

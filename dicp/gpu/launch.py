@@ -18,6 +18,7 @@ from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
+from dicp.gpu.thresholds import MAX_KEPT
 from dicp.loop.runtime.device import is_kept, release
 from dicp.serialize import evaluate_size
 
@@ -235,11 +236,6 @@ class DeviceSegment:
         function = self.device.driver.function(self.device.index, binary)
         threads = self.device.driver.lanes * binary.warps
         return function, programs, threads, binary.shared, parameters
-
-
-MAX_KEPT = 256 << 20
-"""Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
-allocator."""
 
 
 class StreamPool:

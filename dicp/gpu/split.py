@@ -16,7 +16,17 @@ from typing import Any
 import torch
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.tiles import COLUMNS, MAX_CROSS_ROW_WIDTH, extent
+from dicp.gpu.thresholds import (
+    COLUMNS,
+    CROSS_ROW_PARTS,
+    CROSS_ROW_ROWS,
+    MAX_CROSS_ROW_WIDTH,
+    MIN_COLUMN,
+    MIN_CROSS_ROW_PARTS,
+    MIN_PARTS,
+    MIN_ROW,
+)
+from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ir.index import (
@@ -33,18 +43,6 @@ from dicp.loop.ir.ops import identity_of
 from dicp.torch_private import floor_division
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
-MIN_ROW = 8192
-"""Fewest elements that one program of an inner reduction reduces."""
-MIN_COLUMN = 128
-"""Fewest rows that one program of an outer reduction reduces."""
-MIN_PARTS = 4
-CROSS_ROW_PARTS = 512
-"""Most programs of an inner reduction with fused cross-row sums; each loops over its rows, with a
-few rows in flight at a time."""
-MIN_CROSS_ROW_PARTS = 48
-"""With fewer such programs it is better to reduce each row in a program and sum up afterwards."""
-CROSS_ROW_ROWS = 16
-"""Fewest rows of such a program."""
 
 
 @dataclass(frozen=True)

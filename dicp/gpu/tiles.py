@@ -12,42 +12,27 @@ from dataclasses import dataclass
 import torch
 
 from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.thresholds import (
+    COLUMN_ELEMENTS,
+    COLUMN_STEPS,
+    COLUMNS,
+    ELEMENTS_A_THREAD,
+    FEW_COLUMNS,
+    GUESS,
+    LIGHT,
+    LOOP_BLOCK,
+    MANY_ROWS,
+    MAX_PERSISTENT,
+    MAX_TENSORS_IN_WARP,
+    MIN_BYTES_MOVED,
+    POINTWISE_BLOCK,
+    ROW_ELEMENTS,
+    TRANSPOSED,
+    WARP_ELEMENTS,
+)
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Scan, Store
-
-ELEMENTS_A_THREAD = 16
-GUESS = 4096
-"""The extent assumed for a dynamic size."""
-POINTWISE_BLOCK = 1024
-LIGHT = 4
-"""Bytes read per element below which a thread takes twice as many elements: with one tensor of
-2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
-TRANSPOSED = (32, 64)
-"""Shortest and longest side, in elements, of a tile that is transposed; both span a cache line."""
-MAX_PERSISTENT = 8192
-"""Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
-MAX_CROSS_ROW_WIDTH = 4096
-"""Most elements of a row whose cross-row accumulators are kept in registers, too."""
-LOOP_BLOCK = 2048
-"""Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
-COLUMNS = 64
-"""Columns of an outer reduction's tile: one 128-byte line of 2-byte elements."""
-FEW_COLUMNS = 16
-"""Columns of such a tile where there are few columns: still whole sectors of 32 bytes."""
-COLUMN_STEPS = 32
-COLUMN_ELEMENTS = 4096
-"""Elements of an outer reduction's tile: what a program must have in flight at a time."""
-ROW_ELEMENTS = 2048
-"""Elements of a tile of several short rows."""
-MANY_ROWS = 4096
-"""Rows that fill a chip with one warp per row."""
-WARP_ELEMENTS = 1024
-"""Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
-MAX_TENSORS_IN_WARP = 5
-"""Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
-MIN_BYTES_MOVED = 4096
-"""Fewest bytes that a program reads and writes, to amortize its start."""
 
 
 @dataclass(frozen=True)

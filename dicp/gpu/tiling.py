@@ -7,11 +7,9 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 
+from dicp.gpu.thresholds import ENOUGH_TILES, LEAST, MIN_STEPS, PARTS
 from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
-
-LEAST = 16
-"""The smallest side of a tile that the matrix units accept."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,6 @@ CANDIDATES = (
     Tiling(16, 64, 256, 3, 4),
 )
 """From tiles for large products that fill the chip to those for few rows and great depth."""
-
-
-PARTS = (2, 4, 8, 16)
-ENOUGH_TILES = 128
-"""Tiles that keep every multiprocessor of a large chip busy."""
-MIN_STEPS = 4
-"""Fewest blocks along the depth of a split-K part."""
 
 
 def candidates(

@@ -18,7 +18,8 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.errors import FallbackWarning
-from dicp.gpu.graph_capture import MAX_CAPTURES, CapturedProgram, capture_obstacle
+from dicp.gpu.graph_capture import CapturedProgram, capture_obstacle
+from dicp.gpu.thresholds import MAX_CAPTURES
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton.capture import record_on_device

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dicp import Backend
-from dicp.loop.runtime.device import MAX_KEPT, WorkspacePool
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.thresholds import MAX_KEPT
 from dicp.target import find_target
 
 

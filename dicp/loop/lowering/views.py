@@ -25,6 +25,7 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
+from dicp.loop.thresholds import MAX_CONCATENATED
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
@@ -292,10 +293,6 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     if kwargs.get("dtype") is not None:
         dtype = kwargs["dtype"]
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
-
-
-MAX_CONCATENATED = 128
-"""The most tensors concatenated in one kernel: each adds a nested select for every element."""
 
 
 @view_rule(aten.cat)

@@ -31,8 +31,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Reduce, Stmt, Store
-
-MAX_RANGES = 8
+from dicp.loop.thresholds import MAX_RANGES
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from dicp.loop.runtime.native import NativeLibrary
+from dicp.loop.thresholds import MAX_KEPT
 from dicp.serialize import evaluate_size
 
 
@@ -89,10 +90,6 @@ class _HostSegment:
 
     def run_one(self, position: int) -> int:
         return int(self._one(position))
-
-
-MAX_KEPT = 64 << 20
-"""Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
 
 
 class WorkspacePool:

@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 
 from dicp.loop.ir.expr import Call, Compute, Graph, Node, Ref
 from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine, variable
-
-MAX_REFS = 48
-MAX_MEMBERS = 96
-MAX_CROSS_ROW = 8192
-"""Most accumulators of a fused cross-row reduction: they stay in the cache from row to row."""
-MIN_CROSS_ROW = 32
-"""Fewest rows for which a cross-row reduction is fused."""
+from dicp.loop.thresholds import MAX_CROSS_ROW, MAX_MEMBERS, MAX_REFS, MIN_CROSS_ROW
 
 
 @dataclass(frozen=True)

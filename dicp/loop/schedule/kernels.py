@@ -36,13 +36,8 @@ from dicp.loop.ir.kernel import (
 from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
 from dicp.origin import Origin
-
-MAX_SCRATCH_ROW = 16384
-"""Most elements of a row whose values are kept in scratch rather than rematerialized."""
-
-MAX_REPEATED_READS = 4
-"""Most reads from memory that a later pass repeats rather than load a scratch value."""
 
 Step = Kernel | Call
 

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from dicp.loop.schedule.memory import Lifetime, plan
+from dicp.loop.thresholds import FREED_AT_ONCE
 from dicp.serialize import evaluate_size
-
-FREED_AT_ONCE = 1 << 20
-"""Bytes of dead buffers at which a sequence of kernels is split, so that they are freed.
-
-Allocations after the split can reuse their memory. A split costs a few microseconds.
-"""
 
 Step = Mapping[str, Any]
 """A kernel launch or a library call, serialized."""

@@ -21,8 +21,8 @@ from dicp.gpu.launch import Device, StreamPool
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.scalars import scalars_to_device
-from dicp.gpu.split import MIN_CROSS_ROW_PARTS, PartitionedSum, split_reductions, split_unfused
-from dicp.gpu.tiles import MAX_CROSS_ROW_WIDTH
+from dicp.gpu.split import PartitionedSum, split_reductions, split_unfused
+from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
 from dicp.loop.ir.expr import Graph

@@ -21,24 +21,10 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
-from dicp.vendor.cpu.render.loops import (
-    CHUNKS,
-    PARALLEL_COST,
-    SUM_BLOCK,
-    Team,
-    block_end,
-    tracks_nan,
-)
+from dicp.vendor.cpu.render.loops import CHUNKS, Team, block_end, tracks_nan
 from dicp.vendor.cpu.render.non_temporal import distinct
 from dicp.vendor.cpu.render.planes import Planes
-
-PLACE_BLOCK = 256
-"""Elements of a row per block of an argmax or argmin, which buffers the block's values to find
-the extremum's position among them."""
-
-WEIGHT_BLOCK = 512
-"""Elements of a row per block of online softmax: their exponentials are summed while the elements
-are in the L1 cache."""
+from dicp.vendor.cpu.thresholds import PARALLEL_COST, PLACE_BLOCK, SUM_BLOCK, WEIGHT_BLOCK
 
 
 class InnerReduction(Planes):

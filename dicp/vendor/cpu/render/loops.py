@@ -13,16 +13,10 @@ from dicp.loop.ir.kernel import Reduce, Scan, Stmt, Store
 from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.passes.split_loops import split
 from dicp.vendor.cpu.render.non_temporal import NonTemporal
+from dicp.vendor.cpu.thresholds import PARALLEL_COST, SUM_BLOCK, UNROLL_AND_JAM
 
-PARALLEL_COST = 32768
-"""Elementary operations below which a thread team costs more than it saves."""
 CHUNKS = "d_chunks()"
 """Into how many chunks threads divide a long reduction, computed when the kernel runs."""
-UNROLL_AND_JAM = 4
-"""Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
-all of them, and scans wait for the previous element of their own row only."""
-SUM_BLOCK = 1024
-"""Elements of a row per block sum, which is then added to a total in double."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,7 @@ from dicp.loop.ir.expr import Read, Ref
 from dicp.loop.ir.index import FloorDiv, Indirect, Mod, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
-
-MIN_PASS = 128
-"""Elements of a loop below which lane accumulators cost too much."""
-BEYOND_NEAR = 1 << 20
-"""Bytes from which a tensor does not stay in a core's private caches."""
-PREFETCH_BYTES = 1 << 14
-"""The most bytes of a prefetched row that the L1 cache keeps beside the row being computed."""
+from dicp.vendor.cpu.thresholds import BEYOND_NEAR, MIN_PASS, PREFETCH_BYTES
 
 
 class NonTemporal(Emitter):

@@ -12,22 +12,15 @@ from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
-from dicp.vendor.cpu.render.loops import (
-    CHUNKS,
+from dicp.vendor.cpu.render.loops import CHUNKS, Loops, Team, block_end, unrolled_by_four
+from dicp.vendor.cpu.thresholds import (
+    COLUMN_TILE,
+    MAX_TILE,
     PARALLEL_COST,
+    ROW_BLOCK,
+    SPLIT_COST,
     UNROLL_AND_JAM,
-    Loops,
-    Team,
-    block_end,
-    unrolled_by_four,
 )
-
-COLUMN_TILE = 512
-MAX_TILE = 3 * COLUMN_TILE
-ROW_BLOCK = 128
-"""Rows per block sum of a column, which is then added to a total in double."""
-SPLIT_COST = 8 * PARALLEL_COST
-"""Elementary operations from which splitting the rows into chunks pays for their accumulators."""
 
 
 class OuterReduction(Loops):

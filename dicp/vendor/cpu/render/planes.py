@@ -19,11 +19,7 @@ from dicp.loop.ir.kernel import Let, Phase, Reduce, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.vendor.cpu.render.loops import Team
 from dicp.vendor.cpu.render.scan import Scans
-
-MIN_PLANES = 1 << 19
-"""Elements below which a core's private caches keep all rows."""
-MIN_PLANE = 32
-"""Elements of a plane below which its partial sums would be a large part of the traffic."""
+from dicp.vendor.cpu.thresholds import MIN_PLANE, MIN_PLANES
 
 
 class Planes(Scans):

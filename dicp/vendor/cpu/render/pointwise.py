@@ -8,18 +8,7 @@ from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
 from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.non_temporal import deep_variables
-
-TILE = 64
-"""Extent of a tile in both loops: whole cache lines of each tensor, but few at a time, since rows
-whose length is a power of two share cache sets."""
-COPY_TILE = (64, 128)
-"""Extents of a tile of a transposed copy, along its source and along its result: long rows of the
-result, and few rows of it at a time."""
-NON_TEMPORAL_WIDTH = 64
-"""Extent along its source of a tile whose result gets non-temporal stores, one line of each row:
-with more rows at a time, too few of the stores share a page."""
-SQUARE = 16
-"""Extent of the squares of elements that are transposed in registers."""
+from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
 
 
 class Pointwise(Loops):

@@ -6,12 +6,8 @@ from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.kernel import Scan, Store
-from dicp.vendor.cpu.render.loops import UNROLL_AND_JAM, Loops, block_end, unrolled_by_four
-
-SCAN_BLOCK = 256
-"""Elements of a row per block of a vectorized prefix sum."""
-MIN_SCAN = 32
-"""Elements of a row below which its prefix sum is scalar."""
+from dicp.vendor.cpu.render.loops import Loops, block_end, unrolled_by_four
+from dicp.vendor.cpu.thresholds import MIN_SCAN, SCAN_BLOCK, UNROLL_AND_JAM
 
 
 class Scans(Loops):

@@ -14,18 +14,10 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Const, Expr, Read, Ref
 from dicp.loop.ir.index import Index, Indirect, Var, indirect_exprs, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
-from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST, Team
+from dicp.vendor.cpu.render.loops import CHUNKS, Team
 from dicp.vendor.cpu.render.non_temporal import deep_variables
 from dicp.vendor.cpu.render.pointwise import Pointwise
-
-MIN_WIDTH = 64
-"""Elements of a row from which sorting rows by destination pays."""
-MIN_SHARE = 8
-"""Destinations per row beyond which counting them takes longer than the collisions."""
-MIN_PLACES = 128
-"""Destinations from which there are enough for all threads, however frequent some are."""
-TOGETHER = (4, 2, 1)
-"""Rows added at once: their destination is read and written once for all of them."""
+from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST, TOGETHER
 
 
 class Scatter(Pointwise):
