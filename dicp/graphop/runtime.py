@@ -150,8 +150,7 @@ class _Plan:
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         padded = self._rounded() if "buckets" in step else None
-        sizes = padded or (self.symbols if "static" in step else None)
-        wanted = [plain for plain in step["inputs"] if sizes is None or "sizes" not in plain]
+        wanted = [plain for plain in step["inputs"] if padded is None or "sizes" not in plain]
         getters = [self._graph_input(plain, padded) for plain in wanted]
         written = step["written"]
         results = [
@@ -173,7 +172,7 @@ class _Plan:
             inputs = [tensor.contiguous() for tensor in given]
             device = next((t.device for t in inputs if t.device.type != "cpu"), own)
             outputs = [result.buffer(env, device) for result in results]
-            launch(name, inputs, outputs, sizes)
+            launch(name, inputs, outputs, padded)
             for k in written:
                 if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
                     given[k].copy_(inputs[k])
@@ -201,7 +200,8 @@ class _Plan:
         self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None
     ) -> Callable[[Env], torch.Tensor]:
         if "seed" in plain:
-            return lambda env: torch.randint(0, 2**62, (1,)).view(torch.uint64)
+            seed = getattr(torch, plain["seed"])
+            return lambda env: torch.randint(0, 2**62, (1,)).view(seed)
         if "sizes" in plain:
             sizes = plain["sizes"]
             numbers: Any = (

@@ -1,7 +1,6 @@
 """The C++ that builds an HLIR graph: one operator a line, grouped by the ATen call it is for.
 
-The builder numbers what it makes from 0; `opN` is the N-th. Symbolic sizes stay expressions that
-are filled in for each size: HLIR's are static.
+The builder numbers what it makes from 0; `opN` is the N-th. All sizes are known: HLIR's are static.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
-from dicp.graphop.sizes import size_text
 from dicp.template import render_template
 from dicp.vendor.tops.prototypes import DTYPES, PROTOTYPES
 
@@ -44,11 +42,6 @@ STORED = {
 }  # fmt: skip
 
 
-def given(graph: Graph) -> list[Node]:
-    """The inputs of the built graph; sizes are constants of it."""
-    return [node for node in graph.inputs if node.kind != "sizes"]
-
-
 def node_names(graph: Graph) -> dict[Node, str]:
     """What each node is called in the source, and in messages: the last operator that it makes."""
     names: dict[Node, str] = {}
@@ -61,7 +54,7 @@ def node_names(graph: Graph) -> dict[Node, str]:
 
 def _count(node: Node) -> int:
     """How many operators of the builder's a node is."""
-    if node.kind in ("const", "sizes"):
+    if node.kind == "const":
         return 2 if node.outputs[0].dtype == torch.float16 else 1
     return 1 if len(node.outputs) == 1 else 1 + len(node.outputs)
 
@@ -71,18 +64,14 @@ def stated_types(graph: Graph) -> str:
     types: list[str] = []
     for node in graph.nodes:
         found = [f"{DTYPES[v.dtype]}[{_sizes(v.shape)}]" for v in node.outputs]
-        if node.kind in ("const", "sizes") and node.outputs[0].dtype == torch.float16:
+        if node.kind == "const" and node.outputs[0].dtype == torch.float16:
             found.insert(0, found[0].replace("F16", "F32"))
-        types += (
-            found if len(node.outputs) == 1 or node.kind in ("const", "sizes") else ["", *found]
-        )
-    return (
-        json.dumps(types, ensure_ascii=False).replace("\\u0001", "\x01").replace("\\u0002", "\x02")
-    )
+        types += found if len(node.outputs) == 1 or node.kind == "const" else ["", *found]
+    return json.dumps(types)
 
 
 def render_graph(graph: Graph) -> str:
-    """The source text of one graph, with an expression for each symbolic size."""
+    """The source text of one graph; it does not depend on its name."""
     names = node_names(graph)
     blocks: list[dict[str, Any]] = []
     for node in graph.nodes:
@@ -124,7 +113,7 @@ def _lines(node: Node, names: Mapping[Node, str]) -> list[str]:
     name = names[node]
     if node.kind in ("input", "seed"):
         return [f"Op {name} = b->CreateInput({_type(node.outputs[0])});"]
-    if node.kind in ("const", "sizes"):
+    if node.kind == "const":
         return _constant(node, name)
     prototype = PROTOTYPES[node.kind]
     arguments: list[str] = [] if prototype.inputs else ["b"]
@@ -164,28 +153,25 @@ def _attr(node: Node, spec: AttrSpec) -> str:
         case "ListString":
             return _braced(json.dumps(v) for v in value)
         case "ListInt":
-            return _braced(map(size_text, value))
+            return _braced(map(str, value))
         case "Lists":
             text = ", ".join(
-                _braced(map(size_text, v)) if isinstance(v, (list, tuple)) else size_text(v)
-                for v in value
+                _braced(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for v in value
             )
             struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
             return f"builder::{struct_name}({text})" if struct_name else f"{{{text}}}"
-    return size_text(value)
+    return str(value)
 
 
 def _type(value: Value, dtype: torch.dtype | None = None) -> str:
     element = f"PrimitiveType::{DTYPES[dtype or value.dtype]}()"
     return (
-        f"Type({_braced(map(size_text, value.shape))}, {element})"
-        if value.ndim
-        else f"Type({element})"
+        f"Type({_braced(map(str, value.shape))}, {element})" if value.ndim else f"Type({element})"
     )
 
 
 def _sizes(sizes: Sequence[Any]) -> str:
-    return ",".join(map(size_text, sizes))
+    return ",".join(map(str, sizes))
 
 
 def _braced(items: Any) -> str:
@@ -197,11 +183,7 @@ def _constant(node: Node, name: str) -> list[str]:
     value = node.outputs[0]
     half = value.dtype == torch.float16
     dtype = torch.float32 if half else value.dtype
-    if node.kind == "const":
-        numbers = [_literal(n, dtype) for n in node.attrs["numbers"]]
-    else:
-        sizes = node.attrs["sizes"]
-        numbers = [size_text(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
+    numbers = [_literal(n, dtype) for n in node.attrs["numbers"]]
     made = f"op{int(name[2:]) - 1}" if half else name
     listed = ", ".join(numbers) or "0"
     lines = [

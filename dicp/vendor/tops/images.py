@@ -18,7 +18,7 @@ TO_HWIO, FROM_HWIO = (2, 3, 1, 0), (3, 2, 0, 1)
 
 @form("Conv2D")
 def conv_2d(
-    g: Hlir, x: Value, filter: Value, bias: Value | None, strides: Sequence[int],
+    g: Hlir, x: Value, filter: Value, bias: Value | None = None, *, strides: Sequence[int],
     pads: Sequence[int], dilations: Sequence[int], groups: int, data_format: str,
 ) -> Value:  # fmt: skip
     operands = [g.transpose(x, TO_NHWC), g.transpose(filter, TO_HWIO)]

@@ -1,8 +1,8 @@
 """Conversions between NCHW and NHWC at the borders only.
 
-A transpose moves behind what reads it: f(t(x), t(y)) = t(f(x, y)), for operators that work element by
-element, along one axis or over axes. Where it meets its inverse, before the next convolution, both
-go. Sizes of 1 and broadcasts move for nothing: a reshape or another order of a broadcast's
+A transpose moves behind what reads it: f(t(x), t(y)) = t(f(x, y)), for operators that work element
+by element, along one axis or over axes. Where it meets its inverse, before the next convolution,
+both go. Sizes of 1 and broadcasts move for nothing: a reshape or another order of a broadcast's
 dimensions does it. An operator moves only if all that it reads moves for nothing or is a transpose
 of the same order, so that no transpose is ever added.
 """
@@ -16,7 +16,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.partition import remove_dead
 from dicp.graphop.program import Item, Node, Value
 from dicp.graphop.prototype import ResultType
-from dicp.graphop.rewrite import Rewrite, rewritten
+from dicp.graphop.rewrite import Rewrite, Rewritten, rewritten
 from dicp.graphop.strides import inverse
 from dicp.vendor.tops.hlir import Hlir
 from dicp.vendor.tops.prototypes import ELEMENTWISE
@@ -102,7 +102,7 @@ def _behind(
     """Moves a transpose behind an operator whose result has its operands' dimensions; `attrs` are
     those of the moved operator, None where it cannot be moved."""
 
-    def rewrite(builder: Builder, node: Node) -> Sequence[Value] | None:
+    def rewrite(builder: Builder, node: Node) -> Rewritten:
         assert isinstance(builder, Hlir)
         values = [value for value in node.operands() if value.ndim]
         order = _common_order(builder, values) if values else None
@@ -139,7 +139,7 @@ def _bounds(node: Node, order: Order) -> dict[str, Any]:
     return {name: [node.attrs[name][d] for d in back] for name in ("start", "limit", "stride")}
 
 
-def _reduction(builder: Builder, node: Node) -> Sequence[Value] | None:
+def _reduction(builder: Builder, node: Node) -> Rewritten:
     """A reduction that leaves its other dimensions in the same order needs no transpose."""
     assert isinstance(builder, Hlir)
     x = node.operands()[0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import WORDS, Config, vendor_option
 from dicp.graphop.builder import Builder
-from dicp.graphop.program import Graph, Item, Node, Slot
+from dicp.graphop.program import Graph, Item, Node
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
 from dicp.toolchain import load_content
@@ -38,13 +38,12 @@ class TopsTarget(GraphTarget):
     device_type = "gcu"
     facts = Facts(
         dtypes=frozenset(DTYPES),
-        symbolic_shapes=True,
+        symbolic_shapes=False,
         keep=RULES.ops(),
         fusions=frozenset({"gelu"}),
         frozen_fusions=frozenset({"conv_bn"}),
     )
     rules = RULES
-    static_shapes_only = True
     options = (
         vendor_option("graph_flags", WORDS, "DICP_TOPS_FLAGS", "what TopsRider's graph compiler is "
                       "told: chip, clusters, passes", default=GRAPH_FLAGS),
@@ -63,18 +62,14 @@ class TopsTarget(GraphTarget):
         if not find_toolchain(config).simulated and config.runs_on != "device":
             if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
                 return HOST_TENSORS
+        if any(0 in tensor.shape for tensor in tensors):
+            return "HLIR has no empty tensors"
         return ""
 
     def fuse(
         self, builder: Builder, items: Sequence[Item], outputs: Sequence[object]
     ) -> Sequence[Item]:
         return cancelled(builder, items, outputs)
-
-    def assign_formats(self, builder: Builder, graph: Graph, static: Collection[Slot]) -> Graph:
-        return graph
-
-    def bucket_refusal(self, graph: Graph) -> str | None:
-        return "the target pads no inputs"
 
     # ---- source, binary, run --------------------------------------------------------------------
 
