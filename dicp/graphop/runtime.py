@@ -245,6 +245,7 @@ class _Plan:
             return value
         if value.shape != self._shape(slot):
             raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
+        value = value.to(getattr(torch, row["dtype"]))  # batch norm's statistics, of 16-bit floats
         strides = self._shape(slot, "strides")
         if value.stride() == strides or not value.numel():
             return value
