@@ -112,6 +112,8 @@ class _Plan:
         self.slots: list[dict[str, Any]] = program["slots"]
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.outputs = [self._argument(output) for output in program["outputs"]]
+        graphs = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
+        self.compiled = {i["slot"] for step in graphs for i in step["inputs"] if "slot" in i}
         dying = self._last_uses(program)
         self.once = [self._step(step) for step in program["once"]]
         self.steps = [
@@ -245,7 +247,6 @@ class _Plan:
             return value
         if value.shape != self._shape(slot):
             raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
-        value = value.to(getattr(torch, row["dtype"]))  # batch norm's statistics, of 16-bit floats
         strides = self._shape(slot, "strides")
         if value.stride() == strides or not value.numel():
             return value
@@ -287,7 +288,9 @@ class _Plan:
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
-            if tuple(tensor.shape) != self._shape(slot) or tensor.dtype != dtype:
+            # what eager calls alone read may have come from one with another dtype than inferred
+            differs = tensor.dtype != dtype and slot in self.compiled
+            if differs or tuple(tensor.shape) != self._shape(slot):
                 raise InputMismatchError(
                     position,
                     f"{dtype}{list(self._shape(slot))}",
