@@ -161,7 +161,7 @@ def test_inputs_with_gaps_are_copied_as_they_lie() -> None:
 def test_what_the_driver_does_not_record_is_launched_with_the_reason() -> None:
     run, replays = graphed(lambda x: torch.relu(x) + 1, torch.ones(4, 8))
     replays.refusal = "operation not permitted when stream is capturing\nmore of it"
-    with pytest.warns(FallbackWarning, match="recorded: operation not permitted.*capturing$"):
+    with pytest.warns(FallbackWarning, match="captured: operation not permitted.*capturing$"):
         results = [run([torch.full((4, 8), float(k))])[0] for k in range(5)]
     assert [float(y[0, 0]) for y in results] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert replays.recorded == 1
