@@ -33,7 +33,6 @@ from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import (
     OpOverload,
     expression_of,
-    has_hint,
     hint_of,
     is_plain_symbol,
     schema_of,
@@ -71,7 +70,6 @@ class Lowering:
         self.items: list[Item] = builder.nodes
         self.inputs: list[Slot | None] = []
         self.symbols: dict[str, list[int]] = {}
-        self.hints: dict[str, int] = {}
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
@@ -108,8 +106,6 @@ class Lowering:
     def _bind_symbol(self, size: Any, place: list[int]) -> None:
         if is_plain_symbol(size):
             self.symbols.setdefault(str(expression_of(size)), place)
-            if has_hint(size):
-                self.hints[str(expression_of(size))] = hint_of(size)
 
     def _attribute(self, node: fx.Node) -> Any:
         target = attrgetter(str(node.target))(self.gm)
