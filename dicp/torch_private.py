@@ -351,11 +351,6 @@ UNKNOWN_SIZE: Final = 1 << 20
 """What a size that depends on data counts as where layouts and costs are compared."""
 
 
-def has_hint(size: torch.SymInt) -> bool:
-    """Whether the value that a size was traced with is known."""
-    return size.node.has_hint()  # type: ignore[no-any-return]
-
-
 def hint_of(size: Any) -> int:
     """An integer, or the value that a symbolic one was traced with."""
     if not isinstance(size, torch.SymInt):
