@@ -488,8 +488,8 @@ class SpecializationWarning(DicpWarning):
         self.symbols = tuple(symbols)
         super().__init__(
             f"a graph has been compiled for more than {limit} values of the sizes "
-            f"{', '.join(symbols)}; the least recently used programs are dropped and compiled again "
-            "when their sizes return. Pad the inputs to a few sizes to keep them all."
+            f"{', '.join(symbols)}; the least recently used programs are dropped and compiled "
+            "again when their sizes return. Pad the inputs to a few sizes to keep them all."
         )
 
 
