@@ -48,6 +48,8 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
+    "pytest_plugin": 8,
+    "testing": 9,
     "cli": 9,
     "__main__": 10,
     "__init__": 10,
