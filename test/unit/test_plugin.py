@@ -22,12 +22,11 @@ def folder(tmp_path: Path) -> Path:
     installed.mkdir(parents=True)
     (installed / "entry_points.txt").write_text(ENTRY)
     (installed / "METADATA").write_text(METADATA)
-    (tmp_path / "project").mkdir()
-    return tmp_path / "project"
+    return tmp_path
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(folder.parent / "site")])
+    path = os.pathsep.join([str(ROOT), str(folder / "site")])
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
          *arguments],
@@ -37,15 +36,15 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_list_runs_from_any_folder(folder: Path) -> None:
-    (folder / "static.ini").write_text(
-        f"[pytest]\ntestpaths = {os.path.relpath(ROOT, folder)}/test/op/test_scan.py\n"
-    )
+    (folder / "lists").mkdir()
+    listed = f"{os.path.relpath(ROOT, folder / 'lists')}/test/op/test_scan.py"
+    (folder / "lists" / "static.ini").write_text(f"[pytest]\ntestpaths = {listed}\n")
     found = run(
-        folder.parent, "-c", str(folder / "static.ini"), "--backend", "cpugraph",
+        folder, "-c", "lists/static.ini", "--backend", "cpugraph",
         "--dynamic", "false", "-k", "cumprod and not ints", "--results", "found.json",
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr
-    results = json.loads((folder.parent / "found.json").read_text())
+    results = json.loads((folder / "found.json").read_text())
     (outcome,) = results["tests"].values()
     assert outcome == "passed" and results["eager"] == {}
 
