@@ -489,6 +489,14 @@ def vendor_variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def tool_variable(name: str) -> str:
+    """A variable of the operator tools, such as OP_CAPTURE_LIST, as it is set now.
+
+    Programs change these between two runs of one process, so they are read at every call.
+    """
+    return os.environ.get(name, "")
+
+
 def vendor_option(
     name: str,
     kind: Kind,

@@ -392,6 +392,68 @@ class CacheFolderError(DicpError):
         )
 
 
+class UnknownFeatureError(DicpError):
+    """A name that no feature of the operator tools has."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        self.nearest = _nearest(name, known)
+        super().__init__(
+            f"no operator tool provides the feature {name!r}.{_did_you_mean(self.nearest)} "
+            f"Features: {', '.join(self.known)}."
+        )
+
+
+class OperatorNameError(DicpError):
+    """A dotted name of an operator that leads to no function."""
+
+    def __init__(self, name: str, near: Sequence[str] = ()) -> None:
+        self.name = name
+        self.near = tuple(near)
+        known = f" Near names: {', '.join(self.near)}." if near else ""
+        super().__init__(
+            f"operator name {name!r} leads to no function.{known} Write it as a program does, such "
+            "as torch.add, torch.Tensor.add or torch.nn.functional.linear; a third-party module "
+            "must be importable."
+        )
+
+
+class ToolVariableError(DicpError, ValueError):
+    """An environment variable or argument of an operator tool with a text it cannot take."""
+
+    def __init__(self, variable: str, value: str, expected: str) -> None:
+        self.variable = variable
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{variable} is {value!r}; expected {expected}.")
+
+
+class OverflowFoundError(DicpError, ArithmeticError):
+    """`overflow_check` met a value that is infinite or not a number (raise_on_bad=True)."""
+
+    def __init__(self, operator: str, tensor: str, user_line: str) -> None:
+        self.operator = operator
+        self.tensor = tensor
+        self.user_line = user_line
+        super().__init__(
+            f"{operator}: {tensor} holds inf or nan.{_at(user_line)} Look at the operator's inputs "
+            "in the table above; raise_on_bad=False only reports."
+        )
+
+
+class CaptureFormatError(DicpError, ValueError):
+    """A capture on disk that cannot be read."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        super().__init__(
+            f"capture {str(path)!r} cannot be read: {_sentence(reason)} Capture the operator again "
+            "with dicp.op_tools.OpCapture."
+        )
+
+
 class DicpWarning(UserWarning):
     """Base of all warnings given by dicp."""
 
@@ -412,6 +474,10 @@ class SerialWarning(DicpWarning):
 
 class SimulatorWarning(DicpWarning):
     """A simulator stands in for a device: its numerics count, its speed does not."""
+
+
+class ToolWarning(DicpWarning):
+    """An operator tool does less than it was asked for; the program goes on."""
 
 
 class SpecializationWarning(DicpWarning):

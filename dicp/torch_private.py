@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, overrides
 
 OLDEST: Final = (2, 11)
 NEWEST: Final = (2, 13)
@@ -186,6 +186,33 @@ def write_out_traces(gm: fx.GraphModule) -> None:
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written in place; -1 for one that does not count that."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def push_function_mode(mode: Any) -> None:
+    """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""
+    overrides._push_mode(mode)
+
+
+def pop_function_mode(mode: Any) -> None:
+    """Leave `mode`, wherever it stands among this thread's modes."""
+    above = []
+    while overrides._len_torch_function_stack():
+        top = overrides._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+
+
+def unhooked_functions() -> Any:
+    """A context in which no TorchFunctionMode and no tensor subclass sees torch's functions."""
+    return torch._C.DisableTorchFunction()
 
 
 def current_stream(device: int) -> int:
