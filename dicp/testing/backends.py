@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from dicp.dynamo_bridge.backend import SUFFIX, Backend, target_for_devices
-from dicp.target import discover
+from dicp.dynamo_bridge.backend import Backend, target_for_devices
+from dicp.target import SUFFIX, discover
 from dicp.torch_private import backend_registry, dynamo_counters
 
 

@@ -48,6 +48,8 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
+    "new_vendor": 8,
+    "vendor_report": 8,
     "pytest_plugin": 8,
     "testing": 9,
     "cli": 9,

@@ -23,9 +23,13 @@ from dicp.target import Check
 class FakeTarget:
     name: str
     checks: tuple[Check, ...]
+    on_simulator: bool = False
 
     def doctor(self, config: Config) -> list[Check]:
         return list(self.checks)
+
+    def simulated(self, config: Config) -> bool:
+        return self.on_simulator
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class OperatorRow:
 
 
 READY = FakeTarget("ready", (Check("compiler", True, "cc 13.2, -O3"), Check("threads", True, "2")))
-SIMULATED = FakeTarget("simulated", (Check("simulator", True, "clean-room [bold]x[/bold]"),))
+SIMULATED = FakeTarget("simulated", (Check("sdk", True, "clean-room [bold]x[/bold]"),), True)
 MISSING = FakeTarget("missing", (Check("sdk", False, "no SDK in /opt", "install the SDK"),))
 ROWS = [
     OperatorRow("aten.sort.default", "eager", "no rule: sorting is a library's work"),
