@@ -18,6 +18,8 @@ from dicp.config import is_set
 from dicp.pytest_plugin import option
 from dicp.testing import counts, sample
 
+TRACE_LOG = "torch.__trace"
+"""PyTorch's log of what it compiles."""
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 
 
@@ -39,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = option(config, "sample")
     if wanted:  # workers of a parallel run are handed the options as they are
         config.option.dicp_sample = "{1}:{0}".format(*sample.part(wanted))
-    logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
+    logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
     _use_testpaths_of_the_ini_file(config)
     _use_a_cache_of_our_own(config)

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dicp import cli
+from dicp import target as target_module
 from dicp.cache import Cache, key_of
 from dicp.config import OPTIONS, Config
 from dicp.errors import TargetNotFoundError
@@ -66,7 +67,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise ImportError("libsdk.so.1: cannot open shared object file")
             return known[name]
 
-        monkeypatch.setattr(cli, "discover", lambda: dict.fromkeys([*known, *broken]))
+        for module in (cli, target_module):
+            monkeypatch.setattr(module, "discover", lambda: dict.fromkeys([*known, *broken]))
         monkeypatch.setattr(cli, "find_target", find)
 
     return install
