@@ -284,18 +284,5 @@ class StreamPool:
             release(block)
 
 
-class OwnMemory:
-    """Allocates a workspace for one run and never reuses it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def take(self, size: int) -> torch.Tensor:
-        return _fresh(size, self.device)
-
-    def give(self, block: torch.Tensor) -> None:
-        """Does nothing: a recording keeps the memory it uses, and no other run may take it."""
-
-
 def _fresh(size: int, device: torch.device) -> torch.Tensor:
     return torch.empty(size + 64, dtype=torch.uint8, device=device)

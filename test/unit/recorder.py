@@ -55,7 +55,7 @@ class Recording(Target):
 class Recorder(Recording, CpuTarget):
     """The host's programs."""
 
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         return OWN_RULES  # whatever library is fastest on this machine
 
 

@@ -37,7 +37,7 @@ class PastBlas(CpuTarget):
         super().__init__()
         self.steps: list[str] = []
 
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         return RULES_PAST_BLAS
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:

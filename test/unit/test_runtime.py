@@ -126,7 +126,7 @@ def test_plans_for_other_sizes_keep_no_workspace(monkeypatch: pytest.MonkeyPatch
             taken.append(super().take(size))
             return taken[-1]
 
-    monkeypatch.setattr(find_target("cpu"), "_pool", Watched())
+    monkeypatch.setattr(find_target("cpu"), "host_pool", Watched())
     compiled = torch.compile(chain, backend="cpugraph", dynamic=True)
     w = torch.rand(64, 64) / 64
     for n in (*range(100, 800, 100), 150, 450):

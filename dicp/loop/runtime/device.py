@@ -122,6 +122,19 @@ class WorkspacePool:
             release(block)
 
 
+class OwnMemory:
+    """Allocates a workspace for one run and never reuses it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def take(self, size: int) -> torch.Tensor:
+        return torch.empty(size + 64, dtype=torch.uint8, device=self.device)
+
+    def give(self, block: torch.Tensor) -> None:
+        """Does nothing: a recording keeps the memory it uses, and no other run may take it."""
+
+
 def is_kept(block: torch.Tensor, beside: Sequence[torch.Tensor], most: int, bound: int) -> bool:
     """Whether to keep a workspace for the next run: with those kept already (`beside`), at most
     `most` blocks and `bound` bytes."""

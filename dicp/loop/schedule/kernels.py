@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
@@ -47,10 +48,10 @@ Step = Kernel | Call
 
 @dataclass
 class Schedule:
-    """Kernels and calls in the order they run."""
+    """Kernels and calls in the order they run; targets may replace kernels by steps of theirs."""
 
     graph: Graph
-    steps: list[Step]
+    steps: list[Any]
 
 
 def schedule(

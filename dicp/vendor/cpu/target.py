@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,27 +13,17 @@ from torch import fx
 from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.ir.expr import Call
-from dicp.loop.lowering import RULES, Lowering, RuleTable
-from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
-from dicp.loop.runtime.device import Native, WorkspacePool
-from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.kernel import Kernel
+from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
-from dicp.loop.schedule.kernels import schedule
-from dicp.target import (
-    Artifact,
-    Check,
-    Executable,
-    Facts,
-    LowerContext,
-    RuleTarget,
-    Source,
-    tensors_of,
-)
+from dicp.loop.target import KernelSources, LoopTarget
+from dicp.target import Check, Facts
 from dicp.toolchain import load_library
 from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
-from dicp.vendor.cpu.render.kernel import render
+from dicp.vendor.cpu.render.kernel import CppKernel, render
 from dicp.vendor.cpu.render.scatter import without_zeros
 from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
@@ -54,7 +45,7 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
-class CpuTarget(RuleTarget):
+class CpuTarget(LoopTarget):
     """Compiles for the machine it runs on."""
 
     name = "cpu"
@@ -72,73 +63,57 @@ class CpuTarget(RuleTarget):
         recomputes_operands=True,
     )
     rules = OWN_RULES
+    cross_row = CrossRow()
 
     def __init__(self) -> None:
+        super().__init__()
         self._libraries = Libraries()
-        self._pool = WorkspacePool()
         self._begun: Begun = {}
 
-    def unsupported(self, node: fx.Node) -> str:
-        external = (t.device for t in tensors_of(node) if t.device.type != self.device_type)
-        return super().unsupported(node) or next((f"tensor on {d}" for d in external), "")
+    # ---- from graph to source -------------------------------------------------------------------
 
-    # ---- lower, render, build, load -------------------------------------------------------------
-
-    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        lowering = Lowering(gm, context, self._rules(gm, context.config), self.decide)
-        graph = lowering.run()
-        plan = schedule(graph, context.config.fuse, cross_row=CrossRow())
-        plan.steps = without_zeros(plan.steps)
-        non_temporal = cache_bytes()
-        rendered = {
-            k: render(s, non_temporal) for k, s in enumerate(plan.steps) if not isinstance(s, Call)
-        }
-        builder = ProgramBuilder(plan)
-        program = builder.build(rendered, lowering.reports)
-        builder.release()
-        return program
-
-    def _rules(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
         """The rules; their matrix products call what is fastest on this machine."""
         if not any(PAST_BLAS.get(n.target) for n in gm.graph.nodes):
             return OWN_RULES
         return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
 
-    def render(self, program: LoopProgram, config: Config) -> Source:
-        texts = program.kernel_texts
-        own = {n: body for n, body in texts.items() if group_of(n) is None}
-        comments = sources_of(program.plain)
-        return Source(texts, lambda: {"kernels.cpp": unit_text("prelude.h", own, comments)})
+    def schedule(
+        self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
+    ) -> Sequence[Any]:
+        return without_zeros(super().schedule(gm, graph, device, config))
+
+    def render_kernel(self, step: Kernel, config: Config) -> CppKernel:
+        return render(step, cache_bytes())
+
+    def source_files(self, sources: KernelSources) -> Mapping[str, str]:
+        own = {n: body for n, body in sources.texts.items() if group_of(n) is None}
+        return {"kernels.cpp": unit_text("prelude.h", own, sources.comments())}
+
+    # ---- from source to executable --------------------------------------------------------------
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
         groups = expected_groups(gm, train)
         if groups and _is_blas_slow(config):
             Units.open(config, cache, self._begun).begin(groups)
 
-    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
-        units = Units.open(config, cache, self._begun)
-        return Artifact(
-            self.name,
-            {"program": program.plain, "texts": source.texts},
-            units.build(source.texts, sources_of(program.plain)),
-            program.objects,
-        )
+    def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, str]:
+        return Units.open(config, cache, self._begun).build(sources.texts, sources.comments())
 
-    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        units, program = dict(artifact.units), artifact.program["program"]
+    def runtime(self, sources: KernelSources, cache: Cache, config: Config) -> Native:
+        units = sources.units
         libraries = self._loaded(units, lambda key: cache.get("unit", key))
         if units.values() - libraries.keys():
             # Units were removed from the cache after the program was stored. Load the entries built
             # here, not the cache's: other processes may be clearing it at the same time.
             made = Units.open(config, cache, self._begun)
-            units = made.build(artifact.program["texts"], sources_of(program))
+            units = made.build(sources.texts, sources.comments())
             libraries = self._loaded(units, made.entries.__getitem__)
         functions = {
             name: libraries[key].address(name) for name, key in units.items() if name != "driver"
         }
         run = _RUN(libraries[units["driver"]].address("dicp_run"))
-        machine = Native(functions, run, tuple(libraries.values()))
-        return LoopExecutable(program, machine, self._pool, artifact.objects)
+        return Native(functions, run, tuple(libraries.values()))
 
     def _loaded(
         self, units: Mapping[str, str], entry_of: Callable[[str], Entry | None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,10 +14,10 @@ from torch import fx
 
 from dicp.cache import Cache, key_of
 from dicp.config import Config
-from dicp.errors import SimulatorForbiddenError, SimulatorWarning, ToolchainError
+from dicp.errors import ToolchainError
 from dicp.gpu import graph_capture
 from dicp.gpu.build import Variant
-from dicp.gpu.launch import Device, OwnMemory, StreamPool
+from dicp.gpu.launch import Device, StreamPool
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.scalars import scalars_to_device
@@ -26,13 +25,14 @@ from dicp.gpu.split import LEAST_CROSS_ROW_PARTS, PartitionedSum, split_reductio
 from dicp.gpu.tiles import WIDEST_CROSS_ROW
 from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
-from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.program import LoopProgram, ProgramBuilder, sources_of
-from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.program import LoopProgram
+from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import CrossRow
-from dicp.loop.schedule.kernels import Schedule, Step, schedule
+from dicp.loop.schedule.kernels import Step, schedule
+from dicp.loop.target import KernelSources, LoopTarget
 from dicp.target import (
     Artifact,
     Check,
@@ -40,10 +40,6 @@ from dicp.target import (
     Executable,
     Facts,
     LowerContext,
-    RuleTarget,
-    Source,
-    computes_size,
-    tensors_of,
 )
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
@@ -74,7 +70,7 @@ class TritonLowering(GpuLowering):
     device_facts = GPU
 
 
-class TritonTarget(RuleTarget):
+class TritonTarget(LoopTarget):
     """Compiles for the GPU the tensors lie on; CPU tensors are run by Triton's interpreter."""
 
     name = "triton"
@@ -88,49 +84,50 @@ class TritonTarget(RuleTarget):
         conv_channels_last="always",
     )
     rules = OWN_RULES
+    lowering = TritonLowering
+    bakes_lines = True
 
     def __init__(self) -> None:
-        self._host_pool = WorkspacePool()
+        super().__init__()
         self._pools: dict[int, StreamPool] = {}
         self._workers = Workers()
-        self._warned = False
 
     def unsupported(self, node: fx.Node) -> str:
         if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
             return ""
         return super().unsupported(node)
 
-    def _decide_on(self, device: str, node: fx.Node) -> Decision:
-        """As `decide`, for a graph whose tensors lie on `device`."""
-        decision = self.decide(node)
-        if decision.kind == "eager" or ATTENTION.get(node.target) is not None:
-            return decision
-        external = [t.device for t in tensors_of(node) if str(t.device) != device]
-        if not external or computes_size(node):
-            return decision
-        return Decision("eager", f"tensor on {external[0]} in a graph on {device}")
+    def decide_on(self, device: str, node: fx.Node) -> Decision:
+        if ATTENTION.get(node.target) is not None:
+            return self.decide(node)
+        return super().decide_on(device, node)
 
-    # ---- lower, render, build, load -------------------------------------------------------------
+    # ---- from graph to source -------------------------------------------------------------------
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        device = device_of(gm)
-        if device == "cpu":
-            _allow_simulator(context.config)
-        else:
+        device = self.device_of(gm)
+        if device != "cpu":
             scalars_to_device(gm, torch.device(device))
-        lowering = TritonLowering(gm, context, OWN_RULES, partial(self._decide_on, device))
-        graph = lowering.run()
+        return super().lower(gm, context)
+
+    def schedule(
+        self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
+    ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        steps, partitions = _scheduled(graph, first, context.config.fuse)
-        products = place_products(steps, graph.outputs, self.chooser(device, context.config))
-        placed = [partitioned(step, partitions) for step in products]
-        rendered = {k: _rendered(s) for k, s in enumerate(placed) if not isinstance(s, Call)}
-        builder = ProgramBuilder(Schedule(graph, [_plain_step(s) for s in placed]))
-        program = builder.build(rendered, lowering.reports, device)
-        program.plain["static"] = sorted(context.static_inputs)
-        builder.release()
-        return program
+        steps, partitions = _scheduled(graph, first, config.fuse)
+        products = place_products(steps, graph.outputs, self.chooser(device, config))
+        return [partitioned(step, partitions) for step in products]
+
+    def render_kernel(
+        self, step: Kernel | GeneratedProduct | PartitionedKernel, config: Config
+    ) -> TritonKernel:
+        if isinstance(step, GeneratedProduct):
+            return render_product(step.product, step.tiling, tf32_allowed())
+        return render_partitioned(step) if isinstance(step, PartitionedKernel) else render(step)
+
+    def source_files(self, sources: KernelSources) -> Mapping[str, str]:
+        return {"kernels.py": kernel_file(sources)}
 
     def chooser(self, name: str, config: Config) -> Chooser:
         """Chooses how products are computed: by the table, else by the autotuner if asked for."""
@@ -159,60 +156,46 @@ class TritonTarget(RuleTarget):
         self, cache: Cache, config: Config, program: Mapping[str, Any], texts: Mapping[str, str]
     ) -> LoopExecutable:
         """A program on its device that allocates its own workspaces for each run."""
-        device = torch.device(program["device"])
-        index = torch.cuda.current_device() if device.index is None else device.index
-        plan = Plan(program, texts, architecture(device))
-        runtime = Device(plan, self._builder(cache, config), find_driver(), index)
-        return LoopExecutable(program, runtime, OwnMemory(device))
+        artifact = Artifact(self.name, {"program": program, "texts": texts})
+        return self.executable(artifact, cache, config, OwnMemory(torch.device(program["device"])))
 
-    def render(self, program: LoopProgram, config: Config) -> Source:
-        texts = program.kernel_texts
-        return Source(texts, lambda: {"kernels.py": kernel_file(texts, program.plain)})
+    # ---- from source to executable --------------------------------------------------------------
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
-        if device_of(gm, "example_value") != "cpu":
+        if self.device_of(gm, "example_value") != "cpu":
             self._workers.warm_up(config.jobs)
 
-    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
-        plain = {"program": program.plain, "texts": source.texts}
-        device = torch.device(program.plain["device"])
-        if device.type != "cpu":
-            plan = Plan(program.plain, source.texts, architecture(device))
+    def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, Any]:
+        if sources.device.type != "cpu":
+            plan = Plan(sources.program, sources.texts, architecture(sources.device))
             self._builder(cache, config).build(plan.jobs())
-        checked = [at for step in program.plain["steps"] for _, at in step.get("sites", ()) if at]
-        return Artifact(self.name, plain, {}, program.objects, baked=tuple(checked))
+        return {}
+
+    def runtime(self, sources: KernelSources, cache: Cache, config: Config) -> DeviceRuntime:
+        if sources.device.type == "cpu":
+            from dicp.vendor.triton.simulator import Simulator  # imports a second Triton
+
+            self.warn_of_simulator("Triton's interpreter")
+            return Simulator(sources.texts)
+        plan = Plan(sources.program, sources.texts, architecture(sources.device))
+        index = index_of(sources.device)
+        return Device(plan, self._builder(cache, config), find_driver(), index)
+
+    def pool(self, device: torch.device) -> Pool:
+        if device.type == "cpu":
+            return self.host_pool
+        return self._pools.setdefault(index_of(device), StreamPool(device))
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        program, texts = artifact.program["program"], artifact.program["texts"]
-        device = torch.device(program["device"])
-        if device.type == "cpu":
-            return self._simulated(program, texts, artifact.objects)
-        index = torch.cuda.current_device() if device.index is None else device.index
-        plan = Plan(program, texts, architecture(device))
-        runtime = Device(plan, self._builder(cache, config), find_driver(), index)
-        pool = self._pools.setdefault(index, StreamPool(device))
-        executable = LoopExecutable(program, runtime, pool, artifact.objects)
-        if config.mode not in graph_capture.MODES:
+        executable = self.executable(artifact, cache, config)
+        program, device = artifact.program["program"], executable.loaded.device
+        if device.type == "cpu" or config.mode not in graph_capture.MODES:
             return executable
         # A recording has its own workspaces, which are not lent to runs on other streams.
-        recorded = LoopExecutable(program, runtime, OwnMemory(device), artifact.objects)
+        recorded = self.executable(artifact, cache, config, OwnMemory(device))
         return graph_capture.CapturedProgram(
             program, executable, program["static"], record_on_device, recorded
         )
-
-    def _simulated(
-        self, program: Mapping[str, Any], texts: Mapping[str, str], objects: Sequence[Any]
-    ) -> LoopExecutable:
-        from dicp.vendor.triton.simulator import Simulator  # imports a second Triton
-
-        if not self._warned:
-            self._warned = True
-            message = (
-                "tritongraph runs CPU tensors through Triton's interpreter: "
-                "its numerics count, its speed does not."
-            )
-            warnings.warn(SimulatorWarning(message), stacklevel=2)
-        return LoopExecutable(program, Simulator(texts), self._host_pool, objects)
 
     def _builder(self, cache: Cache, config: Config) -> Builder:
         return Builder(cache, self._workers, config.jobs)
@@ -281,11 +264,6 @@ def _chips() -> list[str]:
     return [torch.cuda.get_device_name(k) for k in range(count)]
 
 
-def _allow_simulator(config: Config) -> None:
-    if config.runs_on == "device":
-        raise SimulatorForbiddenError("triton", "Move the model and its inputs to a GPU")
-
-
 def _scheduled(
     graph: Graph, first: Mapping[Any, int], fuse: bool
 ) -> tuple[list[Step], Sequence[PartitionedSum]]:
@@ -299,34 +277,17 @@ def _scheduled(
     return schedule(graph, fuse, CROSS_ROW).steps, ()
 
 
-def _rendered(step: Kernel | GeneratedProduct | PartitionedKernel) -> TritonKernel:
-    if isinstance(step, GeneratedProduct):
-        return render_product(step.product, step.tiling, tf32_allowed())
-    return render_partitioned(step) if isinstance(step, PartitionedKernel) else render(step)
+def index_of(device: torch.device) -> int:
+    """The number of a GPU; of the current one if `device` names none."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _plain_step(step: Step | GeneratedProduct | PartitionedKernel) -> Step:
-    if isinstance(step, GeneratedProduct):
-        return step.product.kernel
-    return step.kernel if isinstance(step, PartitionedKernel) else step
-
-
-def device_of(gm: fx.GraphModule, values: str = "val") -> str:
-    """The device of the graph's tensors, which nodes hold in their meta under key `values`."""
-    for node in gm.graph.nodes:
-        val = node.meta.get(values)
-        for item in val if isinstance(val, (tuple, list)) else [val]:
-            if isinstance(item, torch.Tensor) and item.device.type == "cuda":
-                return str(item.device)
-    return "cpu"
-
-
-def kernel_file(texts: Mapping[str, str], plain: Mapping[str, Any]) -> str:
+def kernel_file(sources: KernelSources) -> str:
     """The kernels as a Python file, each below comments that list the operators it computes."""
-    comments = sources_of(plain)
+    comments = sources.comments()
     kernels = [
         {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
-        for name, body in texts.items()
+        for name, body in sources.texts.items()
     ]
     return render_template(FOLDER / "kernels.py.jinja", kernels=kernels)
 

@@ -1,0 +1,212 @@
+"""The base class of targets that generate kernels: the stages from a graph to an executable.
+
+A vendor states facts and writes three methods: `render_kernel` (a scheduled kernel -> source text),
+`compile` (source texts -> what the cache holds) and `runtime` (what launches the kernels), with
+`fingerprint` and `doctor` of every target. It overrides the other methods where it differs.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.errors import SimulatorForbiddenError, SimulatorWarning
+from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.lowering import RULES, Lowering
+from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
+from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool, WorkspacePool
+from dicp.loop.runtime.executable import LoopExecutable
+from dicp.loop.schedule.fusion import CrossRow
+from dicp.loop.schedule.kernels import Schedule, schedule
+from dicp.rules import RuleTable
+from dicp.target import (
+    Artifact,
+    Decision,
+    Executable,
+    LowerContext,
+    RuleTarget,
+    Source,
+    computes_size,
+    tensors_of,
+)
+
+
+@dataclass(frozen=True)
+class KernelSources:
+    """A program's kernels as source text, in this or another process."""
+
+    program: Mapping[str, Any]
+    """The serialized program, `LoopProgram.plain`."""
+    texts: Mapping[str, str]
+    """Kernel name -> body, as `render_kernel` wrote it."""
+    units: Mapping[str, Any] = field(default_factory=dict)
+    """What `LoopTarget.compile` returned; empty while it runs."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the program was compiled for."""
+        return torch.device(self.program["device"])
+
+    def comments(self) -> dict[str, list[str]]:
+        """Kernel name -> what it computes: operator, graph node, user line."""
+        return sources_of(self.program)
+
+
+class LoopTarget(RuleTarget):
+    """A target whose programs are loop kernels between library calls.
+
+    A graph without tensors on a device of type `device_type` is compiled for the CPU. A vendor of
+    other hardware simulates it there.
+    """
+
+    rules: RuleTable = RULES
+    lowering: type[Lowering] = Lowering
+    cross_row: CrossRow | None = None
+    """Which cross-row reductions are fused into inner reductions; None: `render_kernel` need not
+    know stores with `op` outside of scatters."""
+    bakes_lines = False
+    """Whether compiled kernels contain the user's lines, for the messages of runtime checks."""
+
+    def __init__(self) -> None:
+        self.host_pool: Pool = WorkspacePool()
+        self._warned = False
+
+    # ---- what a vendor writes -------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def render_kernel(self, step: Any, config: Config) -> RenderedKernel:
+        """The source text and launch arguments of a kernel, an item of `schedule`."""
+
+    @abc.abstractmethod
+    def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, Any]:
+        """Compile what the cache lacks; returns JSON values by which `runtime` finds the results.
+
+        Raises CompilerError and ToolchainError.
+        """
+
+    @abc.abstractmethod
+    def runtime(self, sources: KernelSources, cache: Cache, config: Config) -> DeviceRuntime:
+        """What launches the compiled kernels; compiles again what has left the cache."""
+
+    # ---- what a vendor may override -------------------------------------------------------------
+
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        """The rules for one graph."""
+        return self.rules
+
+    def decide_on(self, device: str, node: fx.Node) -> Decision:
+        """As `decide`, for a graph whose kernels run on `device`."""
+        decision = self.decide(node)
+        if decision.kind == "eager" or computes_size(node):
+            return decision
+        external = [t.device for t in tensors_of(node) if not _is_on(device, t.device)]
+        if not external:
+            return decision
+        return Decision("eager", f"tensor on {external[0]} in a graph on {device}")
+
+    def schedule(
+        self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
+    ) -> Sequence[Any]:
+        """The Calls and the kernels for `render_kernel` in the order they run."""
+        return schedule(graph, config.fuse, self.cross_row).steps
+
+    def source_files(self, sources: KernelSources) -> Mapping[str, str]:
+        """The program's source as files to read, for dumps and `explain`."""
+        return {f"{name}.txt": text for name, text in sources.texts.items()}
+
+    def pool(self, device: torch.device) -> Pool:
+        """The memory for intermediate results of programs on `device`."""
+        return self.host_pool if device.type == "cpu" else OwnMemory(device)
+
+    # ---- the stages -----------------------------------------------------------------------------
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
+        config, device = context.config, self.device_of(gm)
+        if self.simulates(device):
+            self.allow_simulator(config)
+        decide = partial(self.decide_on, device)
+        lowering = self.lowering(gm, context, self.rules_for(gm, config), decide)
+        graph = lowering.run()
+        steps = list(self.schedule(gm, graph, device, config))
+        rendered = {
+            k: self.render_kernel(step, config)
+            for k, step in enumerate(steps) if not isinstance(step, Call)
+        }  # fmt: skip
+        builder = ProgramBuilder(Schedule(graph, steps))
+        program = builder.build(rendered, lowering.reports, device)
+        program.plain["static"] = sorted(context.static_inputs)
+        builder.release()
+        return program
+
+    def render(self, program: LoopProgram, config: Config) -> Source:
+        sources = KernelSources(program.plain, program.kernel_texts)
+        return Source(sources.texts, lambda: self.source_files(sources))
+
+    def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
+        units = self.compile(KernelSources(program.plain, source.texts), cache, config)
+        steps = program.plain["steps"] if self.bakes_lines else ()
+        baked = tuple(at for step in steps for _, at in step.get("sites", ()) if at)
+        plain = {"program": program.plain, "texts": source.texts}
+        return Artifact(self.name, plain, units, program.objects, baked)
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        return self.executable(artifact, cache, config)
+
+    def executable(
+        self, artifact: Artifact, cache: Cache, config: Config, pool: Pool | None = None
+    ) -> LoopExecutable:
+        """The loaded program, with its intermediate results in `pool` if one is given."""
+        program, texts = artifact.program["program"], artifact.program["texts"]
+        sources = KernelSources(program, texts, artifact.units)
+        runtime = self.runtime(sources, cache, config)
+        memory = self.pool(sources.device) if pool is None else pool
+        return LoopExecutable(program, runtime, memory, artifact.objects)
+
+    # ---- devices and simulators -----------------------------------------------------------------
+
+    def device_of(self, gm: fx.GraphModule, values: str = "val") -> str:
+        """The device of the graph's tensors, which nodes hold in their meta under key `values`."""
+        for node in gm.graph.nodes:
+            val = node.meta.get(values)
+            for item in val if isinstance(val, (tuple, list)) else [val]:
+                if isinstance(item, torch.Tensor) and item.device.type == self.device_type:
+                    return str(item.device)
+        return "cpu"
+
+    def simulates(self, device: str) -> bool:
+        """Whether kernels for `device` run on this target's simulator."""
+        return device == "cpu" and self.device_type != "cpu"
+
+    def allow_simulator(self, config: Config) -> None:
+        """Raises SimulatorForbiddenError where `runs_on` is "device"."""
+        if config.runs_on == "device":
+            fix = f"Move the model and its inputs to a device of type {self.device_type!r}"
+            raise SimulatorForbiddenError(self.name, fix)
+
+    def warn_of_simulator(self, what: str) -> None:
+        """Warn once that `what` stands in for the device."""
+        if self._warned:
+            return
+        self._warned = True
+        message = (
+            f"{self.name}graph runs CPU tensors through {what}: "
+            "its numerics count, its speed does not."
+        )
+        warnings.warn(SimulatorWarning(message), stacklevel=3)
+
+
+def _is_on(device: str, other: torch.device) -> bool:
+    """Whether a tensor on `other` is on the graph's device; "cpu:0" and "cpu" are the same."""
+    return other.type == device if device == "cpu" else str(other) == device
+
+
+__all__ = ["KernelSources", "LoopTarget"]
