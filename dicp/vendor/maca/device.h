@@ -78,6 +78,13 @@ struct d_op_any { template <class T> d_inline T of(T a, T b) { return (T)(a | b)
 struct d_op_all { template <class T> d_inline T of(T a, T b) { return (T)(a & b); } };
 
 template <class Op, int N, class T> d_inline T d_in_wave(T x) {
+#ifdef D_AT_ONCE
+  return d_in_group<N>(x, [](T* row) {
+    for (int step = N / 2; step > 0; step /= 2)
+      for (int k = 0; k < step; ++k) row[k] = Op::of(row[k], row[k + step]);
+    for (int k = 1; k < N; ++k) row[k] = row[0];
+  }, N);
+#endif
   D_UNROLL(6)
   for (int step = N / 2; step > 0; step /= 2) x = Op::of(x, d_lane_above(x, step));
   return d_lane_at(x, d_lane() & ~(N - 1));
@@ -168,11 +175,17 @@ d_inline void d_reduce_pair_apart(T& x, int64_t& at, S& room, P& places) {
 template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R& room) {
   constexpr int G = N < D_WAVE ? N : D_WAVE;
   const int at = d_lane() & (G - 1);
+#ifdef D_AT_ONCE
+  x = d_in_group<G>(x, [](T* row) {
+    for (int k = 1; k < G; ++k) row[k] = Op::of(row[k - 1], row[k]);
+  }, G);
+#else
   D_UNROLL(6)
   for (int step = 1; step < G; step *= 2) {
     const T y = d_lane_below(x, step);
     x = at >= step ? Op::of(y, x) : x;
   }
+#endif
   if constexpr (N <= D_WAVE) {
     x = Op::of(carry, x);
     carry = d_lane_at(x, d_lane() | (G - 1));

@@ -6,6 +6,9 @@
 // the device, and accesses out of range, are errors of the launch.
 #pragma once
 #define D_HOST
+#ifndef D_CHECKED
+#define D_AT_ONCE  // a wave's reductions and scans take one exchange
+#endif
 #ifndef D_WAVE
 #define D_WAVE 64
 #endif
@@ -48,6 +51,7 @@ struct d_fiber {
 static d_fiber d_fibers[D_MOST_THREADS];
 static void* d_scheduler;
 static unsigned long d_exchanged[2][D_MOST_THREADS];
+static unsigned long d_groups[2][D_MOST_THREADS];
 static int d_current;
 static unsigned d_epoch;  // counts barriers and blocks
 static void (*d_body)(void*);
@@ -188,6 +192,18 @@ template <class T> static T d_shuffled(T x, int from, int own, int line) {
 #define d_lane_below __shfl_up
 #define d_lane_at __shfl
 
+// The first lane of each group of N computes for all of it: one exchange in the place of log2(N).
+// Lanes are resumed in order.
+template <int N, class T, class F> static T d_in_group(T x, F all, int line) {
+  d_fiber& own = d_fibers[d_current];
+  T* row = (T*)d_groups[own.parity];
+  own.parity ^= 1;
+  row[d_current] = x;
+  d_yield(D_AT_EXCHANGE, line);
+  if (d_lane() % N == 0) all(row + d_current);
+  return row[d_current];
+}
+
 // ---- launches ------------------------------------------------------------------------------------
 template <class F> static void d_each_block(d_dims grid, d_dims block, F run) {
   gridDim = grid;
@@ -245,4 +261,23 @@ struct d_turn {
   static void kernel##_launch(void** args, const long* sizes)
 __attribute__((destructor)) static void d_free_stacks() {
   if (d_stacks) munmap(d_stacks, (d_size)D_STACK * D_MOST_THREADS);
+}
+
+// Runs consecutive kernels of a graph: one call from Python for all of them.
+struct d_launch {
+  void (*kernel)(void** args, const long* sizes, long* status);
+  const int* slots;
+  long count;
+  const long* sizes;
+};
+#define D_MOST_ARGS 1024
+// Returns 0, or one more than the position of the launch that reported an error in `status`.
+extern "C" long dicp_run(const d_launch* launches, long count, void** table, long* own) {
+  void* args[D_MOST_ARGS];
+  for (long k = 0; k < count; ++k) {
+    for (long i = 0; i < launches[k].count; ++i) args[i] = table[launches[k].slots[i]];
+    launches[k].kernel(args, launches[k].sizes, own);
+    if (own[0] != 0) return k + 1;
+  }
+  return 0;
 }
