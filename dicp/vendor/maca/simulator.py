@@ -18,7 +18,7 @@ from dicp.loop.target import KernelSources
 from dicp.vendor.maca.units import header_texts, unit_text
 
 FLAGS = (
-    "-O1", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-exceptions",
+    "-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-exceptions",
     "-fno-rtti", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-x", "c++",
 )  # fmt: skip
 SMALL_UNIT = 6_000
@@ -55,7 +55,7 @@ class HostUnits:
 
     def build(self, sources: KernelSources) -> dict[str, str]:
         """Kernel name -> key of the unit that holds it; compiles only what the cache lacks."""
-        units = {name: key for name, body in sources.texts.items() if (key := self._known(body))}
+        units = {n: key for n, body in sources.texts.items() if (key := self._known(n, body))}
         missing = {n: body for n, body in sources.texts.items() if n not in units}
         with ThreadPoolExecutor(max(1, self.jobs)) as pool:
             parts = _parts(missing, self.jobs)
@@ -64,9 +64,9 @@ class HostUnits:
             units |= dict.fromkeys(part, key)
         return units
 
-    def _known(self, body: str) -> str:
+    def _known(self, name: str, body: str) -> str:
         """The key of the unit in the cache that holds a kernel; empty if there is none."""
-        entry = self.cache.get("kernel", key_of(body, self.identity))
+        entry = self.cache.get("kernel", key_of(name, body, self.identity))
         key = entry.read("unit").decode() if entry is not None else ""
         unit = self.cache.get("unit", key) if key else None
         if unit is None:
@@ -86,8 +86,8 @@ class HostUnits:
             return {host.OUTPUT: shared, "unit.maca": text.encode()}
 
         self.entries[key] = self.cache.get_or_build("unit", key, build)
-        for body in bodies.values():
-            self.cache.put("kernel", key_of(body, self.identity), {"unit": key.encode()})
+        for name, body in bodies.items():
+            self.cache.put("kernel", key_of(name, body, self.identity), {"unit": key.encode()})
         return key
 
 

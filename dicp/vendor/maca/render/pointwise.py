@@ -28,17 +28,17 @@ class Pointwise(Points):
             self._stmts(self._all_stmts(), scope)
             return self._guarded("blockIdx.x == 0 && threadIdx.x == 0", scope.lines, 1)
         count = self._size(numel(loops))
-        self._push((), 1)
+        kernel = self._push((), 1)
         start = f"((d_index)blockIdx.x * {block.threads * block.steps} + threadIdx.x)"
         apart = block.threads * block.width
         first = start if block.width == 1 else f"{start} * {block.width}"
         if block.steps == 1:
             inside = self._points(self._all_stmts(), loops, "point", block.width, 2)
             head = [f"  const d_index point = {first};"]
-            return [*head, *self._guarded(f"point < {count}", inside, 1)]
+            return [*kernel.lines, *head, *self._guarded(f"point < {count}", inside, 1)]
         inside = self._points(self._all_stmts(), loops, "point", block.width, 3)
         return [
-            f"  const d_index first = {first};", "  #pragma unroll",
+            *kernel.lines, f"  const d_index first = {first};", "  #pragma unroll",
             f"  for (int step = 0; step < {block.steps}; ++step) {{",
             f"    const d_index point = first + step * {apart};",
             *self._guarded(f"point < {count}", inside, 2), f"{margin(1)}}}",

@@ -105,10 +105,11 @@ class Reduction(Points):
         for phase in phases:
             for access in unconditional_reads(phase.stmts):
                 uses[access] = uses.get(access, 0) + 1
+        loops = set(self.kernel.reduction)
         wanted = [
             (ref, index) for (ref, index), count in uses.items()
             if count > 1 and ref.root not in self.stored and index.is_affine
-            and (block.width == 1 or is_along(index, last))
+            and index.variables() & loops and (block.width == 1 or is_along(index, last))
         ]  # fmt: skip
         lines: list[str] = []
         for ref, index in wanted:
