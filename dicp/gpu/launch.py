@@ -237,6 +237,13 @@ class DeviceSegment:
         return function, programs, threads, binary.shared, parameters
 
 
+def index_of(device: torch.device) -> int:
+    """The number of a GPU; of the current one if `device` names none."""
+    if device.index is not None:
+        return device.index
+    return int(torch.get_device_module(device).current_device())
+
+
 MOST_KEPT = 256 << 20
 """Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
 allocator."""

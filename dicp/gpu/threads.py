@@ -1,7 +1,7 @@
 """How the threads of a block divide a kernel's points, for kernels written thread by thread.
 
-`dicp.gpu.tiles` chooses tiles for languages that work on tiles. Here a thread has points of its own:
-groups of adjacent ones that it reads and writes in one access of up to 16 bytes.
+`dicp.gpu.tiles` chooses tiles for languages that work on tiles. Here a thread has points of its
+own: groups of adjacent ones that it reads and writes in one access of up to 16 bytes.
 """
 
 from __future__ import annotations

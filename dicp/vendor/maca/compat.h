@@ -5,6 +5,12 @@
 #define __shfl_down(x, n) __shfl_down_sync(0xffffffffu, x, n)
 #define __shfl_up(x, n) __shfl_up_sync(0xffffffffu, x, n)
 #define __shfl(x, lane) __shfl_sync(0xffffffffu, x, lane)
+#ifdef __CUDACC_RTC__  // lacks some builtin functions
+#define __builtin_inf() __builtin_bit_cast(double, 0x7ff0000000000000ul)
+#define __builtin_nan(text) __builtin_bit_cast(double, 0x7ff8000000000000ul)
+#define __builtin_inff() __builtin_bit_cast(float, 0x7f800000u)
+#define __builtin_nanf(text) __builtin_bit_cast(float, 0x7fc00000u)
+#endif
 #define D_TRAP() asm volatile("trap;")
 #include "gpu.h"
 

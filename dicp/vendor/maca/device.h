@@ -209,7 +209,8 @@ template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R&
 #ifdef D_HOST
 #define d_atomic(op) \
   template <class P, class T> d_inline void d_atomic_##op(P to, d_index at, T x) { \
-    to[at] = d_op_##op::of((T)to[at], x); \
+    T& place = d_atomic_place(to, at); \
+    place = d_op_##op::of(place, x); \
   }
 d_atomic(sum) d_atomic(prod) d_atomic(max) d_atomic(min)
 #else

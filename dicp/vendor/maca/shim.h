@@ -204,6 +204,11 @@ template <int N, class T, class F> static T d_in_group(T x, F all, int line) {
   return row[d_current];
 }
 
+#ifdef D_CHECKED
+#include "checked.h"
+#endif
+template <class T> static T& d_atomic_place(T* to, long at) { return to[at]; }
+
 // ---- launches ------------------------------------------------------------------------------------
 template <class F> static void d_each_block(d_dims grid, d_dims block, F run) {
   gridDim = grid;

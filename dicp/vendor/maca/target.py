@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from dicp.cache import Cache, key_of
-from dicp.config import BOOLEAN, COUNT, Config, vendor_option
+from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
+from dicp.gpu.launch import Device, StreamPool, index_of
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.scalars import scalars_to_device
 from dicp.gpu.split import split_reductions, split_unfused
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import LoopProgram
-from dicp.loop.runtime.device import DeviceRuntime
+from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources, LoopTarget
 from dicp.target import Check, Decision, Facts, LowerContext
 from dicp.torch_private import first_sizes
+from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import DTYPES, GPU
 from dicp.vendor.maca.render.kernel import MacaKernel, render
-from dicp.vendor.maca.simulator import HostUnits, Simulator
-from dicp.vendor.maca.units import unit_text
+from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
+from dicp.vendor.maca.simulator import Simulator, host_compiler
+from dicp.vendor.maca.toolchain import OPTIONS as DEVICE_OPTIONS
+from dicp.vendor.maca.toolchain import device_compiler, driver_api, find_mxcc
+from dicp.vendor.maca.units import Units, unit_text
 
 
 class MacaLowering(GpuLowering):
@@ -49,17 +56,13 @@ class MacaTarget(LoopTarget):
     )
     rules = OWN_RULES
     lowering = MacaLowering
-    options = (
-        vendor_option("checked", BOOLEAN, "DICP_MACA_CHECKED",
-                      "whether the emulation looks for data races and accesses out of range",
-                      default=False),
-        vendor_option("wave", COUNT, "DICP_MACA_WAVE",
-                      "lanes of the emulation's waves: 64, or 32", default=GPU.lanes),
-    )  # fmt: skip
+    options = (*SIMULATOR_OPTIONS, *DEVICE_OPTIONS)
 
     def __init__(self) -> None:
         super().__init__()
         self._simulator = Simulator()
+        self._drivers: dict[str, ModuleDriver] = {}
+        self._pools: dict[int, StreamPool] = {}
 
     def unsupported(self, node: fx.Node) -> str:
         if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
@@ -96,21 +99,72 @@ class MacaTarget(LoopTarget):
     # ---- from source to executable --------------------------------------------------------------
 
     def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, Any]:
-        return HostUnits.open(config, cache).build(sources)
+        if sources.device.type == "cpu":
+            units = Units(host_compiler(config), cache, config.jobs)
+            return units.build(sources.texts, sources.comments())
+        Builder(cache, config).build(Plan(sources.program, sources.texts, 0).jobs())
+        return {}
 
     def runtime(self, sources: KernelSources, cache: Cache, config: Config) -> DeviceRuntime:
-        self.warn_of_simulator("an emulation of the GPU")
-        return self._simulator.runtime(sources, cache, config)
+        if sources.device.type == "cpu":
+            self.warn_of_simulator("an emulation of the GPU")
+            return self._simulator.runtime(sources, cache, config)
+        plan = Plan(sources.program, sources.texts, 0)
+        return Device(plan, Builder(cache, config), self._driver(config), index_of(sources.device))
+
+    def pool(self, device: torch.device) -> Pool:
+        if device.type == "cpu":
+            return self.host_pool
+        return self._pools.setdefault(index_of(device), StreamPool(device))
+
+    def _driver(self, config: Config) -> ModuleDriver:
+        api, folders, lanes, arch = driver_api(config)
+        if arch not in self._drivers:
+            self._drivers[arch] = open_driver(api, folders, lanes, arch)
+        return self._drivers[arch]
 
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return key_of(HostUnits.open(config, Cache.open(config)).identity, str(deterministic))
+        deterministic = str(torch.are_deterministic_algorithms_enabled())
+        if torch.cuda.is_available():
+            return key_of(device_compiler(config).identity, deterministic)
+        return key_of(host_compiler(config).identity, deterministic)
 
     def doctor(self, config: Config) -> list[Check]:
-        try:
-            HostUnits.open(config, Cache.open(config))
-        except (CompilerError, ToolchainError) as error:
-            return [Check("compiler", False, str(error), "Install g++ or set DICP_CXX.")]
-        return [Check("compiler", True, "")]
+        checks = [
+            _checked("mxcc", lambda: find_mxcc(config, True).version),
+            _checked("runtime library", lambda: self._driver(config).api.launch),
+        ]
+        if torch.cuda.is_available():
+            checks.append(Check("device", True, torch.cuda.get_device_name()))
+            return checks
+        allowed = config.runs_on != "device"
+        detail = "no GPU: CPU tensors are run by an emulation"
+        # Without a device nothing but the host's compiler is needed.
+        missing = [Check(c.name, allowed, c.detail, c.fix) for c in checks]
+        return [
+            *missing, Check("simulator", allowed, detail, "Set runs_on=auto (DICP_RUNS_ON)."),
+            _checked("build", partial(_test_build, config)),
+        ]  # fmt: skip
+
+
+def _checked(name: str, find: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, find())
+    except (CompilerError, ToolchainError) as error:
+        fix = error.fix if isinstance(error, ToolchainError) else "Repair the compiler."
+        return Check(name, False, str(error), fix)
+
+
+def _test_build(config: Config) -> str:
+    text = unit_text({"test": TEST_KERNEL}, {})
+    host_compiler(config).compile(text, ["test"], [])
+    return "a test kernel compiles"
+
+
+TEST_KERNEL = """D_KERNEL void KERNEL(d_global<float> a0) { a0[d_thread()] = 1; }
+#ifdef D_HOST
+D_LAUNCHER(KERNEL) { d_run_together({1}, {64}, [&] { KERNEL((float*)args[0]); }); }
+#endif"""
+"""The kernel that `doctor` builds."""

@@ -17,7 +17,7 @@ from dicp.config import Config
 from dicp.errors import ToolchainError
 from dicp.gpu import graph_capture
 from dicp.gpu.build import Variant
-from dicp.gpu.launch import Device, StreamPool
+from dicp.gpu.launch import Device, StreamPool, index_of
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.scalars import scalars_to_device
@@ -275,11 +275,6 @@ def _scheduled(
         return steps, partitions
     split_unfused(graph, first, partitions, GPU)
     return schedule(graph, fuse, CROSS_ROW).steps, ()
-
-
-def index_of(device: torch.device) -> int:
-    """The number of a GPU; of the current one if `device` names none."""
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def kernel_file(sources: KernelSources) -> str:

@@ -116,7 +116,9 @@ class Reduction(Points):
             name = self._array_name()
             size = block.steps * block.width
             scope = self._push(self.kernel.reduction, 3)
-            scope.lines += [margin(3) + text for text in self._digits("point", self.kernel.reduction)]
+            scope.lines += [
+                margin(3) + text for text in self._digits("point", self.kernel.reduction)
+            ]
             place = f"{self._arg(ref)} + ({self._index(index)})"
             to = f"{name} + step * {block.width}"
             scope.lines.append(f"{margin(3)}d_load<{block.width}>({to}, {place});")
@@ -189,8 +191,8 @@ class Reduction(Points):
         room = self._shared(accumulator_type(stmt), f"room_{stmt.name}")
         if is_place(stmt):
             places = self._shared("int64_t", f"places_{stmt.name}")
-            operator = f"d_first_{stmt.op[3:]}"
-            return f"d_reduce_pair{apart}<{operator}, {sizes}>({name}, at_{stmt.name}, {room}, {places});"
+            kind = f"d_reduce_pair{apart}<d_first_{stmt.op[3:]}, {sizes}>"
+            return f"{kind}({name}, at_{stmt.name}, {room}, {places});"
         return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {room});"
 
     def _shared(self, ctype: str, name: str) -> str:
