@@ -47,9 +47,9 @@ class GraphReport:
         lines = [f"{self.kind} graph {self.name} ({self.cache}): {counts}"]
         lines.append("  " + ", ".join(f"{k} {s * 1e3:.1f} ms" for k, s in self.stages.items()))
         for node in self.nodes:
-            if node.decision == "eager":
+            if node.reason:
                 place = f" at {node.user_line}" if node.user_line else ""
-                lines.append(f"  eager: {node.op} ({node.name}){place}: {node.reason}")
+                lines.append(f"  {node.decision}: {node.op} ({node.name}){place}: {node.reason}")
         for kernel in self.kernels:
             lines += [f"  {kernel.name}", *(f"    {row}" for row in kernel.text.splitlines())]
         return "\n".join(lines)

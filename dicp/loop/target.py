@@ -103,7 +103,7 @@ class LoopTarget(RuleTarget):
         """The rules for one graph."""
         return self.rules
 
-    def decide_on(self, device: str, node: fx.Node) -> Decision:
+    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
         """As `decide`, for a graph whose kernels run on `device`."""
         decision = self.decide(node)
         if decision.kind == "eager" or computes_size(node):
@@ -133,7 +133,7 @@ class LoopTarget(RuleTarget):
         config, device = context.config, self.device_of(gm)
         if self.simulates(device):
             self.allow_simulator(config)
-        decide = partial(self.decide_on, device)
+        decide = partial(self.decide_on, device, config=config)
         lowering = self.lowering(gm, context, self.rules_for(gm, config), decide)
         graph = lowering.run()
         steps = list(self.schedule(gm, graph, device, config))

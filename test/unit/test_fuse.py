@@ -121,6 +121,17 @@ def test_attention_boolean_mask_keeps_nan_rows(fill: float, symbolic: bool) -> N
     assert fused(fn, *qkv(), keep, dynamic=symbolic)[ATTENTION] == 1
 
 
+def test_attention_of_strides_that_allow_no_view() -> None:
+    """The batch is split anew behind the attention, and q has the strides of no such view."""
+
+    def fn(x: Tensor, v: Tensor) -> Tensor:
+        return F.instance_norm(F.softmax(x @ x.transpose(2, 0), -1) @ v)
+
+    x, v = torch.randn(2, 2, 2, 2), torch.randn(2, 2, 2)
+    compiled = torch.compile(fn, backend="cpugraph", dynamic=False)
+    torch.testing.assert_close(compiled(x, v), fn(x, v))
+
+
 @symbolic
 def test_attention_grouped_heads_are_not_repeated(symbolic: bool) -> None:
     def repeat(x: Tensor) -> Tensor:

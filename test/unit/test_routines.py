@@ -19,7 +19,8 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
-from dicp.vendor.cpu.target import RULES_PAST_BLAS
+from dicp.vendor.cpu.calibration import PROBLEMS
+from dicp.vendor.cpu.target import rules_by
 
 DTYPES = {"float32": "", "bfloat16": "_bf16"}
 """Element types of the routines -> how names of their kernels end."""
@@ -38,7 +39,7 @@ class PastBlas(CpuTarget):
         self.steps: list[str] = []
 
     def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return RULES_PAST_BLAS
+        return rules_by(frozenset(PROBLEMS))
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         program = super().lower(gm, context)

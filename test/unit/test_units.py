@@ -22,6 +22,7 @@ from dicp.errors import CompilerError
 from dicp.toolchain import find_compiler
 from dicp.vendor.cpu import target as target_module
 from dicp.vendor.cpu import units as units_module
+from dicp.vendor.cpu.calibration import Verdict
 from dicp.vendor.cpu.routines import Group, expected_groups
 from dicp.vendor.cpu.units import Begun, Units
 
@@ -74,7 +75,7 @@ def test_routines_are_told_from_the_operators(
     for train, names in (False, inference), (True, inference + more_in_training):
         library = dtype == torch.float64 or (function is F.conv2d and dtype == torch.bfloat16)
         known = [] if library else [Group.of(n, dtype) for n in names]
-        assert expected_groups(gm, train) == known
+        assert expected_groups(gm, train, lambda which: True) == known
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
@@ -84,7 +85,11 @@ def test_small_images_and_steps_are_told(train: bool) -> None:
     def told(filters: int, size: int, **options: Any) -> list[str]:
         x, w = torch.randn(1, 32, size, size), torch.randn(filters, 32, 3, 3)
         gm = graph_of(lambda x, w: F.conv2d(x, w, **options), x, w)
-        return [g.name for g in expected_groups(gm, train) if g.name.startswith("patches")]
+        return [
+            g.name
+            for g in expected_groups(gm, train, lambda which: True)
+            if g.name.startswith("patches")
+        ]
 
     def depthwise(x: Tensor, w: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(x, w, groups=32), w.expand(-1, 32, -1, -1))
@@ -97,7 +102,7 @@ def test_small_images_and_steps_are_told(train: bool) -> None:
     assert told(32, 60, stride=2) == (["patches"] if train else []), "the gradient of images"
     gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
     names = ["depthwise_3", "depthwise_gradients_3"] if train else ["depthwise_3"]
-    assert expected_groups(gm, train) == [Group(name, "") for name in names]
+    assert expected_groups(gm, train, lambda which: True) == [Group(name, "") for name in names]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +121,7 @@ def test_convolutions_are_told_as_they_are_lowered(
     x, w = (torch.randn(shape) for shape in shapes)
     convolve = F.conv2d if x.ndim == 4 else F.conv1d
     gm = graph_of(lambda x, w: convolve(x, w, **options), x, w)
-    assert expected_groups(gm, train=False) == [Group(name, "") for name in names]
+    assert expected_groups(gm, False, lambda which: True) == [Group(name, "") for name in names]
 
 
 def test_routines_of_checkpointed_regions_are_told() -> None:
@@ -124,7 +129,7 @@ def test_routines_of_checkpointed_regions_are_told() -> None:
         return torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False)
 
     gm = graph_of(layer, torch.randn(1, 2, 8, 4, requires_grad=True))
-    assert ATTENTION in expected_groups(gm, train=False)
+    assert ATTENTION in expected_groups(gm, False, lambda which: True)
 
 
 @pytest.fixture
@@ -240,7 +245,7 @@ def test_backend_begins_before_the_front_end_is_done(
     monkeypatch.setattr(
         Units, "build", lambda self, *args: (order.append("build"), build(self, *args))[1]
     )
-    monkeypatch.setattr(target_module, "fastest_linear", lambda cache: "onednn")
+    monkeypatch.setattr(target_module, "verdict", lambda *_: Verdict("onednn", 2.0, 2.0, 2.0))
     x, w = torch.randn(40, 24), torch.randn(16, 24)
     torch._dynamo.reset()
     options = {"cache_dir": tmp_path}

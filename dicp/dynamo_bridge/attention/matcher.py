@@ -388,7 +388,7 @@ def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
     batch = rw.root.args[1]
     assert isinstance(batch, (list, tuple))
     sizes = [*batch[:2], rw.size(node, -2), rw.size(node, -1)]
-    return rw(aten.view.default, node, sizes)
+    return rw.view(node, sizes)
 
 
 def _original(node: fx.Node) -> fx.Node:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.effects import is_mutating
 from dicp.dynamo_bridge.analysis.inference import difference, value_of
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
 from dicp.dynamo_bridge.passes.base import PassContext
 from dicp.dynamo_bridge.passes.canonicalize import cast_source
 from dicp.dynamo_bridge.provenance import inherit
+from dicp.effects import is_mutating
 
 PatternFunction = Callable[..., Term]
 Guard = Callable[[Match, PassContext], bool]
@@ -42,6 +42,15 @@ class Rewriter:
         node = self.context.infer.emit(self.root, target, args, kwargs, self._origins)
         self.emitted.append(node)
         return node
+
+    def view(self, node: fx.Node, sizes: Sequence[Any]) -> fx.Node:
+        """`node` in another shape; copied where its strides allow no view."""
+        try:
+            return self(torch.ops.aten.view.default, node, sizes)
+        except (RuntimeError, ValueError):
+            clone = torch.ops.aten.clone.default
+            copy = self(clone, node, memory_format=torch.contiguous_format)
+            return self(torch.ops.aten.view.default, copy, sizes)
 
     def known(self, value: Any, target: Any, *args: Any) -> fx.Node:
         """Emit one call without inference: `value` is that of the node it replaces, with layout."""

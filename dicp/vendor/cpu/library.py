@@ -1,78 +1,17 @@
-"""The fastest library for matrix products, measured once per machine and kept in the cache."""
+"""Matrix products by the libraries of PyTorch's wheel: oneDNN, where it is faster, and BLAS."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dicp import operators
-from dicp.cache import Cache, key_of
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.torch_private import disable_current_modes
-from dicp.vendor.cpu.toolchain import cpu_model
+from dicp.vendor.cpu.calibration import has_onednn_linear
 
 aten = torch.ops.aten
-CALIBRATION_SHAPE = (384, 512, 512)
-ROUNDS = 9
-
-
-def has_onednn_linear() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def linear_libraries() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """Name of a library in PyTorch's wheel -> x @ w.T by that library."""
-    table: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-        "blas": lambda x, w: torch.mm(x, w.t())
-    }
-    if has_onednn_linear():
-        table["onednn"] = lambda x, w: torch.ops.mkldnn._linear_pointwise(
-            x, w, None, "none", [], ""
-        )
-    return table
-
-
-def measure_linear(dtype: torch.dtype) -> dict[str, float]:
-    """GFLOP/s of each library on one matrix product, the median of alternating rounds."""
-    m, k, n = CALIBRATION_SHAPE
-    spent: dict[str, list[float]] = {name: [] for name in linear_libraries()}
-    # Lowering runs while PyTorch traces with fake tensors, which compute nothing.
-    with disable_current_modes(), torch.no_grad():
-        x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
-        for _ in range(ROUNDS):
-            for name, run in linear_libraries().items():
-                start = time.perf_counter()
-                run(x, w)
-                spent[name].append(time.perf_counter() - start)
-    return {name: 2 * m * k * n / statistics.median(s) / 1e9 for name, s in spent.items()}
-
-
-def linear_rates(cache: Cache) -> dict[str, float]:
-    """GFLOP/s of each library on this machine, from the cache after the first measurement."""
-    key = key_of("linear rates", cpu_model(), torch.__version__, str(torch.get_num_threads()))
-    entry = cache.get_or_build(
-        "calibration",
-        key,
-        lambda: {"rates.json": json.dumps(measure_linear(torch.float32)).encode()},
-    )
-    rates: dict[str, float] = json.loads(entry.read("rates.json"))
-    return rates
-
-
-def fastest_linear(cache: Cache) -> str:
-    rates = linear_rates(cache)
-    return max(rates, key=lambda name: rates[name])
-
-
-# ---- rules ----------------------------------------------------------------------------------
-
-ONEDNN = RuleTable()
 
 
 def _call(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str = "none") -> Value:
@@ -89,7 +28,9 @@ def _taken(lw: Lowering, x: Value, w: Value, *bias: Value) -> bool:
     Measured in bfloat16: it saves copying the bias, and loses where it copies a transposed operand.
     """
     operands = (x, w, *bias)
-    if any(v.dtype != x.dtype or not _nonempty(v.shape) for v in operands):
+    if not has_onednn_linear() or any(
+        v.dtype != x.dtype or not _nonempty(v.shape) for v in operands
+    ):
         return False
     if x.dtype == torch.bfloat16:
         return bool(bias) and all(lw.realize(v).strides[-1] == 1 for v in (x, w))
@@ -100,22 +41,24 @@ def _nonempty(shape: tuple[Size, ...]) -> bool:
     return all(s != 0 for s in shape)
 
 
-@ONEDNN.register(aten.mm.default, kind="library")
-def mm(lw: Lowering, a: Value, b: Value) -> Value:
-    turned = lw.permute(b, [1, 0])
-    if not _taken(lw, a, turned):
+def mm(lw: Lowering, a: Value, b: Value, onednn: bool) -> Value:
+    """a @ b; `onednn`: by oneDNN if it takes the operands."""
+    transposed = lw.permute(b, [1, 0])
+    if not (onednn and _taken(lw, a, transposed)):
         return lw.call(aten.mm.default, (a, b), out_variant=aten.mm.out)[0]
-    return _call(lw, a, turned, None)
+    return _call(lw, a, transposed, None)
 
 
-@ONEDNN.register(aten.addmm.default, kind="library")
-def addmm(lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    row = bias.ndim == 1 and bias.shape[0] == b.shape[1]
-    turned = lw.permute(b, [1, 0])
-    if beta != 1 or alpha != 1 or not row or not _taken(lw, a, turned, bias):
+def addmm(
+    lw: Lowering, bias: Value, a: Value, b: Value, beta: Any, alpha: Any, onednn: bool
+) -> Value:
+    """beta * bias + alpha * a @ b; `onednn`: by oneDNN if it takes the operands."""
+    row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
+    transposed = lw.permute(b, [1, 0])
+    if not (onednn and row and _taken(lw, a, transposed, bias)):
         scale = {"beta": beta, "alpha": alpha}
         return lw.call(aten.addmm.default, (bias, a, b), scale, out_variant=aten.addmm.out)[0]
-    return _call(lw, a, turned, bias)
+    return _call(lw, a, transposed, bias)
 
 
 EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh",
@@ -123,16 +66,17 @@ EPILOGUES = {"none": "none", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_
 """Activation -> oneDNN's name of it."""
 
 
-@ONEDNN.register(operators.linear, kind="library")
 def linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
+    """activation(x @ w.T + bias) by oneDNN, which has no such pass over the result, if it can."""
     if activation not in EPILOGUES or not _taken(lw, x, w, *([] if bias is None else [bias])):
         return lw.call(operators.linear, (x, w, bias, activation))[0]
     return _call(lw, x, w, bias, EPILOGUES[activation])
 
 
-PLAIN = RuleTable()
+LIBRARIES = RuleTable()
+"""Rules that call PyTorch's libraries for operators of our own."""
 
 
-@PLAIN.register(operators.linear, kind="library")
-def plain_linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
+@LIBRARIES.register(operators.linear, kind="library")
+def eager_linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
     return lw.call(operators.linear, (x, w, bias, activation))[0]

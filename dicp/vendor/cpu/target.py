@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,19 +21,29 @@ from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.target import KernelSources, LoopTarget
-from dicp.target import Check, Facts
+from dicp.target import Check, Decision, Facts
 from dicp.toolchain import load_library
-from dicp.vendor.cpu.library import ONEDNN, PLAIN, fastest_linear, linear_rates
+from dicp.vendor.cpu.calibration import PROBLEMS, ShapeClass, has_feature, shape_class, verdict
+from dicp.vendor.cpu.library import LIBRARIES
 from dicp.vendor.cpu.render.kernel import CppKernel, render
 from dicp.vendor.cpu.render.scatter import without_zeros
-from dicp.vendor.cpu.routines import LIBRARY_CALLS, ROUTINES, expected_groups, group_of
+from dicp.vendor.cpu.routines import (
+    LIBRARY_CALLS,
+    ROUTINES,
+    Products,
+    expected_groups,
+    group_of,
+    product_sizes,
+)
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
 from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
 
-OWN_RULES = RULES.merged(PLAIN, LIBRARY_CALLS)
-PAST_BLAS = ONEDNN.merged(ROUTINES)
-"""Rules that replace BLAS calls where BLAS is slower than oneDNN."""
-RULES_PAST_BLAS = OWN_RULES.merged(PAST_BLAS)
+LIBRARY_RULES = RULES.merged(LIBRARIES, LIBRARY_CALLS)
+"""Rules that leave products, convolutions and attention to PyTorch's libraries."""
+PRODUCTS = Products(frozenset()).rules()
+WIDE_VECTORS = "avx512f"
+"""The feature that the routines' tiles were made for. On an AMD EPYC and an Intel Xeon with it they
+take 0.4 to 0.8 of the libraries' time over whole models in float32, whatever the plain product."""
 _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
 )
@@ -53,7 +64,7 @@ class CpuTarget(LoopTarget):
     facts = Facts(
         dtypes=DTYPES,
         symbolic_shapes=True,
-        keep=OWN_RULES.ops(),
+        keep=LIBRARY_RULES.ops(),
         fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
@@ -62,7 +73,7 @@ class CpuTarget(LoopTarget):
         # Saves a training step of Swin 7 MiB of 41, of Llama 6 of 63, in the same time.
         recomputes_operands=True,
     )
-    rules = OWN_RULES
+    rules = LIBRARY_RULES
     cross_row = CrossRow()
 
     def __init__(self) -> None:
@@ -73,10 +84,19 @@ class CpuTarget(LoopTarget):
     # ---- from graph to source -------------------------------------------------------------------
 
     def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        """The rules; their matrix products call what is fastest on this machine."""
-        if not any(PAST_BLAS.get(n.target) for n in gm.graph.nodes):
-            return OWN_RULES
-        return RULES_PAST_BLAS if _is_blas_slow(config) else OWN_RULES
+        """The rules; matrix products, convolutions and attention call what is fastest here."""
+        if not any(PRODUCTS.get(n.target) or ROUTINES.get(n.target) for n in gm.graph.nodes):
+            return LIBRARY_RULES
+        cache = Cache.open(config)
+        classes = {shape_class(*sizes) for n in gm.graph.nodes if (sizes := product_sizes(n))}
+        return rules_by(frozenset(c for c in classes if verdict(cache, c).library == "onednn"))
+
+    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
+        """The decision; of a plain product also which library was measured to be faster."""
+        decision, sizes = super().decide_on(device, node, config), product_sizes(node)
+        if sizes is None or decision.kind != "library":
+            return decision
+        return replace(decision, reason=str(verdict(Cache.open(config), shape_class(*sizes))))
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
@@ -93,8 +113,11 @@ class CpuTarget(LoopTarget):
     # ---- from source to executable --------------------------------------------------------------
 
     def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
-        groups = expected_groups(gm, train)
-        if groups and _is_blas_slow(config):
+        def past_blas(which: ShapeClass) -> bool:
+            return verdict(cache, which).library == "onednn"
+
+        groups = expected_groups(gm, train, past_blas)
+        if groups and (has_feature(WIDE_VECTORS) or past_blas("medium")):
             Units.open(config, cache, self._begun).begin(groups)
 
     def compile(self, sources: KernelSources, cache: Cache, config: Config) -> Mapping[str, str]:
@@ -147,12 +170,12 @@ class CpuTarget(LoopTarget):
         checks.append(Check("flags", True, " ".join(toolchain.flags)))
         detail = "libmvec" if has_libmvec() else "scalar (no libmvec in this C library)"
         checks.append(Check("vector math", True, detail))
-        rates = ", ".join(
-            f"{name} {rate:.0f} GFLOP/s" for name, rate in linear_rates(Cache.open(config)).items()
-        )
-        checks.append(Check("linear layers", True, rates))
-        makers = "our own kernels" if _is_blas_slow(config) else "PyTorch's libraries"
-        checks.append(Check("small products, attention", True, makers))
+        cache = Cache.open(config)
+        for which in PROBLEMS:
+            checks.append(Check(f"products, {which}", True, str(verdict(cache, which))))
+        own = rules_by(frozenset()) is not LIBRARY_RULES
+        makers = "our own kernels" if own else "PyTorch's libraries"
+        checks.append(Check("attention, convolutions", True, makers))
         checks.append(Check("threads", True, str(torch.get_num_threads())))
         try:
             compile_shared(toolchain, {"t.cpp": 'extern "C" int one() { return 1; }\n'}, "t.cpp")
@@ -162,6 +185,9 @@ class CpuTarget(LoopTarget):
         return checks
 
 
-def _is_blas_slow(config: Config) -> bool:
-    """Whether this machine runs our own kernels, and oneDNN's, faster than BLAS."""
-    return fastest_linear(Cache.open(config)) == "onednn"
+@lru_cache(maxsize=8)
+def rules_by(past_blas: frozenset[ShapeClass]) -> RuleTable:
+    """The rules of a machine whose BLAS is the slower library for these classes of products."""
+    if not (past_blas or has_feature(WIDE_VECTORS)):
+        return LIBRARY_RULES
+    return LIBRARY_RULES.merged(ROUTINES, Products(past_blas).rules())

@@ -97,10 +97,10 @@ class TritonTarget(LoopTarget):
             return ""
         return super().unsupported(node)
 
-    def decide_on(self, device: str, node: fx.Node) -> Decision:
+    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
         if ATTENTION.get(node.target) is not None:
             return self.decide(node)
-        return super().decide_on(device, node)
+        return super().decide_on(device, node, config)
 
     # ---- from graph to source -------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Handwritten kernels for matrix products, convolution and attention, in float32 or bfloat16.
 
-They read operands with the strides they have, and attention never stores its score matrix. Used
-where BLAS was measured to leave half of the machine idle (`library.fastest_linear`).
+They read operands with the strides they have, and attention never stores its score matrix.
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION
@@ -9,8 +8,18 @@ from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, Group, group_of, head
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
-from dicp.vendor.cpu.routines.product import PRODUCTS
+from dicp.vendor.cpu.routines.product import Products, product_sizes
 
-ROUTINES = PRODUCTS.merged(CONVOLUTIONS, ATTENTION, GROUPED)
+ROUTINES = CONVOLUTIONS.merged(ATTENTION, GROUPED)
+"""Rules of all routines but products, whose rules depend on what was measured."""
 
-__all__ = ["LIBRARY_CALLS", "ROUTINES", "Group", "expected_groups", "group_of", "headers"]
+__all__ = [
+    "LIBRARY_CALLS",
+    "ROUTINES",
+    "Group",
+    "Products",
+    "expected_groups",
+    "group_of",
+    "headers",
+    "product_sizes",
+]

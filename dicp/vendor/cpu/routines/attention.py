@@ -11,7 +11,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, multiplies, rows_of
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
@@ -26,7 +26,7 @@ def _number(value: float) -> int:
 
 def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
-    if dropout or not is_taken(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+    if dropout or not multiplies(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
     if is_few(q.shape[2]) or (mask is not None and mask.dtype not in (q.dtype, torch.float32)):
         return False

@@ -12,6 +12,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.vendor.cpu.calibration import has_feature
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
@@ -139,6 +140,15 @@ def is_taken(*values: Value | Ref | None) -> bool:
     given = [v for v in values if v is not None]
     types = {v.dtype for v in given}
     return len(types) == 1 and types <= TYPES.keys() and all(s != 0 for v in given for s in v.shape)
+
+
+def multiplies(*values: Value | Ref | None) -> bool:
+    """Whether our kernels of products and attention take these tensors.
+
+    They have no instructions for tiles of bfloat16, with which the libraries are many times faster.
+    """
+    narrow = any(v is not None and v.dtype == torch.bfloat16 for v in values)
+    return is_taken(*values) and not (narrow and has_feature("amx_bf16"))
 
 
 def is_few(rows: Size) -> bool:

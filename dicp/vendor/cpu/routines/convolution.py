@@ -19,6 +19,7 @@ from dicp.vendor.cpu.routines.common import (
     call,
     in_float32,
     is_taken,
+    multiplies,
     rows_of,
 )
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
@@ -42,6 +43,7 @@ def convolution(
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
+    kind = kind if multiplies(x, w) else None
     if kind == "pieces":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
@@ -64,7 +66,7 @@ def convolution_backward(
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and is_taken(grad, x, w):
+    if how.fit(x, w) and multiplies(grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None

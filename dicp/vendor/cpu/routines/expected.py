@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
 from dicp.vendor.cpu.routines.common import TYPES, Group
 from dicp.vendor.cpu.routines.depthwise import columns_of
@@ -21,6 +23,9 @@ GROUPS_OF = {
     F.scaled_dot_product_attention: ("attention",),
 }
 """Operator of the user's program -> the groups of routines that compute it."""
+ACTIVATIONS = (F.relu, F.gelu, F.silu, torch.relu, torch.tanh, torch.sigmoid, F.tanh, F.sigmoid,
+               "relu", "tanh", "sigmoid")  # fmt: skip
+"""What our products compute on their results."""
 SOFTMAX = (F.softmax, torch.softmax, "softmax")
 BETWEEN = (F.dropout, torch.dropout, "to", "type_as", "float", "contiguous")
 """Operators allowed between attention's softmax and its product with values."""
@@ -29,8 +34,13 @@ GRADIENTS = {"attention": "attention_gradients"}
 """Group -> the additional group that its gradients need."""
 
 
-def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
-    """The groups that Dynamo's graph will call, judging by its operators; no duplicates."""
+def expected_groups(
+    gm: fx.GraphModule, train: bool, past_blas: Callable[[ShapeClass], bool]
+) -> list[Group]:
+    """The groups that Dynamo's graph will call, judging by its operators; no duplicates.
+
+    `past_blas`: whether BLAS is the slower library for a class of products.
+    """
     found: dict[Group, None] = {}
     depthwise = any(map(_is_depthwise, _nodes(gm)))
     for node in _nodes(gm):
@@ -38,6 +48,8 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
         if value is None or value.dtype not in TYPES:
             continue
         called = ("attention",) if _is_attention(node) else GROUPS_OF.get(_operator(node), ())
+        if called == ("product",) and not _is_ours(node, value, past_blas):
+            continue
         names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
             # Images are channels last in bfloat16 and in graphs with a depthwise convolution.
@@ -45,6 +57,20 @@ def expected_groups(gm: fx.GraphModule, train: bool) -> list[Group]:
             names = _groups_of_convolution(node, value, last, train)
         found.update((Group.of(name, value.dtype), None) for name in names)
     return list(found)
+
+
+def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:
+    """Whether our kernel computes a product: in batches, with an activation, or past BLAS."""
+    operands = [x for a in node.args if (x := _tensor(a)) is not None][-3:]
+    if out.dtype != torch.float32 or len(operands) < 2 or operands[1].ndim > 2:
+        return True
+    if any(_operator(user) in ACTIVATIONS for user in node.users):
+        return True
+    left = operands[1] if _operator(node) in (torch.addmm, "addmm") else operands[0]
+    sizes = (*out.shape[:-1], left.shape[-1], out.shape[-1])
+    if not all(isinstance(size, int) for size in sizes):
+        return past_blas("medium")
+    return past_blas(shape_class(math.prod(out.shape[:-1]), left.shape[-1], out.shape[-1]))
 
 
 def _tensor(node: Any) -> torch.Tensor | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from dicp import operators
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken, rows_of
+from dicp.vendor.cpu.calibration import ShapeClass, shape_class
+from dicp.vendor.cpu.routines.common import call, is_few, multiplies, rows_of
 
 aten = torch.ops.aten
-PRODUCTS = RuleTable()
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 """In the order of `d_activation`."""
@@ -23,6 +25,11 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 MAX_TURNED = 1 << 30
 """Multiplications in bfloat16 up to which our kernel is faster though it packs a column-major left
 operand, as in gradients of weights; beyond, the library's is up to a tenth faster."""
+MAX_FUSED_DEPTH = 512
+"""Depth up to which our kernel with a fused activation is taken even where BLAS multiplies faster.
+
+A separate pass reads and writes 8 bytes an element, 0.4 ns at 20 GB/s a core, and computes for
+about 1 ns; a product takes 0.02 ns a row of depth at 100 GFLOP/s a core: a seventh is saved."""
 MAX_PACKING = 1 << 19
 """Elements of the second operand, per row of the first, up to which packing it pays off."""
 
@@ -68,42 +75,78 @@ def multiplied(
     return call(lw, name, refs, (out,), sizes)[0]
 
 
-@PRODUCTS.register(aten.bmm.default, kind="library")
-def bmm(lw: Lowering, a: Value, b: Value) -> Value:
-    (out,) = lw.results()
-    if not is_taken(a, b) or out.strides[-1] != 1 or is_few(a.shape[1]):
-        return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
-    return _product(lw, a, b, out)
+@dataclass(frozen=True)
+class Products:
+    """Rules of products by the fastest of BLAS, oneDNN and our kernel.
+
+    `past_blas`: the classes of shapes whose float32 products oneDNN computes faster than BLAS by
+    the margin of `calibration`; our kernel is at least as fast as oneDNN's.
+    """
+
+    past_blas: frozenset[ShapeClass]
+
+    def rules(self) -> RuleTable:
+        table = RuleTable()
+        table.add(aten.bmm.default, self.bmm, "library")
+        table.add(aten.mm.default, self.mm, "library")
+        table.add(aten.addmm.default, self.addmm, "library")
+        table.add(operators.linear, self.linear, "library")
+        return table
+
+    def is_past_blas(self, a: Value, b: Value) -> bool:
+        """Whether BLAS is the slower library for a @ b; in bfloat16 both are oneDNN."""
+        wide = a.dtype != torch.float32
+        return wide or shape_class(a.shape[0], a.shape[1], b.shape[1]) in self.past_blas
+
+    def bmm(self, lw: Lowering, a: Value, b: Value) -> Value:
+        (out,) = lw.results()
+        if not multiplies(a, b) or out.strides[-1] != 1 or is_few(a.shape[1]):
+            return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
+        return _product(lw, a, b, out)
+
+    def mm(self, lw: Lowering, a: Value, b: Value) -> Value:
+        (out,) = lw.results()
+        past_blas = self.is_past_blas(a, b)
+        own = past_blas and _fits_product(lw, out, a, b)
+        return _product(lw, a, b, out) if own else library.mm(lw, a, b, past_blas)
+
+    def addmm(
+        self, lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1
+    ) -> Value:
+        (out,) = lw.results()
+        row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
+        past_blas = self.is_past_blas(a, b)
+        if not (past_blas and row and _fits_product(lw, out, a, b, bias)):
+            return library.addmm(lw, bias, a, b, beta, alpha, past_blas)
+        return _product(lw, a, b, out, bias)
+
+    def linear(
+        self, lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str
+    ) -> Value:
+        (out,) = lw.results()
+        if x.ndim != 2 or activation not in ACTIVATIONS:
+            return library.linear(lw, x, w, bias, activation)
+        transposed = lw.permute(w, [1, 0])
+        shallow = isinstance(x.shape[1], int) and x.shape[1] <= MAX_FUSED_DEPTH
+        own = shallow or self.is_past_blas(x, transposed)
+        if not (own and _fits_product(lw, out, x, transposed, bias)):
+            return library.linear(lw, x, w, bias, activation)
+        return _product(lw, x, transposed, out, bias, activation)
+
+
+def product_sizes(node: fx.Node) -> tuple[Size, Size, Size] | None:
+    """Rows, depth and columns of a product of two float32 matrices; None for other nodes."""
+    if node.target not in (aten.mm.default, aten.addmm.default, operators.linear):
+        return None
+    out, left = node.meta["val"], node.args[node.target is aten.addmm.default]
+    assert isinstance(left, fx.Node)
+    if out.dtype != torch.float32 or out.ndim != 2:
+        return None
+    return out.shape[0], left.meta["val"].shape[1], out.shape[1]
 
 
 def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
-    if not is_taken(a, b, *more) or out.strides[-1] != 1:
+    if not multiplies(a, b, *more) or out.strides[-1] != 1:
         return False
     turned = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
     return _is_better(a.shape[0], b.shape[1], a.shape[1], turned)
-
-
-@PRODUCTS.register(aten.mm.default, kind="library")
-def mm(lw: Lowering, a: Value, b: Value) -> Value:
-    (out,) = lw.results()
-    return _product(lw, a, b, out) if _fits_product(lw, out, a, b) else library.mm(lw, a, b)
-
-
-@PRODUCTS.register(aten.addmm.default, kind="library")
-def addmm(lw: Lowering, bias: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    (out,) = lw.results()
-    row = bias.ndim == 1 and bias.shape[0] == b.shape[1] and beta == 1 and alpha == 1
-    if not row or not _fits_product(lw, out, a, b, bias):
-        return library.addmm(lw, bias, a, b, beta=beta, alpha=alpha)
-    return _product(lw, a, b, out, bias)
-
-
-@PRODUCTS.register(operators.linear, kind="library")
-def linear(lw: Lowering, x: Value, w: Value, bias: Value | None, activation: str) -> Value:
-    (out,) = lw.results()
-    if x.ndim != 2 or activation not in ACTIVATIONS:
-        return library.linear(lw, x, w, bias, activation)
-    turned = lw.permute(w, [1, 0])
-    if not _fits_product(lw, out, x, turned, bias):
-        return library.linear(lw, x, w, bias, activation)
-    return _product(lw, x, turned, out, bias, activation)

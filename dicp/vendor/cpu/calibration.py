@@ -1,0 +1,162 @@
+"""The faster library for matrix products on this machine: measured per dtype and class of shapes.
+
+Measured pairwise: both libraries take turns, and each turn gives one ratio of their times. Turns
+are added until the confidence interval of the median ratio lies on one side of the margin. Where it
+never does, the library comes from a table of processors and the next process measures again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from dicp.cache import Cache, key_of
+from dicp.loop.ir.index import Size
+from dicp.torch_private import disable_current_modes
+from dicp.vendor.cpu.toolchain import cpu_model
+
+Library: TypeAlias = Literal["blas", "onednn"]
+ShapeClass: TypeAlias = Literal["few rows", "medium", "large"]
+
+PROBLEMS: Mapping[ShapeClass, tuple[int, int, int]] = {
+    "few rows": (8, 1024, 1024),
+    "medium": (384, 512, 512),
+    "large": (768, 768, 1024),
+}
+"""Class of shapes -> rows, depth and columns of the product that stands for it."""
+FEW_ROWS = 32
+"""Rows below which a product is limited by reading its second operand."""
+LARGE = 1 << 29
+"""Multiplications from which packing costs little beside arithmetic: 5 ms at 100 GFLOP/s."""
+MARGIN = 1.25
+"""How much faster than BLAS oneDNN must be to be taken: about 2 on AMD's Zen 4, where MKL takes a
+generic path, and 0.95 on Intel's Sapphire Rapids, where MKL reaches 93% of the peak."""
+TURNS, MAX_TURNS = 9, 45
+"""Ratios of one measurement, and of all measurements until it counts as unstable."""
+SHORTEST = 3e-4
+"""Seconds that one sample lasts at least; short products are repeated within a sample."""
+FASTER_BY_VENDOR: Mapping[str, Library] = {"AuthenticAMD": "onednn", "HygonGenuine": "onednn"}
+"""Vendor of the processor -> the faster library in float32; BLAS for all others."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The library that is taken, and the median of BLAS time / oneDNN time with its bounds."""
+
+    library: Library
+    low: float
+    median: float
+    high: float
+    stable: bool = True
+
+    def __str__(self) -> str:
+        if not self.median:
+            return f"{self.library}: the only one in this build of PyTorch"
+        found = f"oneDNN {self.median:.2f} times as fast as BLAS ({self.low:.2f} to {self.high:.2f}"
+        source = "measured" if self.stable else "unstable, so by the table of processors"
+        return f"{self.library}: {found}, {source})"
+
+
+def has_onednn_linear() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def by_blas(x: Tensor, w: Tensor) -> Tensor:
+    return torch.mm(x, w.t())
+
+
+def by_onednn(x: Tensor, w: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")  # type: ignore[no-any-return]
+
+
+def shape_class(rows: Size, depth: Size, columns: Size) -> ShapeClass:
+    """The class of a product; one of symbolic size is of medium size."""
+    if isinstance(rows, int) and rows < FEW_ROWS:
+        return "few rows"
+    if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
+        return "medium"
+    return "large" if rows * depth * columns >= LARGE else "medium"
+
+
+def verdict(cache: Cache, which: ShapeClass) -> Verdict:
+    """The library for float32 products of a class; measured once per machine and thread count."""
+    if not has_onednn_linear():
+        return Verdict("blas", 0.0, 0.0, 0.0)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = torch.get_num_threads()
+    key = key_of("products", which, cpu_model(), torch.__version__, f"{threads} of {cpus}")
+    entry = cache.get("calibration", key)
+    if entry is not None:
+        return Verdict(**json.loads(entry.read("verdict.json")))
+    found = _measured(which)
+    if found.stable:
+        text = json.dumps(asdict(found)).encode()
+        cache.get_or_build("calibration", key, lambda: {"verdict.json": text})
+    return found
+
+
+@lru_cache(maxsize=8)
+def _measured(which: ShapeClass) -> Verdict:
+    """Raises nothing: an unstable measurement gives the table's library."""
+    rows, depth, columns = PROBLEMS[which]
+    # Lowering runs while PyTorch traces with fake tensors, which compute nothing.
+    with disable_current_modes(), torch.no_grad():
+        x, w = torch.randn(rows, depth), torch.randn(columns, depth)
+        return decide(lambda: by_blas(x, w), lambda: by_onednn(x, w))
+
+
+def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:
+    """The verdict on two ways of computing one product."""
+    repeats = _repeats(blas, onednn)
+    ratios: list[float] = []
+    while len(ratios) < MAX_TURNS:
+        ratios += [_seconds(blas, repeats) / _seconds(onednn, repeats) for _ in range(TURNS)]
+        low, median, high = _interval(ratios)
+        if low > MARGIN or high < MARGIN:
+            return Verdict("onednn" if low > MARGIN else "blas", low, median, high)
+    return Verdict(FASTER_BY_VENDOR.get(_vendor(), "blas"), low, median, high, stable=False)
+
+
+def _interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median between the bounds of its 99% confidence interval: order statistics, of any
+    distribution (binomial with p = 1/2, normal approximation)."""
+    ordered = sorted(ratios)
+    rank = math.floor(len(ordered) / 2 - 1.3 * math.sqrt(len(ordered)))
+    return ordered[rank], statistics.median(ordered), ordered[-1 - rank]
+
+
+def _repeats(*ways: Callable[[], object]) -> int:
+    """Calls per sample; the first call of each way, which sets the library up, does not count."""
+    for way in ways:
+        way()
+    return max(1, round(SHORTEST / max(min(_seconds(way, 1) for way in ways), 1e-6)))
+
+
+def _seconds(way: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        way()
+    return time.perf_counter() - start
+
+
+def _vendor() -> str:
+    """The processor's vendor as Linux names it; elsewhere its name or architecture."""
+    return cpu_model().partition("|")[0]
+
+
+def has_feature(name: str) -> bool:
+    """Whether the processor has the feature `name` of /proc/cpuinfo.
+
+    Linux lists amx_bf16 only where it lets processes use the tile registers.
+    """
+    return name in cpu_model().rpartition("|")[2].split()

@@ -1,0 +1,181 @@
+"""Which library multiplies: measured per class of shapes, decided alike under noise, and shown."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from dicp import explain
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.vendor.cpu import calibration, target
+from dicp.vendor.cpu.calibration import MARGIN, PROBLEMS, Verdict, decide, shape_class, verdict
+from dicp.vendor.cpu.routines import common
+from dicp.vendor.cpu.toolchain import cache_bytes
+
+Clock = Callable[[float, float], tuple[Callable[[], None], Callable[[], None]]]
+
+
+@pytest.fixture(autouse=True)
+def measured_anew() -> Iterator[None]:
+    calibration._measured.cache_clear()
+    yield
+    calibration._measured.cache_clear()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Two ways of computing, of which BLAS takes `ratio` times as long, with noise of `spread`."""
+
+    def make(ratio: float, spread: float) -> tuple[Callable[[], None], Callable[[], None]]:
+        now, noise = [0.0], random.Random(0)
+        monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+
+        def way(seconds: float) -> Callable[[], None]:
+            def run() -> None:
+                now[0] += seconds * noise.lognormvariate(0, spread)
+
+            return run
+
+        return way(1e-3 * ratio), way(1e-3)
+
+    return make
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize(("ratio", "library"), [(2.0, "onednn"), (0.95, "blas"), (1.05, "blas")])
+def test_machines_get_their_library_under_noise(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ratio: float, library: str, spread: float
+) -> None:
+    """Zen 4 has a ratio of 2, Sapphire Rapids one of 0.95: never a matter of the moment."""
+    monkeypatch.setattr(calibration, "cpu_model", lambda: "another vendor|a name|fpu")
+    ways = clock(ratio, spread)
+    verdicts = [decide(*ways) for _ in range(50)]
+    assert {v.library for v in verdicts} == {library}
+    assert sum(v.stable for v in verdicts) >= 30
+    assert all(v.low <= v.median <= v.high for v in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "library"), [("AuthenticAMD", "onednn"), ("GenuineIntel", "blas")]
+)
+def test_what_stays_unstable_follows_the_table_and_is_not_kept(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, library: str
+) -> None:
+    monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
+    ways = clock(MARGIN, 0.5)
+    found = decide(*ways)
+    assert (found.library, found.stable) == (library, False) and "unstable" in str(found)
+    monkeypatch.setattr(calibration, "has_onednn_linear", lambda: True)
+    monkeypatch.setattr(calibration, "decide", lambda blas, onednn: found)
+    cache = Cache.open(Config(cache_dir=tmp_path))
+    assert verdict(cache, "medium") == found
+    calibration._measured.cache_clear()
+    monkeypatch.setattr(calibration, "decide", lambda *_: Verdict("onednn", 1.9, 2.0, 2.1))
+    assert verdict(cache, "medium").stable
+    calibration._measured.cache_clear()
+    monkeypatch.setattr(calibration, "decide", lambda *_: found)
+    assert verdict(cache, "medium").stable, "a stable one is read from the cache"
+    assert not verdict(cache, "large").stable, "each class has its own"
+
+
+def test_libraries_are_measured_on_real_tensors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compilation runs under a mode in which tensors compute nothing."""
+    seen: list[Tensor] = []
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        seen.append(x @ w.t())
+        return seen[-1]
+
+    monkeypatch.setattr(calibration, "by_blas", product)
+    monkeypatch.setattr(calibration, "by_onednn", product)
+    with FakeTensorMode():
+        verdict(Cache.open(Config(cache_dir=tmp_path)), "few rows")
+    rows, _, columns = PROBLEMS["few rows"]
+    assert seen and not any(isinstance(y, FakeTensor) for y in seen)
+    assert all(y.shape == (rows, columns) and torch.isfinite(y).all() for y in seen)
+
+
+def test_classes_of_shapes() -> None:
+    assert all(shape_class(*sizes) == which for which, sizes in PROBLEMS.items())
+    rows = torch.fx.experimental.symbolic_shapes.ShapeEnv().create_unbacked_symint()
+    assert shape_class(rows, 4096, 4096) == "medium"
+    assert shape_class(1, 1 << 20, 1 << 20) == "few rows"
+
+
+def mixed(x: Tensor, w: Tensor, q: Tensor) -> Tensor:
+    hidden = F.gelu(F.linear(x, w))
+    return F.scaled_dot_product_attention(q, q, q).sum() + (hidden @ w).sum()
+
+
+@pytest.mark.parametrize("library", ["blas", "onednn"])
+def test_only_plain_products_follow_the_measured_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: str
+) -> None:
+    """Attention and products with an activation are ours on every machine with wide vectors."""
+    found = Verdict(library, 0.9, 1.0, 1.1)  # type: ignore[arg-type]
+    monkeypatch.setattr(target, "verdict", lambda cache, which: found)
+    features = "amx_tile avx512f avx512_bf16"
+    monkeypatch.setattr(calibration, "cpu_model", lambda: f"GenuineIntel|a name|{features}")
+    target.rules_by.cache_clear()
+    inputs = torch.randn(48, 64), torch.randn(128, 64), torch.randn(1, 2, 32, 16)
+    text = str(explain(mixed, *inputs, backend="cpu", options={"cache_dir": tmp_path}))
+    kernels = sum(line.strip().startswith("dicp_product") for line in text.splitlines())
+    assert "dicp_attention" in text
+    assert kernels == (1 if library == "blas" else 2), text
+    assert re.search(r"library: aten\.mm\.default \(\w+\) at \S+test_calibration", text)
+    assert str(found) in text, "explain says why"
+    target.rules_by.cache_clear()
+
+
+def test_bfloat16_is_left_to_the_libraries_where_they_have_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = torch.empty(64, 64, dtype=torch.bfloat16)
+    for features, ours in (("avx512f avx512_bf16", True), ("avx512f avx512_bf16 amx_bf16", False)):
+        monkeypatch.setattr(calibration, "cpu_model", lambda text=features: f"a|b|{text}")
+        assert common.multiplies(value, value) is ours
+        assert common.multiplies(value.float()), "float32 is ours"
+
+
+def test_without_wide_vectors_and_slow_blas_all_is_left_to_the_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for features, slow in itertools.product(("sse2 avx2", "avx2 avx512f"), (False, True)):
+        monkeypatch.setattr(calibration, "cpu_model", lambda text=features: f"a|b|{text}")
+        target.rules_by.cache_clear()
+        rules = target.rules_by(frozenset({"medium"} if slow else ()))
+        assert (rules is target.LIBRARY_RULES) == ("avx512f" not in features and not slow)
+    target.rules_by.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("size", "sharing", "cpus", "usable"),
+    [
+        ("32768K", "3", 2, 32 << 20),  # all of it
+        ("32768K", "ff", 2, 8 << 20),  # two of eight CPUs
+        ("491520K", "3", 2, 32 << 20),  # a host's 480 MiB, shown to a machine of two CPUs
+        ("491520K", "ffffffff,ffffffff", 64, 480 << 20),
+    ],
+)
+def test_of_a_shared_cache_a_process_has_its_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str, sharing: str, cpus: int, usable: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
+    for name, text in (("size", size), ("shared_cpu_map", sharing)):
+        (tmp_path / "index3").mkdir(exist_ok=True)
+        (tmp_path / "index3" / name).write_text(text + "\n")
+    assert cache_bytes(tmp_path) == usable
+    assert cache_bytes(tmp_path / "none") == math.inf
