@@ -204,10 +204,13 @@ class DeviceSegment:
             if result:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
+                reason = (
+                    f"{driver.describe(result)}, with {programs} blocks of {threads} threads and "
+                    f"{shared} bytes of dynamic shared memory"
+                )
                 raise LaunchError(
-                    driver.target, step["kernel"], driver.describe(result),
-                    tuple(map(str, step["origins"])),
-                )  # fmt: skip
+                    driver.target, step["kernel"], reason, tuple(map(str, step["origins"]))
+                )
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan

@@ -60,6 +60,8 @@ class MacaTarget(LoopTarget):
 
     def __init__(self) -> None:
         super().__init__()
+        # Both targets run on what PyTorch calls "cuda": this one where that is MetaX's.
+        self.priority = 1 if "metax" in torch.__version__ else -1
         self._simulator = Simulator()
         self._drivers: dict[str, ModuleDriver] = {}
         self._pools: dict[int, StreamPool] = {}
@@ -68,6 +70,11 @@ class MacaTarget(LoopTarget):
         if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
             return ""
         return super().unsupported(node)
+
+    def allow_simulator(self, config: Config) -> None:
+        if config.runs_on == "device":
+            device_compiler(config)  # names what is missing
+        super().allow_simulator(config)
 
     def decide_on(self, device: str, node: fx.Node) -> Decision:
         if ATTENTION.get(node.target) is not None:

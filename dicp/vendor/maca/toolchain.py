@@ -93,7 +93,7 @@ class Nvrtc:
     @property
     def flags(self) -> tuple[str, ...]:
         width = ("-DD_NARROW",) if self.narrow else ()
-        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", "--fmad=false", *width)
+        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *width)
 
     @property
     def identity(self) -> str:
