@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import CompilerError, LaunchError, ToolchainError
 from dicp.gpu.launch import Device
 from dicp.gpu.module_driver import ModuleDriver, open_driver
+from dicp.serialize import evaluate_size
 from dicp.vendor.maca import MacaTarget
 from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import GPU
@@ -101,13 +102,17 @@ def plan_of(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Plan:
     return Plan(program.plain, program.kernel_texts, 0)
 
 
+def sizes_of(plan: Plan) -> dict[str, int]:
+    return dict(zip(plan.program["symbols"], (40, 25), strict=False))
+
+
 def segment_of(plan: Plan, toolkit: Path, cache: Path, driver: ModuleDriver) -> Any:
     config = config_with(toolkit, cache_dir=cache)
     device = Device(plan, Builder(Cache.open(config), config), driver, 0)
     table = (ctypes.c_void_p * len(plan.buffers))()
     for k in range(len(plan.buffers)):
         table[k] = 0x7F00_0000_1000 + 4096 * k
-    sizes = dict(zip(plan.program["symbols"], (40, 25), strict=True))
+    sizes = sizes_of(plan)
     steps = [s for s in plan.program["steps"] if "kernel" in s]
     return device.segment(steps, sizes, table, None), steps
 
@@ -125,7 +130,8 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
     block, warps = step["launch"]["axes"]["x"]["block"], step["launch"]["warps"]
     assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), GPU.lanes * warps, 0, 77]
-    assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), 1000]
+    size = evaluate_size(step["symbols"][0], sizes_of(plan))
+    assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
 
 
 def test_large_tensors_get_kernels_with_wide_indices(toolkit: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dicp.errors import FallbackWarning
 from dicp.gpu.graph_capture import MOST_RECORDINGS, CapturedProgram, why_not
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.vendor.triton.capture import record_on_device
+from dicp.torch_private import record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
 

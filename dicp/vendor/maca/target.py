@@ -12,18 +12,17 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.gpu.launch import Device, StreamPool, index_of
-from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.launch import Device, index_of
+from dicp.gpu.library import OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
-from dicp.gpu.scalars import scalars_to_device
 from dicp.gpu.split import split_reductions, split_unfused
+from dicp.gpu.target import GpuTarget
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.program import LoopProgram
-from dicp.loop.runtime.device import DeviceRuntime, Pool
+from dicp.loop.runtime.device import DeviceRuntime
 from dicp.loop.schedule.kernels import schedule
-from dicp.loop.target import KernelSources, LoopTarget
-from dicp.target import Check, Decision, Facts, LowerContext
+from dicp.loop.target import KernelSources
+from dicp.target import Check, Facts
 from dicp.torch_private import first_sizes
 from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import DTYPES, GPU
@@ -41,7 +40,7 @@ class MacaLowering(GpuLowering):
     device_facts = GPU
 
 
-class MacaTarget(LoopTarget):
+class MacaTarget(GpuTarget):
     """Compiles for the GPU the tensors lie on; CPU tensors go through the emulation."""
 
     name = "maca"
@@ -54,7 +53,6 @@ class MacaTarget(LoopTarget):
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
-    rules = OWN_RULES
     lowering = MacaLowering
     options = (*SIMULATOR_OPTIONS, *DEVICE_OPTIONS)
 
@@ -64,30 +62,13 @@ class MacaTarget(LoopTarget):
         self.priority = 1 if "metax" in torch.__version__ else -1
         self._simulator = Simulator()
         self._drivers: dict[str, ModuleDriver] = {}
-        self._pools: dict[int, StreamPool] = {}
-
-    def unsupported(self, node: fx.Node) -> str:
-        if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
-            return ""
-        return super().unsupported(node)
 
     def allow_simulator(self, config: Config) -> None:
         if config.runs_on == "device":
             device_compiler(config)  # names what is missing
         super().allow_simulator(config)
 
-    def decide_on(self, device: str, node: fx.Node) -> Decision:
-        if ATTENTION.get(node.target) is not None:
-            return self.decide(node)
-        return super().decide_on(device, node)
-
     # ---- from graph to source -------------------------------------------------------------------
-
-    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        device = self.device_of(gm)
-        if device != "cpu":
-            scalars_to_device(gm, torch.device(device))
-        return super().lower(gm, context)
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
@@ -118,11 +99,6 @@ class MacaTarget(LoopTarget):
             return self._simulator.runtime(sources, cache, config)
         plan = Plan(sources.program, sources.texts, 0)
         return Device(plan, Builder(cache, config), self._driver(config), index_of(sources.device))
-
-    def pool(self, device: torch.device) -> Pool:
-        if device.type == "cpu":
-            return self.host_pool
-        return self._pools.setdefault(index_of(device), StreamPool(device))
 
     def _driver(self, config: Config) -> ModuleDriver:
         api, folders, lanes, arch = driver_api(config)
