@@ -1,4 +1,4 @@
-"""Loading and launching compiled kernels through a driver library whose functions are CUDA-like."""
+"""Loading and launching compiled kernels through a driver library: modules, functions, launches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class DriverApi:
     """The names of a driver library's functions."""
 
     target: str
+    device_type: str
+    """PyTorch's name of the device type."""
     libraries: tuple[str, ...]
     load: str
     """(out module, image): load compiled code."""
@@ -37,11 +39,10 @@ class DriverApi:
 class ModuleDriver:
     """Loads compiled kernels and launches them. Raises ToolchainError."""
 
-    device_type = "cuda"
-
     def __init__(self, api: DriverApi, library: Any, lanes: int, arch: str) -> None:
         self.api = api
         self.target = api.target
+        self.device_type = api.device_type
         self.lanes = lanes
         self.no_context = api.no_context
         self.arch = arch

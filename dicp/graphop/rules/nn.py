@@ -262,13 +262,14 @@ def convolution(
 def _input_gradient(
     g: Ops, window: Window, shape: Sequence[Any], filters: Value, grad: Value
 ) -> Value:
-    """The gradient of a convolution's input of these sizes, which are constants."""
+    """The gradient of a convolution's input of these sizes."""
     kind = f"{window.prefix}BackpropInput"
-    return g.op(kind, _constant_sizes(g, shape), filters, grad, **window.attrs)
+    return g.op(kind, _window_sizes(g, shape), filters, grad, **window.attrs)
 
 
-def _constant_sizes(g: Ops, shape: Sequence[Any]) -> Value:
-    if not all(isinstance(size, int) for size in shape):
+def _window_sizes(g: Ops, shape: Sequence[Any]) -> Value:
+    """The sizes of a convolution's gradient. Raises NoRule where they have to be constants."""
+    if g.constant_sizes and not all(isinstance(size, int) for size in shape):
         raise NoRule("the sizes of a convolution's gradient change from run to run")
     return g.ints(list(shape), torch.int32)
 
@@ -296,7 +297,7 @@ def convolution_backward(
             dx = g.slice(dx, axis, before, before + g.meta[0].shape[axis])
         results[0] = dx
     if mask[1]:
-        sizes = _constant_sizes(g, filters.shape)
+        sizes = _window_sizes(g, filters.shape)
         dweight = g.op(f"{prefix}BackpropFilter", source, sizes, grad, **attrs)
         results[1] = g.cast(window.narrow(g, dweight), weight.dtype)
     if mask[2]:
