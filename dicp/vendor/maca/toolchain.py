@@ -42,7 +42,8 @@ MACA_API = DriverApi(
 CUDA_API = DriverApi(
     target=TARGET, device_type="cuda", libraries=("libcuda.so.1", "libcuda.so"),
     load="cuModuleLoadData", function="cuModuleGetFunction", launch="cuLaunchKernel",
-    describe="cuGetErrorName", describe_writes=True, no_context=201, no_binary=209, fix="Install the NVIDIA driver.",
+    describe="cuGetErrorName", describe_writes=True, no_context=201, no_binary=209,
+    fix="Install the NVIDIA driver.",
 )  # fmt: skip
 """209: mcErrorNoKernelImageForDevice and CUDA_ERROR_NO_BINARY_FOR_GPU."""
 
