@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.tiles import MANY_ROWS, MAX_PERSISTENT, extent, numel, power_of_two
+from dicp.gpu.thresholds import MANY_ROWS, MAX_PERSISTENT
+from dicp.gpu.tiles import extent, numel, power_of_two
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref
 from dicp.loop.ir.index import Atom, Index, Indirect, Var, quotient
