@@ -13,8 +13,8 @@ from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.thresholds import MANY_ROWS, MAX_PERSISTENT
 from dicp.gpu.tiles import extent, numel, power_of_two
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Ref
-from dicp.loop.ir.index import Atom, Index, Indirect, Var, quotient
+from dicp.loop.ir.expr import Expr, Read, Ref
+from dicp.loop.ir.index import Atom, Index, Indirect, Var, indirect_exprs, quotient
 from dicp.loop.ir.kernel import Kernel, Phase, Scan, Stmt, Store
 
 ACCESS_BYTES = 16
@@ -155,19 +155,19 @@ def _accesses(phases: Iterable[Phase]) -> list[Access]:
 def unconditional_reads(stmts: Iterable[Stmt]) -> list[Access]:
     """The reads of every point, without those that are made only where a condition holds."""
     found: dict[Access, bool] = {}
-    seen: dict[int, bool] = {}
+    seen: dict[Expr, bool] = {}
 
     def visit(expr: Expr, always: bool) -> None:
-        if id(expr) in seen and (always or not seen[id(expr)]):
+        if expr in seen and (seen[expr] or not always):
             return
-        seen[id(expr)] = always
-        if expr.op == "read":
-            place = (expr.attr.ref, expr.attr.coords[0])
-            found[place] = found.get(place, True) and always
+        seen[expr] = always
+        if isinstance(expr, Read):
+            place = (expr.ref, expr.index)
+            found[place] = found.get(place, False) or always
         for k, arg in enumerate(expr.args):
             visit(arg, always and not (expr.op == "masked" and k == 1))
         for index in ir.indices_of(expr):
-            for inner in ir._indirect_exprs(index):
+            for inner in indirect_exprs(index):
                 visit(inner, always)
 
     for stmt in stmts:

@@ -8,7 +8,7 @@ from dicp.codegen.emitter import Emitter, margin
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.gpu.index_width import NARROW_LIMIT, reach
 from dicp.gpu.threads import Access, is_along, unconditional_reads
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Expr, IndexValue, Ref
 from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, ScratchStore, Stmt, Store
 from dicp.serialize import encode_size
@@ -134,8 +134,8 @@ class Points(Emitter):
         return self._size(size)
 
     def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        if expr.op == "index":
-            self._reaching(expr.attr)
+        if isinstance(expr, IndexValue):
+            self._reaching(expr.index)
         return super()._text(expr, guard, guard_depth)
 
     def _atom(self, atom: Atom, guard: str, guard_depth: int) -> str:

@@ -17,7 +17,7 @@ from dicp.gpu.threads import (
 )
 from dicp.gpu.tiles import numel
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.render.points import Points
@@ -74,8 +74,8 @@ class Reduction(Points):
     # ---- values ---------------------------------------------------------------------------------
 
     def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
-        if expr.op == "scratch" and self.block.steps is None:
-            return self.value(self.saves[expr.attr].value, guard, guard_depth)
+        if isinstance(expr, Named) and expr.op == "scratch" and self.block.steps is None:
+            return self.value(self.saves[expr.name].value, guard, guard_depth)
         return super().value(expr, guard, guard_depth)
 
     def _inner_position(self) -> str:
@@ -83,11 +83,11 @@ class Reduction(Points):
 
     def _reads(self, phase: Phase) -> set[Ref]:
         """The buffers that the phase reads, including those for rematerialized scratch values."""
-        seen: set[int] = set()
+        seen: set[Expr] = set()
         used = [e for s in phase.stmts for e in ir.walk(s.value, seen)]
-        for name in {e.attr for e in used if e.op == "scratch"}:
+        for name in {e.name for e in used if isinstance(e, Named) and e.op == "scratch"}:
             used += ir.walk(self.saves[name].value, seen)
-        return {e.attr.ref.root for e in used if e.op == "read"}
+        return {e.ref.root for e in used if isinstance(e, Read)}
 
     def _wait_for_stores(self, phase: Phase) -> None:
         """A barrier before reads of elements that another thread of the block may have stored."""
