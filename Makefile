@@ -4,7 +4,7 @@
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of ten parts of the others, another one every eight hours; all, before a release:
 #                make ascend ASCEND_PARTS=1
-#   make docs    draw the picture of the rooms from the code
+#   make docs    draw the picture of the rooms from the code, write what the operator tools print
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
@@ -34,6 +34,7 @@ ascend: $(READY)
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
+	$(RUN) docs/op_tools_output.py
 
 SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
     -fno-sanitize-recover=all
