@@ -10,10 +10,9 @@ import torch
 
 from dicp.loop.runtime.device import DeviceRuntime, Pool
 from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram
+from dicp.loop.thresholds import MAX_PLANS
 from dicp.serialize import decode_constant
 from dicp.torch_private import disable_current_modes
-
-MAX_PLANS = 64
 
 
 class LoopExecutable:
