@@ -369,7 +369,7 @@ def _timings(graph: InspectedGraph, spent: Mapping[str, list[float]]) -> Iterato
         total, number = times.pop(0), CallId.new()
         yield Timing(kernel.name, number, _place(inside), total)
         sizes = [_bytes(node) for node in inside]
-        if len(inside) > 1 and sum(sizes):
+        if len(inside) > 1 and any(sizes):
             for node, size in zip(inside, sizes, strict=True):
                 share = total * size / sum(sizes)
                 yield Timing(str(node.target), number, _place([node]), share, estimated=True)

@@ -181,8 +181,11 @@ def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
                        "input", "output", "grad_inputs", "grad_outputs"]  # fmt: skip
     assert re.fullmatch(r"op_elasped_info_pid\d+_[\d-]+\.csv", file.name)
     monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "many")
-    with pytest.raises(ToolVariableError, match="OP_TOOLS_MAX_CACHE_SIZE is 'many'"):
-        op_tools.OpTimeMeasure(quiet=True).start() and torch.add(x, 1)
+    with (
+        pytest.raises(ToolVariableError, match="OP_TOOLS_MAX_CACHE_SIZE is 'many'"),
+        op_tools.OpTimeMeasure(quiet=True),
+    ):
+        torch.add(x, 1)
 
 
 def test_time_forward_and_backward(capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,3 +322,20 @@ def test_a_bf16_training_step_is_unchanged_under_all_tools(
         got = train()
     assert all(map(torch.equal, got, want))
     assert compare_tool.failures == [], [r.operator for r in compare_tool.failures]
+
+
+def test_collectives_are_captured_and_timed() -> None:
+    import torch.distributed as dist
+
+    plain = dist.all_reduce
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(3)
+        capture = op_tools.OpCapture(["torch.distributed.*"], quiet=True)
+        with capture, op_tools.OpTimeMeasure(["torch.distributed.*"], quiet=True) as timer:
+            dist.all_reduce(x)
+    finally:
+        dist.destroy_process_group()
+    assert [r.name for r in timer.results] == ["torch.distributed.all_reduce"]
+    assert {path.name for path in capture.saved} == {"input", "output"}
+    assert dist.all_reduce is plain, "nothing stays wrapped"
