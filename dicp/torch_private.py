@@ -210,11 +210,6 @@ def pop_function_mode(mode: Any) -> None:
         overrides._push_mode(other)
 
 
-def unhooked_functions() -> Any:
-    """A context in which no TorchFunctionMode and no tensor subclass sees torch's functions."""
-    return torch._C.DisableTorchFunction()
-
-
 def current_stream(device: int) -> int:
     """The handle of a GPU's current stream, without creating a Python object for it."""
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
