@@ -51,6 +51,7 @@ from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
+from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.aot_autograd_result import (
@@ -266,9 +267,6 @@ def saved_for_backward(node: fx.Node) -> None:
     node.meta.pop("recompute", None)
 
 
-TRACE_HAS_A_SYMBOLIC_DERIVATIVE: Final = release_of(torch.__version__) >= (2, 13)
-
-
 def profiling() -> bool:
     """Whether a profiler is recording in this process."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
@@ -294,11 +292,6 @@ def pop_function_mode(mode: Any) -> None:
         above.append(top)
     for other in reversed(above):
         overrides._push_mode(other)
-
-
-def unhooked_functions() -> Any:
-    """A context in which no TorchFunctionMode and no tensor subclass sees torch's functions."""
-    return torch._C.DisableTorchFunction()
 
 
 def current_stream(device: int) -> int:
@@ -779,3 +772,29 @@ def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     shape_env = symints[0].node.shape_env
     hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))
+
+
+def record_on_device(
+    run: Callable[[], list[Any]], device: torch.device
+) -> tuple[Callable[[], None], list[Any]]:
+    """Records the work that `run` puts on the stream, without executing it.
+
+    Returns the replay function and the results, which replays fill. Raises RuntimeError if the
+    driver cannot record some of the work.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            # A stream of this device: PyTorch's default stream is of the first that recorded.
+            # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
+                outputs = run()
+        except RuntimeError:
+            # A failed recording leaves its stream current and the random generator waiting for
+            # the end of the recording.
+            torch.cuda.set_stream(before)
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+    return graph.replay, outputs

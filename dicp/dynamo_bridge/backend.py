@@ -27,7 +27,7 @@ from dicp.errors import (
     InvalidTargetError,
     TargetNotFoundError,
 )
-from dicp.target import Target, discover, find_target
+from dicp.target import SUFFIX, Target, discover, find_target
 from dicp.torch_private import (
     HOST,
     GraphBreaks,
@@ -35,7 +35,6 @@ from dicp.torch_private import (
     trace_recurrent_modules,
 )
 
-SUFFIX = "graph"
 KEPT_REPORTS = 256
 KEPT_PROGRAMS = 16
 """The number of newest reports that keep their kernels' programs in memory, to show them."""

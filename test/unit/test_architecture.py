@@ -48,6 +48,10 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
+    "new_vendor": 8,
+    "vendor_report": 8,
+    "pytest_plugin": 8,
+    "testing": 9,
     "cli": 9,
     "__main__": 10,
     "__init__": 10,
@@ -63,7 +67,9 @@ NOT_VENDORS = re.compile(
     r"\bCPU\b"
 )
 # Rooms in which users name PyTorch's devices, "cpu" among them.
-NAME_DEVICES = frozenset({"op_tools", "conformance", "device", "switch", "testing", "fuzz"})
+NAME_DEVICES = frozenset(
+    {"op_tools", "conformance", "device", "switch", "testing", "fuzz", "pytest_plugin"}
+)
 PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
 SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dicp import Backend, torch_private
+from dicp import Backend
 from dicp.dynamo_bridge import backend as module
+from dicp.dynamo_bridge import decompose
 from dicp.dynamo_bridge.backend import target_for_devices
 from dicp.errors import TargetNotFoundError
 
@@ -70,7 +71,7 @@ def test_modes_are_accepted(mode: str) -> None:
 def test_traces_are_written_out_where_a_release_needs_it(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_private, "TRACE_HAS_A_SYMBOLIC_DERIVATIVE", False)
+    monkeypatch.setattr(decompose, "TRACE_HAS_A_SYMBOLIC_DERIVATIVE", False)
     x = torch.arange(35).reshape(5, 7).to(dtype).requires_grad_(dtype == torch.float64)
     seen: list[torch.fx.GraphModule] = []
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from dicp.compare import Rule, check_tensor, significant_strides
-from support.backends import BackendUnderTest
+from dicp.testing.backends import BackendUnderTest
+from dicp.torch_private import (
+    pytree,
+    schema_of,
+)
 
 Numbers = tuple[Any, ...]
 
@@ -35,12 +38,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        return str(self.op) if hasattr(self.op, "_schema") else self.op.__name__
+        return str(self.op) if schema_of(self.op) is not None else self.op.__name__
 
     def inputs(self) -> list[torch.Tensor]:
         """Fresh copies of the tensors it takes."""
-        names = inspect.signature(self.arguments).parameters if self.tensors is None else ()
-        names = self.tensors or [name for name in names if name in TENSORS]
+        taken = inspect.signature(self.arguments).parameters if self.tensors is None else ()
+        names = self.tensors or [name for name in taken if name in TENSORS]
         return [TENSORS[name].clone() for name in names]
 
     def call(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:
@@ -54,7 +57,7 @@ class Row:
         marks = [_Whole(n) if isinstance(n, int) else _Real(n) for n in self.numbers[0]]
         given = list(self.arguments(*self.inputs(), *marks))
         named = given.pop() if isinstance(given[-1], dict) else {}
-        schema = [a.name for a in self.op._schema.arguments]  # type: ignore[attr-defined]
+        schema = [a.name for a in schema_of(self.op).arguments]  # type: ignore[attr-defined]
         named = {**dict(zip(schema, given, strict=False)), **named}
         return {name for name, value in named.items() if _is_marked(value)}
 
@@ -78,7 +81,7 @@ def numeric_parameters(op: Any) -> set[str]:
 
     An `int` of a schema is a constant of the graph: Dynamo compiles anew for another.
     """
-    parameters = str(op._schema).partition("(")[2].partition("->")[0]
+    parameters = str(schema_of(op)).partition("(")[2].partition("->")[0]
     return set(re.findall(r"(?:SymInt|Scalar|float)(?:\[\d*\])?\?? (\w+)", parameters))
 
 
