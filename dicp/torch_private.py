@@ -563,3 +563,37 @@ def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     shape_env = symints[0].node.shape_env
     hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))
+
+
+# ---- the eager device ----------------------------------------------------------------------------
+
+from torch.fx.experimental.proxy_tensor import make_fx
+
+privateuse1_name = torch._C._get_privateuse1_backend_name
+register_device_module = torch._register_device_module
+true_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+"""A tensor's device, whatever name the attribute `device` shows."""
+
+
+def is_wrapped_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for a Python number, which promotes no dtype."""
+    return bool(getattr(tensor, "_is_wrapped_number", lambda: False)())
+
+
+def traced_guards(graph: fx.GraphModule) -> str:
+    """The conditions on sizes under which a graph traced with symbolic sizes holds; "" for none."""
+    inputs = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    env = getattr(graph, "shape_env", None)
+    if env is None:
+        return ""
+    return str(env.produce_guards_expression(inputs) or "")
+
+
+def traced_guards_hold(graph: fx.GraphModule, guards: str, inputs: Sequence[Any]) -> bool:
+    """Whether `inputs` satisfy the guards of a traced graph."""
+    return bool(graph.shape_env.evaluate_guards_expression(guards, inputs))
+
+
+def dispatches_alone(op: OpOverload, key: str) -> bool:
+    """Whether `op` has a kernel of its own for a dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))

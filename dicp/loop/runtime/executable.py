@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.loop.runtime.device import DeviceRuntime, Pool
-from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram
+from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram, NativeCall
 from dicp.serialize import decode_constant
 from dicp.torch_private import disable_current_modes
 
@@ -52,6 +52,10 @@ class LoopExecutable:
             return bound.run(inputs)
         finally:
             idle.append(bound)
+
+    def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
+        """The run for `inputs` as one native call, if that is all it is."""
+        return self._bind(self._sizes(inputs), inputs).native_call()
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The values of the program's symbols."""
