@@ -123,7 +123,7 @@ class OperatorCompiler:
 def _as_function(
     call: Call, leaves: Sequence[Any], spec: Any
 ) -> tuple[Callable[..., list[Any]], Callable[[], bool]]:
-    """The call as a function of its tensors; whether it returned one tensor, known after tracing."""
+    """The call as a function of its tensors, and whether it returned one tensor when traced."""
     single = [False]
 
     def run(*tensors: Any) -> list[Any]:

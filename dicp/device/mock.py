@@ -27,7 +27,6 @@ _MODULES = ("", ".random", ".memory", ".streams")
 _OWN = ("device", "device_of", "Stream", "Event", "_lazy_init", "_is_in_bad_fork", "_sleep")
 _TYPED = (
     "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",
-    "is_autocast_available",
 )  # fmt: skip
 """Functions of `torch` whose first argument is a device type."""
 
@@ -133,7 +132,8 @@ class Mock:
         self._set(autocast, "__init__", begin)
         for name in _TYPED:
             self._set(torch, name, _typed(getattr(torch, name)))
-        self._set(torch.amp.autocast_mode, "is_autocast_available", torch.is_autocast_available)
+        for owner in (torch.amp.autocast_mode, torch.amp):
+            self._set(owner, "is_autocast_available", _typed(owner.is_autocast_available))
 
     def _storages(self) -> None:
         start = torch.UntypedStorage.to

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
 
 from dicp.config import SwitchSettings
 from dicp.errors import DicpWarning
+from dicp.torch_private import privateuse1_name
 
-PLUGINS = ("torch_npu", "torch_mlu", "torch_br", "torch_musa", "torch_dipu")
-"""Packages of vendors that register a device with PyTorch, in the order in which they are tried."""
+PLUGINS = "torch.backends"
+"""The entry-point group in which vendors register what PyTorch loads when it is imported."""
 
 
 @dataclass
@@ -50,8 +51,11 @@ def switch(settings: SwitchSettings) -> Switched:
 def _found(settings: SwitchSettings) -> Switched:
     plugin = _plugin(settings.device)
     if plugin is not None:
-        module = importlib.import_module(plugin)
-        return Switched(plugin, _arch(plugin), str(getattr(module, "__version__", "")))
+        module = importlib.import_module(plugin.module)
+        version = str(getattr(module, "__version__", ""))
+        message = f"ditorch found the plugin {plugin.name}; use its own way of replacing names"
+        warnings.warn(DicpWarning(message), stacklevel=4)
+        return Switched(plugin.module, privateuse1_name(), version)
     if torch.cuda.is_available():
         return Switched("torch", torch.cuda.get_device_name(), torch.__version__)
     if settings.disabled:
@@ -66,33 +70,12 @@ def _found(settings: SwitchSettings) -> Switched:
     return Switched("torch_dipu", device.dipu.device.__vendor__, torch.__version__, undo)
 
 
-def _plugin(wanted: str) -> str | None:
-    """The installed vendor plugin, which is not the project's own alias package."""
-    for name in PLUGINS:
-        if wanted and wanted not in name:
-            continue
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            continue
-        if name == "torch_dipu" and _is_alias():
-            continue
-        return name
-    return None
-
-
-def _is_alias() -> bool:
-    """Whether `torch_dipu` is the project's own package; it is found without importing it."""
-    spec = importlib.util.find_spec("torch_dipu")
-    own = importlib.util.find_spec("dicp")
-    if spec is None or own is None or spec.origin is None or own.origin is None:
-        return False
-    return os.path.dirname(os.path.dirname(spec.origin)) == os.path.dirname(
-        os.path.dirname(own.origin)
-    )
-
-
-def _arch(plugin: str) -> str:
-    return plugin.removeprefix("torch_")
+def _plugin(wanted: str) -> EntryPoint | None:
+    """The vendor's plugin of PyTorch called `wanted`, else the first; not the project's own."""
+    points = sorted(entry_points(group=PLUGINS), key=lambda point: point.name)
+    found = [point for point in points if not point.value.startswith("dicp.")]
+    named = [point for point in found if wanted in (point.name, point.module)]
+    return next(iter(named if wanted else found), None)
 
 
 def _compile_outermost() -> Callable[[], None]:

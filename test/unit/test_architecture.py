@@ -46,6 +46,8 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
+    "device": 8,
+    "switch": 9,
     "cli": 9,
     "__main__": 10,
     "__init__": 10,
@@ -55,6 +57,10 @@ VENDOR_NAMES = re.compile(
     r"enflame|cpugraph)(graph)?(?![a-z])",
     re.IGNORECASE,
 )
+# The eager device and its switch answer to the names of the device that they stand in for.
+STAND_INS = frozenset({"device", "switch"})
+STOOD_IN_FOR = re.compile("cuda", re.IGNORECASE)
+MOCK_VARIABLES = re.compile(r"\bDI(PU|TORCH)_\w+")
 PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
 SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
@@ -151,7 +157,8 @@ def no_vendor_names(module: Module) -> Breaches:
     if module.room in ("vendor", "torch_private"):
         return
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        found = VENDOR_NAMES.search(token.string)
+        text = STOOD_IN_FOR.sub("", token.string) if module.room in STAND_INS else token.string
+        found = VENDOR_NAMES.search(MOCK_VARIABLES.sub("", text))
         if found and token.type in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
             yield f"line {token.start[0]}: {found.group()!r}"
 
