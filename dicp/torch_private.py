@@ -66,7 +66,7 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     ShapeEnv,
@@ -597,3 +597,26 @@ def traced_guards_hold(graph: fx.GraphModule, guards: str, inputs: Sequence[Any]
 def dispatches_alone(op: OpOverload, key: str) -> bool:
     """Whether `op` has a kernel of its own for a dispatch key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def actual_device_type(kind: str) -> str:
+    """The device type behind a name: a registered device may answer to the name of another."""
+    module = getattr(torch, privateuse1_name(), None)
+    return str(getattr(module, "answers_to", {}).get(kind, kind))
+
+
+def aten_names() -> list[tuple[str, str]]:
+    """The names of all ATen operators, each with that of its overload ("" for the unnamed one)."""
+    names = (n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    return [(base, overload) for base, _, overload in (n[6:].partition(".") for n in names)]
+
+
+def aten_operators() -> list[OpOverload]:
+    """All ATen operators that Python can call."""
+    found = []
+    for base, overload in aten_names():
+        packet = getattr(torch.ops.aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload):
+            found.append(op)
+    return found

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from dicp.device.registration import Registered
 from dicp.device.roads import Roads, name_of
-from dicp.torch_private import OpOverload, all_decompositions, dispatches_alone
+from dicp.torch_private import OpOverload, all_decompositions, aten_operators, dispatches_alone
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,9 @@ def rows(made: Registered) -> list[Row]:
     facts = sorted(str(d).removeprefix("torch.") for d in made.target.facts.dtypes)
     of_target, every = ", ".join(facts), "all"
     found = []
-    for op in _operators():
+    for op in aten_operators():
+        if not dispatches_alone(op, "CPU"):
+            continue
         road = road_of(made.roads, op)
         dtypes = of_target if road in ("compiled", "library", "decomposed") else every
         found.append(Row(name_of(op), road, dtypes))
@@ -48,14 +48,3 @@ def road_of(roads: Roads, op: OpOverload) -> str:
     if form is not None and form.op in all_decompositions:
         return "decomposed"
     return "cpu"
-
-
-def _operators() -> list[OpOverload]:
-    found = []
-    for packet_name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, packet_name, None)
-        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-            op = getattr(packet, overload)
-            if dispatches_alone(op, "CPU"):
-                found.append(op)
-    return found

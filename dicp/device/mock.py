@@ -56,6 +56,7 @@ class Mock:
 
     def apply(self) -> None:
         self.native.mock(True)
+        self.module.answers_to[NAME] = DEVICE_TYPE
         self._functions()
         self._tensors()
         self._autocast()
@@ -66,6 +67,7 @@ class Mock:
     def undo(self) -> None:
         """Put back everything that `apply` replaced."""
         self.native.mock(False)
+        self.module.answers_to.clear()
         for owner, name, value in reversed(self._before):
             if value is _MISSING:
                 delattr(owner, name)

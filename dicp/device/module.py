@@ -92,6 +92,8 @@ class DipuModule(ModuleType):
         super().__init__(f"torch.{DEVICE_TYPE}", __doc__)
         self.native, self.roads, self.settings = native, roads, settings
         self._forked = False
+        self.answers_to: dict[str, str] = {}
+        """Device types that mean this device, when programs were written for another."""
 
     # ---- devices --------------------------------------------------------------------------------
 

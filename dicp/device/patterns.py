@@ -8,20 +8,16 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from functools import cache
 
-import torch
-
 from dicp.errors import ConfigValueError, DicpWarning
+from dicp.torch_private import aten_names
 
 
 @cache
 def operator_names() -> frozenset[str]:
     """The names of all ATen operators, with and without their overloads."""
-    names: set[str] = set()
-    for packet_name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, packet_name, None)
-        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
-            names |= {packet_name, f"{packet_name}.{overload}"}
-    return frozenset(names)
+    names = aten_names()
+    full = {f"{base}.{overload}" for base, overload in names if overload}
+    return frozenset({base for base, _ in names} | full)
 
 
 class Patterns:

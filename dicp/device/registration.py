@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
+from dicp import runtime_interface as interface
 from dicp.config import Config, DeviceSettings
-from dicp.device import build, interface
+from dicp.device import build
+from dicp.device.composite import ForcedComposites
 from dicp.device.distributed import register_backend
 from dicp.device.module import DipuModule, device
 from dicp.device.patterns import Patterns
 from dicp.device.roads import DEVICE_TYPE, Roads
 from dicp.device.tools import AutoCompare, Dump
 from dicp.errors import DeviceRegistrationError
-from dicp.target import Target, discover, find_target
+from dicp.hosted import host_target
+from dicp.target import Target
 from dicp.torch_private import privateuse1_name, register_device_module
 
 UNNAMED = "privateuseone"
@@ -73,6 +76,8 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
 
 
 def _observe(roads: Roads, settings: DeviceSettings) -> None:
+    roads.forced_changed = ForcedComposites(roads).update
+    roads.forced_changed(roads.forced)
     compared = Patterns("DIPU_AUTOCOMPARE_OPS_LIST", settings.compared)
     if compared:
         roads.observers.append(AutoCompare(roads, compared))
@@ -91,12 +96,6 @@ def _runtime(settings: DeviceSettings, config: Config) -> tuple[Any, str]:
     count = settings.simulated if visible is None else len(visible)
     library.dicp_simulator_devices(count)
     return library, "the simulated chip"
-
-
-def host_target() -> Target:
-    """The target that compiles for the host: the simulated chip is one whose kernels it builds."""
-    found = [find_target(name) for name in sorted(discover())]
-    return max((t for t in found if t.device_type == "cpu"), key=lambda target: target.priority)
 
 
 def _watch_memory(native: Any, settings: DeviceSettings) -> None:

@@ -93,6 +93,7 @@ class Roads:
         self._said: set[str] = set()
         self._functional: dict[OpOverload, Functional | None] = {}
         self._here = local()
+        self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
 
     # ---- entry ----------------------------------------------------------------------------------
 
@@ -133,15 +134,18 @@ class Roads:
         """Operators inside run on the CPU: the parts of a forced composite operator."""
         before = getattr(self._here, "forcing", False)
         self._here.forcing = True
+        self.native.set_watching(True)  # so that no part takes a faster road
         try:
             yield
         finally:
             self._here.forcing = before
+            self.update_watching()
 
     def set_fallback_ops(self, patterns: Sequence[str]) -> None:
         """Run the operators that match on the CPU, and no others."""
         self.forced = Patterns("set_fallback_ops", ",".join(patterns))
         self.native.forget_roads()
+        self.forced_changed(self.forced)
 
     # ---- roads ----------------------------------------------------------------------------------
 

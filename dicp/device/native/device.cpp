@@ -70,9 +70,20 @@ int stream_id(int device) {
   return this_stream[size_t(device)];
 }
 
-void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
-  if (state().stopped.empty()) state().pools[size_t(block->device)]->free(block);
+// Frees device memory; its address is the context, as PyTorch wants of memory without an owner.
+void free_block(void* address) {
+  int device = -1;
+  if (!state().stopped.empty() || runtime().address_device(address, &device) != 0) return;
+  if (device >= 0) state().pools[size_t(device)]->free(address);
+}
+
+c10::DeleterFnPtr free_on_host = nullptr;
+
+// Frees memory of the redirecting allocator, which is the device's or the host's.
+void free_anywhere(void* address) {
+  int device = -1;
+  runtime().address_device(address, &device);
+  (device >= 0 ? &free_block : free_on_host)(address);
 }
 
 c10::DataPtr allocate_on(size_t bytes, int device) {
@@ -82,7 +93,7 @@ c10::DataPtr allocate_on(size_t bytes, int device) {
   auto stream = queue_of(device, stream_id(device)).handle;
   try {
     Block* block = state().pools[size_t(device)]->allocate(bytes, stream);
-    return {block->at, block, &free_block, place};
+    return {block->at, block->at, &free_block, place};
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
   }
@@ -138,14 +149,14 @@ struct DeviceMemory final : c10::DeviceAllocator {
 
 // The host's allocator, that of the device where HostMemoryOnDevice says so.
 struct Redirecting final : c10::Allocator {
-  explicit Redirecting(c10::Allocator* host) : host(host) {}
+  explicit Redirecting(c10::Allocator* host) : host(host) { free_on_host = host->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (redirected < 0 || bytes == 0) return host->allocate(bytes);
     auto data = allocate_on(bytes, redirected);
     data.unsafe_set_device(c10::Device(c10::kCPU));
     return data;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return host->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_anywhere; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -416,7 +427,10 @@ bool is_pinned(const void* address) {
 }
 
 Block* block_of(const c10::DataPtr& data) {
-  return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
+  int device = -1;
+  if (data.get_deleter() != &free_block) return nullptr;
+  runtime().address_device(data.get(), &device);
+  return device < 0 ? nullptr : state().pools[size_t(device)]->block_at(data.get_context());
 }
 
 c10::Stream current_stream(int device) {

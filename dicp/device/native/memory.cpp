@@ -174,7 +174,7 @@ Block* Pool::allocate(size_t bytes, dicp_rt_stream stream) {
   }
   block->free = false;
   block->requested = bytes;
-  used_.insert(block);
+  used_[block->at] = block;
   statistics_.allocation.add(1);
   statistics_.active.add(1);
   statistics_.allocated_bytes.add(int64_t(block->size));
@@ -188,12 +188,23 @@ Block* Pool::allocate(size_t bytes, dicp_rt_stream stream) {
   return block;
 }
 
-void Pool::free(Block* block) {
+Block* Pool::block_at(void* address) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!used_.erase(block)) {
-    if (checker().print) checker().print("dipu memory checker: free of an unknown pointer");
+  auto found = used_.find(address);
+  return found == used_.end() ? nullptr : found->second;
+}
+
+void Pool::free(void* address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = used_.find(address);
+  if (found == used_.end()) {
+    std::ostringstream line;
+    line << "dipu memory checker: free of an unknown pointer " << address;
+    if (checker().print) checker().print(line.str());
     return;
   }
+  Block* block = found->second;
+  used_.erase(found);
   if (checker().on) checker_remove(*block);
   statistics_.allocation.take(1);
   statistics_.allocated_bytes.take(int64_t(block->size));
@@ -321,14 +332,14 @@ void Pool::reset_accumulated() {
 std::vector<Block> Pool::live() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Block> found;
-  for (auto* block : used_) found.push_back(*block);
+  for (auto& [at, block] : used_) found.push_back(*block);
   return found;
 }
 
 std::vector<Block> Pool::all() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Block> found;
-  for (auto* block : used_) found.push_back(*block);
+  for (auto& [at, block] : used_) found.push_back(*block);
   for (auto* block : deferred_) found.push_back(*block);
   for (auto* pool : {&small_, &large_})
     for (auto* block : *pool) found.push_back(*block);
@@ -337,7 +348,8 @@ std::vector<Block> Pool::all() {
 }
 
 std::string Pool::shortage(size_t bytes) {
-  std::vector<Block*> largest(used_.begin(), used_.end());
+  std::vector<Block*> largest;
+  for (auto& [at, block] : used_) largest.push_back(block);
   std::sort(largest.begin(), largest.end(), [](auto* a, auto* b) { return a->size > b->size; });
   size_t free_bytes = 0, total = 0;
   runtime().memory_info(device_, &free_bytes, &total);

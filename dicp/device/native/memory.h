@@ -94,7 +94,8 @@ class Pool {
  public:
   Pool(int device, Options options);
   Block* allocate(size_t bytes, dicp_rt_stream stream);
-  void free(Block* block);
+  void free(void* address);
+  Block* block_at(void* address);  // null: not a live block
   void record(Block* block, dicp_rt_stream stream);
   void empty_cache();
   void limit(size_t bytes) { limit_ = bytes; }
@@ -133,7 +134,7 @@ class Pool {
   size_t limit_ = SIZE_MAX;
   std::mutex mutex_;
   Free small_, large_;
-  std::set<Block*> used_;
+  std::unordered_map<void*, Block*> used_;
   std::list<Block*> deferred_;
   Statistics statistics_;
 };
@@ -143,6 +144,5 @@ std::string checker_line(const std::string& state);
 std::string size_text(int64_t bytes);
 void checker_insert(const Block& block);
 void checker_remove(const Block& block);
-int64_t checker_unknown_free(const void* address);
 
 }  // namespace dicp

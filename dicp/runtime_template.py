@@ -1,7 +1,8 @@
 """The runtime interface in Python: devices over host memory, whose streams run at once.
 
-A vendor's package may start from this file: each function of `native/runtime.h` is a method, and
-`library()` gives them as ctypes functions, as an entry point of the group `dicp.devices` has to.
+A vendor's package may start from this file: each function of `dicp/device/native/runtime.h` is a
+method, and `library()` gives them as ctypes functions, as an entry point of the group
+`dicp.devices` has to.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from dicp.device.interface import PREFIX, functions
+from dicp.runtime_interface import PREFIX, functions
 
 MEMORY = 1 << 30
 
