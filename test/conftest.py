@@ -90,6 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.sample = "{1}:{0}".format(*sample.part(config.getoption("--sample")))
     logging.getLogger("torch.__trace").propagate = False  # else each failure prints its log
     counts.start(config)
+    if config.getoption("--device") == "dipu":
+        os.environ.setdefault("DIPU_MOCK_CUDA", "0")
+        import dicp.device  # noqa: F401  registers the device
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     _use_testpaths_of_the_ini_file(config)

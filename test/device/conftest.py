@@ -29,7 +29,8 @@ def run() -> Run:
         command = [sys.executable, "-W", "ignore", "-c", program]
         if isinstance(program, Path):
             command = [sys.executable, str(program)]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        given = [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join([str(ROOT), *filter(None, given)])
         cache = os.environ.get("DICP_TEST_DEVICE_CACHE", str(default_cache_dir()))
         variables = {**os.environ, "PYTHONPATH": path, "DICP_CACHE_DIR": cache, **environment}
         done = subprocess.run(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 MODULE = """
 import io, os, tempfile, threading, time
@@ -362,3 +366,59 @@ def test_errors(run: Any, name: str) -> None:
     program, variables, expected = ERRORS[name]
     done = run(program, ok=False, **variables)
     assert done.returncode != 0 and re.search(expected, done.stderr), done.stderr[-800:]
+
+
+VENDOR = """
+import torch, torch_dipu
+from torch_dipu import dipu
+assert dipu.get_device_name() == "droplet" and dipu.device.__vendor__ == "droplet"
+x = torch.randn(5, 3, device="dipu", requires_grad=True)
+w = torch.randn(3, 2, device="dipu")
+y = torch.relu(x @ w).sum()
+y.backward()
+h = x.detach().cpu().requires_grad_()
+torch.relu(h @ w.cpu()).sum().backward()
+torch.testing.assert_close(x.grad.cpu(), h.grad)
+z = x.detach().t()
+z[1:].mul_(2)
+assert torch.equal(z.cpu()[1:], h.detach().t()[1:] * 2)
+assert torch.equal(torch.sort(z).values.cpu(), torch.sort(z.cpu()).values)
+print("all well")
+"""
+
+
+def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
+    """A vendor's runtime by entry point: the template, whose memory the host does not address."""
+    info = tmp_path / "droplet-1.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: droplet\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text("[dicp.devices]\ndroplet = droplet:library\n")
+    tmp_path.joinpath("droplet.py").write_text(
+        "from dicp.runtime_template import HostRuntime\n"
+        "runtime = HostRuntime('droplet')\n"
+        "def library():\n    return runtime.library()\n"
+    )
+    done = run(VENDOR, PYTHONPATH=str(tmp_path), DIPU_DEVICE="droplet", DIPU_MOCK_CUDA="0")
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
+def test_runtime_check(tmp_path: Path) -> None:
+    """The simulated chip and the template pass; a library that lacks functions is told so."""
+    from dicp.runtime_check import check_library, check_runtime
+    from dicp.runtime_template import HostRuntime
+
+    source = ROOT / "dicp/device/native/simulator.cpp"
+    library = tmp_path / "libchip.so"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-o", str(library)]
+    subprocess.run([*command, str(source)], check=True)
+    findings = check_library(library)
+    assert len(findings) == 7 and [f for f in findings if not f.ok] == []
+    runtime = HostRuntime()
+    functions = runtime.library()
+    assert [f for f in check_runtime(functions) if not f.ok] == []
+
+    text = source.read_text().replace("dicp_rt_fill(", "dicp_rt_fil(")
+    broken = tmp_path / "broken.cpp"
+    broken.write_text(text.replace('#include "runtime.h"', f'#include "{source.parent}/runtime.h"'))
+    subprocess.run([*command[:-1], str(tmp_path / "libbroken.so"), str(broken)], check=True)
+    assert [f.name for f in check_library(tmp_path / "libbroken.so")] == ["dicp_rt_fill"]
