@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, kind
 from benchmarks.options import Options
 from benchmarks.report import RESULTS, Progress, Report
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("command", choices=COMMANDS)
     top.add_argument("--backends", type=backends, default=backends("eager,inductor,cpugraph"))
     top.add_argument("--models", "--kernels", "--sections", dest="names", type=names, default=())
-    top.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
+    top.add_argument("--out", type=Path, help="default: the machine's in benchmarks/results")
     top.add_argument("--dtype", type=names, default=("float32",), help="float32,bfloat16")
     top.add_argument("--train", action="store_true", help="training instead of inference")
     top.add_argument("--both", action="store_true", help="inference and training")
@@ -55,7 +55,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write `benchmarks/results/`, also of a run that was interrupted."""
+    """Measure, print, and write the results, also of a run that was interrupted.
+
+    Each kind of machine has a folder in `benchmarks/results/`: no run overwrites another kind's.
+    """
     given = parser().parse_args(arguments)
     options = Options(
         command=given.command,
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=given.device,
         quick=given.quick,
         layers=tuple(int(n) for n in given.layers),
-        out=given.out,
+        out=given.out or RESULTS / kind(given.device),
     )
     console = Console()
     if not console.is_terminal:

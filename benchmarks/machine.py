@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +32,24 @@ def describe(device: str) -> dict[str, str]:
     return facts | {name: found for name in PACKAGES if (found := _version(name))}
 
 
+def kind(device: str) -> str:
+    """The processor or accelerator in a folder's name: `amd-epyc-2-cores-avx512_bf16`.
+
+    Matrix instructions are part of it, since processors of one name differ in them.
+    """
+    if device == "cuda" and torch.cuda.is_available():
+        return _slug(torch.cuda.get_device_name())
+    found = next((f for f in _MATRIX_FEATURES if f in _fields("flags").split()), "")
+    return _slug(f"{_processor()} {len(os.sched_getaffinity(0))} cores {found}")
+
+
+_MATRIX_FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")
+
+
 def _memory() -> int:
     """Bytes of main memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -44,9 +63,12 @@ def _version(package: str) -> str:
 
 
 def _processor() -> str:
+    return _fields("model name") or platform.processor() or platform.machine()
+
+
+def _fields(name: str) -> str:
+    """What /proc/cpuinfo says of the first processor under `name`; empty where it is missing."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().splitlines() if info.exists() else []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
+    return next(found, "")

@@ -172,7 +172,7 @@ class Report:
         fresh.replace(path)
         return path
 
-    def write(self, folder: Path = RESULTS) -> list[Path]:
+    def write(self, folder: Path) -> list[Path]:
         """JSON, text and chart under the command's name; the paths written."""
         data = self.write_data(folder)
         text, chart = data.with_suffix(".txt"), data.with_suffix(".png")

@@ -29,7 +29,7 @@ from dicp.target import Check, discover, find_target
 
 _SUFFIX = "graph"  # the backend "xgraph" compiles for the target "x"
 _PACKAGES = ("dicp", "torch", "numpy")
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 240
 
 app = typer.Typer(
     help="dicp: a torch.compile backend compiler with code generation per vendor.",
@@ -70,10 +70,13 @@ def ops(backend: Backend) -> None:
     A decision is: compiled, library (a library call), view, decomposed or eager.
     """
     name = _target_name(backend)
-    from dicp.dynamo_bridge.conversion import operator_table  # costs seconds; only this needs it
+    # These imports cost seconds; only this command needs them.
+    from dicp.dynamo_bridge.conversion import operator_table
+    from dicp.operator_choice import OperatorChoice
 
     target = find_target(name)
-    rows = sorted(operator_table(target), key=lambda row: str(row.op))
+    choice = OperatorChoice.of(Config.from_env())
+    rows = sorted(operator_table(target, choice), key=lambda row: str(row.op))
     table = _table("operator", "decision", "reason", title=f"operators of {target.name}")
     for row in rows:
         table.add_row(*_cells(str(row.op), row.decision, row.reason))

@@ -8,6 +8,7 @@ An environment variable that is set but empty counts as unset.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,6 +113,19 @@ def _parse_sizes(value: Any) -> tuple[int, ...]:
     return sizes
 
 
+def _parse_patterns(value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) for word in words):
+        raise _Invalid
+    patterns = tuple(word.strip() for word in words if word.strip())
+    try:
+        for pattern in patterns:
+            re.compile(pattern)
+    except re.error:
+        raise _Invalid from None
+    return patterns
+
+
 def _parse_name(value: Any) -> str:
     if not isinstance(value, str) or len(value.split()) > 1:
         raise _Invalid
@@ -152,6 +166,12 @@ SIZES = Kind(
     _parse_sizes,
 )
 NAME = Kind("name", "the name of an installed target", "Give one word.", _parse_name)
+OPERATORS = Kind(
+    "operators",
+    "regular expressions of operator names with commas between, such as 'conv2d,add.out'",
+    "Give one text, or a list of texts.",
+    _parse_patterns,
+)
 WORDS = Kind(
     "flags",
     "compiler flags, such as '-O2 -g'",
@@ -218,6 +238,10 @@ def _as_text(value: object) -> str:
     return "" if value is None or value == () else str(value)
 
 
+PREFERRED_NATIVE = "DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS"
+"""The variable of older scripts for `native_ops`: a preference, whose breach is a warning."""
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of one compilation. Values are checked and normalized on construction."""
@@ -259,6 +283,21 @@ class Config:
         "DICP_ON_COMPILE_ERROR",
         "a failed compilation raises, or runs the graph eagerly with one warning",
         default="raise",
+    )
+    eager_ops: tuple[str, ...] = _setting(
+        OPERATORS,
+        "DICP_EAGER_OPS DIPU_FORCE_FALLBACK_OPS_LIST",
+        "operators that stay eager calls: regular expressions of names such as conv2d, add.out",
+        default=(),
+        changes_code=True,
+    )
+    native_ops: tuple[str, ...] = _setting(
+        OPERATORS,
+        f"DICP_NATIVE_OPS {PREFERRED_NATIVE}",
+        "operators that may be neither left to eager nor decomposed, else it is an error "
+        f"({PREFERRED_NATIVE}: a warning)",
+        default=(),
+        changes_code=True,
     )
     rejected: Literal["error", "eager"] = _setting(
         _choice("error", "eager"),
@@ -363,6 +402,8 @@ class Config:
         )
     )
 
+    native_ops_preferred: bool = False
+    """Whether `native_ops` comes from a variable that states a preference: see there."""
     vendor: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Values of the options that the target itself has, by name."""
 
@@ -383,7 +424,11 @@ class Config:
         environ = os.environ if environ is None else environ
         _warn_unknown_variables(environ, vendor)
         own = {option.name: option.default for option in vendor}
-        return cls(**_read(OPTIONS, environ), vendor={**own, **_read(vendor, environ)})
+        return cls(
+            **_read(OPTIONS, environ),
+            native_ops_preferred=_is_preference(environ),
+            vendor={**own, **_read(vendor, environ)},
+        )
 
     def with_options(
         self,
@@ -403,6 +448,8 @@ class Config:
             values[name] = known[name].parse(value, f"option {name!r}")
         if mode is not None:
             values["mode"] = _agreed_mode(known["mode"].parse(mode, "mode"), values.get("mode"))
+        if "native_ops" in values:
+            values["native_ops_preferred"] = False
         own = {o.name: values.pop(o.name) for o in vendor if o.name in values}
         if own:
             values["vendor"] = {**self.vendor, **own}
@@ -413,6 +460,7 @@ class Config:
         shared: dict[str, object] = {
             o.name: getattr(self, o.name) for o in OPTIONS if o.changes_code
         }
+        shared["native_ops_preferred"] = self.native_ops_preferred
         return shared | {o.name: self.vendor.get(o.name) for o in vendor if o.changes_code}
 
     @property
@@ -426,8 +474,21 @@ class Config:
         return self.compile_jobs or _processors()
 
 
+def _is_preference(environ: Mapping[str, str]) -> bool:
+    """Whether `native_ops` is read from the variable that states a preference."""
+    return bool(environ.get(PREFERRED_NATIVE)) and not environ.get("DICP_NATIVE_OPS")
+
+
 def vendor_variable(name: str) -> str:
     """An environment variable that a vendor's own tools define, such as its toolkit's location."""
+    return os.environ.get(name, "")
+
+
+def tool_variable(name: str) -> str:
+    """A variable of the operator tools, such as OP_CAPTURE_LIST, as it is set now.
+
+    Programs change these between two runs of one process, so they are read at every call.
+    """
     return os.environ.get(name, "")
 
 

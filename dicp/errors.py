@@ -11,7 +11,7 @@ import difflib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _SHOWN_DIAGNOSTICS = 3
 _SHOWN_SOURCES = 8
@@ -144,7 +144,7 @@ class LaunchError(DicpError):
 
 
 class UnsupportedOperatorError(DicpError):
-    """An operator would run eagerly and the user forbade that with fallback='error'."""
+    """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 
     def __init__(
         self,
@@ -154,6 +154,7 @@ class UnsupportedOperatorError(DicpError):
         target: str,
         user_line: str,
         reason: str,
+        forbidden_by: Literal["fallback", "native_ops"] = "fallback",
     ) -> None:
         self.op = op
         self.dtypes = tuple(dtypes)
@@ -164,10 +165,13 @@ class UnsupportedOperatorError(DicpError):
         operands = ", ".join(
             f"{dtype}{_shape(shape)}" for dtype, shape in zip(dtypes, shapes, strict=False)
         )
+        forbids, cure = {
+            "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
+            "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
+        }[forbidden_by]
         super().__init__(
             f"target {target!r} does not compile {op}({operands}): {reason}.{_at(user_line)} "
-            "fallback='error' forbids running it eagerly; set fallback='auto' (DICP_FALLBACK), "
-            "or rewrite the line."
+            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 
@@ -388,6 +392,68 @@ class CacheFolderError(DicpError):
         )
 
 
+class UnknownFeatureError(DicpError):
+    """A name that no feature of the operator tools has."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        self.nearest = _nearest(name, known)
+        super().__init__(
+            f"no operator tool provides the feature {name!r}.{_did_you_mean(self.nearest)} "
+            f"Features: {', '.join(self.known)}."
+        )
+
+
+class OperatorNameError(DicpError):
+    """A dotted name of an operator that leads to no function."""
+
+    def __init__(self, name: str, near: Sequence[str] = ()) -> None:
+        self.name = name
+        self.near = tuple(near)
+        known = f" Near names: {', '.join(self.near)}." if near else ""
+        super().__init__(
+            f"operator name {name!r} leads to no function.{known} Write it as a program does, such "
+            "as torch.add, torch.Tensor.add or torch.nn.functional.linear; a third-party module "
+            "must be importable."
+        )
+
+
+class ToolVariableError(DicpError, ValueError):
+    """An environment variable or argument of an operator tool with a text it cannot take."""
+
+    def __init__(self, variable: str, value: str, expected: str) -> None:
+        self.variable = variable
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{variable} is {value!r}; expected {expected}.")
+
+
+class OverflowFoundError(DicpError, ArithmeticError):
+    """`overflow_check` met a value that is infinite or not a number (raise_on_bad=True)."""
+
+    def __init__(self, operator: str, tensor: str, user_line: str) -> None:
+        self.operator = operator
+        self.tensor = tensor
+        self.user_line = user_line
+        super().__init__(
+            f"{operator}: {tensor} holds inf or nan.{_at(user_line)} Look at the operator's inputs "
+            "in the table above; raise_on_bad=False only reports."
+        )
+
+
+class CaptureFormatError(DicpError, ValueError):
+    """A capture on disk that cannot be read."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        super().__init__(
+            f"capture {str(path)!r} cannot be read: {_sentence(reason)} Capture the operator again "
+            "with dicp.op_tools.OpCapture."
+        )
+
+
 class DeviceRegistrationError(DicpError):
     """The eager device cannot be registered in this process."""
 
@@ -455,6 +521,22 @@ class SerialWarning(DicpWarning):
 
 class SimulatorWarning(DicpWarning):
     """A simulator stands in for a device: its numerics count, its speed does not."""
+
+
+class ToolWarning(DicpWarning):
+    """An operator tool does less than it was asked for; the program goes on."""
+
+
+class SpecializationWarning(DicpWarning):
+    """A graph is compiled for more sizes than are kept."""
+
+    def __init__(self, graph: str, limit: int, symbols: Sequence[str]) -> None:
+        self.limit = limit
+        super().__init__(
+            f"{graph} has been compiled for more than {limit} sizes of {', '.join(symbols)}; the "
+            "least recently used are compiled again when they return. Pad these dimensions to a "
+            "few sizes, or set gears (DICP_GEARS) to have dicp do it."
+        )
 
 
 class FallbackWarning(DicpWarning):

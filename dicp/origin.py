@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import fx
@@ -57,8 +58,13 @@ def user_line(node: fx.Node) -> str:
     return f"{parts[1]}:{number}" if len(parts) > 1 else ""
 
 
-def unsupported(node: fx.Node, target: str, reason: str) -> UnsupportedOperatorError:
-    """The error for a node that would stay eager where `fallback="error"` forbids it."""
+def unsupported(
+    node: fx.Node,
+    target: str,
+    reason: str,
+    forbidden_by: Literal["fallback", "native_ops"] = "fallback",
+) -> UnsupportedOperatorError:
+    """The error for a node that would stay eager where an option forbids it."""
     vals = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
     return UnsupportedOperatorError(
@@ -68,4 +74,5 @@ def unsupported(node: fx.Node, target: str, reason: str) -> UnsupportedOperatorE
         target=target,
         user_line=user_line(node),
         reason=reason,
+        forbidden_by=forbidden_by,
     )

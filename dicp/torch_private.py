@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import sympy
 import torch
-from torch import fx
+from torch import fx, overrides
 
 OLDEST: Final = (2, 11)
 NEWEST: Final = (2, 13)
@@ -185,6 +186,33 @@ def profiling() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written in place; -1 for one that does not count that."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def push_function_mode(mode: Any) -> None:
+    """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""
+    overrides._push_mode(mode)
+
+
+def pop_function_mode(mode: Any) -> None:
+    """Leave `mode`, wherever it stands among this thread's modes."""
+    above = []
+    while overrides._len_torch_function_stack():
+        top = overrides._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+
+
+def unhooked_functions() -> Any:
+    """A context in which no TorchFunctionMode and no tensor subclass sees torch's functions."""
+    return torch._C.DisableTorchFunction()
+
+
 def current_stream(device: int) -> int:
     """The handle of a GPU's current stream, without creating a Python object for it."""
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
@@ -193,6 +221,46 @@ def current_stream(device: int) -> int:
 def recording() -> bool:
     """Whether the GPU's current stream is being captured into a graph, to be replayed later."""
     return torch.cuda.is_current_stream_capturing()
+
+
+def schema_of(op: OpOverload) -> Any:
+    """The schema of an operator: name, arguments with types and alias annotations, returns."""
+    return op._schema
+
+
+def registered_names() -> Iterator[tuple[str, str, str]]:
+    """Namespace, packet and overload ("" for the default one) of every registered operator."""
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        yield space, packet, overload
+
+
+@cache
+def twin_of(op: OpOverload) -> OpOverload:
+    """An object that works as `op` and is equal to no other operator."""
+    twin = object.__new__(type(op))
+    twin.__dict__ |= {**op.__dict__, _ORIGINAL: op}
+    return twin
+
+
+def original_of(op: Any) -> Any:
+    """The operator that `op` is a twin of, or `op` itself."""
+    return getattr(op, "__dict__", {}).get(_ORIGINAL, op)
+
+
+_ORIGINAL: Final = "_dicp_original"
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a captured node computes gradients, rather than the user's functions."""
+    return bool(node.meta.get("autograd_backward"))
+
+
+def traced_from(node: fx.Node) -> OpOverload | None:
+    """The operator that was decomposed into `node` and others; the node's own if none was."""
+    original = node.meta.get("original_aten")
+    return original if isinstance(original, OpOverload) else None
 
 
 def overloads_of(namespace: str) -> Iterator[OpOverload]:
@@ -258,6 +326,19 @@ def is_proved(relation: sympy.Basic, shape_env: ShapeEnv) -> bool:
 def floor_division(size: Any, divisor: int) -> Any:
     """`size // divisor` of a symbolic size."""
     return FloorDiv(size, divisor)
+
+
+def number_at(number: Any, values: Mapping[Any, int]) -> Any:
+    """A symbolic number as int, float or bool, its symbols having `values`.
+
+    Returned unchanged if it has other symbols too; so is a plain number.
+    """
+    if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    if free_symbols(number) - values.keys():
+        return number
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(number)](number.node.expr.xreplace(values))
 
 
 def first_sizes(tensors: Iterable[Any]) -> dict[Any, int]:

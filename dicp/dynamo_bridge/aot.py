@@ -287,68 +287,97 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
     return compiled_run
 
 
-def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
-    joint, metadata, subclass = capture.graph_module, state.fw_metadata, capture.maybe_subclass_meta
-    aot_config = state.aot_config
+def _split(job: _Job, state: Any, capture: Any) -> tuple[Any, ...]:
+    """AOTAutograd's split of a joint graph: forward, backward, and what connects them."""
+    joint, metadata, aot_config = capture.graph_module, state.fw_metadata, state.aot_config
+    subclass = capture.maybe_subclass_meta
     torch_private.log_joint_graph(joint, aot_config)
     torch_private.tensorify_python_scalars(joint)
-    forward, backward, saved_count, saved_symints, detached, inputs = (
-        torch_private.partition_joint_graph(
-            joint, capture.updated_flat_args, subclass, metadata, aot_config, job.partition
-        )
+    forward, backward, *rest = torch_private.partition_joint_graph(
+        joint, capture.updated_flat_args, subclass, metadata, aot_config, job.partition
     )
     torch_private.log_split_graphs(forward, backward, subclass, metadata, aot_config)
+    return forward, backward, *rest
 
-    inner = torch_private.inner_metadata(subclass, metadata)
-    metadata.bw_donated_idxs = inner.bw_donated_idxs = []  # None would forbid retain_graph as well
-    static = tuple(inner.static_input_indices or ())
-    forward_info = GraphInfo("forward", static, len(_outputs(forward)) - saved_count)
-    backward_info = GraphInfo(
-        "backward", _same_names(forward, static, backward), len(_outputs(backward))
-    )
-    made: dict[Kind, CompiledGraph] = {}
 
-    def compile_forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        made["forward"] = job.compile_graph(graph, list(inputs), forward_info)
-        return made["forward"]
+@dataclasses.dataclass(eq=False)
+class _Training:
+    """Compiles both graphs of a training step and stores the result; keeps neither graph."""
 
-    def compile_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    job: _Job
+    slot: _Slot
+    capture: Any
+    forward_info: GraphInfo
+    backward_info: GraphInfo
+    saved_count: int
+    saved_symints: Any
+    detached: list[int]
+    made: dict[Kind, CompiledGraph] = dataclasses.field(default_factory=dict)
+
+    def compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        self.made["forward"] = self.job.compile_graph(graph, list(inputs), self.forward_info)
+        return self.made["forward"]
+
+    def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         with _collection_paused():
-            made["backward"] = job.compile_graph(graph, list(inputs), backward_info)
-            made["backward"].tangents = _tangents(graph)
-        return _untraced(made["backward"])
+            compiled = self.job.compile_graph(graph, list(inputs), self.backward_info)
+        compiled.tangents = _tangents(graph)
+        self.made["backward"] = compiled
+        return _untraced(compiled)
 
-    def store(compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any) -> None:
+    def store(
+        self, compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any
+    ) -> None:
+        """Stores both halves once backward is compiled, which may be in its first run."""
+        made = self.made
         _store(
-            job,
-            slot,
+            self.job,
+            self.slot,
             metadata,
             list(made.values()),
             compiled_fw=torch_private.BundledCompiledForward(made["forward"]),
-            compiled_bw=torch_private.BundledCompiledBackward(made["backward"], [], saved_symints),
-            dispatch_wrappers=capture.wrappers,
-            maybe_subclass_meta=subclass,
-            num_fw_outs_saved_for_bw=saved_count,
-            indices_of_inps_to_detach=detached,
+            compiled_bw=torch_private.BundledCompiledBackward(
+                made["backward"], [], self.saved_symints
+            ),
+            dispatch_wrappers=self.capture.wrappers,
+            maybe_subclass_meta=self.capture.maybe_subclass_meta,
+            num_fw_outs_saved_for_bw=self.saved_count,
+            indices_of_inps_to_detach=self.detached,
             aot_config=aot_config,
             serialized_bw_module=torch_private.serialize_graph_module(backward),
         )
 
+
+def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
+    metadata, aot_config = state.fw_metadata, state.aot_config
+    subclass = capture.maybe_subclass_meta
+    forward, backward, saved_count, symints, detached, inputs = _split(job, state, capture)
+    inner = torch_private.inner_metadata(subclass, metadata)
+    metadata.bw_donated_idxs = inner.bw_donated_idxs = []  # None would forbid retain_graph as well
+    static = tuple(inner.static_input_indices or ())
+    training = _Training(
+        job,
+        slot,
+        capture,
+        GraphInfo("forward", static, len(_outputs(forward)) - saved_count),
+        GraphInfo("backward", _same_names(forward, static, backward), len(_outputs(backward))),
+        saved_count,
+        symints,
+        detached,
+    )
+    compile_backward = _untraced(training.compile_backward)
     strides, compiled_forward = torch_private.compile_forward(
-        forward, inputs, subclass, metadata, saved_count, aot_config, compile_forward
+        forward, inputs, subclass, metadata, saved_count, aot_config, training.compile_forward
     )
     lazy, compiled_backward = torch_private.compile_backward(
-        backward,
-        subclass,
-        metadata,
-        strides,
-        saved_symints,
-        aot_config,
-        _untraced(compile_backward),
+        backward, subclass, metadata, strides, symints, aot_config, compile_backward
     )
     torch_private.make_runtime_safe(metadata, subclass)
-    if compiled_backward is not None and slot.key:
-        store(compiled_backward, backward, metadata, aot_config)
+    later = None
+    if slot.key and compiled_backward is not None:
+        training.store(compiled_backward, backward, metadata, aot_config)
+    elif slot.key:
+        later = training.store
     run, _ = torch_private.make_autograd_function(
         aot_config,
         state.flat_args,
@@ -357,12 +386,12 @@ def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
         capture.wrappers,
         compiled_forward,
         compiled_backward,
-        _untraced(compile_backward),
+        compile_backward,
         lazy,
-        store if compiled_backward is None and slot.key else None,
+        later,
         None,
         detached,
-        saved_symints,
+        symints,
     )
     return run
 

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,15 @@ from dicp.dynamo_bridge.partition import PartitionedExecutable, split_data_depen
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
-from dicp.dynamo_bridge.provenance import dynamo_nodes
+from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
+from dicp.dynamo_bridge.specialize import (
+    PerSizeExecutable,
+    Sources,
+    symbol_sources,
+    traced_sizes,
+)
 from dicp.errors import FallbackWarning, UnsupportedOperatorError
+from dicp.operator_choice import OperatorChoice, hidden
 from dicp.origin import mark_lines, origin_of, user_lines
 from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
 from dicp.torch_private import TorchDynamoException, write_out_traces
@@ -91,6 +98,8 @@ class Compilation:
         self.cache = Cache.open(config)
         self.lines: Mapping[str, str] = user_lines(gm)
         self.identity = ""
+        self.choice = OperatorChoice.of(config)
+        self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
 
     def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo uses instead of its graph."""
@@ -126,7 +135,7 @@ class Compilation:
         return compile_graphs(
             self.gm,
             example_inputs,
-            decompositions=decompositions(target),
+            decompositions=decompositions(target, self.choice),
             compile_graph=self.compile_graph,
             load_graph=self._load_graph,
             identity=self.identity,
@@ -150,7 +159,9 @@ class Compilation:
 
     def _joint_passes(self, joint: fx.GraphModule, inputs: Any) -> None:
         context = PassContext(self.target.facts, self.config, "joint", Inference.of(joint))
-        run_passes(joint, graph_passes(self.config, "joint"), context)
+        self.choice.mark(joint.graph, self.functions, DYNAMO)
+        with hidden(joint.graph):
+            run_passes(joint, graph_passes(self.config, "joint"), context)
 
     def compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
         """Compile one functional ATen graph: forward, backward or inference."""
@@ -184,15 +195,15 @@ class Compilation:
 
     def _partition(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Compile the graph, or only the regions of it that do not depend on data."""
+        if info.kind == "inference":  # those of a training graph are marked before it is split
+            self.choice.mark(gm.graph, self.functions, DYNAMO)
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
         run: list[Any] = []
         for part in parts:
             if part.compiled:
-                compiled = self._compile(part.gm, part.info, observer).executable
-                assert compiled is not None
-                run.append(compiled)
+                run.append(executable_of(self._compile(part.gm, part.info, observer)))
             else:
                 nodes = _left_to_eager(
                     part.gm, "depends on a size or number known only at run time"
@@ -204,6 +215,8 @@ class Compilation:
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""
         config, facts, report = self.config, self.target.facts, observer.report
+        if not facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
+            return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
             cache = self.cache if config.dump is None else None
@@ -217,7 +230,8 @@ class Compilation:
         context = PassContext(
             facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
         )
-        run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
+        with hidden(gm.graph):
+            run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
         frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
         if frozen is not None:
             static = (), static_positions(frozen[1], info)  # the first part runs only once
@@ -230,6 +244,27 @@ class Compilation:
         made = (report.kind, tuple(report.nodes[nodes:]), tuple(report.kernels[kernels:]))
         stored = StoredGraph(artifact, made, sources)
         return CompiledGraph(store_graph(self.cache, slot, stored), run)
+
+    def _compile_per_size(
+        self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer
+    ) -> Executable:
+        """Compile a symbolic graph for the sizes at hand, and later for others as they occur."""
+        if sources is None:
+            observer.report.nodes = _left_to_eager(gm, "a size is known only at run time")
+            return _interpreted(gm)
+
+        def later(fixed: fx.GraphModule) -> Executable:
+            with self._observed(GraphReport(info.kind, _name_of(gm))) as new:
+                work = partial(self._compile, fixed, info, new)
+                eagerly = partial(CompiledGraph, None, _interpreted(gm))
+                return executable_of(self._attempt(work, eagerly))
+
+        run = PerSizeExecutable(gm, sources, later)
+        traced = traced_sizes(gm, sources)
+        if traced is not None:
+            first = self._compile(run.graph_for(traced), info, observer)
+            run.keep(traced, executable_of(first))
+        return run
 
     def _build(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
@@ -275,6 +310,12 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     output = graph.graph_copy(gm.graph, {})
     graph.output(output)
     return fx.GraphModule(gm, graph)
+
+
+def executable_of(compiled: CompiledGraph) -> Executable:
+    """What runs a graph that was just compiled."""
+    assert compiled.executable is not None
+    return compiled.executable  # type: ignore[return-value]
 
 
 def _interpreted(gm: fx.GraphModule) -> Executable:

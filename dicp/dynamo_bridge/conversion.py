@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dicp.dynamo_bridge.decompose import decompositions
+from dicp.operator_choice import ASKED_EAGER, OperatorChoice
 from dicp.target import Target
 from dicp.torch_private import OpOverload, overloads_of
 
@@ -52,10 +53,11 @@ SIZES = "a size, known when the graph is launched"
 IN_PLACE = "functionalized: it becomes its functional form and a copy"
 
 
-def operator_table(target: Target) -> list[OperatorRow]:
+def operator_table(target: Target, choice: OperatorChoice | None = None) -> list[OperatorRow]:
     """Every core ATen overload and every overload `target` has a rule for, ordered by name."""
+    choice = choice or OperatorChoice()
     ops = {str(op): op for op in (*core_overloads(), *target.facts.keep) if is_operator(op)}
-    return [_row(name, ops[name], target) for name in sorted(ops)]
+    return [_chosen(_row(name, ops[name], target), ops[name], choice) for name in sorted(ops)]
 
 
 def is_operator(op: Any) -> bool:
@@ -67,6 +69,16 @@ def core_overloads() -> Iterator[Any]:
     for op in overloads_of("aten"):
         if torch.Tag.core in op.tags:
             yield op
+
+
+def _chosen(row: OperatorRow, op: Any, choice: OperatorChoice) -> OperatorRow:
+    """The row with what the user chooses for the operator."""
+    if choice.wants_eager(op):
+        return OperatorRow(row.op, "eager", ASKED_EAGER)
+    if row.decision in ("eager", "decomposed") and choice.wants_native(op):
+        breach = "a warning" if choice.prefers else "an error"
+        return OperatorRow(row.op, row.decision, f"{row.reason} ({breach}: native_ops names it)")
+    return row
 
 
 def _row(name: str, op: Any, target: Target) -> OperatorRow:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from dicp.errors import FallbackWarning
+from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
 from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions, pytree
 
@@ -66,14 +69,35 @@ lowering rules: a rule could only forget that the copy shares no memory with its
 
 
 @lru_cache(maxsize=32)
-def decompositions(target: Target) -> dict[Any, Callable[..., Any]]:
-    """The decomposition table for `target`; PyTorch's own table is left as it is."""
+def decompositions(
+    target: Target, choice: OperatorChoice | None = None
+) -> dict[Any, Callable[..., Any]]:
+    """The decomposition table for `target`; PyTorch's own table is left as it is.
+
+    Operators that the user chooses, to be eager or native, are not decomposed.
+    """
     keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
-    return {
+    table = {
         op: rule
         for op, rule in (*all_decompositions.items(), *OWN.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
+    for op in list(table) if choice else ():
+        assert choice is not None
+        if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
+            del table[op]
+        elif choice.wants_native(op):
+            table[op] = _with_warning(op, table[op])
+    return table
+
+
+def _with_warning(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        message = f"{op} is decomposed although native_ops names it"
+        warnings.warn(FallbackWarning(message), stacklevel=2)
+        return rule(*args, **kwargs)
+
+    return warned
 
 
 def functional_form(op: OpOverload) -> OpOverload | None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.effects import is_mutating, is_random
 from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.effects import is_mutating, is_random
 from dicp.target import Executable
 from dicp.torch_private import free_symbols, free_unbacked_symbols, is_plain_symbol, pytree
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from dicp.operator_choice import CHOICE
 from dicp.origin import LINE_OF
 
 SOURCES = "dicp_sources"
@@ -14,7 +15,7 @@ DYNAMO = "dicp_dynamo"
 """Key in `node.meta`: the node of Dynamo's graph that an ATen node was traced from."""
 
 _LINE_KEYS = ("stack_trace", LINE_OF, DYNAMO)
-_VALUE_KEYS = frozenset({"val", "tensor_meta", "eager_input_vals", SOURCES})
+_VALUE_KEYS = frozenset({"val", "tensor_meta", "eager_input_vals", SOURCES, CHOICE})
 
 
 def describe(node: fx.Node) -> str:
@@ -47,6 +48,9 @@ def inherit(node: fx.Node, origins: Sequence[fx.Node]) -> None:
         found: dict[str, Any] = next(located, {})
         node.meta |= {key: found[key] for key in _LINE_KEYS if key in found}
     node.meta[SOURCES] = union_sources(origins)
+    native = [c for origin in origins if "native" in (c := origin.meta.get(CHOICE, ""))]
+    if native:
+        node.meta.setdefault(CHOICE, native[0])
 
 
 def absorb(kept: fx.Node, removed: fx.Node) -> None:

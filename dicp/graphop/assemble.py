@@ -54,10 +54,10 @@ class _Assembler:
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
-            "gears": list(low.context.config.gears),
+            "buckets": list(low.context.config.gears),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
-        return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
+        return GraphProgram(plain, [*once, *graphs], low.reports, self.objects, low.hints)
 
     def _slot(self, slot: Slot) -> int:
         if slot not in self.slots:
@@ -91,7 +91,8 @@ class _Assembler:
                 "inputs": [self._graph_input(node) for node in step.inputs],
                 "results": [self._result(result) for result in step.outputs],
                 "device": next((str(r.slot.fake.device) for r in step.outputs), "cpu"),
-                **({"gears": True} if step.gears is None else {}),
+                **({"buckets": True} if step.bucket_refusal is None else {}),
+                **({"static": True} if step.static else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }
         if isinstance(step, EagerCall):

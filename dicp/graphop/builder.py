@@ -170,6 +170,12 @@ class Builder(abc.ABC):
             self._constants[key] = self._leaf("sizes", fake, tuple(sizes), sizes=tuple(sizes))
         return self._constants[key]
 
+    def ints_input(self, numbers: Sequence[int]) -> Value:
+        """Numbers that the host hands over though they are known: a vendor's compiler may take
+        no graph without an input."""
+        return self._leaf("sizes", self.fake([len(numbers)], torch.int64), None,
+                          sizes=tuple(numbers))  # fmt: skip
+
     def number(self, value: Any, dtype: torch.dtype) -> Value:
         """A 0-dim value: a number, or a symbolic number that the host computes."""
         if isinstance(value, (bool, int, float)):

@@ -25,7 +25,8 @@ from dicp.graphop.program import (
     View,
 )
 from dicp.graphop.strides import dense_order, inverse
-from dicp.origin import origin_of, unsupported, user_line
+from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
+from dicp.origin import origin_of, user_line
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload
@@ -62,6 +63,7 @@ class Lowering:
         self.items: list[Item] = builder.nodes
         self.inputs: list[Slot | None] = []
         self.symbols: dict[str, list[int]] = {}
+        self.hints: dict[str, int] = {}
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
@@ -99,6 +101,8 @@ class Lowering:
         expression = size.node.expr if isinstance(size, torch.SymInt) else None
         if expression is not None and expression.is_Symbol:
             self.symbols.setdefault(str(expression), place)
+            if size.node.has_hint():
+                self.hints[str(expression)] = _hint(size)
 
     def _attribute(self, node: fx.Node) -> Any:
         target = attrgetter(str(node.target))(self.gm)
@@ -129,7 +133,7 @@ class Lowering:
             except NoRule as reason:  # what the rule has made by then is not read, and dropped
                 decision = Decision("eager", str(reason))
         if decision.kind == "eager":
-            self._refuse_if_forbidden(node, decision.reason)
+            check_eager(node, decision.reason, self.context.config, self.context.target)
         if decision.kind in ("eager", "library"):
             result = self._eager(node, val)
         self._report(node, decision)
@@ -137,7 +141,7 @@ class Lowering:
 
     def _goes_over_an_input(self, node: fx.Node) -> bool:
         """Whether a copy at the end writes a computed result over a dense input of its type."""
-        if node.target is not torch.ops.aten.copy_.default or node.users:
+        if node.target is not torch.ops.aten.copy_.default or node.users or kept_eager(node):
             return False
         if not self.builder.writes_over_inputs:
             return False
@@ -165,6 +169,8 @@ class Lowering:
         self._report(node, Decision("compiled", "written over an input by its graph"))
 
     def _decision(self, node: fx.Node) -> Decision:
+        if kept_eager(node):
+            return Decision("eager", ASKED_EAGER)
         if node.target is torch.ops.aten.copy_.default:
             return Decision("library", "a result is written over an input after its graph")
         reason = unreadable(node)
@@ -311,10 +317,6 @@ class Lowering:
             self.outputs.append(self.slot(value) if isinstance(value, Entry) else value)
 
     # ---- reports --------------------------------------------------------------------------------
-
-    def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
-        if self.context.config.fallback == "error":
-            raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Decision) -> None:
         self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))

@@ -146,8 +146,10 @@ class Graph:
     name: str
     nodes: list[Node]
     results: list[Result]
-    gears: str | None = "not asked for"
-    """Why the graph does not run on padded inputs; None if it does."""
+    bucket_refusal: str | None = "not asked for"
+    """Why the graph does not run on inputs padded to shape buckets; None if it does."""
+    static: bool = False
+    """Whether the graph has symbolic sizes and is compiled for each set of them."""
 
     @property
     def inputs(self) -> list[Node]:
@@ -169,8 +171,11 @@ class Graph:
 
     def text(self) -> str:
         lines = [_describe(node) for node in self.nodes]
-        if self.gears != "not asked for":
-            lines.insert(0, "# takes gears" if self.gears is None else f"# no gears: {self.gears}")
+        refusal = self.bucket_refusal
+        if refusal != "not asked for":
+            lines.insert(
+                0, "# takes buckets" if refusal is None else f"# takes no buckets: {refusal}"
+            )
         lines += [f"return {_leaving(r)}" for r in self.results]
         return "\n".join(lines)
 
@@ -212,6 +217,8 @@ class GraphProgram:
     graphs: list[Graph]
     nodes: Sequence[NodeReport] = ()
     objects: list[Any] = field(default_factory=list)
+    hints: Mapping[str, int] = field(default_factory=dict)
+    """What the symbols were when the graph was traced."""
     retry: Callable[[frozenset[str]], GraphProgram] | None = None
     """The same program with some nodes of the FX graph, by name, left to eager."""
 

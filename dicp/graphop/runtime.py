@@ -29,7 +29,7 @@ Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
 ]
 """Runs a built graph on row-major inputs, into row-major outputs. Where the symbols' numbers are
-given, the form of the graph for these sizes alone is meant, which computes no sizes of its own."""
+given, the graph compiled for these sizes alone is meant, which takes no sizes from the host."""
 
 Env = list[Any]
 Step = Callable[[Env], None]
@@ -149,15 +149,16 @@ class _Plan:
         return self._view(step)
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
-        gears = self._gears() if "gears" in step else None
-        wanted = [plain for plain in step["inputs"] if gears is None or "sizes" not in plain]
-        getters = [self._graph_input(plain, gears) for plain in wanted]
+        padded = self._rounded() if "buckets" in step else None
+        sizes = padded or (self.symbols if "static" in step else None)
+        wanted = [plain for plain in step["inputs"] if sizes is None or "sizes" not in plain]
+        getters = [self._graph_input(plain, padded) for plain in wanted]
         written = step["written"]
         results = [
             _ResultPlan(
                 r["slot"],
                 tuple(self.size(s) for s in r["shape"]),
-                tuple(evaluate_size(s, gears or self.symbols) for s in r["shape"]),
+                tuple(evaluate_size(s, padded or self.symbols) for s in r["shape"]),
                 getattr(torch, r["dtype"]),
                 tuple(r["order"]),
                 r.get("over", False),
@@ -172,7 +173,7 @@ class _Plan:
             inputs = [tensor.contiguous() for tensor in given]
             device = next((t.device for t in inputs if t.device.type != "cpu"), own)
             outputs = [result.buffer(env, device) for result in results]
-            launch(name, inputs, outputs, gears)
+            launch(name, inputs, outputs, sizes)
             for k in written:
                 if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
                     given[k].copy_(inputs[k])
@@ -187,17 +188,17 @@ class _Plan:
 
         return profiled
 
-    def _gears(self) -> dict[str, int] | None:
-        """The symbols' numbers rounded up; None where one is beyond all gears."""
-        gears = self.executable.program["gears"]
+    def _rounded(self) -> dict[str, int] | None:
+        """The symbols' numbers rounded up to shape buckets; None where one is beyond all."""
+        buckets = self.executable.program["buckets"]
         rounded = {
-            name: next((gear for gear in gears if gear >= number), 0) if number > 0 else 0
+            name: next((size for size in buckets if size >= number), 0) if number > 0 else 0
             for name, number in self.symbols.items()
         }
         return rounded if all(rounded.values()) else None
 
     def _graph_input(
-        self, plain: Mapping[str, Any], gears: Mapping[str, int] | None
+        self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None
     ) -> Callable[[Env], torch.Tensor]:
         if "seed" in plain:
             return lambda env: torch.randint(0, 2**62, (1,)).view(torch.uint64)
@@ -212,9 +213,9 @@ class _Plan:
                 tensor = torch.tensor(numbers, dtype=getattr(torch, plain["dtype"]))
             return lambda env: tensor
         slot, order = plain["slot"], plain["order"]
-        if gears is not None:
+        if buckets is not None:
             whole = self.slots[slot]["shape"]
-            shape = tuple(evaluate_size(whole[d], gears) for d in order)
+            shape = tuple(evaluate_size(whole[d], buckets) for d in order)
             return lambda env: padded(env[slot].permute(order), shape)
         if order == sorted(order):
             return lambda env: env[slot]

@@ -21,7 +21,7 @@ from dicp.dynamo_bridge.observe import GraphReport
 from dicp.loop.lowering import RuleTable
 from dicp.target import Artifact, Executable, LowerContext, Source, Target
 from dicp.vendor.cpu import CpuTarget
-from dicp.vendor.cpu.target import OWN_RULES
+from dicp.vendor.cpu.target import LIBRARY_RULES
 from dicp.vendor.triton import TritonTarget
 
 
@@ -56,7 +56,7 @@ class Recorder(Recording, CpuTarget):
     """The host's programs."""
 
     def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
-        return OWN_RULES  # whatever library is fastest on this machine
+        return LIBRARY_RULES  # whatever library is fastest on this machine
 
 
 class TritonRecorder(Recording, TritonTarget):

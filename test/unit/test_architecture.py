@@ -34,6 +34,8 @@ RANKS = {
     "template": 2,
     "operators": 2,
     "rules": 2,
+    "effects": 2,
+    "operator_choice": 3,
     "target": 3,
     "toolchain": 3,
     "loop": 4,
@@ -69,7 +71,7 @@ PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "she
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
 SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
 FILE_LINES = 800
-FUNCTION_LINES = 80
+FUNCTION_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ EXAMPLES: list[tuple[Rule, str, str, str]] = [
     (no_global, "loop/ir", "def f():\n    global x", "global x"),
     (no_print, "loop/ir", "print('x')", "print"),
     (readable_sizes, "loop/ir", "\n" * 801, "801 lines"),
-    (readable_sizes, "loop/ir", "def f():\n" + "    x\n" * 80, "f has 81 lines"),
+    (readable_sizes, "loop/ir", "def f():\n" + "    x\n" * 60, "f has 61 lines"),
 ]
 
 

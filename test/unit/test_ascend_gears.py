@@ -112,8 +112,8 @@ def test_refusals_name_the_operator(name: str) -> None:
     mark(inputs, 5)
     target = record(fn, *inputs, gears=GEARS)
     (graph,) = (g for p in target.programs for g in p.graphs)
-    assert graph.gears is not None and reason in graph.gears
-    assert f"# no gears: {graph.gears}" in target.reports[0].kernels[0].text
+    assert graph.bucket_refusal is not None and reason in graph.bucket_refusal
+    assert f"# takes no buckets: {graph.bucket_refusal}" in target.reports[0].kernels[0].text
 
 
 def test_causal_attention_takes_gears_and_full_attention_does_not() -> None:
@@ -122,8 +122,8 @@ def test_causal_attention_takes_gears_and_full_attention_does_not() -> None:
         mark(inputs, 5)
         target = record(lambda x, fn=fn: fn(x, x, x), inputs[0], gears=GEARS)
         (graph,) = (g for p in target.programs for g in p.graphs)
-        assert (graph.gears is None) == taken
-        assert taken or "attends to padded keys" in str(graph.gears)
+        assert (graph.bucket_refusal is None) == taken
+        assert taken or "attends to padded keys" in str(graph.bucket_refusal)
 
 
 def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -144,5 +144,5 @@ def test_without_gears_sizes_stay_dynamic() -> None:
     mark(inputs, 5)
     target = record(lambda x: x + 1, *inputs)
     (graph,) = (g for p in target.programs for g in p.graphs)
-    assert "# no gears" not in graph.text() and "-1, 3" in target.sources()[0]
+    assert "# takes no buckets" not in graph.text() and "-1, 3" in target.sources()[0]
     assert Config(gears="8 16, 32").gears == (8, 16, 32)  # type: ignore[arg-type]

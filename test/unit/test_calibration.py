@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from dicp.config import Config
 from dicp.vendor.cpu import calibration, target
 from dicp.vendor.cpu.calibration import MARGIN, PROBLEMS, Verdict, decide, shape_class, verdict
 from dicp.vendor.cpu.routines import common
+from dicp.vendor.cpu.toolchain import cache_bytes
 
 Clock = Callable[[float, float], tuple[Callable[[], None], Callable[[], None]]]
 
@@ -157,3 +159,23 @@ def test_without_wide_vectors_and_slow_blas_all_is_left_to_the_libraries(
         rules = target.rules_by(frozenset({"medium"} if slow else ()))
         assert (rules is target.LIBRARY_RULES) == ("avx512f" not in features and not slow)
     target.rules_by.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("size", "sharing", "cpus", "usable"),
+    [
+        ("32768K", "3", 2, 32 << 20),  # all of it
+        ("32768K", "ff", 2, 8 << 20),  # two of eight CPUs
+        ("491520K", "3", 2, 32 << 20),  # a host's 480 MiB, shown to a machine of two CPUs
+        ("491520K", "ffffffff,ffffffff", 64, 480 << 20),
+    ],
+)
+def test_of_a_shared_cache_a_process_has_its_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str, sharing: str, cpus: int, usable: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
+    for name, text in (("size", size), ("shared_cpu_map", sharing)):
+        (tmp_path / "index3").mkdir(exist_ok=True)
+        (tmp_path / "index3" / name).write_text(text + "\n")
+    assert cache_bytes(tmp_path) == usable
+    assert cache_bytes(tmp_path / "none") == math.inf

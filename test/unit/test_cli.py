@@ -109,7 +109,7 @@ def test_doctor_of_an_unknown_target(install: Any) -> None:
 def test_ops_lists_every_operator_and_counts(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install(READY)
     conversion: Any = types.ModuleType("dicp.dynamo_bridge.conversion")
-    conversion.operator_table = lambda target: ROWS if target is READY else []
+    conversion.operator_table = lambda target, choice: ROWS if target is READY else []
     monkeypatch.setitem(sys.modules, conversion.__name__, conversion)
     output = run("ops", "--backend", "readygraph")
     assert all(row.op in output and row.reason in output for row in ROWS)

@@ -25,6 +25,8 @@ def test_defaults() -> None:
         "timings": False,
         "fallback": "auto",
         "on_compile_error": "raise",
+        "eager_ops": (),
+        "native_ops": (),
         "rejected": "error",
         "precision": "keep",
         "runs_on": "auto",
@@ -39,12 +41,15 @@ def test_defaults() -> None:
         "check_bounds": True,
         "target": "",
         "mode": "default",
+        "native_ops_preferred": False,
         "vendor": {},
     }
 
 
 def test_every_setting_is_in_the_table_with_a_meaning_and_a_variable() -> None:
-    assert (*NAMES, "vendor") == tuple(field.name for field in dataclasses.fields(Config))
+    assert (*NAMES, "native_ops_preferred", "vendor") == tuple(
+        field.name for field in dataclasses.fields(Config)
+    )
     for option in OPTIONS:
         assert option.meaning and option.environment[0] == f"DICP_{option.name.upper()}"
 
@@ -124,6 +129,11 @@ EXPECTED = {
     "compile_jobs": "a whole number, 0 or more. Give it in digits.",
     "fallback": "'auto' or 'error'. Choose one of these.",
     "on_compile_error": "'raise' or 'eager'. Choose one of these.",
+    **dict.fromkeys(
+        ("eager_ops", "native_ops"),
+        "regular expressions of operator names with commas between, such as 'conv2d,add.out'. "
+        "Give one text, or a list of texts.",
+    ),
     "rejected": "'error' or 'eager'. Choose one of these.",
     "precision": "'keep', 'fast' or 'half'. Choose one of these.",
     "runs_on": "'auto', 'device' or 'simulator'. Choose one of these.",
@@ -155,6 +165,9 @@ BAD: list[tuple[str, object]] = [
     ("fallback", "eager"),
     ("fallback", True),
     ("on_compile_error", "ignore"),
+    ("eager_ops", "add("),
+    ("eager_ops", 3),
+    ("native_ops", ["a", 1]),
     ("rejected", "never"),
     ("precision", "double"),
     ("runs_on", "gpu"),

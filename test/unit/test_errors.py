@@ -10,6 +10,7 @@ import pytest
 from dicp import errors
 from dicp.errors import (
     CacheFolderError,
+    CaptureFormatError,
     CompilerError,
     ConfigValueError,
     DeviceError,
@@ -26,12 +27,16 @@ from dicp.errors import (
     InvalidTargetError,
     LaunchError,
     ModelMismatchError,
+    OperatorNameError,
+    OverflowFoundError,
     PrototypeError,
     ResultMismatchError,
     SimulatorForbiddenError,
     SizeMismatchError,
     TargetNotFoundError,
     ToolchainError,
+    ToolVariableError,
+    UnknownFeatureError,
     UnknownOptionError,
     UnsupportedOperatorError,
 )
@@ -45,6 +50,31 @@ CASES: list[tuple[DicpError, str]] = [
     (
         UnknownOptionError("zzz", ["fuse", "cache"]),
         "unknown option 'zzz'. Valid options: cache, fuse. `python -m dicp config` describes each.",
+    ),
+    (
+        UnknownFeatureError("autocompar", ["autocompare", "fallback"]),
+        "no operator tool provides the feature 'autocompar'. Did you mean 'autocompare'? "
+        "Features: autocompare, fallback.",
+    ),
+    (
+        OperatorNameError("torch.ad", ["torch.add"]),
+        "operator name 'torch.ad' leads to no function. Near names: torch.add. Write it as a "
+        "program does, such as torch.add, torch.Tensor.add or torch.nn.functional.linear; a "
+        "third-party module must be importable.",
+    ),
+    (
+        ToolVariableError("OP_X", "a,b", "two numbers"),
+        "OP_X is 'a,b'; expected two numbers.",
+    ),
+    (
+        OverflowFoundError("torch.exp", "torch.exp outputs", "m.py:3"),
+        "torch.exp: torch.exp outputs holds inf or nan. At: m.py:3. Look at the operator's inputs "
+        "in the table above; raise_on_bad=False only reports.",
+    ),
+    (
+        CaptureFormatError("a/input", "it is damaged"),
+        "capture 'a/input' cannot be read: it is damaged. Capture the operator again with "
+        "dicp.op_tools.OpCapture.",
     ),
     (
         ConfigValueError("option 'x'", 3, "a text", "Give a text."),

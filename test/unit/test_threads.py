@@ -13,9 +13,9 @@ from torch import Tensor
 from dicp.compare import assert_matches
 
 
-@pytest.fixture(autouse=True, params=[2, 3])
+@pytest.fixture(autouse=True, params=[2, 3, 40])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Even and uneven shares."""
+    """Even and uneven shares, and more threads than a reduction has chunks at least."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import machine
 from benchmarks.workload import convolution_backward_flops
 
 aten = torch.ops.aten
@@ -29,3 +30,14 @@ def test_each_gradient_of_a_convolution_costs_its_forward(
     counts = counter.get_flop_counts()["Global"]
     gradients = 2 if both else 1
     assert counts[aten.convolution_backward] == gradients * counts[aten.convolution]
+
+
+def test_kinds_of_machines_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors of one name may differ in matrix instructions: their results are kept apart."""
+    seen = []
+    for flags in ("avx2 avx512f", "avx2 avx512f avx512_bf16", "avx512_bf16 amx_bf16"):
+        fields = {"flags": flags, "model name": "Intel(R) Xeon(R) Platinum 8481C"}
+        monkeypatch.setattr(machine, "_fields", fields.__getitem__)
+        seen.append(machine.kind("cpu"))
+    assert len(set(seen)) == 3 and seen[2].startswith("intel-r-xeon-r-platinum-8481c-")
+    assert seen[2].endswith("-amx_bf16")

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dicp.dynamo_bridge.analysis.effects import is_pure
 from dicp.dynamo_bridge.provenance import inherit
+from dicp.effects import is_pure
 from dicp.errors import InferenceMismatchError
 
 aten = torch.ops.aten

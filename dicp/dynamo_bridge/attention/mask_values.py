@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.effects import is_pure
 from dicp.dynamo_bridge.analysis.inference import value_of
 from dicp.dynamo_bridge.fuse.terms import sizes_of
 from dicp.dynamo_bridge.passes.canonicalize import cast_source, uniform_value
+from dicp.effects import is_pure
 from dicp.torch_private import disable_current_modes
 
 aten = torch.ops.aten

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.effects import is_mutating
 from dicp.dynamo_bridge.analysis.inference import difference, value_of
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
 from dicp.dynamo_bridge.passes.base import PassContext
 from dicp.dynamo_bridge.passes.canonicalize import cast_source
 from dicp.dynamo_bridge.provenance import inherit
+from dicp.effects import is_mutating
 
 PatternFunction = Callable[..., Term]
 Guard = Callable[[Match, PassContext], bool]

@@ -15,12 +15,6 @@ import torch
 from torch import fx
 
 from dicp.dtypes import Number, converted, holds_all
-from dicp.dynamo_bridge.analysis.effects import (
-    alias_root,
-    is_mutating,
-    is_pure,
-    is_removable,
-)
 from dicp.dynamo_bridge.analysis.inference import (
     difference,
     expression,
@@ -30,6 +24,12 @@ from dicp.dynamo_bridge.analysis.inference import (
 )
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.provenance import absorb, inherit
+from dicp.effects import (
+    alias_root,
+    is_mutating,
+    is_pure,
+    is_removable,
+)
 
 aten = torch.ops.aten
 prims = torch.ops.prims

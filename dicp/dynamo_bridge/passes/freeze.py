@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.effects import alias_root, is_mutating, is_random, is_view
 from dicp.dynamo_bridge.aot import GraphInfo
 from dicp.dynamo_bridge.layout import static_nodes
 from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.effects import alias_root, is_mutating, is_random, is_view
 from dicp.target import Executable
 
 FROZEN = "dicp_frozen"

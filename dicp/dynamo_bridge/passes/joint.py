@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from dicp import torch_private
-from dicp.dynamo_bridge.analysis.effects import is_view
 from dicp.dynamo_bridge.analysis.inference import difference, value_of
 from dicp.dynamo_bridge.provenance import absorb
+from dicp.effects import is_view
 
 _UNINITIALIZED = frozenset(
     {

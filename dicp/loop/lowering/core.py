@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from dicp.domains import outside_domain
 from dicp.dtypes import converted
+from dicp.effects import is_view
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Requirement, Routine
 from dicp.loop.ir.index import (
@@ -38,7 +39,8 @@ from dicp.loop.lowering.layout import (
     strides_of,
     tidy,
 )
-from dicp.origin import Origin, origin_of, unsupported
+from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
+from dicp.origin import Origin, origin_of
 from dicp.rules import NoRule, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import OpOverload, is_proved, shape_env_of
@@ -152,7 +154,9 @@ class Lowering:
 
     def _call_node(self, node: fx.Node) -> Any:
         decision = self.decide(node)
-        if decision.kind != "eager" and (reason := unreadable(node)):
+        if kept_eager(node):
+            decision = type(decision)("eager", ASKED_EAGER)
+        elif decision.kind != "eager" and (reason := unreadable(node)):
             decision = type(decision)("eager", reason)
         self._origins = (origin_of(node),)
         result: Any = None
@@ -175,14 +179,10 @@ class Lowering:
                     nodes[:] = [n for n in nodes if id(n) not in dropped]
                 decision = type(decision)("eager", str(reason))
         if decision.kind == "eager":
-            self._refuse_if_forbidden(node, decision.reason)
+            check_eager(node, decision.reason, self.context.config, self.context.target)
             result = self.eager(node)
         self._report(node, decision)
         return result
-
-    def _refuse_if_forbidden(self, node: fx.Node, reason: str) -> None:
-        if self.context.config.fallback == "error":
-            raise unsupported(node, self.context.target, reason)
 
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
@@ -560,8 +560,7 @@ class Lowering:
             mutates=bool(schema and schema.is_mutable),
             origins=self._origins,
         )
-        aliasing = schema is not None and any(r.alias_info is not None for r in schema.returns)
-        if aliasing or schema is None:
+        if schema is None or call.mutates or is_view(node.target):
             sources = call.reads()
             for ref in refs:
                 ref.base = sources[0] if sources else None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dicp.graphop.assemble import plain_size
 from dicp.graphop.program import Graph, Node, Operand, Value
 from dicp.graphop.prototype import AttrSpec, Prototype
+from dicp.graphop.sizes import at_sizes, size_text
 from dicp.template import render_template
 from dicp.vendor.ascend.blocked import BLOCKED, MATRIX, storage_dims
 from dicp.vendor.ascend.formats import PLAIN, plain_format
@@ -55,19 +54,6 @@ def input_shapes(graph: Graph) -> str:
 
 def _known(size: Any) -> int:
     return size if isinstance(size, int) else -1
-
-
-def at_sizes(text: str, size: Callable[[str], int]) -> str:
-    """A source text with every expression replaced by its number."""
-    return re.sub(f"{_OPEN}(.*?){_CLOSE}", lambda found: str(size(found[1])), text)
-
-
-_OPEN, _CLOSE = "\x01", "\x02"
-"""Stand around an expression of sizes in a source text."""
-
-
-def _size(size: Any) -> str:
-    return str(size) if isinstance(size, int) else f"{_OPEN}{plain_size(size)}{_CLOSE}"
 
 
 def _render(graph: Graph, given: Sequence[Node], ports: PortNames) -> str:
@@ -173,7 +159,7 @@ def _dims(value: Value) -> str:
 
 
 def _sizes(sizes: Sequence[Any]) -> str:
-    return "{" + ", ".join(map(_size, sizes)) + "}"
+    return "{" + ", ".join(map(size_text, sizes)) + "}"
 
 
 def _desc(value: Value, plain: str = "") -> str:
@@ -207,7 +193,7 @@ def _constant(node: Node, name: str) -> str:
         numbers = [_literal(n, value.dtype) for n in node.attrs["numbers"]]
     else:
         sizes = node.attrs["sizes"]
-        numbers = [_size(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
+        numbers = [size_text(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
     stored = _STORED[value.dtype]
     listed = ", ".join(numbers) or "0"
     return (

@@ -147,7 +147,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Operators:
+class Installed:
     """Which operators of the prototype table can be used, and what their ports are called."""
 
     kinds: frozenset[str]
@@ -156,7 +156,7 @@ class Operators:
     """By operator and input: what it takes, where that is known."""
 
 
-EVERY_OPERATOR = Operators(frozenset(PROTOTYPES), {}, {})
+EVERY_OPERATOR = Installed(frozenset(PROTOTYPES), {}, {})
 
 _ARITIES = {"INPUT": "one", "OPTIONAL_INPUT": "optional", "DYNAMIC_INPUT": "many",
             "OUTPUT": "one", "DYNAMIC_OUTPUT": "many"}  # fmt: skip
@@ -196,7 +196,7 @@ def _listed_dtypes(body: str) -> Iterator[tuple[str, frozenset[torch.dtype]]]:
             yield port, frozenset(_BY_NAME[name] for name in names if name in _BY_NAME)
 
 
-def usable_operators(declared: Mapping[str, Declared]) -> Operators:
+def usable_operators(declared: Mapping[str, Declared]) -> Installed:
     """The operators of the prototype table that are declared with the ports and attributes that it
     lists; a port may have another name."""
     kinds: set[str] = set()
@@ -212,7 +212,7 @@ def usable_operators(declared: Mapping[str, Declared]) -> Operators:
                 if called in given.dtypes
             }  # fmt: skip
             ports |= {(kind, name): called for name, called in names.items() if name != called}
-    return Operators(frozenset(kinds), ports, dtypes)
+    return Installed(frozenset(kinds), ports, dtypes)
 
 
 def _port_names(prototype: Prototype, declared: Declared) -> dict[str, str] | None:
@@ -236,7 +236,7 @@ def _port_names(prototype: Prototype, declared: Declared) -> dict[str, str] | No
 
 
 @lru_cache(maxsize=8)
-def operators_of(cann: Cann | None) -> Operators:
+def operators_of(cann: Cann | None) -> Installed:
     """What can be used of an installation's operators; all that are known, for the simulator."""
     if cann is None:
         return EVERY_OPERATOR

@@ -55,10 +55,22 @@ template <class T> struct d_room {
 };
 // The calling thread's part of the memory that a team has.
 d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
+// Chunks of a reduction or scatter that threads divide: at least 16, so that their number, and with
+// it the rounding of sums, is that of any machine of up to 16 threads.
+constexpr int64_t d_max_chunks = 256;
+d_inline int64_t d_chunks() {
+  const int64_t threads = d_threads();
+  return threads < 16 ? 16 : threads < d_max_chunks ? threads : d_max_chunks;
+}
+// Strips of an axis of `size` elements that threads divide, each of a vector's width or more.
+d_inline int64_t d_strips(int64_t size) {
+  const int64_t threads = d_threads(), most = size / 16;
+  return threads <= 4 || most <= 4 ? 4 : threads < most ? threads : most;
+}
 // Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
 d_inline int64_t d_parts(int64_t rows) {
   const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
-  return many > 16 ? many : few < 16 ? few : 16;
+  return many > d_chunks() ? many : few < d_chunks() ? few : d_chunks();
 }
 
 template <class T> d_inline void d_swap(T& a, T& b) { const T x = a; a = b; b = x; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 import shlex
 import threading
@@ -73,14 +74,31 @@ def cpu_model() -> str:
     return "|".join(rows.values())
 
 
+MAX_CACHE_PER_CPU = 16 << 20
+"""Bytes of last-level cache per logical CPU beyond which the size is a host's, shown to a virtual
+machine that has a part of it: AMD's with stacked caches have 8 MiB, others 1 to 4."""
+
+
 @lru_cache(maxsize=1)
-def cache_bytes() -> float:
-    """Bytes of the last-level cache; infinite where the system does not report it."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
+    """Bytes of the last-level cache that this process may use; infinite where Linux shows none.
+
+    Of a cache that several CPUs share, a process has the share of the CPUs that it may run on.
+    """
     try:
-        return max(int(p.read_text().strip().removesuffix("K")) << 10 for p in sizes)
-    except (OSError, ValueError):
+        cpus = len(os.sched_getaffinity(0))
+        sizes = [_usable(index, cpus) for index in cpu.glob("index*")]
+    except (OSError, ValueError, AttributeError):
         return math.inf
+    return max(sizes, default=math.inf)
+
+
+def _usable(index: Path, cpus: int) -> int:
+    """Bytes of one cache that a process on `cpus` CPUs may use."""
+    size = int((index / "size").read_text().strip().removesuffix("K")) << 10
+    sharing = bin(int((index / "shared_cpu_map").read_text().replace(",", ""), 16)).count("1")
+    used = min(cpus, max(sharing, 1))
+    return min(size * used // max(sharing, 1), MAX_CACHE_PER_CPU * used)
 
 
 def has_libmvec() -> bool:

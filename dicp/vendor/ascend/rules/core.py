@@ -1,163 +1,117 @@
-"""What rules are written with: GE's operators as methods, with dtypes and sizes made to fit."""
+"""GE's operators behind the vocabulary that rules are written with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from dicp.dtypes import HALVES, converted
-from dicp.graphop.builder import Builder, Dialect
-from dicp.graphop.program import Value
+from dicp.graphop.builder import Dialect
+from dicp.graphop.operators import HALVES, NoRule, Operand, Ops, Value, axes_of, holds
 from dicp.graphop.prototype import Port, Prototype
-from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
-from dicp.vendor.ascend.installation import EVERY_OPERATOR, Operators
+from dicp.vendor.ascend.installation import EVERY_OPERATOR, Installed
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 
 GE = Dialect("GE", PROTOTYPES, SEMANTICS)
 
-WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
-    torch.bool: (torch.uint8, torch.int8, torch.int32),
-    torch.uint8: (torch.int32, torch.int64),
-    torch.int8: (torch.int32, torch.int64),
-    torch.int16: (torch.int32, torch.int64),
-    torch.float16: (torch.float32,),
-    torch.bfloat16: (torch.float32,),
+NAMES: dict[str, str] = {
+    "AdaptiveAvgPool2D": "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool2DGrad": "AdaptiveAvgPool2dGrad",
+    "AdaptiveAvgPool3D": "AdaptiveAvgPool3d",
+    "AdaptiveAvgPool3DGrad": "AdaptiveAvgPool3dGrad",
+    "AdaptiveMaxPool2D": "AdaptiveMaxPool2d",
+    "ArgMax": "ArgMaxV2",
+    "AvgPool2D": "AvgPoolV2",
+    "AvgPool2DGrad": "AvgPoolV2Grad",
+    "Axpy": "AxpyV2",
+    "BatchMatMul": "BatchMatMulV2",
+    "BatchNormGrad": "BatchNormGradV3",
+    "BatchNormInference": "BNInfer",
+    "BatchNormTraining": "BatchNormV3",
+    "Concat": "ConcatD",
+    "Copy": "TensorMove",
+    "Div": "RealDiv",
+    "Gather": "GatherV2",
+    "GatherND": "GatherNd",
+    "Gelu": "GeluV2",
+    "GeluGrad": "GeluGradV2",
+    "LayerNorm": "LayerNormV4",
+    "LogSoftmax": "LogSoftmaxV2",
+    "MatMul": "MatMulV2",
+    "MaxPool2D": "MaxPoolV3",
+    "Pad": "PadV3",
+    "RandomNormal": "StatelessRandomNormalV2",
+    "RandomUniform": "StatelessRandomUniformV2",
+    "Reverse": "ReverseV2",
+    "Round": "Rint",
+    "ScatterNDAdd": "TensorScatterAdd",
+    "ScatterNDUpdate": "TensorScatterUpdate",
+    "Select": "SelectV2",
+    "Softmax": "SoftmaxV2",
+    "Softplus": "SoftplusV2",
+    "Split": "SplitVD",
+    "Stack": "Pack",
+    "TopK": "TopKV2",
+    "Unstack": "Unpack",
 }
-"""The dtypes that hold all numbers of another one."""
-SAME_BITS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
-    torch.float64: (torch.int64,),
-    torch.uint64: (torch.int64,),
-    torch.uint32: (torch.int32,),
-    torch.uint16: (torch.int16,),
-}
+"""GE's names of operators that the vocabulary calls differently."""
 MOVES = frozenset({
-    "AsStrided", "BroadcastTo", "ConcatD", "GatherElements", "GatherNd", "GatherV2", "Identity",
-    "MaskedScatter", "Pack", "PadV3", "RepeatInterleave", "ReverseV2", "Roll", "SelectV2",
-    "SplitVD", "StridedSlice", "TensorScatterUpdate", "Tile", "TransData", "Transpose", "Tril",
-    "Triu", "Unpack",
+    "AsStrided", "BroadcastTo", "Concat", "GatherElements", "GatherND", "Gather", "Identity",
+    "MaskedScatter", "Stack", "Pad", "RepeatInterleave", "Reverse", "Roll", "Select",
+    "Split", "StridedSlice", "ScatterNDUpdate", "Tile", "TransData", "Transpose", "Tril",
+    "Triu", "Unstack",
 })  # fmt: skip
-"""Operators whose results are bits of their operands."""
+"""Ops whose results are bits of their operands."""
 EXACT = frozenset({
     "Abs", "Cummax", "Cummin", "Equal", "FloorMod", "Greater", "GreaterEqual", "Less", "LessEqual",
     "Maximum", "Minimum", "Mod", "NotEqual", "Range", "ReduceMax", "ReduceMin", "SearchSorted",
-    "Sign", "Sort", "TopKV2", "Trunc",
+    "Sign", "Sort", "TopK", "Trunc",
 })  # fmt: skip
-"""Operators whose results on integers are numbers that their operands' dtype holds."""
-
-Number = bool | int | float
-Operand = Any
-"""A value, or a number (which may be symbolic)."""
+"""Ops whose results on integers are numbers that their operands' dtype holds."""
 
 
-class Ge(Builder):
-    """Builds GE operators. Sizes are integers or symbolic integers throughout."""
+class Ge(Ops):
+    """Builds GE operators; all of the vocabulary has one of the same form."""
 
     writes_over_inputs = True
+    names = NAMES
+    moves = MOVES
+    exact = EXACT
+    largest_window = 255
+    largest_step = 63
 
     def __init__(
-        self, fake_mode: FakeTensorMode | None, operators: Operators = EVERY_OPERATOR
+        self, fake_mode: FakeTensorMode | None, operators: Installed = EVERY_OPERATOR
     ) -> None:
         super().__init__(GE, fake_mode)
         self.operators = operators
         """What the installation has."""
-        self._once: dict[Any, Any] = {}
 
     def has(self, *kinds: str) -> bool:
         """Whether the installation has all these operators."""
         return self.operators.kinds.issuperset(kinds)
 
-    def takes(self, kind: str, port: str, dtype: torch.dtype) -> bool:
-        """Whether an operator that the installation has takes this dtype at this input."""
-        found = PROTOTYPES[kind].input(port)
-        return self.has(kind) and found is not None and self._takes(kind, found, dtype)
-
     def _takes(self, kind: str, port: Port, dtype: torch.dtype) -> bool:
         listed = self.operators.dtypes.get((kind, port.name))
-        return dtype in port.dtypes and (not listed or dtype in listed)
+        return self.has(kind) and dtype in port.dtypes and (not listed or dtype in listed)
 
-    def ops(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
-        """One operator, on operands in dtypes that it takes: where it does not take theirs, but a
-        wider one that loses nothing, or one of the same bits if it only moves them, they are
-        converted and the results converted back."""
+    def own(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
         if not self.has(kind) and kind in self.dialect.prototypes:
             raise NoRule(f"the installed CANN has no {kind}")
-        prototype = self.dialect.prototypes.get(kind)
-        given = dict(enumerate(operands))
-        changed: dict[str, torch.dtype] = {}
-        for position, port in enumerate(prototype.inputs if prototype else ()):
-            leader = port.same_as or port.name
-            dtype = _dtype_of(given.get(position))
-            if prototype is None or dtype is None or self._takes(kind, port, dtype):
-                continue
-            if not port.same_as and not prototype.written:
-                stand_in = self._stand_in(kind, port, dtype)
-                changed |= {} if stand_in is None else {leader: dtype}
-                given |= self._converted(prototype.inputs, given, leader, stand_in)
-        results = super().ops(kind, *given.values(), **attrs)
-        if not changed or prototype is None:
-            return results
-        many = prototype.outputs[0].arity == "many"
-        ports = prototype.outputs[:1] * len(results) if many else prototype.outputs
-        return [
-            self._like(value, changed[port.same_as]) if port.same_as in changed else value
-            for port, value in zip(ports, results, strict=True)
-        ]
+        return super().own(kind, *operands, **attrs)
 
     def _check_dtypes(self, prototype: Prototype, named: Mapping[str, Any]) -> None:
         super()._check_dtypes(prototype, named)
         for port in prototype.inputs:
-            dtype = _dtype_of(named.get(port.name))
-            if dtype is not None and not self._takes(prototype.kind, port, dtype):
-                name = str(dtype).removeprefix("torch.")
+            operand = named.get(port.name)
+            first = operand[0] if isinstance(operand, tuple) and operand else operand
+            if isinstance(first, Value) and not self._takes(prototype.kind, port, first.dtype):
+                name = str(first.dtype).removeprefix("torch.")
                 raise NoRule(f"the installed CANN's {prototype.kind} does not take {name}")
-
-    def _stand_in(self, kind: str, port: Port, dtype: torch.dtype) -> torch.dtype | None:
-        """A dtype that an operator takes in place of `dtype`, without loss."""
-        candidates = WIDER.get(dtype, ())
-        if kind in MOVES:
-            candidates = (*SAME_BITS.get(dtype, ()), *candidates)
-        elif not dtype.is_floating_point and kind not in EXACT:
-            return None
-        return next((d for d in candidates if self._takes(kind, port, d)), None)
-
-    def _converted(
-        self, ports: Sequence[Port], given: Mapping[int, Any], leader: str,
-        dtype: torch.dtype | None,
-    ) -> dict[int, Any]:  # fmt: skip
-        """The operands that share the dtype of the port `leader`, in `dtype`."""
-        found: dict[int, Any] = {}
-        for position, port in enumerate(ports):
-            operand = given.get(position)
-            if dtype is None or operand is None or leader not in (port.name, port.same_as):
-                continue
-            if isinstance(operand, (tuple, list)):
-                found[position] = tuple(self._like(value, dtype) for value in operand)
-            else:
-                found[position] = self._like(operand, dtype)
-        return found
-
-    def _like(self, value: Value, dtype: torch.dtype) -> Value:
-        """`value` in the dtype that stands in for its own, or back."""
-        if dtype in SAME_BITS.get(value.dtype, ()) or value.dtype in SAME_BITS.get(dtype, ()):
-            return self.op("Bitcast", value, type=dtype)
-        return self.cast(value, dtype)
-
-    def ints_input(self, numbers: Sequence[int]) -> Value:
-        """Numbers that the host hands over though they are known: GE takes no graph without an
-        input."""
-        return self._leaf("sizes", self.fake([len(numbers)], torch.int64), None,
-                          sizes=tuple(numbers))  # fmt: skip
-
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What several rules need, masks say: made at its first use."""
-        if key not in self._once:
-            self._once[key] = make()
-        return self._once[key]
 
     def stored(self, value: Value) -> torch.Tensor:
         """A blocked tensor is stored with its last blocks filled up."""
@@ -166,150 +120,5 @@ class Ge(Builder):
             return value.fake
         return self.fake(storage_dims(fmt, value.shape), value.dtype)
 
-    # ---- dtypes ---------------------------------------------------------------------------------
 
-    def cast(self, x: Value, dtype: torch.dtype) -> Value:
-        return x if x.dtype == dtype else self.op("Cast", x, dst_type=dtype)
-
-    def as_type(self, x: Operand, dtype: torch.dtype) -> Value:
-        """A value of `dtype`: a cast tensor, or a number as a 0-dim constant."""
-        return self.cast(x, dtype) if isinstance(x, Value) else self.number(x, dtype)
-
-    def compute_dtype(self, dtype: torch.dtype, *operands: Operand) -> torch.dtype:
-        """float32 in place of a narrow type that cannot hold one of the numbers exactly."""
-        inexact = any(not isinstance(x, Value) and not holds(dtype, x) for x in operands)
-        return torch.float32 if dtype in HALVES and inexact else dtype
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype eager gives the (first) result."""
-        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
-        return meta.dtype
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """The sizes eager gives the (first) result."""
-        meta = self.meta[0] if isinstance(self.meta, (tuple, list)) else self.meta
-        return tuple(meta.shape)
-
-    def binary(self, kind: str, x: Operand, y: Operand, dtype: torch.dtype | None = None) -> Value:
-        """`kind` on both operands in `dtype` (the result's), wider where a number needs it."""
-        dtype = dtype or self.dtype
-        wide = self.compute_dtype(dtype, x, y)
-        result = self.op(kind, self.as_type(x, wide), self.as_type(y, wide))
-        return self.cast(result, dtype) if result.dtype == wide else result
-
-    # ---- shapes ---------------------------------------------------------------------------------
-
-    def transpose(self, x: Value, order: Sequence[int]) -> Value:
-        if list(order) == list(range(x.ndim)):
-            return x
-        return self.op("Transpose", x, self.ints([int(d) for d in order]))
-
-    def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
-        if self.same_shape(x.shape, shape):
-            return x
-        return self.op("Reshape", x, self.ints(list(shape)))
-
-    def broadcast(self, x: Value, shape: Sequence[Any]) -> Value:
-        if self.same_shape(x.shape, shape):
-            return x
-        return self.op("BroadcastTo", x, self.ints(list(shape)))
-
-    def squeeze(self, x: Value, axes: Sequence[int]) -> Value:
-        gone = {axis % x.ndim for axis in axes}
-        return self.reshape(x, [s for d, s in enumerate(x.shape) if d not in gone])
-
-    def unsqueeze(self, x: Value, axis: int) -> Value:
-        axis %= x.ndim + 1
-        return self.reshape(x, [*x.shape[:axis], 1, *x.shape[axis:]])
-
-    def slice(self, x: Value, axis: int, start: Any, end: Any, step: int = 1) -> Value:
-        """Elements start, start + step, ... before end; both within the dimension."""
-        begin: list[Any] = [0] * x.ndim
-        ends, steps = list(x.shape), [1] * x.ndim
-        begin[axis], ends[axis], steps[axis] = start, end, step
-        return self.op("StridedSlice", x, self.ints(begin), self.ints(ends), self.ints(steps))
-
-    def concat(self, parts: Sequence[Value], axis: int) -> Value:
-        if len(parts) == 1:
-            return parts[0]
-        return self.op("ConcatD", tuple(parts), concat_dim=axis, N=len(parts))
-
-    def unpack(self, x: Value, axis: int, count: int) -> list[Value]:
-        """The slices along `axis`, without it."""
-        return self.ops("Unpack", x, num=count, axis=axis)
-
-    def full(self, shape: Sequence[Any], value: Operand, dtype: torch.dtype) -> Value:
-        return self.op("Fill", self.ints(list(shape)), self.as_type(value, dtype))
-
-    def arange(self, size: Any, dtype: torch.dtype = torch.int64) -> Value:
-        """0, 1, ... size - 1."""
-        zero, one = self.const(0, torch.int64), self.const(1, torch.int64)
-        return self.cast(self.op("Range", zero, self.number(size, torch.int64), one), dtype)
-
-    # ---- arithmetic -----------------------------------------------------------------------------
-
-    def add(self, x: Operand, y: Operand) -> Value:
-        return self.plain("Add", x, y)
-
-    def sub(self, x: Operand, y: Operand) -> Value:
-        return self.plain("Sub", x, y)
-
-    def mul(self, x: Operand, y: Operand) -> Value:
-        return self.plain("Mul", x, y)
-
-    def div(self, x: Operand, y: Operand) -> Value:
-        return self.plain("RealDiv", x, y)
-
-    def plain(self, kind: str, x: Operand, y: Operand) -> Value:
-        """`kind` in the dtype of the operand that is a tensor."""
-        dtype = x.dtype if isinstance(x, Value) else y.dtype
-        return self.op(kind, self.as_type(x, dtype), self.as_type(y, dtype))
-
-    def where(self, condition: Value, x: Operand, y: Operand, dtype: torch.dtype) -> Value:
-        return self.op("SelectV2", condition, self.as_type(x, dtype), self.as_type(y, dtype))
-
-    def truth(self, x: Value) -> Value:
-        """Whether each element is not zero."""
-        if x.dtype == torch.bool:
-            return x
-        return self.op("NotEqual", x, self.number(0, x.dtype))
-
-    def reduce(self, kind: str, x: Value, axes: Sequence[int], keep: bool) -> Value:
-        """`kind` along `axes`; none of them leaves `x` as it is."""
-        if not axes:
-            return x
-        return self.op(kind, x, self.ints([a % x.ndim for a in axes]), keep_dims=keep)
-
-    def wide(self, x: Value) -> Value:
-        """`x` in float32 where it is narrower: for intermediate results that must not round."""
-        return self.cast(x, torch.float32) if x.dtype in HALVES else x
-
-
-def holds(dtype: torch.dtype, number: Any) -> bool:
-    """Whether a number keeps its value in `dtype`; a symbolic one may not."""
-    if not isinstance(number, (bool, int, float)):
-        return False
-    return number != number or converted(number, dtype) == number
-
-
-def _dtype_of(operand: Any) -> torch.dtype | None:
-    first = operand[0] if isinstance(operand, (tuple, list)) and operand else operand
-    return first.dtype if isinstance(first, Value) else None
-
-
-def axes_of(dims: Any, rank: int) -> list[int]:
-    """A dim argument as a list: all dimensions for None or an empty list."""
-    if isinstance(dims, int):
-        dims = [dims]
-    if dims is None or len(dims) == 0:
-        return list(range(rank))
-    return [d % rank if rank else 0 for d in dims] if rank else []
-
-
-def unsupported(reason: str) -> NoRule:
-    return NoRule(reason)
-
-
-__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "holds", "unsupported"]
+__all__ = ["GE", "HALVES", "Ge", "NoRule", "Operand", "Value", "axes_of", "holds"]

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from dicp.graphop.interpreter import Semantics
-
-PHILOX = 1
-"""The algorithm both operators are asked for."""
+from dicp.graphop.rules.creation import PHILOX
 
 
 def _generator(key: Tensor, counter: Tensor) -> torch.Generator | None:

@@ -388,9 +388,9 @@ class InnerReduction(Planes):
         pad = margin(depth)
         for stmt in accumulators:
             ctype = VALUE_TYPE[stmt.dtype]
-            scope.lines.append(f"{pad}{ctype} part_{stmt.name}[{CHUNKS}];")
+            scope.lines.append(f"{pad}{ctype} part_{stmt.name}[d_max_chunks];")
             if is_place(stmt):
-                scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[{CHUNKS}];")
+                scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[d_max_chunks];")
         first = kernel.reduction[0]
         total = self._size(first.size)
         chunk = self._push((), depth + 1)

@@ -16,7 +16,8 @@ from dicp.vendor.cpu.render.non_temporal import NonTemporal
 
 PARALLEL_COST = 32768
 """Elementary operations below which a thread team costs more than it saves."""
-CHUNKS = 16
+CHUNKS = "d_chunks()"
+"""Into how many chunks threads divide a long reduction, computed when the kernel runs."""
 UNROLL_AND_JAM = 4
 """Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
 all of them, and scans wait for the previous element of their own row only."""

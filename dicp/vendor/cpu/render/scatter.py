@@ -14,7 +14,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Expr, Ref
 from dicp.loop.ir.index import Index, Indirect, Var, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
-from dicp.vendor.cpu.render.loops import PARALLEL_COST
+from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST
 from dicp.vendor.cpu.render.non_temporal import deep_variables
 from dicp.vendor.cpu.render.pointwise import Pointwise
 
@@ -24,8 +24,6 @@ MIN_SHARE = 8
 """Destinations per row beyond which counting them takes longer than the collisions."""
 MIN_PLACES = 128
 """Destinations from which there are enough for all threads, however frequent some are."""
-PARTS = 16
-"""Parts of the destinations that threads divide, of about as many rows and destinations each."""
 TOGETHER = (4, 2, 1)
 """Rows added at once: their destination is read and written once for all of them."""
 
@@ -59,8 +57,9 @@ class Scatter(Pointwise):
             base = 2
             lines = [
                 f"  {self._parallel(rows, 1)}",
-                "  for (int64_t chunk = 0; chunk < 4; ++chunk) {",
-                f"    const int64_t low = chunk * {size} / 4, high = (chunk + 1) * {size} / 4;",
+                f"  for (int64_t chunk = 0; chunk < d_strips({size}); ++chunk) {{",
+                f"    const int64_t low = chunk * {size} / d_strips({size}), "
+                f"high = (chunk + 1) * {size} / d_strips({size});",
             ]
         elif apart:
             lines = [f"  {self._parallel(rows, 1)}"]
@@ -114,10 +113,10 @@ class Scatter(Pointwise):
             "    first[place] += first[place - 1];",
             f"  for (int64_t row = {rows}; row-- > 0;) listed[--first[places[row]]] = row;",
             "  #pragma omp parallel for schedule(static)",
-            f"  for (int64_t part = 0; part < {PARTS}; ++part) {{",
+            f"  for (int64_t part = 0; part < {CHUNKS}; ++part) {{",
             f"  const int64_t all = {rows} + {places};",
-            f"  const int64_t low = d_share(first, {places}, part * all / {PARTS});",
-            f"  const int64_t high = d_share(first, {places}, (part + 1) * all / {PARTS});",
+            f"  const int64_t low = d_share(first, {places}, part * all / {CHUNKS});",
+            f"  const int64_t high = d_share(first, {places}, (part + 1) * all / {CHUNKS});",
             "  for (int64_t place = low; place < high; ++place) {",
             "    int64_t next = first[place];",
             "    const int64_t end = first[place + 1];",

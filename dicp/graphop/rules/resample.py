@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import Ops, Value
+from dicp.graphop.rules.pooling import between
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, Value
-from dicp.vendor.ascend.rules.pooling import between
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -24,7 +24,7 @@ def _scale(size: Any, out: Any, align_corners: bool, given: float | None) -> Any
 
 
 def _weights(
-    g: Ge, size: Any, out: Any, align_corners: bool, given: float | None, dtype: torch.dtype
+    g: Ops, size: Any, out: Any, align_corners: bool, given: float | None, dtype: torch.dtype
 ) -> Value:
     """(out, size): a triangle around each result's place, as wide as the step between two."""
     scale = _scale(size, out, align_corners, given)
@@ -38,14 +38,14 @@ def _weights(
     last = g.op("Floor", g.add(g.add(center, support), rounded))
     inside = g.op("LogicalAnd", g.op("GreaterEqual", element, first),
                   g.op("Less", element, last))  # fmt: skip
-    distance = g.op("Abs", g.op("RealDiv", g.sub(g.add(element, 0.5), center), support))
+    distance = g.op("Abs", g.op("Div", g.sub(g.add(element, 0.5), center), support))
     triangle = g.op("Relu", g.op("Sub", one, distance))
     weights = g.where(inside, triangle, 0.0, dtype)
-    return g.op("RealDiv", weights, g.reduce("ReduceSum", weights, [1], True))
+    return g.op("Div", weights, g.reduce("ReduceSum", weights, [1], True))
 
 
 def _both_weights(
-    g: Ge, sizes: Sequence[Any], outs: Sequence[Any], align_corners: bool,
+    g: Ops, sizes: Sequence[Any], outs: Sequence[Any], align_corners: bool,
     scales: Sequence[float | None], dtype: torch.dtype,
 ) -> list[Value]:  # fmt: skip
     return [
@@ -56,7 +56,7 @@ def _both_weights(
 
 @rule(aten._upsample_bilinear2d_aa.default)
 def bilinear(
-    g: Ge, x: Value, output_size: Sequence[Any], align_corners: bool,
+    g: Ops, x: Value, output_size: Sequence[Any], align_corners: bool,
     scales_h: float | None = None, scales_w: float | None = None,
 ) -> Value:  # fmt: skip
     wide = g.wide(x)
@@ -68,7 +68,7 @@ def bilinear(
 
 @rule(aten._upsample_bilinear2d_aa_backward.default)
 def bilinear_backward(
-    g: Ge, dy: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool,
+    g: Ops, dy: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool,
     scales_h: float | None = None, scales_w: float | None = None,
 ) -> Value:  # fmt: skip
     wide = g.wide(dy)

@@ -1,4 +1,4 @@
-"""Pooling and its gradients: GE's pooling where it fits, else windows gathered by position."""
+"""Pooling and its gradients: the vendor's where it fits, else windows gathered by position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -24,7 +24,9 @@ def _listed(values: Any, rank: int, default: Sequence[int]) -> list[int]:
     return listed
 
 
-def _axis_places(g: Ge, count: Any, kernel: int, stride: int, padding: int, dilation: int) -> Value:
+def _axis_places(
+    g: Ops, count: Any, kernel: int, stride: int, padding: int, dilation: int
+) -> Value:
     """(count, kernel): where each element of each window stands along one dimension."""
     starts = g.add(g.mul(g.arange(count), stride), -padding)
     steps = g.mul(g.arange(kernel), dilation)
@@ -35,7 +37,7 @@ class Windows:
     """Positions of all windows over the last `rank` dimensions, flattened, and which exist."""
 
     def __init__(
-        self, g: Ge, x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int],
+        self, g: Ops, x: Value, out: Sequence[Any], kernel: Sequence[int], stride: Sequence[int],
         padding: Sequence[int], dilation: Sequence[int],
     ) -> None:  # fmt: skip
         rank = len(kernel)
@@ -62,17 +64,17 @@ class Windows:
         self.flat = g.reshape(g.broadcast(flat, shape), [self.count, self.area])
         self.inside = g.reshape(g.broadcast(inside, shape), [self.count, self.area])
 
-    def gather(self, g: Ge, x: Value, fill: Any) -> Value:
+    def gather(self, g: Ops, x: Value, fill: Any) -> Value:
         """(lead..., count, area): the elements of each window, `fill` outside."""
         size = math.prod(self.sizes)
         flat = g.reshape(x, [*self.lead, size])
         safe = g.where(self.inside, self.flat, 0, torch.int64)
-        picked = g.op("GatherV2", flat, safe, g.const(flat.ndim - 1, torch.int64))
+        picked = g.op("Gather", flat, safe, g.const(flat.ndim - 1, torch.int64))
         return g.where(self.inside, picked, fill, x.dtype)
 
 
 def _max_with_indices(
-    g: Ge, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, rank: int
+    g: Ops, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, rank: int
 ) -> tuple[Value, Value]:
     kernel = _listed(kernel, rank, ())
     out = g.meta[0].shape[-rank:]
@@ -83,7 +85,7 @@ def _max_with_indices(
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     picked = windows.gather(g, x, lowest)
     axis = g.const(picked.ndim - 1, torch.int64)
-    best = g.unsqueeze(g.op("ArgMaxV2", picked, axis, dtype=torch.int64), picked.ndim - 1)
+    best = g.unsqueeze(g.op("ArgMax", picked, axis, dtype=torch.int64), picked.ndim - 1)
     values = g.op("GatherElements", picked, best, dim=picked.ndim - 1)
     places = g.broadcast(windows.flat, picked.shape)
     where = g.op("GatherElements", places, best, dim=picked.ndim - 1)
@@ -91,27 +93,24 @@ def _max_with_indices(
     return g.reshape(values, shape), g.reshape(where, shape)
 
 
-MOST_OF_A_WINDOW, LARGEST_STEP, LARGEST_DIVISOR = 255, 63, 255
-"""GE's limits of pooling."""
-
-
-def _within_limits(kernel: Sequence[int], stride: Sequence[int]) -> bool:
-    return math.prod(kernel) <= MOST_OF_A_WINDOW and max(stride) <= LARGEST_STEP
+def _within_limits(g: Ops, kernel: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the vendor's pooling takes such windows."""
+    return math.prod(kernel) <= g.largest_window and max(stride) <= g.largest_step
 
 
 @rule(aten.max_pool2d_with_indices.default)
 def max_pool2d(
-    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value | None]:  # fmt: skip
     sizes = _listed(kernel, 2, ())
     steps = _listed(stride, 2, sizes)
-    plain = x.ndim == 4 and g.takes("MaxPoolV3", "x", x.dtype) and set(_tuple(dilation)) == {1}
-    if g.is_read(1) or not plain or not _within_limits(sizes, steps):
+    plain = x.ndim == 4 and g.takes("MaxPool2D", "x", x.dtype) and set(_tuple(dilation)) == {1}
+    if g.is_read(1) or not plain or not _within_limits(g, sizes, steps):
         return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 2)
     pads = _listed(_tuple(padding), 2, (0,))
     pooled = g.op(
-        "MaxPoolV3", x, ksize=[1, 1, *sizes], strides=[1, 1, *steps],
+        "MaxPool2D", x, ksize=[1, 1, *sizes], strides=[1, 1, *steps],
         padding_mode="CALCULATED", pads=[p for pad in pads for p in (pad, pad)],
         data_format="NCHW", ceil_mode=ceil_mode,
     )  # fmt: skip
@@ -120,7 +119,7 @@ def max_pool2d(
 
 @rule(aten.max_pool3d_with_indices.default)
 def max_pool3d(
-    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+    g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[Value, Value | None]:  # fmt: skip
     return _max_with_indices(g, x, kernel, stride, _tuple(padding), _tuple(dilation), 3)
@@ -130,7 +129,7 @@ def _tuple(value: Any) -> Sequence[int]:
     return (value,) if isinstance(value, int) else value
 
 
-def _max_backward(g: Ge, dy: Value, x: Value, indices: Value, rank: int) -> Value:
+def _max_backward(g: Ops, dy: Value, x: Value, indices: Value, rank: int) -> Value:
     """Each gradient added where its maximum was."""
     lead = list(x.shape[: x.ndim - rank])
     size = math.prod(x.shape[x.ndim - rank :])
@@ -143,22 +142,22 @@ def _max_backward(g: Ge, dy: Value, x: Value, indices: Value, rank: int) -> Valu
 
 
 @rule(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(g: Ge, dy: Value, x: Value, *geometry: Any) -> Value:
+def max_pool2d_backward(g: Ops, dy: Value, x: Value, *geometry: Any) -> Value:
     return _max_backward(g, dy, x, geometry[-1], 2)
 
 
 @rule(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_backward(g: Ge, dy: Value, x: Value, *geometry: Any) -> Value:
+def max_pool3d_backward(g: Ops, dy: Value, x: Value, *geometry: Any) -> Value:
     return _max_backward(g, dy, x, geometry[-1], 3)
 
 
 @rule(aten.adaptive_max_pool2d_backward.default, aten.fractional_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(g: Ge, dy: Value, x: Value, *rest: Any) -> Value:
+def adaptive_max_pool2d_backward(g: Ops, dy: Value, x: Value, *rest: Any) -> Value:
     return _max_backward(g, dy, x, rest[-1], 2)
 
 
 @rule(aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(g: Ge, dy: Value, x: Value, *rest: Any) -> Value:
+def adaptive_max_pool3d_backward(g: Ops, dy: Value, x: Value, *rest: Any) -> Value:
     return _max_backward(g, dy, x, rest[-1], 3)
 
 
@@ -167,16 +166,16 @@ def adaptive_max_pool3d_backward(g: Ge, dy: Value, x: Value, *rest: Any) -> Valu
 
 @rule(aten.avg_pool2d.default)
 def avg_pool2d(
-    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
-    limited = _within_limits(attrs["ksize"], attrs["strides"])
-    if not limited or (divisor_override or 0) > LARGEST_DIVISOR:
+    limited = _within_limits(g, attrs["ksize"], attrs["strides"])
+    if not limited or (divisor_override or 0) > g.largest_window:
         return _average(g, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
                         divisor_override)  # fmt: skip
     batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
-    out = g.op("AvgPoolV2", batched, **attrs, divisor_override=divisor_override or 0)
+    out = g.op("AvgPool2D", batched, **attrs, divisor_override=divisor_override or 0)
     return g.reshape(out, g.shape)
 
 
@@ -198,15 +197,15 @@ def _average_attrs(
 
 @rule(aten.avg_pool2d_backward.default)
 def avg_pool2d_backward(
-    g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    g: Ops, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
     attrs = _average_attrs(
         kernel, stride, padding, ceil_mode, count_include_pad or bool(divisor_override)
     )
-    limited = _within_limits(attrs["ksize"], attrs["strides"])
+    limited = _within_limits(g, attrs["ksize"], attrs["strides"])
     fits = limited and all(isinstance(size, int) for size in x.shape)
-    if not (fits and g.takes("AvgPoolV2Grad", "input_grad", dy.dtype)):
+    if not (fits and g.takes("AvgPool2DGrad", "input_grad", dy.dtype)):
         return _average_backward(g, dy, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
                                  divisor_override)  # fmt: skip
     if divisor_override:  # the operator divides by the window's area
@@ -217,7 +216,7 @@ def avg_pool2d_backward(
     shape = x.shape if x.ndim == 4 else (1, *x.shape)
     batched = dy if dy.ndim == 4 else g.unsqueeze(dy, 0)
     return g.reshape(
-        g.op("AvgPoolV2Grad", g.ints(list(shape), torch.int32), batched, **attrs), g.shape
+        g.op("AvgPool2DGrad", g.ints(list(shape), torch.int32), batched, **attrs), g.shape
     )
 
 
@@ -225,7 +224,7 @@ class Averages:
     """Windows of an average over the last dimensions, and what each sum is divided by."""
 
     def __init__(
-        self, g: Ge, x: Value, out: Sequence[Any], kernel: Any, stride: Any, padding: Any,
+        self, g: Ops, x: Value, out: Sequence[Any], kernel: Any, stride: Any, padding: Any,
         ceil_mode: bool, count_include_pad: bool, divisor: int | None,
     ) -> None:  # fmt: skip
         if ceil_mode:
@@ -246,7 +245,7 @@ class Averages:
 
 @rule(aten.avg_pool3d.default)
 def avg_pool3d(
-    g: Ge, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    g: Ops, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
     return _average(g, x, 3, kernel, stride, padding, ceil_mode, count_include_pad,
@@ -254,7 +253,7 @@ def avg_pool3d(
 
 
 def _average(
-    g: Ge, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    g: Ops, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> Value:  # fmt: skip
     mean = Averages(
@@ -262,12 +261,12 @@ def _average(
     )
     picked = mean.windows.gather(g, g.cast(x, mean.dtype), 0.0)
     total = g.reduce("ReduceSum", picked, [picked.ndim - 1], False)
-    return g.cast(g.reshape(g.op("RealDiv", total, mean.divisor), g.shape), x.dtype)
+    return g.cast(g.reshape(g.op("Div", total, mean.divisor), g.shape), x.dtype)
 
 
 @rule(aten.avg_pool3d_backward.default)
 def avg_pool3d_backward(
-    g: Ge, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    g: Ops, dy: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
     return _average_backward(g, dy, x, 3, kernel, stride, padding, ceil_mode, count_include_pad,
@@ -275,7 +274,7 @@ def avg_pool3d_backward(
 
 
 def _average_backward(
-    g: Ge, dy: Value, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+    g: Ops, dy: Value, x: Value, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
 ) -> Value:  # fmt: skip
     """Each window's gradient, divided, added to all elements of the window."""
@@ -284,7 +283,7 @@ def _average_backward(
     )
     windows = mean.windows
     shares = g.reshape(g.cast(dy, mean.dtype), [*windows.lead, windows.count])
-    shares = g.unsqueeze(g.op("RealDiv", shares, mean.divisor), len(windows.lead) + 1)
+    shares = g.unsqueeze(g.op("Div", shares, mean.divisor), len(windows.lead) + 1)
     shares = g.where(windows.inside, shares, 0.0, mean.dtype)
     places = g.where(windows.inside, windows.flat, 0, torch.int64)
     flat = [*windows.lead, windows.count * windows.area]
@@ -302,26 +301,26 @@ def _static(values: Sequence[Any]) -> list[int]:
 
 
 @rule(aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool3d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
+def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     batched = x if x.ndim == 5 else g.unsqueeze(x, 0)
-    out = g.op("AdaptiveAvgPool3d", batched, output_size=_static(output_size), data_format="NCDHW")
+    out = g.op("AdaptiveAvgPool3D", batched, output_size=_static(output_size), data_format="NCDHW")
     return g.reshape(out, g.shape)
 
 
 @rule(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_avg_pool3d_backward(g: Ge, dy: Value, x: Value) -> Value:
+def adaptive_avg_pool3d_backward(g: Ops, dy: Value, x: Value) -> Value:
     wide, source = (v if v.ndim == 5 else g.unsqueeze(v, 0) for v in (dy, x))
-    return g.reshape(g.op("AdaptiveAvgPool3dGrad", wide, source, data_format="NCDHW"), g.shape)
+    return g.reshape(g.op("AdaptiveAvgPool3DGrad", wide, source, data_format="NCDHW"), g.shape)
 
 
 @rule(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
+def adaptive_max_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> tuple[Value, Value]:
     batched = x if x.ndim == 4 else g.unsqueeze(x, 0)
-    y, places = g.ops("AdaptiveMaxPool2d", batched, output_size=_static(output_size))
+    y, places = g.ops("AdaptiveMaxPool2D", batched, output_size=_static(output_size))
     return g.reshape(y, g.shape), g.cast(g.reshape(places, g.shape), torch.int64)
 
 
-def _shares(g: Ge, size: Any, out: Any, dtype: torch.dtype) -> Value:
+def _shares(g: Ops, size: Any, out: Any, dtype: torch.dtype) -> Value:
     """(out, size): what each element adds to the mean of each window along one dimension."""
     window = g.reshape(g.arange(out), [out, 1])
     place = g.reshape(g.arange(size), [1, size])
@@ -330,10 +329,10 @@ def _shares(g: Ge, size: Any, out: Any, dtype: torch.dtype) -> Value:
     end = g.op("FloorDiv", g.add(g.mul(g.add(window, 1), size), out - 1), count)
     inside = g.op("LogicalAnd", g.op("GreaterEqual", place, start), g.op("Less", place, end))
     length = g.cast(g.sub(end, start), dtype)
-    return g.op("RealDiv", g.cast(inside, dtype), length)
+    return g.op("Div", g.cast(inside, dtype), length)
 
 
-def between(g: Ge, rows: Value, x: Value, columns: Value) -> Value:
+def between(g: Ops, rows: Value, x: Value, columns: Value) -> Value:
     """rows x columns, for each matrix of `x`."""
     batch = list(x.shape[:-2])
 
@@ -341,7 +340,7 @@ def between(g: Ge, rows: Value, x: Value, columns: Value) -> Value:
         return g.broadcast(g.reshape(matrix, [*([1] * len(batch)), *matrix.shape]),
                            [*batch, *matrix.shape])  # fmt: skip
 
-    return g.op("BatchMatMulV2", g.op("BatchMatMulV2", each(rows), x), each(columns))
+    return g.op("BatchMatMul", g.op("BatchMatMul", each(rows), x), each(columns))
 
 
 def _are_numbers(sizes: Sequence[Any]) -> bool:
@@ -349,11 +348,11 @@ def _are_numbers(sizes: Sequence[Any]) -> bool:
 
 
 @rule(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
+def adaptive_avg_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     if all(g.same(s, 1) for s in output_size):
         return g.reduce("ReduceMean", x, [x.ndim - 2, x.ndim - 1], True)
     if _are_numbers(output_size):
-        return g.op("AdaptiveAvgPool2d", x, output_size=list(output_size))
+        return g.op("AdaptiveAvgPool2D", x, output_size=list(output_size))
     wide = g.wide(x)
     rows, columns = (
         _shares(g, size, out, wide.dtype)
@@ -363,13 +362,13 @@ def adaptive_avg_pool2d(g: Ge, x: Value, output_size: Sequence[Any]) -> Value:
 
 
 @rule(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(g: Ge, dy: Value, x: Value) -> Value:
+def adaptive_avg_pool2d_backward(g: Ops, dy: Value, x: Value) -> Value:
     if all(g.same(s, 1) for s in dy.shape[-2:]):
         area = x.shape[-1] * x.shape[-2]
         wide = g.wide(dy)
         return g.broadcast(g.cast(g.div(wide, area), dy.dtype), x.shape)
     if _are_numbers(x.shape):
-        return g.op("AdaptiveAvgPool2dGrad", dy, orig_input_shape=list(x.shape))
+        return g.op("AdaptiveAvgPool2DGrad", dy, orig_input_shape=list(x.shape))
     wide = g.wide(dy)
     rows, columns = (
         _shares(g, size, out, wide.dtype)

@@ -8,38 +8,38 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
 
-def from_start(g: Ge, index: Value, size: Any) -> Value:
+def from_start(g: Ops, index: Value, size: Any) -> Value:
     """Indices counted from the start: negative ones count from the end."""
     index = g.cast(index, torch.int64)
     end = g.add(index, g.number(size, torch.int64))
-    return g.op("SelectV2", g.op("Less", index, g.const(0, torch.int64)), end, index)
+    return g.op("Select", g.op("Less", index, g.const(0, torch.int64)), end, index)
 
 
 @rule(aten.embedding.default)
 def embedding(
-    g: Ge, weight: Value, indices: Value, padding_idx: Any = -1, *options: Any, **named: Any
+    g: Ops, weight: Value, indices: Value, padding_idx: Any = -1, *options: Any, **named: Any
 ) -> Value:
-    return g.op("GatherV2", weight, indices, g.const(0, torch.int64))
+    return g.op("Gather", weight, indices, g.const(0, torch.int64))
 
 
 @rule(aten.index_select.default)
-def index_select(g: Ge, x: Value, dim: int, index: Value) -> Value:
+def index_select(g: Ops, x: Value, dim: int, index: Value) -> Value:
     if x.ndim == 0:
         return g.op("Identity", x)
     flat = g.reshape(index, [math.prod(index.shape)])
-    return g.op("GatherV2", x, flat, g.const(dim % x.ndim, torch.int64))
+    return g.op("Gather", x, flat, g.const(dim % x.ndim, torch.int64))
 
 
 @rule(aten.gather.default)
-def gather(g: Ge, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+def gather(g: Ops, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if _is_empty(index):
         return g.full(index.shape, 0, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
@@ -53,10 +53,10 @@ def _is_empty(index: Value) -> bool:
 
 
 @rule(aten.take.default)
-def take(g: Ge, x: Value, index: Value) -> Value:
+def take(g: Ops, x: Value, index: Value) -> Value:
     size = math.prod(x.shape)
     places = from_start(g, index, size)
-    return g.op("GatherV2", g.reshape(x, [size]), places, g.const(0, torch.int64))
+    return g.op("Gather", g.reshape(x, [size]), places, g.const(0, torch.int64))
 
 
 # ---- x[i, :, j] ----------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def take(g: Ge, x: Value, index: Value) -> Value:
 class Indexed:
     """The dimensions of `x` that are indexed, moved to the front, and the indices' common shape."""
 
-    def __init__(self, g: Ge, x: Value, indices: Sequence[Value | None]) -> None:
+    def __init__(self, g: Ops, x: Value, indices: Sequence[Value | None]) -> None:
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8):
                 raise NoRule("a mask as an index: the size of its result depends on data")
@@ -76,7 +76,7 @@ class Indexed:
         self.order = [*self.dims, *self.rest]
         places = [from_start(g, i, x.shape[d]) for i, d in zip(given, self.dims, strict=True)]
         spread = tuple(g.broadcast(p, self.shape) for p in places)
-        self.index = g.op("Pack", spread, axis=len(self.shape), N=len(spread))
+        self.index = g.op("Stack", spread, axis=len(self.shape), N=len(spread))
 
     @property
     def adjacent(self) -> bool:
@@ -92,7 +92,7 @@ class Indexed:
         return [*(count + k for k in before), *range(count), *(count + k for k in after)]
 
 
-def _broadcast_shape(g: Ge, values: Sequence[Value]) -> list[Any]:
+def _broadcast_shape(g: Ops, values: Sequence[Value]) -> list[Any]:
     rank = max(v.ndim for v in values)
     shape: list[Any] = [1] * rank
     for value in values:
@@ -103,21 +103,21 @@ def _broadcast_shape(g: Ge, values: Sequence[Value]) -> list[Any]:
 
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(g: Ge, x: Value, indices: Sequence[Value | None]) -> Value:
+def index(g: Ops, x: Value, indices: Sequence[Value | None]) -> Value:
     if not any(i is not None for i in indices):
         return g.op("Identity", x)
     where = Indexed(g, x, indices)
     if len(where.dims) == 1 and where.adjacent:
         place = next(i for i in indices if i is not None)
         places = from_start(g, place, x.shape[where.dims[0]])
-        return g.op("GatherV2", x, places, g.const(where.dims[0], torch.int64))
-    picked = g.op("GatherNd", g.transpose(x, where.order), where.index)
+        return g.op("Gather", x, places, g.const(where.dims[0], torch.int64))
+    picked = g.op("GatherND", g.transpose(x, where.order), where.index)
     return g.transpose(picked, where.result_order())
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
-    g: Ge, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+    g: Ops, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
     present = [i for i in indices if i is not None]
     if not present:
@@ -138,7 +138,7 @@ def index_put(
 
 
 def _put_along(
-    g: Ge, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
+    g: Ops, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
     """Places along one dimension, which stays where it is."""
     dim = next(k for k, i in enumerate(indices) if i is not None)
@@ -156,14 +156,14 @@ def _put_along(
     return g.op("ScatterElements", x, places, updates, axis=dim, reduction=reduction)
 
 
-def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool) -> Value:
+def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool) -> Value:
     if not accumulate:
-        return g.op("TensorScatterUpdate", x, index, updates)
+        return g.op("ScatterNDUpdate", x, index, updates)
     if x.dtype == torch.bool:
         wide = _scatter_nd(g, g.cast(x, torch.int32), index, g.cast(updates, torch.int32), True)
         return g.cast(wide, torch.bool)
-    if g.takes("TensorScatterAdd", "x", x.dtype):  # which may become an update in place
-        return g.op("TensorScatterAdd", x, index, updates)
+    if g.takes("ScatterNDAdd", "x", x.dtype):  # which may become an update in place
+        return g.op("ScatterNDAdd", x, index, updates)
     depth = int(index.shape[-1])
     rows, place = math.prod(x.shape[:depth]), None
     for axis in range(depth):
@@ -176,14 +176,14 @@ def _scatter_nd(g: Ge, x: Value, index: Value, updates: Value, accumulate: bool)
     return g.reshape(out, x.shape)
 
 
-def add_rows(g: Ge, x: Value, index: Value, rows: Value) -> Value:
+def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
     """`rows` added to those of a matrix that `index` tells."""
     places = g.broadcast(g.unsqueeze(index, 1), rows.shape)
     return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 
 def _put_where(
-    g: Ge, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
+    g: Ops, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
 ) -> Value:
     """One number written where a mask says so."""
     position = next(k for k, i in enumerate(indices) if i is not None)
@@ -195,14 +195,14 @@ def _put_where(
     mask = g.reshape(mask, [*([1] * position), *mask.shape, *([1] * after)])
     new = g.cast(value, x.dtype)
     new = g.op("Add", x, new) if accumulate else new
-    return g.op("SelectV2", mask, g.broadcast(new, x.shape), x)
+    return g.op("Select", mask, g.broadcast(new, x.shape), x)
 
 
 # ---- scatter -------------------------------------------------------------------------------------
 
 
 def _scatter(
-    g: Ge, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
+    g: Ops, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
     if _is_empty(index):
         return g.op("Identity", x)
@@ -217,12 +217,12 @@ def _scatter(
 
 
 @rule(aten.scatter.src)
-def scatter_src(g: Ge, x: Value, dim: int, index: Value, src: Value) -> Value:
+def scatter_src(g: Ops, x: Value, dim: int, index: Value, src: Value) -> Value:
     return _scatter(g, x, dim, index, src)
 
 
 @rule(aten.scatter.value)
-def scatter_value(g: Ge, x: Value, dim: int, index: Value, value: Any) -> Value:
+def scatter_value(g: Ops, x: Value, dim: int, index: Value, value: Any) -> Value:
     return _scatter(g, x, dim, index, g.full(index.shape, value, x.dtype))
 
 
@@ -231,21 +231,21 @@ _REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 @rule(aten.scatter.reduce)
 def scatter_reduce_src(
-    g: Ge, x: Value, dim: int, index: Value, src: Value, *, reduce: str
+    g: Ops, x: Value, dim: int, index: Value, src: Value, *, reduce: str
 ) -> Value:
     return _scatter(g, x, dim, index, src, _REDUCTIONS[reduce])
 
 
 @rule(aten.scatter.value_reduce)
 def scatter_value_reduce(
-    g: Ge, x: Value, dim: int, index: Value, value: Any, *, reduce: str
+    g: Ops, x: Value, dim: int, index: Value, value: Any, *, reduce: str
 ) -> Value:
     source = g.full(index.shape, value, x.dtype)
     return _scatter(g, x, dim, index, source, _REDUCTIONS[reduce])
 
 
 @rule(aten.scatter_add.default)
-def scatter_add(g: Ge, x: Value, dim: int, index: Value, src: Value) -> Value:
+def scatter_add(g: Ops, x: Value, dim: int, index: Value, src: Value) -> Value:
     if x.dtype == torch.bool:
         raise NoRule("booleans are added")
     return _scatter(g, x, dim, index, src, "add")
@@ -253,7 +253,14 @@ def scatter_add(g: Ge, x: Value, dim: int, index: Value, src: Value) -> Value:
 
 @rule(aten.scatter_reduce.two)
 def scatter_reduce(
-    g: Ge, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+    g: Ops,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
 ) -> Value:
     names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min", "mean": "add"}
     if x.dtype == torch.bool:
@@ -268,7 +275,7 @@ def scatter_reduce(
     first = 1 if include_self else 0
     count = _scatter(g, g.full(x.shape, first, x.dtype), dim, index, ones, "add")
     count = g.op("Maximum", count, g.number(1, x.dtype))
-    return g.op("RealDiv" if x.dtype.is_floating_point else "FloorDiv", out, count)
+    return g.op("Div" if x.dtype.is_floating_point else "FloorDiv", out, count)
 
 
 def _neutral(reduce: str, dtype: torch.dtype) -> Any:
@@ -283,7 +290,7 @@ def _neutral(reduce: str, dtype: torch.dtype) -> Any:
 
 
 @rule(aten.index_add.default)
-def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+def index_add(g: Ops, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
     if x.dtype == torch.bool:
         raise NoRule("booleans are added")
     if x.ndim == 0:
@@ -299,7 +306,7 @@ def index_add(g: Ge, x: Value, dim: int, index: Value, source: Value, *, alpha: 
 
 
 @rule(aten.index_copy.default)
-def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
+def index_copy(g: Ops, x: Value, dim: int, index: Value, source: Value) -> Value:
     if x.ndim == 0 or source.ndim != x.ndim:
         raise NoRule("slices of a 0-dim tensor")
     dim %= x.ndim
@@ -309,7 +316,7 @@ def index_copy(g: Ge, x: Value, dim: int, index: Value, source: Value) -> Value:
 
 
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(g: Ge, x: Value, dim: int, index: Value, value: Any) -> Value:
+def index_fill(g: Ops, x: Value, dim: int, index: Value, value: Any) -> Value:
     if x.ndim == 0:
         raise NoRule("slices of a 0-dim tensor")
     dim %= x.ndim
@@ -321,7 +328,7 @@ def index_fill(g: Ge, x: Value, dim: int, index: Value, value: Any) -> Value:
 
 
 def _max_unpool(n: int) -> Any:
-    def apply(g: Ge, x: Value, index: Value, *sizes: Any) -> Value:
+    def apply(g: Ops, x: Value, index: Value, *sizes: Any) -> Value:
         """Zeros, and `x` at flat places of the last `n` dimensions."""
         lead = list(x.shape[:-n])
         flat = [*lead, math.prod(x.shape[-n:])]
@@ -336,12 +343,12 @@ RULES.add(aten.max_unpool2d.default, _max_unpool(2))
 RULES.add(aten.max_unpool3d.default, _max_unpool(3))
 
 
-def _times(g: Ge, x: Value, alpha: Any) -> Value:
+def _times(g: Ops, x: Value, alpha: Any) -> Value:
     return x if alpha == 1 else g.binary("Mul", x, alpha)
 
 
 @rule(aten.put.default)
-def put(g: Ge, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+def put(g: Ops, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     size = math.prod(x.shape)
     count = math.prod(index.shape)
     places = g.reshape(from_start(g, index, size), [count, 1])
@@ -352,7 +359,7 @@ def put(g: Ge, x: Value, index: Value, source: Value, accumulate: bool = False) 
 
 @rule(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    g: Ge, dy: Value, indices: Value, num_weights: Any, padding_idx: Any, by_freq: bool
+    g: Ops, dy: Value, indices: Value, num_weights: Any, padding_idx: Any, by_freq: bool
 ) -> Value:
     """Each gradient added to its row; rows of the padding index get none."""
     count = math.prod(indices.shape)
@@ -366,8 +373,8 @@ def embedding_dense_backward(
         zeros = g.full([num_weights], 0, rows.dtype)
         ones = g.full([count], 1, rows.dtype)
         number = g.op("ScatterElements", zeros, flat, ones, axis=0, reduction="add")
-        own = g.op("GatherV2", number, flat, g.const(0, torch.int64))
-        rows = g.op("RealDiv", rows, g.unsqueeze(own, 1))
+        own = g.op("Gather", number, flat, g.const(0, torch.int64))
+        rows = g.op("Div", rows, g.unsqueeze(own, 1))
     zeros = g.full([num_weights, width], 0, rows.dtype)
     out = add_rows(g, zeros, flat, rows)
     return g.cast(out, g.dtype)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -20,20 +20,20 @@ rule = RULES.register
 
 
 @rule(aten.gelu.default)
-def gelu(g: Ge, x: Value, *, approximate: str = "none") -> Value:
-    if g.takes("GeluV2", "x", x.dtype):
-        return g.op("GeluV2", x, approximate=approximate)
+def gelu(g: Ops, x: Value, *, approximate: str = "none") -> Value:
+    if g.takes("Gelu", "x", x.dtype):
+        return g.op("Gelu", x, approximate=approximate)
     wide = g.wide(x)
     return g.cast(g.mul(wide, _gelu_gate(g, wide, approximate)), x.dtype)
 
 
-def _tanh_argument(g: Ge, x: Value) -> Value:
+def _tanh_argument(g: Ops, x: Value) -> Value:
     """sqrt(2/pi) (x + 0.044715 x^3)"""
     cube = g.add(g.mul(g.op("Square", x), 0.044715), 1.0)
     return g.mul(g.mul(x, cube), math.sqrt(2 / math.pi))
 
 
-def _gelu_gate(g: Ge, x: Value, approximate: str) -> Value:
+def _gelu_gate(g: Ops, x: Value, approximate: str) -> Value:
     """What GELU multiplies x by."""
     if approximate == "tanh":
         inner = g.op("Tanh", _tanh_argument(g, x))
@@ -42,7 +42,7 @@ def _gelu_gate(g: Ge, x: Value, approximate: str) -> Value:
     return g.mul(g.add(inner, 1.0), 0.5)
 
 
-def _gelu_slope(g: Ge, x: Value, approximate: str) -> Value:
+def _gelu_slope(g: Ops, x: Value, approximate: str) -> Value:
     """The gate's own slope."""
     if approximate == "tanh":
         tanh = g.op("Tanh", _tanh_argument(g, x))
@@ -52,24 +52,24 @@ def _gelu_slope(g: Ge, x: Value, approximate: str) -> Value:
 
 
 @rule(aten.gelu_backward.default)
-def gelu_backward(g: Ge, dy: Value, x: Value, *, approximate: str = "none") -> Value:
-    if g.takes("GeluGradV2", "dy", x.dtype):
-        return g.op("GeluGradV2", dy, x, approximate=approximate)
+def gelu_backward(g: Ops, dy: Value, x: Value, *, approximate: str = "none") -> Value:
+    if g.takes("GeluGrad", "dy", x.dtype):
+        return g.op("GeluGrad", dy, x, approximate=approximate)
     wide = g.wide(x)
     slope = g.mul(wide, _gelu_slope(g, wide, approximate))
     return g.cast(g.mul(g.wide(dy), g.add(_gelu_gate(g, wide, approximate), slope)), x.dtype)
 
 
 @rule(aten.silu.default)
-def silu(g: Ge, x: Value) -> Value:
-    if x.dtype == torch.float64:
-        return g.op("Mul", x, g.op("Sigmoid", x))
-    return g.op("Swish", x)
+def silu(g: Ops, x: Value) -> Value:
+    if g.takes("Swish", "x", x.dtype):
+        return g.op("Swish", x)
+    return g.op("Mul", x, g.op("Sigmoid", x))
 
 
 @rule(aten.silu_backward.default)
-def silu_backward(g: Ge, dy: Value, x: Value) -> Value:
-    if x.dtype != torch.float64:
+def silu_backward(g: Ops, dy: Value, x: Value) -> Value:
+    if g.takes("SwishGrad", "x", x.dtype):
         return g.op("SwishGrad", dy, x, x)
     gate = g.op("Sigmoid", x)
     slope = g.add(g.mul(x, g.sub(1.0, gate)), 1.0)
@@ -77,32 +77,32 @@ def silu_backward(g: Ge, dy: Value, x: Value) -> Value:
 
 
 @rule(aten.leaky_relu.default)
-def leaky_relu(g: Ge, x: Value, negative_slope: float = 0.01) -> Value:
+def leaky_relu(g: Ops, x: Value, negative_slope: float = 0.01) -> Value:
     if x.dtype == torch.float64:  # the attribute has the digits of a float32
         scaled = g.mul(x, negative_slope)
-        return g.op("SelectV2", g.op("Greater", x, g.number(0, x.dtype)), x, scaled)
+        return g.op("Select", g.op("Greater", x, g.number(0, x.dtype)), x, scaled)
     return g.op("LeakyRelu", x, negative_slope=float(negative_slope))
 
 
 @rule(aten.threshold_backward.default)
-def threshold_backward(g: Ge, dy: Value, x: Value, threshold: float) -> Value:
+def threshold_backward(g: Ops, dy: Value, x: Value, threshold: float) -> Value:
     # not ReluGrad, which stops the gradient at NaN
     return g.where(g.op("LessEqual", x, g.number(threshold, x.dtype)), 0, dy, g.dtype)
 
 
 @rule(aten.sigmoid_backward.default)
-def sigmoid_backward(g: Ge, dy: Value, y: Value) -> Value:
+def sigmoid_backward(g: Ops, dy: Value, y: Value) -> Value:
     return g.op("SigmoidGrad", y, dy)
 
 
 @rule(aten.tanh_backward.default)
-def tanh_backward(g: Ge, dy: Value, y: Value) -> Value:
+def tanh_backward(g: Ops, dy: Value, y: Value) -> Value:
     return g.op("TanhGrad", y, dy)
 
 
 @rule(aten.hardswish.default)
-def hardswish(g: Ge, x: Value) -> Value:
-    if x.dtype != torch.float64:
+def hardswish(g: Ops, x: Value) -> Value:
+    if g.takes("HardSwish", "x", x.dtype):
         return g.op("HardSwish", x)
     gate = g.op("Minimum", g.op("Maximum", g.add(x, 3.0), g.number(0, x.dtype)),
                 g.number(6, x.dtype))  # fmt: skip
@@ -110,69 +110,74 @@ def hardswish(g: Ge, x: Value) -> Value:
 
 
 @rule(aten.hardswish_backward.default)
-def hardswish_backward(g: Ge, dy: Value, x: Value) -> Value:
-    if x.dtype != torch.float64:
+def hardswish_backward(g: Ops, dy: Value, x: Value) -> Value:
+    if g.takes("HardSwishGrad", "x", x.dtype):
         return g.op("HardSwishGrad", dy, x)
     middle = g.mul(dy, g.add(g.div(x, 3.0), 0.5))
     low = g.where(g.op("LessEqual", x, g.number(-3, x.dtype)), 0.0, middle, x.dtype)
-    return g.op("SelectV2", g.op("GreaterEqual", x, g.number(3, x.dtype)), dy, low)
+    return g.op("Select", g.op("GreaterEqual", x, g.number(3, x.dtype)), dy, low)
 
 
 @rule(aten.mish.default)
-def mish(g: Ge, x: Value) -> Value:
-    if x.dtype == torch.float64:
-        return g.mul(x, g.op("Tanh", _softplus64(g, x)))
-    return g.op("Mish", x)
+def mish(g: Ops, x: Value) -> Value:
+    if g.takes("Mish", "x", x.dtype):
+        return g.op("Mish", x)
+    wide = g.wide(x)
+    return g.cast(g.mul(wide, g.op("Tanh", _softplus_of(g, wide))), x.dtype)
 
 
-def _softplus64(g: Ge, x: Value) -> Value:
+def _softplus_of(g: Ops, x: Value) -> Value:
     """log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)"""
     rest = g.op("Log1p", g.op("Exp", g.op("Neg", g.op("Abs", x))))
     return g.add(g.op("Relu", x), rest)
 
 
 @rule(aten.softplus.default)
-def softplus(g: Ge, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
-    if x.dtype != torch.float64:
-        return g.op("SoftplusV2", x, beta=float(beta), threshold=float(threshold))
-    scaled = g.mul(x, beta)
-    soft = g.div(_softplus64(g, scaled), beta)
-    return g.op("SelectV2", g.op("Greater", scaled, g.number(threshold, x.dtype)), x, soft)
+def softplus(g: Ops, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+    if g.takes("Softplus", "x", x.dtype):
+        return g.op("Softplus", x, beta=float(beta), threshold=float(threshold))
+    wide = g.wide(x)
+    scaled = g.mul(wide, beta)
+    soft = g.div(_softplus_of(g, scaled), beta)
+    far = g.op("Greater", scaled, g.number(threshold, wide.dtype))
+    return g.cast(g.op("Select", far, wide, soft), x.dtype)
 
 
 # ---- softmax -------------------------------------------------------------------------------------
 
 
 @rule(aten._softmax.default)
-def softmax(g: Ge, x: Value, dim: int, half_to_float: bool) -> Value:
+def softmax(g: Ops, x: Value, dim: int, half_to_float: bool) -> Value:
     x = g.cast(x, g.dtype)
-    return g.full([], 1, g.dtype) if x.ndim == 0 else g.op("SoftmaxV2", x, axes=[dim % x.ndim])
+    return g.full([], 1, g.dtype) if x.ndim == 0 else g.op("Softmax", x, axes=[dim % x.ndim])
 
 
 @rule(aten._log_softmax.default)
-def log_softmax(g: Ge, x: Value, dim: int, half_to_float: bool) -> Value:
+def log_softmax(g: Ops, x: Value, dim: int, half_to_float: bool) -> Value:
     x = g.cast(x, g.dtype)
-    return g.full([], 0, g.dtype) if x.ndim == 0 else g.op("LogSoftmaxV2", x, axes=[dim % x.ndim])
+    return g.full([], 0, g.dtype) if x.ndim == 0 else g.op("LogSoftmax", x, axes=[dim % x.ndim])
 
 
 @rule(aten._softmax_backward_data.default)
-def softmax_backward(g: Ge, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
+def softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
     if y.ndim == 0:
         return g.full([], 0, g.dtype)
-    if y.dtype == torch.float64:  # y (dy - sum(y dy))
-        total = g.reduce("ReduceSum", g.mul(y, dy), [dim], True)
-        return g.cast(g.mul(y, g.sub(dy, total)), g.dtype)
-    return g.cast(g.op("SoftmaxGrad", y, dy, axes=[dim % y.ndim]), g.dtype)
+    if g.takes("SoftmaxGrad", "softmax", y.dtype):
+        return g.cast(g.op("SoftmaxGrad", y, dy, axes=[dim % y.ndim]), g.dtype)
+    y, dy = g.wide(y), g.wide(dy)  # y (dy - sum(y dy))
+    total = g.reduce("ReduceSum", g.mul(y, dy), [dim], True)
+    return g.cast(g.mul(y, g.sub(dy, total)), g.dtype)
 
 
 @rule(aten._log_softmax_backward_data.default)
-def log_softmax_backward(g: Ge, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
+def log_softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
     if y.ndim == 0:
         return g.full([], 0, g.dtype)
-    if y.dtype == torch.float64:  # dy - exp(y) sum(dy)
-        total = g.reduce("ReduceSum", dy, [dim], True)
-        return g.cast(g.sub(dy, g.mul(g.op("Exp", y), total)), g.dtype)
-    return g.cast(g.op("LogSoftmaxGrad", dy, y, axis=[dim % y.ndim]), g.dtype)
+    if g.takes("LogSoftmaxGrad", "grad", y.dtype):
+        return g.cast(g.op("LogSoftmaxGrad", dy, y, axis=[dim % y.ndim]), g.dtype)
+    y, dy = g.wide(y), g.wide(dy)  # dy - exp(y) sum(dy)
+    total = g.reduce("ReduceSum", dy, [dim], True)
+    return g.cast(g.sub(dy, g.mul(g.op("Exp", y), total)), g.dtype)
 
 
 # ---- convolutions --------------------------------------------------------------------------------
@@ -186,7 +191,7 @@ def _per_dimension(values: Sequence[Any], rank: int) -> list[int]:
 
 
 class Window:
-    """A convolution's geometry as GE wants it; one spatial dimension is taken as two."""
+    """A convolution's geometry in attributes; one spatial dimension is taken as two."""
 
     def __init__(
         self, x: Value, stride: Any, padding: Any, dilation: Any, output_padding: Any, groups: int
@@ -212,10 +217,10 @@ class Window:
         self.output_padding = [0, 0, *zero, *_per_dimension(output_padding, self.rank)]
         self.prefix = "Conv3D" if self.rank == 3 else "Conv2D"
 
-    def widen(self, g: Ge, x: Value) -> Value:
+    def widen(self, g: Ops, x: Value) -> Value:
         return g.unsqueeze(x, 2) if self.flat else x
 
-    def narrow(self, g: Ge, x: Value) -> Value:
+    def narrow(self, g: Ops, x: Value) -> Value:
         return g.squeeze(x, [2]) if self.flat else x
 
 
@@ -227,13 +232,13 @@ def _around(x: Value, padding: Sequence[Any]) -> list[Any]:
     return [0, 0, 0, 0, *(p for pad in listed for p in (pad, pad))]
 
 
-def _padded(g: Ge, x: Value, around: Sequence[Any]) -> Value:
-    return g.op("PadV3", x, g.ints(list(around)), g.number(0, x.dtype)) if around else x
+def _padded(g: Ops, x: Value, around: Sequence[Any]) -> Value:
+    return g.op("Pad", x, g.ints(list(around)), g.number(0, x.dtype)) if around else x
 
 
 @rule(aten.convolution.default)
 def convolution(
-    g: Ge, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
+    g: Ops, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int,
 ) -> Value:  # fmt: skip
     if weight.ndim == x.ndim + 1:
@@ -255,14 +260,14 @@ def convolution(
 
 
 def _input_gradient(
-    g: Ge, window: Window, shape: Sequence[Any], filters: Value, grad: Value
+    g: Ops, window: Window, shape: Sequence[Any], filters: Value, grad: Value
 ) -> Value:
-    """The gradient of a convolution's input of these sizes, which GE wants as constants."""
+    """The gradient of a convolution's input of these sizes, which are constants."""
     kind = f"{window.prefix}BackpropInput"
     return g.op(kind, _constant_sizes(g, shape), filters, grad, **window.attrs)
 
 
-def _constant_sizes(g: Ge, shape: Sequence[Any]) -> Value:
+def _constant_sizes(g: Ops, shape: Sequence[Any]) -> Value:
     if not all(isinstance(size, int) for size in shape):
         raise NoRule("the sizes of a convolution's gradient change from run to run")
     return g.ints(list(shape), torch.int32)
@@ -270,7 +275,7 @@ def _constant_sizes(g: Ge, shape: Sequence[Any]) -> Value:
 
 @rule(aten.convolution_backward.default)
 def convolution_backward(
-    g: Ge, dy: Value, x: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
+    g: Ops, dy: Value, x: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
     around = [] if transposed else _around(x, padding)

@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import HALVES, NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
-from dicp.vendor.ascend.semantics.random import PHILOX
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 RULES = RuleTable()
 rule = RULES.register
+PHILOX = 1
+"""The random number generator that the operators are asked for."""
 
 
 @rule(aten.full.default, aten.new_full.default, aten.full_like.default)
-def full(g: Ge, first: Any, *rest: Any, **options: Any) -> Value:
+def full(g: Ops, first: Any, *rest: Any, **options: Any) -> Value:
     value = rest[0] if g.origin and "new_full" not in g.origin.op else rest[1]
     return g.full(g.shape, value, g.dtype)
 
@@ -28,39 +29,39 @@ def full(g: Ge, first: Any, *rest: Any, **options: Any) -> Value:
       aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
       aten.empty_strided.default, aten.new_empty_strided.default,
       aten.empty_permuted.default, aten._efficientzerotensor.default)  # fmt: skip
-def zeros(g: Ge, *args: Any, **options: Any) -> Value:
+def zeros(g: Ops, *args: Any, **options: Any) -> Value:
     return g.full(g.shape, 0, g.dtype)
 
 
 @rule(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(g: Ge, *args: Any, **options: Any) -> Value:
+def ones(g: Ops, *args: Any, **options: Any) -> Value:
     return g.full(g.shape, 1, g.dtype)
 
 
 @rule(aten.scalar_tensor.default)
-def scalar_tensor(g: Ge, value: Any, **options: Any) -> Value:
+def scalar_tensor(g: Ops, value: Any, **options: Any) -> Value:
     return g.op("Identity", g.number(value, g.dtype))
 
 
 @rule(aten.fill.Scalar, aten.fill.Tensor)
-def fill(g: Ge, x: Value, value: Any) -> Value:
+def fill(g: Ops, x: Value, value: Any) -> Value:
     if not isinstance(value, Value):
         return g.full(g.shape, value, g.dtype)
     return g.broadcast(g.cast(value, g.dtype), g.shape)
 
 
 @rule(aten.arange.default)
-def arange_end(g: Ge, end: Any, **options: Any) -> Value:
+def arange_end(g: Ops, end: Any, **options: Any) -> Value:
     return arange(g, 0, end, 1)
 
 
 @rule(aten.arange.start)
-def arange_start(g: Ge, start: Any, end: Any, **options: Any) -> Value:
+def arange_start(g: Ops, start: Any, end: Any, **options: Any) -> Value:
     return arange(g, start, end, 1)
 
 
 @rule(aten.arange.start_step)
-def arange(g: Ge, start: Any, end: Any, step: Any = 1, **options: Any) -> Value:
+def arange(g: Ops, start: Any, end: Any, step: Any = 1, **options: Any) -> Value:
     """start + k step for k below the known number of elements."""
     dtype = g.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -74,78 +75,78 @@ def arange(g: Ge, start: Any, end: Any, step: Any = 1, **options: Any) -> Value:
 
 
 @rule(prims.iota.default)
-def iota(g: Ge, length: Any, *, start: Any, step: Any, **options: Any) -> Value:
+def iota(g: Ops, length: Any, *, start: Any, step: Any, **options: Any) -> Value:
     return arange(g, start, None, step)
 
 
 # ---- random --------------------------------------------------------------------------------------
 
 
-def uniform_of(g: Ge, shape: Sequence[Any], dtype: torch.dtype) -> Value:
+def uniform_of(g: Ops, shape: Sequence[Any], dtype: torch.dtype) -> Value:
     """Uniform in [0, 1)."""
-    return _draw(g, "StatelessRandomUniformV2", shape, dtype)
+    return _draw(g, "RandomUniform", shape, dtype)
 
 
-def normal_of(g: Ge, shape: Sequence[Any], dtype: torch.dtype) -> Value:
-    return _draw(g, "StatelessRandomNormalV2", shape, dtype)
+def normal_of(g: Ops, shape: Sequence[Any], dtype: torch.dtype) -> Value:
+    return _draw(g, "RandomNormal", shape, dtype)
 
 
-def _draw(g: Ge, kind: str, shape: Sequence[Any], dtype: torch.dtype) -> Value:
+def _draw(g: Ops, kind: str, shape: Sequence[Any], dtype: torch.dtype) -> Value:
     counter = g.const([0, 0], torch.uint64)
     algorithm = g.const(PHILOX, torch.int32)
     return g.op(kind, g.ints(list(shape)), g.seed(), counter, algorithm, dtype=dtype)
 
 
 @rule(aten.rand.default, aten.rand.generator, aten.rand_like.default)
-def rand(g: Ge, *args: Any, **options: Any) -> Value:
+def rand(g: Ops, *args: Any, **options: Any) -> Value:
     return uniform_of(g, g.shape, g.dtype)
 
 
 @rule(aten.randn.default, aten.randn.generator, aten.randn_like.default)
-def randn(g: Ge, *args: Any, **options: Any) -> Value:
+def randn(g: Ops, *args: Any, **options: Any) -> Value:
     return normal_of(g, g.shape, g.dtype)
 
 
 @rule(aten.uniform.default)
-def uniform(g: Ge, x: Value, start: float = 0.0, end: float = 1.0, **options: Any) -> Value:
+def uniform(g: Ops, x: Value, start: float = 0.0, end: float = 1.0, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, _drawn_in(g))
     return g.cast(g.add(g.mul(drawn, end - start), start), g.dtype)
 
 
 @rule(aten.normal_functional.default)
-def normal(g: Ge, x: Value, mean: float = 0.0, std: float = 1.0, **options: Any) -> Value:
+def normal(g: Ops, x: Value, mean: float = 0.0, std: float = 1.0, **options: Any) -> Value:
     drawn = normal_of(g, g.shape, _drawn_in(g))
     return g.cast(g.add(g.mul(drawn, std), mean), g.dtype)
 
 
 @rule(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
-def normal_tensors(g: Ge, mean: Any, std: Any = 1.0, **options: Any) -> Value:
+def normal_tensors(g: Ops, mean: Any, std: Any = 1.0, **options: Any) -> Value:
     drawn = normal_of(g, g.shape, g.dtype)
     return g.binary("Add", g.binary("Mul", drawn, std), mean)
 
 
 @rule(aten.normal.float_float)
-def normal_floats(g: Ge, mean: float, std: float, *args: Any, **options: Any) -> Value:
+def normal_floats(g: Ops, mean: float, std: float, *args: Any, **options: Any) -> Value:
     return normal_tensors(g, mean, std)
 
 
-def _drawn_in(g: Ge) -> torch.dtype:
+def _drawn_in(g: Ops) -> torch.dtype:
     return torch.float32 if g.dtype in HALVES else g.dtype
 
 
 @rule(aten.bernoulli.p)
-def bernoulli_p(g: Ge, x: Value, p: float = 0.5, **options: Any) -> Value:
+def bernoulli_p(g: Ops, x: Value, p: float = 0.5, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float32)
     return g.cast(g.op("Less", drawn, g.number(p, torch.float32)), g.dtype)
 
 
 @rule(aten.bernoulli.default)
-def bernoulli(g: Ge, p: Value, **options: Any) -> Value:
+def bernoulli(g: Ops, p: Value, **options: Any) -> Value:
     return bernoulli_tensor(g, p, p)
 
 
 @rule(aten.bernoulli.Tensor)
-def bernoulli_tensor(g: Ge, x: Value, p: Value, **options: Any) -> Value:
+def bernoulli_tensor(g: Ops, x: Value, p: Value, **options: Any) -> Value:
     if not p.dtype.is_floating_point:
         raise NoRule("probabilities that are integers")
     wide = g.wide(p)
@@ -154,7 +155,7 @@ def bernoulli_tensor(g: Ge, x: Value, p: Value, **options: Any) -> Value:
 
 
 @rule(aten.native_dropout.default)
-def native_dropout(g: Ge, x: Value, p: float, train: bool | None = True) -> tuple[Value, Value]:
+def native_dropout(g: Ops, x: Value, p: float, train: bool | None = True) -> tuple[Value, Value]:
     if not train:
         return g.op("Identity", x), g.full(x.shape, True, torch.bool)
     drawn = uniform_of(g, x.shape, torch.float32)
@@ -164,7 +165,7 @@ def native_dropout(g: Ge, x: Value, p: float, train: bool | None = True) -> tupl
     return g.where(kept, scaled, 0.0, x.dtype), kept
 
 
-def _integers(g: Ge, low: Any, high: Any) -> Value:
+def _integers(g: Ops, low: Any, high: Any) -> Value:
     """Whole numbers in [low, high), each alike: the range is far below a double's 53 bits."""
     drawn = uniform_of(g, g.shape, torch.float64)
     span = high - low
@@ -175,27 +176,27 @@ def _integers(g: Ge, low: Any, high: Any) -> Value:
 
 
 @rule(aten.randint.default)
-def randint(g: Ge, high: Any, *args: Any, **options: Any) -> Value:
+def randint(g: Ops, high: Any, *args: Any, **options: Any) -> Value:
     return _integers(g, 0, high)
 
 
 @rule(aten.randint.low)
-def randint_low(g: Ge, low: Any, high: Any, *args: Any, **options: Any) -> Value:
+def randint_low(g: Ops, low: Any, high: Any, *args: Any, **options: Any) -> Value:
     return _integers(g, low, high)
 
 
 @rule(aten.randint_like.default)
-def randint_like(g: Ge, x: Value, high: Any, **options: Any) -> Value:
+def randint_like(g: Ops, x: Value, high: Any, **options: Any) -> Value:
     return _integers(g, 0, high)
 
 
 @rule(aten.randint_like.low_dtype)
-def randint_like_low(g: Ge, x: Value, low: Any, high: Any, **options: Any) -> Value:
+def randint_like_low(g: Ops, x: Value, low: Any, high: Any, **options: Any) -> Value:
     return _integers(g, low, high)
 
 
 @rule(aten.randperm.default)
-def randperm(g: Ge, n: Any, **options: Any) -> Value:
+def randperm(g: Ops, n: Any, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float64)
     drawn = g.op(
         "Bitcast", drawn, type=torch.int64
@@ -203,19 +204,19 @@ def randperm(g: Ge, n: Any, **options: Any) -> Value:
     return g.cast(g.ops("Sort", drawn, axis=-1, stable=True)[1], g.dtype)
 
 
-def _open_uniform(g: Ge) -> Value:
+def _open_uniform(g: Ops) -> Value:
     """Uniform in (0, 1]: what logarithms are taken of."""
     drawn = uniform_of(g, g.shape, _drawn_in(g))
     return g.op("Sub", g.number(1, drawn.dtype), drawn)
 
 
 @rule(aten.exponential.default)
-def exponential(g: Ge, x: Value, lambd: float = 1.0, **options: Any) -> Value:
+def exponential(g: Ops, x: Value, lambd: float = 1.0, **options: Any) -> Value:
     return g.cast(g.div(g.op("Log", _open_uniform(g)), -lambd), g.dtype)
 
 
 @rule(aten.geometric.default)
-def geometric(g: Ge, x: Value, p: float, **options: Any) -> Value:
+def geometric(g: Ops, x: Value, p: float, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, torch.float32)
     inverse = g.op("Sub", g.number(1, torch.float32), drawn)
     count = g.op("Ceil", g.div(g.op("Log", inverse), math.log1p(-p)))
@@ -223,13 +224,13 @@ def geometric(g: Ge, x: Value, p: float, **options: Any) -> Value:
 
 
 @rule(aten.log_normal.default)
-def log_normal(g: Ge, x: Value, mean: float = 1.0, std: float = 2.0, **options: Any) -> Value:
+def log_normal(g: Ops, x: Value, mean: float = 1.0, std: float = 2.0, **options: Any) -> Value:
     drawn = normal_of(g, g.shape, _drawn_in(g))
     return g.cast(g.op("Exp", g.add(g.mul(drawn, std), mean)), g.dtype)
 
 
 @rule(aten.cauchy.default)
-def cauchy(g: Ge, x: Value, median: float = 0.0, sigma: float = 1.0, **options: Any) -> Value:
+def cauchy(g: Ops, x: Value, median: float = 0.0, sigma: float = 1.0, **options: Any) -> Value:
     drawn = uniform_of(g, g.shape, _drawn_in(g))
     angle = g.mul(g.add(drawn, -0.5), math.pi)
     return g.cast(g.add(g.mul(g.op("Tan", angle), sigma), median), g.dtype)

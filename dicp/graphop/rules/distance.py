@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
+from dicp.graphop.rules.matmul import product
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
-from dicp.vendor.ascend.rules.matmul import product
 
 aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
 
-def _norm(g: Ge, difference: Value, p: float) -> Value:
+def _norm(g: Ops, difference: Value, p: float) -> Value:
     """The p-norm along the last dimension."""
     axes, size = [difference.ndim - 1], g.op("Abs", difference)
     if p == math.inf:
@@ -32,7 +32,7 @@ def _norm(g: Ge, difference: Value, p: float) -> Value:
     return g.op("Pow", total, g.number(1 / p, size.dtype))
 
 
-def _slope(g: Ge, difference: Value, distance: Value, p: float) -> Value:
+def _slope(g: Ops, difference: Value, distance: Value, p: float) -> Value:
     """The derivative of the p-norm by each element; 0 where the norm is."""
     sign = g.op("Sign", difference)
     if p == 0:
@@ -45,7 +45,7 @@ def _slope(g: Ge, difference: Value, distance: Value, p: float) -> Value:
         return g.mul(sign, g.cast(largest, sign.dtype))
     nothing = g.op("Equal", distance, g.number(0, distance.dtype))
     divisor = g.where(nothing, 1.0, distance, distance.dtype)
-    ratio = g.op("RealDiv", size, g.broadcast(divisor, size.shape))
+    ratio = g.op("Div", size, g.broadcast(divisor, size.shape))
     if p == 2:
         return g.op("Mul", sign, ratio)
     if p < 1:  # the power of 0 has no end, and its sign counts for nothing
@@ -53,18 +53,18 @@ def _slope(g: Ge, difference: Value, distance: Value, p: float) -> Value:
     return g.op("Mul", sign, g.op("Pow", ratio, g.number(p - 1, size.dtype)))
 
 
-def _differences(g: Ge, x: Value, y: Value) -> Value:
+def _differences(g: Ops, x: Value, y: Value) -> Value:
     """(..., rows of x, rows of y, width)"""
     return g.op("Sub", g.unsqueeze(x, x.ndim - 1), g.unsqueeze(y, y.ndim - 2))
 
 
 @rule(aten._cdist_forward.default)
-def cdist(g: Ge, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
+def cdist(g: Ops, x: Value, y: Value, p: float, compute_mode: int | None) -> Value:
     return _norm(g, _differences(g, x, y), p)
 
 
 @rule(aten._cdist_backward.default)
-def cdist_backward(g: Ge, dy: Value, x: Value, y: Value, p: float, distance: Value) -> Value:
+def cdist_backward(g: Ops, dy: Value, x: Value, y: Value, p: float, distance: Value) -> Value:
     difference = _differences(g, x, y)
     slope = _slope(g, difference, g.unsqueeze(distance, distance.ndim), p)
     total = g.reduce("ReduceSum", g.op("Mul", slope, g.unsqueeze(dy, dy.ndim)), [-2], False)
@@ -72,12 +72,12 @@ def cdist_backward(g: Ge, dy: Value, x: Value, y: Value, p: float, distance: Val
 
 
 @rule(aten._pdist_forward.default)
-def pdist(g: Ge, x: Value, p: float = 2.0) -> Value:
+def pdist(g: Ops, x: Value, p: float = 2.0) -> Value:
     return g.op("Pdist", x, p=float(p))
 
 
 @rule(aten._pdist_backward.default)
-def pdist_backward(g: Ge, dy: Value, x: Value, p: float, distance: Value) -> Value:
+def pdist_backward(g: Ops, dy: Value, x: Value, p: float, distance: Value) -> Value:
     """Every ordered pair of rows reads what forward has at the place of the unordered one; a row
     and itself read any, as their difference is 0."""
     rows = x.shape[0]
@@ -89,7 +89,7 @@ def pdist_backward(g: Ge, dy: Value, x: Value, p: float, distance: Value) -> Val
     place = g.add(g.sub(g.add(g.mul(low, rows), high), half), -1)
     place = g.where(g.op("Equal", one, other), 0, place, torch.int64)
     distances, steps = (
-        g.unsqueeze(g.op("GatherV2", v, place, g.const(0, torch.int64)), 2) for v in (distance, dy)
+        g.unsqueeze(g.op("Gather", v, place, g.const(0, torch.int64)), 2) for v in (distance, dy)
     )
     slope = _slope(g, _differences(g, x, x), distances, p)
     return g.reduce("ReduceSum", g.op("Mul", slope, steps), [1], False)
@@ -99,7 +99,7 @@ def pdist_backward(g: Ge, dy: Value, x: Value, p: float, distance: Value) -> Val
 
 
 def _contracted(
-    g: Ge, x: Value, dims: Sequence[int], y: Value, others: Sequence[int], keep: set[int]
+    g: Ops, x: Value, dims: Sequence[int], y: Value, others: Sequence[int], keep: set[int]
 ) -> tuple[Value, list[int]]:
     """x times y, summed over the dimensions not in `keep`; `dims` and `others` number theirs.
 
@@ -123,7 +123,7 @@ def _contracted(
 
 @rule(aten._trilinear.default)
 def trilinear(
-    g: Ge, x: Value, y: Value, z: Value, expand1: Sequence[int], expand2: Sequence[int],
+    g: Ops, x: Value, y: Value, z: Value, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
 ) -> Value:  # fmt: skip
     """Each input lacks the dimensions it is expanded by; those of `sumdim` are summed over."""

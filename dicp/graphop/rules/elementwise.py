@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import HALVES, NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Operand, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -32,7 +32,7 @@ NUMBER_FUNCTIONS = {
 }  # fmt: skip
 """Computed in the operand's own type."""
 
-ROUNDINGS = {aten.ceil: "Ceil", aten.floor: "Floor", aten.trunc: "Trunc", aten.round: "Rint"}
+ROUNDINGS = {aten.ceil: "Ceil", aten.floor: "Floor", aten.trunc: "Trunc", aten.round: "Round"}
 """Integers stay as they are."""
 
 TESTS = {aten.isnan: ("IsNan", False), aten.isinf: ("IsInf", False)}
@@ -52,7 +52,7 @@ BITWISE = {
     aten.bitwise_and: ("BitwiseAnd", "LogicalAnd"), aten.bitwise_or: ("BitwiseOr", "LogicalOr"),
     aten.bitwise_xor: ("BitwiseXor", "NotEqual"),
 }  # fmt: skip
-"""Operators on integers and on booleans."""
+"""Ops on integers and on booleans."""
 
 SHIFTS = {
     aten.bitwise_left_shift: "LeftShift", aten.bitwise_right_shift: "RightShift",
@@ -84,7 +84,7 @@ def _real(kind: str) -> Any:
 
 
 def _number(kind: str) -> Any:
-    def apply(g: Ge, x: Value) -> Value:
+    def apply(g: Ops, x: Value) -> Value:
         return x if x.dtype == torch.bool and kind == "Abs" else g.op(kind, x)
 
     return apply
@@ -95,7 +95,7 @@ def _rounding(kind: str) -> Any:
 
 
 def _test(entry: tuple[str, bool]) -> Any:
-    def apply(g: Ge, x: Value) -> Value:
+    def apply(g: Ops, x: Value) -> Value:
         kind, otherwise = entry
         if x.dtype.is_floating_point:
             return g.op(kind, x)
@@ -105,7 +105,7 @@ def _test(entry: tuple[str, bool]) -> Any:
 
 
 def _arithmetic(kind: str) -> Any:
-    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+    def apply(g: Ops, x: Operand, y: Operand) -> Value:
         if g.dtype == torch.bool:
             table = {"Maximum": "LogicalOr", "Minimum": "LogicalAnd"}
             if kind not in table:
@@ -132,7 +132,7 @@ def _example(x: Operand) -> Any:
 
 
 def _comparison(kind: str) -> Any:
-    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+    def apply(g: Ops, x: Operand, y: Operand) -> Value:
         dtype = common_dtype(x, y)
         if dtype == torch.bool and kind not in ("Equal", "NotEqual"):
             dtype = torch.int32
@@ -142,7 +142,7 @@ def _comparison(kind: str) -> Any:
 
 
 def _bitwise(kinds: tuple[str, str]) -> Any:
-    def apply(g: Ge, x: Operand, y: Operand) -> Value:
+    def apply(g: Ops, x: Operand, y: Operand) -> Value:
         return g.binary(kinds[g.dtype == torch.bool], x, y)
 
     return apply
@@ -163,52 +163,52 @@ _add_all(SHIFTS, _shift, BINARY)
 
 
 @rule(aten.sign.default)
-def sign(g: Ge, x: Value) -> Value:
+def sign(g: Ops, x: Value) -> Value:
     return x if x.dtype == torch.bool else g.op("Sign", x)
 
 
 @rule(aten.log2.default)
-def log2(g: Ge, x: Value) -> Value:
+def log2(g: Ops, x: Value) -> Value:
     return g.op("Log", g.cast(x, g.dtype), base=2.0)
 
 
 @rule(aten.log10.default)
-def log10(g: Ge, x: Value) -> Value:
+def log10(g: Ops, x: Value) -> Value:
     return g.op("Log", g.cast(x, g.dtype), base=10.0)
 
 
 @rule(aten.exp2.default)
-def exp2(g: Ge, x: Value) -> Value:
+def exp2(g: Ops, x: Value) -> Value:
     return g.op("Exp", g.cast(x, g.dtype), base=2.0)
 
 
 @rule(aten.bitwise_not.default)
-def bitwise_not(g: Ge, x: Value) -> Value:
+def bitwise_not(g: Ops, x: Value) -> Value:
     return g.op("LogicalNot" if x.dtype == torch.bool else "Invert", x)
 
 
 @rule(aten.logical_not.default)
-def logical_not(g: Ge, x: Value) -> Value:
+def logical_not(g: Ops, x: Value) -> Value:
     return g.op("LogicalNot", g.truth(x))
 
 
 @rule(aten.logical_and.default)
-def logical_and(g: Ge, x: Value, y: Value) -> Value:
+def logical_and(g: Ops, x: Value, y: Value) -> Value:
     return g.op("LogicalAnd", g.truth(x), g.truth(y))
 
 
 @rule(aten.logical_or.default)
-def logical_or(g: Ge, x: Value, y: Value) -> Value:
+def logical_or(g: Ops, x: Value, y: Value) -> Value:
     return g.op("LogicalOr", g.truth(x), g.truth(y))
 
 
 @rule(aten.logical_xor.default)
-def logical_xor(g: Ge, x: Value, y: Value) -> Value:
+def logical_xor(g: Ops, x: Value, y: Value) -> Value:
     return g.op("NotEqual", g.truth(x), g.truth(y))
 
 
 @rule(aten.signbit.default)
-def signbit(g: Ge, x: Value) -> Value:
+def signbit(g: Ops, x: Value) -> Value:
     if x.dtype == torch.bool or not x.dtype.is_signed:
         return g.full(x.shape, False, torch.bool)
     if not x.dtype.is_floating_point:
@@ -220,10 +220,10 @@ def signbit(g: Ge, x: Value) -> Value:
 
 
 @rule(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(g: Ge, x: Value, y: Any) -> Value:
+def copysign(g: Ops, x: Value, y: Any) -> Value:
     size = g.op("Abs", g.cast(x, g.dtype))
     if isinstance(y, Value):
-        return g.op("SelectV2", signbit(g, g.cast(y, g.dtype)), g.op("Neg", size), size)
+        return g.op("Select", signbit(g, g.cast(y, g.dtype)), g.op("Neg", size), size)
     if not isinstance(y, int | float):
         raise NoRule("the sign of a symbolic number")
     return g.op("Neg", size) if math.copysign(1.0, y) < 0 else size
@@ -232,7 +232,7 @@ def copysign(g: Ge, x: Value, y: Any) -> Value:
 # ---- sums and products ---------------------------------------------------------------------------
 
 
-def _scaled_sum(g: Ge, x: Operand, y: Operand, alpha: Any) -> Value:
+def _scaled_sum(g: Ops, x: Operand, y: Operand, alpha: Any) -> Value:
     """x + alpha y, rounded once."""
     dtype = g.dtype
     if dtype == torch.bool:
@@ -240,45 +240,45 @@ def _scaled_sum(g: Ge, x: Operand, y: Operand, alpha: Any) -> Value:
     if dtype.is_floating_point and isinstance(y, Value):
         wide = g.compute_dtype(dtype, x, alpha)
         operands = (g.as_type(x, wide), g.as_type(y, wide), g.number(alpha, wide))
-        return g.cast(g.op("AxpyV2", *operands), dtype)
+        return g.cast(g.op("Axpy", *operands), dtype)
     if not isinstance(y, Value):
         return g.binary("Add", x, y * alpha)
     return g.binary("Add", x, g.binary("Mul", y, alpha))
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def add(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+def add(g: Ops, x: Value, y: Operand, alpha: Any = 1) -> Value:
     if g.dtype == torch.bool or alpha != 1:
         return _scaled_sum(g, x, y, alpha)
     return g.binary("Add", x, y)
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+def sub(g: Ops, x: Value, y: Operand, alpha: Any = 1) -> Value:
     return g.binary("Sub", x, y) if alpha == 1 else _scaled_sum(g, x, y, -alpha)
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(g: Ge, x: Value, y: Operand, alpha: Any = 1) -> Value:
+def rsub(g: Ops, x: Value, y: Operand, alpha: Any = 1) -> Value:
     if alpha == 1:
         return g.binary("Sub", y, x)
     return _scaled_sum(g, y, x, -alpha)
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
-def mul(g: Ge, x: Value, y: Operand) -> Value:
+def mul(g: Ops, x: Value, y: Operand) -> Value:
     if g.dtype == torch.bool:
         return g.op("LogicalAnd", g.as_type(x, torch.bool), g.as_type(y, torch.bool))
     return g.binary("Mul", x, y)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, aten.true_divide.Scalar)
-def div(g: Ge, x: Value, y: Operand) -> Value:
-    return g.binary("RealDiv", x, y)
+def div(g: Ops, x: Value, y: Operand) -> Value:
+    return g.binary("Div", x, y)
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(g: Ge, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
+def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return div(g, x, y)
     if rounding_mode == "floor":
@@ -287,17 +287,17 @@ def div_mode(g: Ge, x: Value, y: Operand, rounding_mode: str | None = None) -> V
         return g.binary("TruncateDiv", x, y)
     # as eager: the quotient is rounded to the type before it is cut
     wide = g.compute_dtype(g.dtype, x, y)
-    quotient = g.op("RealDiv", g.as_type(x, wide), g.as_type(y, wide))
+    quotient = g.op("Div", g.as_type(x, wide), g.as_type(y, wide))
     return g.op("Trunc", g.cast(quotient, g.dtype))
 
 
 @rule(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(g: Ge, x: Value, y: Operand) -> Value:
+def floor_divide(g: Ops, x: Value, y: Operand) -> Value:
     return g.binary("FloorDiv", x, y)
 
 
 @rule(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
-def pow(g: Ge, x: Operand, y: Operand) -> Value:
+def pow(g: Ops, x: Operand, y: Operand) -> Value:
     if isinstance(x, Value) and y == 2 and g.dtype == x.dtype:
         return g.op("Square", x)
     if isinstance(x, Value) and y == 0.5:
@@ -308,29 +308,29 @@ def pow(g: Ge, x: Operand, y: Operand) -> Value:
 
 
 @rule(aten.addcmul.default)
-def addcmul(g: Ge, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+def addcmul(g: Ops, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
     return _add_combined(g, "Addcmul", x, a, b, value)
 
 
 @rule(aten.addcdiv.default)
-def addcdiv(g: Ge, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
+def addcdiv(g: Ops, x: Value, a: Value, b: Value, value: Any = 1) -> Value:
     return _add_combined(g, "Addcdiv", x, a, b, value)
 
 
-def _add_combined(g: Ge, kind: str, x: Value, a: Value, b: Value, value: Any) -> Value:
+def _add_combined(g: Ops, kind: str, x: Value, a: Value, b: Value, value: Any) -> Value:
     wide = g.compute_dtype(g.dtype, value)
     operands = [g.as_type(v, wide) for v in (x, a, b, value)]
     return g.cast(g.op(kind, *operands), g.dtype)
 
 
 @rule(prims.fma.default)
-def fma(g: Ge, x: Operand, y: Operand, z: Operand) -> Value:
+def fma(g: Ops, x: Operand, y: Operand, z: Operand) -> Value:
     one = g.number(1, g.dtype)
     return g.op("Addcmul", *(g.as_type(v, g.dtype) for v in (z, x, y)), one)
 
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(g: Ge, start: Value, end: Value, weight: Operand) -> Value:
+def lerp(g: Ops, start: Value, end: Value, weight: Operand) -> Value:
     wide = g.compute_dtype(g.dtype, weight)
     return g.cast(g.op("Lerp", *(g.as_type(v, wide) for v in (start, end, weight))), g.dtype)
 
@@ -338,35 +338,35 @@ def lerp(g: Ge, start: Value, end: Value, weight: Operand) -> Value:
 # ---- limits --------------------------------------------------------------------------------------
 
 
-def _limit(g: Ge, kind: str, x: Value, bound: Operand) -> Value:
+def _limit(g: Ops, kind: str, x: Value, bound: Operand) -> Value:
     return x if bound is None else g.binary(kind, x, bound)
 
 
 @rule(aten.clamp.default, aten.clamp.Tensor)
-def clamp(g: Ge, x: Value, min: Operand = None, max: Operand = None) -> Value:
+def clamp(g: Ops, x: Value, min: Operand = None, max: Operand = None) -> Value:
     return _limit(g, "Minimum", _limit(g, "Maximum", g.cast(x, g.dtype), min), max)
 
 
 @rule(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(g: Ge, x: Value, min: Operand) -> Value:
+def clamp_min(g: Ops, x: Value, min: Operand) -> Value:
     return _limit(g, "Maximum", x, min)
 
 
 @rule(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(g: Ge, x: Value, max: Operand) -> Value:
+def clamp_max(g: Ops, x: Value, max: Operand) -> Value:
     return _limit(g, "Minimum", x, max)
 
 
 def _prefer_number(kind: str) -> Any:
     """The larger or smaller operand; a NaN gives way to the other."""
 
-    def apply(g: Ge, x: Value, y: Value) -> Value:
+    def apply(g: Ops, x: Value, y: Value) -> Value:
         x, y = g.cast(x, g.dtype), g.cast(y, g.dtype)
         if not g.dtype.is_floating_point:
             return g.op(kind, x, y)
         result = g.op(kind, x, y)
-        result = g.op("SelectV2", g.op("IsNan", y), g.broadcast(x, result.shape), result)
-        return g.op("SelectV2", g.op("IsNan", x), g.broadcast(y, result.shape), result)
+        result = g.op("Select", g.op("IsNan", y), g.broadcast(x, result.shape), result)
+        return g.op("Select", g.op("IsNan", x), g.broadcast(y, result.shape), result)
 
     return apply
 
@@ -376,7 +376,7 @@ RULES.add(aten.fmin.default, _prefer_number("Minimum"))
 
 
 @rule(aten.nan_to_num.default)
-def nan_to_num(g: Ge, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
+def nan_to_num(g: Ops, x: Value, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Value:
     if not x.dtype.is_floating_point:
         return x
     info = torch.finfo(x.dtype)
@@ -391,40 +391,40 @@ def nan_to_num(g: Ge, x: Value, nan: Any = None, posinf: Any = None, neginf: Any
 
 
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(g: Ge, condition: Value, x: Operand, y: Operand) -> Value:
+def where(g: Ops, condition: Value, x: Operand, y: Operand) -> Value:
     return g.where(g.truth(condition), x, y, g.dtype)
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(g: Ge, x: Value, mask: Value, value: Operand) -> Value:
+def masked_fill(g: Ops, x: Value, mask: Value, value: Operand) -> Value:
     return g.where(mask, value, x, g.dtype)
 
 
 @rule(prims.convert_element_type.default)
-def convert(g: Ge, x: Value, dtype: torch.dtype) -> Value:
+def convert(g: Ops, x: Value, dtype: torch.dtype) -> Value:
     return g.cast(x, dtype) if x.dtype != dtype else g.op("Identity", x)
 
 
 @rule(aten._to_copy.default)
-def to_copy(g: Ge, x: Value, **options: Any) -> Value:
+def to_copy(g: Ops, x: Value, **options: Any) -> Value:
     return convert(g, x, g.dtype)
 
 
 @rule(aten.round.decimals)
-def round_decimals(g: Ge, x: Value, decimals: int = 0) -> Value:
+def round_decimals(g: Ops, x: Value, decimals: int = 0) -> Value:
     if decimals == 0:
-        return _rounding("Rint")(g, x)
+        return _rounding("Round")(g, x)
     if not x.dtype.is_floating_point:
         raise NoRule("integers rounded to digits, which eager refuses")
     scale = 10.0 ** abs(decimals)
-    first, second = ("Mul", "RealDiv") if decimals > 0 else ("RealDiv", "Mul")
+    first, second = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")
     wide = g.wide(x)
-    inner = g.op("Rint", g.op(first, wide, g.const(scale, wide.dtype)))
+    inner = g.op("Round", g.op(first, wide, g.const(scale, wide.dtype)))
     return g.cast(g.op(second, inner, g.const(scale, wide.dtype)), x.dtype)
 
 
 @rule(aten.hypot.default)
-def hypot(g: Ge, x: Value, y: Value) -> Value:
+def hypot(g: Ops, x: Value, y: Value) -> Value:
     """Scaled by the larger operand, so that squares stay finite."""
     a, b = (g.op("Abs", g.wide(g.cast(v, g.dtype))) for v in (x, y))
     large, small = g.op("Maximum", a, b), g.op("Minimum", a, b)
@@ -432,32 +432,32 @@ def hypot(g: Ge, x: Value, y: Value) -> Value:
     root = g.mul(large, g.op("Sqrt", g.add(g.op("Square", ratio), 1.0)))
     plain = g.op("LogicalOr", g.op("Equal", large, g.number(0, large.dtype)),
                  g.op("IsInf", small))  # fmt: skip
-    result = g.op("SelectV2", plain, large, root)
+    result = g.op("Select", plain, large, root)
     infinite = g.op("LogicalOr", g.op("IsInf", a), g.op("IsInf", b))
     return g.cast(g.where(infinite, math.inf, result, result.dtype), g.dtype)
 
 
 @rule(prims.bessel_i0.default)
-def bessel_i0(g: Ge, x: Value) -> Value:
-    """GE has the function scaled by e^-|x|."""
+def bessel_i0(g: Ops, x: Value) -> Value:
+    """The operator is the function scaled by e^-|x|."""
     return g.op("Mul", g.op("BesselI0e", x), g.op("Exp", g.op("Abs", x)))
 
 
 @rule(prims.bessel_i0e.default)
-def bessel_i0e(g: Ge, x: Value) -> Value:
+def bessel_i0e(g: Ops, x: Value) -> Value:
     return g.op("BesselI0e", x)
 
 
 @rule(aten.heaviside.default)
-def heaviside(g: Ge, x: Value, values: Value) -> Value:
+def heaviside(g: Ops, x: Value, values: Value) -> Value:
     zero = g.number(0, x.dtype)
     step = g.cast(g.op("Greater", x, zero), g.dtype)
     step = g.where(g.op("IsNan", x), 0, step, g.dtype) if x.dtype in HALVES else step
-    return g.op("SelectV2", g.op("Equal", x, zero), g.cast(values, g.dtype), step)
+    return g.op("Select", g.op("Equal", x, zero), g.cast(values, g.dtype), step)
 
 
 @rule(aten.xlogy.Tensor)
-def xlogy(g: Ge, x: Value, y: Value) -> Value:
+def xlogy(g: Ops, x: Value, y: Value) -> Value:
     """x log y, where 0 log anything but NaN is 0."""
     a, b = g.wide(g.cast(x, g.dtype)), g.wide(g.cast(y, g.dtype))
     product = g.mul(a, g.op("Log", b))

@@ -1,4 +1,4 @@
-"""What GE has as one operator: special functions, masks, counts, sampling."""
+"""What some vendors have as one operator: special functions, masks, counts, sampling."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -17,12 +17,12 @@ rule = RULES.register
 
 
 @rule(aten.special_ndtri.default, prims.ndtri.default)
-def ndtri(g: Ge, x: Value) -> Value:
+def ndtri(g: Ops, x: Value) -> Value:
     return g.op("Ndtri", g.cast(x, g.dtype))
 
 
 def _incomplete_gamma(kind: str) -> Any:
-    def apply(g: Ge, a: Value, x: Value) -> Value:
+    def apply(g: Ops, a: Value, x: Value) -> Value:
         wide = torch.float64 if g.dtype == torch.float64 else torch.float32
         return g.cast(g.op(kind, g.cast(a, wide), g.cast(x, wide)), g.dtype)
 
@@ -36,12 +36,12 @@ for _ops, _kind in (((aten.igamma, prims.igamma), "Igamma"),
 
 
 @rule(aten.masked_scatter.default)
-def masked_scatter(g: Ge, x: Value, mask: Value, source: Value) -> Value:
+def masked_scatter(g: Ops, x: Value, mask: Value, source: Value) -> Value:
     return g.op("MaskedScatter", g.broadcast(x, g.shape), g.broadcast(mask, g.shape), source)
 
 
 @rule(aten.masked_scatter_backward.default)
-def masked_scatter_backward(g: Ge, dy: Value, mask: Value, sizes: Any) -> Value:
+def masked_scatter_backward(g: Ops, dy: Value, mask: Value, sizes: Any) -> Value:
     """The gradients under the mask, one after another, then zeros."""
     count, size = math.prod(dy.shape), math.prod(sizes)
     flat = g.reshape(g.broadcast(mask, dy.shape), [count])
@@ -49,12 +49,12 @@ def masked_scatter_backward(g: Ge, dy: Value, mask: Value, sizes: Any) -> Value:
     place = g.where(flat, g.add(numbers, -1), size, torch.int64)
     last = g.reshape(place, [count, 1])  # what is not under the mask goes behind the end
     zeros = g.full([size + 1], 0, dy.dtype)
-    out = g.op("TensorScatterUpdate", zeros, last, g.reshape(dy, [count]))
+    out = g.op("ScatterNDUpdate", zeros, last, g.reshape(dy, [count]))
     return g.reshape(g.slice(out, 0, 0, size), list(sizes))
 
 
 @rule(aten.histc.default)
-def histc(g: Ge, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+def histc(g: Ops, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
     if x.dtype != torch.float32:
         raise NoRule(f"Histogram does not take {str(x.dtype).removeprefix('torch.')}")
     return g.op("Histogram", x, bins=bins, min=float(min), max=float(max))
@@ -66,7 +66,7 @@ _PADDING = ("zeros", "border", "reflection")
 
 @rule(aten.grid_sampler_2d.default)
 def grid_sampler_2d(
-    g: Ge, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool
+    g: Ops, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool
 ) -> Value:
     return g.op(
         "GridSampler2D", x, grid, interpolation_mode=_INTERPOLATION[interpolation],
@@ -76,7 +76,7 @@ def grid_sampler_2d(
 
 @rule(aten.grid_sampler_2d_backward.default)
 def grid_sampler_2d_backward(
-    g: Ge, dy: Value, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool,
+    g: Ops, dy: Value, x: Value, grid: Value, interpolation: int, padding: int, align_corners: bool,
     mask: Any,
 ) -> tuple[Value | None, Value | None]:  # fmt: skip
     dx, dgrid = g.ops(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
+from dicp.graphop.rules.indexing import add_rows
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
-from dicp.vendor.ascend.rules.indexing import add_rows
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -18,19 +18,19 @@ rule = RULES.register
 SUM, MEAN, MAX = range(3)
 
 
-def _bags(g: Ge, indices: Value, offsets: Value) -> Value:
+def _bags(g: Ops, indices: Value, offsets: Value) -> Value:
     """The number of each index's bag: how many bags begin before or with it, less one."""
     positions = g.arange(indices.shape[0], offsets.dtype)
     count = g.op("SearchSorted", offsets, positions, dtype=torch.int64, right=True)
     return g.add(count, -1)
 
 
-def _rows(g: Ge, values: Value) -> Value:
+def _rows(g: Ops, values: Value) -> Value:
     """A column for each number: an index of rows."""
     return g.reshape(values, [values.shape[0], 1])
 
 
-def _counted(g: Ge, indices: Value, padding_idx: int, dtype: torch.dtype) -> Value:
+def _counted(g: Ops, indices: Value, padding_idx: int, dtype: torch.dtype) -> Value:
     """1 for each index that counts, 0 for padding."""
     if padding_idx < 0:
         return g.full([indices.shape[0]], 1, dtype)
@@ -38,7 +38,7 @@ def _counted(g: Ge, indices: Value, padding_idx: int, dtype: torch.dtype) -> Val
     return g.cast(other, dtype)
 
 
-def _per_bag(g: Ge, bags: Value, values: Value, count: Any) -> Value:
+def _per_bag(g: Ops, bags: Value, values: Value, count: Any) -> Value:
     """The sum of each bag's rows."""
     zeros = g.full([count, *values.shape[1:]], 0, values.dtype)
     if values.ndim == 1:
@@ -48,7 +48,7 @@ def _per_bag(g: Ge, bags: Value, values: Value, count: Any) -> Value:
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    g: Ge, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False,
+    g: Ops, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False,
     mode: int = 0, sparse: bool = False, per_sample_weights: Value | None = None,
     include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[Value, ...]:  # fmt: skip
@@ -56,7 +56,7 @@ def embedding_bag(
     bags = _bags(g, indices, offsets)
     count = g.shape[0]
     wide = g.wide(weight)
-    looked_up = g.op("GatherV2", wide, indices, g.const(0, torch.int64))
+    looked_up = g.op("Gather", wide, indices, g.const(0, torch.int64))
     counted = _counted(g, indices, padding_idx, torch.int64)
     sizes = _per_bag(g, bags, counted, count)
     positions = None
@@ -69,7 +69,7 @@ def embedding_bag(
         out = _per_bag(g, bags, g.op("Mul", looked_up, _rows(g, share)), count)
         if mode == MEAN:
             divisor = g.op("Maximum", sizes, g.const(1, torch.int64))
-            out = g.op("RealDiv", out, _rows(g, g.cast(divisor, wide.dtype)))
+            out = g.op("Div", out, _rows(g, g.cast(divisor, wide.dtype)))
     results = [out, bags, sizes, positions if positions is not None else sizes]
     return tuple(
         g.cast(value, meta.dtype) if g.same_shape(value.shape, meta.shape)
@@ -79,7 +79,7 @@ def embedding_bag(
 
 
 def _largest(
-    g: Ge, rows: Value, indices: Value, bags: Value, counted: Value, sizes: Value
+    g: Ops, rows: Value, indices: Value, bags: Value, counted: Value, sizes: Value
 ) -> tuple[Value, Value]:
     """Each bag's maxima, 0 for an empty one, and the rows of the table that they stand in."""
     count, total, width = sizes.shape[0], rows.shape[0], rows.shape[1]
@@ -96,14 +96,14 @@ def _largest(
     behind = g.full([count, width], total, torch.int64)
     first = g.op("ScatterElements", behind, where, place, axis=0, reduction="min")
     inside = g.op("Minimum", first, g.number(total - 1, torch.int64))
-    row = g.op("GatherV2", g.cast(indices, torch.int64), inside, g.const(0, torch.int64))
+    row = g.op("Gather", g.cast(indices, torch.int64), inside, g.const(0, torch.int64))
     empty = g.broadcast(_rows(g, g.op("Equal", sizes, g.const(0, torch.int64))), [count, width])
     return g.where(empty, 0.0, found, found.dtype), g.where(empty, 0, row, torch.int64)
 
 
 @rule(aten._embedding_bag_backward.default)
 def embedding_bag_backward(
-    g: Ge, dy: Value, indices: Value, offsets: Value, offset2bag: Value, *rest: Any
+    g: Ops, dy: Value, indices: Value, offsets: Value, offset2bag: Value, *rest: Any
 ) -> Value:
     # `offset2bag` is empty where forward did without: the bags are counted anew
     sizes, positions, count, by_frequency, mode, sparse, *more = rest
@@ -115,7 +115,7 @@ def embedding_bag_backward(
 
 @rule(aten._embedding_bag_dense_backward.default)
 def _table_gradient(
-    g: Ge, dy: Value, indices: Value, bags: Value, sizes: Value, positions: Value, count: Any,
+    g: Ops, dy: Value, indices: Value, bags: Value, sizes: Value, positions: Value, count: Any,
     by_frequency: bool, mode: int, per_sample: Value | None, padding_idx: int = -1,
 ) -> Value:  # fmt: skip
     """Each bag's gradient, added to the rows of the table that it has read."""
@@ -129,12 +129,12 @@ def _table_gradient(
         share = g.op("Mul", share, g.cast(per_sample, wide.dtype))
     if mode == MEAN:
         divisor = g.op("Maximum", sizes, g.const(1, sizes.dtype))
-        wide = g.op("RealDiv", wide, _rows(g, g.cast(divisor, wide.dtype)))
-    spread = g.op("GatherV2", wide, bags, g.const(0, torch.int64))
+        wide = g.op("Div", wide, _rows(g, g.cast(divisor, wide.dtype)))
+    spread = g.op("Gather", wide, bags, g.const(0, torch.int64))
     return g.cast(_per_bag(g, indices, g.op("Mul", spread, _rows(g, share)), count), dy.dtype)
 
 
-def _to_maxima(g: Ge, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
+def _to_maxima(g: Ops, dy: Value, sizes: Value, positions: Value, count: Any) -> Value:
     """Each gradient added where its maximum was; an empty bag had none."""
     full = g.op("Greater", sizes, g.const(0, sizes.dtype))
     dy = g.where(g.broadcast(_rows(g, full), dy.shape), dy, 0.0, dy.dtype)
@@ -145,13 +145,13 @@ def _to_maxima(g: Ge, dy: Value, sizes: Value, positions: Value, count: Any) -> 
 
 @rule(aten._embedding_bag_per_sample_weights_backward.default)
 def per_sample_weights_backward(
-    g: Ge, dy: Value, weight: Value, indices: Value, offsets: Value, offset2bag: Value, mode: int,
+    g: Ops, dy: Value, weight: Value, indices: Value, offsets: Value, offset2bag: Value, mode: int,
     padding_idx: int = -1,
 ) -> Value:  # fmt: skip
     """The product of each row that was read with its bag's gradient."""
     axis = g.const(0, torch.int64)
-    rows = g.op("GatherV2", g.wide(weight), indices, axis)
-    spread = g.op("GatherV2", g.wide(dy), _bags(g, indices, offsets), axis)
+    rows = g.op("Gather", g.wide(weight), indices, axis)
+    spread = g.op("Gather", g.wide(dy), _bags(g, indices, offsets), axis)
     total = g.reduce("ReduceSum", g.op("Mul", rows, spread), [1], False)
     counted = _counted(g, indices, padding_idx, total.dtype)
     return g.cast(g.op("Mul", total, counted), g.dtype)

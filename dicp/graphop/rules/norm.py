@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import Ops, Value
+from dicp.graphop.rules.reduction import count_of, variance
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, Value
-from dicp.vendor.ascend.rules.reduction import count_of, variance
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -18,13 +18,18 @@ rule = RULES.register
 
 @rule(aten.native_layer_norm.default)
 def layer_norm(
-    g: Ge, x: Value, shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
+    g: Ops,
+    x: Value,
+    shape: Sequence[Any],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
 ) -> tuple[Value, Value, Value]:
     same = all(v is None or v.dtype == x.dtype for v in (weight, bias))
     y_type, mean_type = g.meta[0].dtype, g.meta[1].dtype
-    if same and g.takes("LayerNormV4", "x", x.dtype):
+    if same and g.takes("LayerNorm", "x", x.dtype):
         sizes = g.ints(list(shape), torch.int32)
-        y, mean, rstd = g.ops("LayerNormV4", x, sizes, weight, bias, epsilon=float(eps))
+        y, mean, rstd = g.ops("LayerNorm", x, sizes, weight, bias, epsilon=float(eps))
         return y, g.cast(mean, mean_type), g.cast(rstd, mean_type)
     axes = list(range(x.ndim - len(shape), x.ndim))
     spread, mean = variance(g, x, axes, 0, True)
@@ -37,7 +42,7 @@ def layer_norm(
 
 @rule(aten.native_layer_norm_backward.default)
 def layer_norm_backward(
-    g: Ge, dy: Value, x: Value, shape: Sequence[Any], mean: Value, rstd: Value,
+    g: Ops, dy: Value, x: Value, shape: Sequence[Any], mean: Value, rstd: Value,
     weight: Value | None, bias: Value | None, mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
     """dx = rstd (d - mean(d) - n mean(d n)), with d = dy weight and n the normalized x."""
@@ -63,7 +68,7 @@ def layer_norm_backward(
 
 @rule(aten._fused_rms_norm.default)
 def rms_norm(
-    g: Ge, x: Value, shape: Sequence[Any], weight: Value | None, eps: float | None
+    g: Ops, x: Value, shape: Sequence[Any], weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
     epsilon = torch.finfo(x.dtype).eps if eps is None else eps
     y_type, rstd_type = g.meta[0].dtype, g.meta[1].dtype
@@ -86,7 +91,7 @@ def _channel_shape(x: Value) -> list[Any]:
 
 @rule(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_infer(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
     momentum: float, eps: float,
 ) -> tuple[Value, Value | None, Value | None]:  # fmt: skip
     y = _batch_normalized(g, x, weight, bias, mean, _rstd(g, var, eps), var, eps)
@@ -94,12 +99,12 @@ def batch_norm_infer(
     return y, empty[0], empty[1]
 
 
-def _rstd(g: Ge, var: Value, eps: float) -> Value:
+def _rstd(g: Ops, var: Value, eps: float) -> Value:
     return g.op("Rsqrt", g.add(g.wide(var), eps))
 
 
 def _batch_normalized(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, mean: Value, rstd: Value,
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, mean: Value, rstd: Value,
     var: Value | None = None, eps: float = 0.0,
 ) -> Value:  # fmt: skip
     if x.dtype != torch.float64 and var is not None:
@@ -107,8 +112,8 @@ def _batch_normalized(
         single = torch.float32
         scale = g.full(channels, 1, single) if weight is None else g.cast(weight, single)
         offset = g.full(channels, 0, single) if bias is None else g.cast(bias, single)
-        return g.op("BNInfer", x, scale, offset, g.cast(mean, single), g.cast(var, single),
-                    epsilon=float(eps))  # fmt: skip
+        running = (g.cast(mean, single), g.cast(var, single))
+        return g.op("BatchNormInference", x, scale, offset, *running, epsilon=float(eps))
     shape = _channel_shape(x)
     wide = g.wide(x)
     mean, rstd = g.cast(mean, wide.dtype), g.cast(rstd, wide.dtype)
@@ -118,17 +123,17 @@ def _batch_normalized(
     return g.cast(y, x.dtype)
 
 
-# ---- batch norm in training: GE's own operators; in float64 the arithmetic they stand for --------
+# ---- batch norm in training: the vendor's operators, or the arithmetic they stand for ------------
 
 
-def _as_image(g: Ge, x: Value) -> Value:
+def _as_image(g: Ops, x: Value) -> Value:
     """`x` with four dimensions, its channels still the second."""
     if x.ndim > 3:
         return x
     return g.reshape(x, [*x.shape[:2], *([1] * (4 - x.ndim)), *x.shape[2:]])
 
 
-def _per_channel(g: Ge, x: Value, given: Value | None, default: float) -> Value:
+def _per_channel(g: Ops, x: Value, given: Value | None, default: float) -> Value:
     """A float32 number per channel."""
     if given is None:
         return g.full([x.shape[1]], default, torch.float32)
@@ -136,23 +141,24 @@ def _per_channel(g: Ge, x: Value, given: Value | None, default: float) -> Value:
 
 
 def _normalize(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, old: Sequence[Value | None],
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, old: Sequence[Value | None],
     momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     """The result, mean and reciprocal deviation of the batch, new running mean and variance."""
-    if not g.takes("BatchNormV3", "x", x.dtype):
+    if not g.takes("BatchNormTraining", "x", x.dtype):
         return _normalize_wide(g, x, weight, bias, old, momentum, eps)
     running = [_per_channel(g, x, v, d) for v, d in zip(old, (0, 1), strict=True)]
-    running = [g.op("TensorMove", v) for v in running]  # the operator writes over them
+    running = [g.op("Copy", v) for v in running]  # the operator writes over them
+    affine = (_per_channel(g, x, weight, 1), _per_channel(g, x, bias, 0))
     y, mean, var, saved, rstd = g.ops(
-        "BatchNormV3", _as_image(g, x), _per_channel(g, x, weight, 1), _per_channel(g, x, bias, 0),
-        *running, epsilon=float(eps), momentum=float(momentum), is_training=True,
+        "BatchNormTraining", _as_image(g, x), *affine, *running,
+        epsilon=float(eps), momentum=float(momentum), is_training=True,
     )  # fmt: skip
     return [g.reshape(y, x.shape), saved, rstd, mean, var]
 
 
 def _normalize_wide(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, old: Sequence[Value | None],
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, old: Sequence[Value | None],
     momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     axes = [d for d in range(x.ndim) if d != 1]
@@ -172,7 +178,7 @@ def _normalize_wide(
 
 @rule(aten._native_batch_norm_legit.no_stats)
 def batch_norm_no_stats(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     y, mean, rstd, *_ = _normalize(g, x, weight, bias, (None, None), momentum, eps)
@@ -181,7 +187,7 @@ def batch_norm_no_stats(
 
 @rule(aten._native_batch_norm_legit_functional.default)
 def batch_norm_train(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
     """The result, what backward needs, and the new running mean and variance."""
@@ -195,18 +201,18 @@ def batch_norm_train(
 
 @rule(aten.native_batch_norm_backward.default)
 def batch_norm_backward(
-    g: Ge, dy: Value, x: Value, weight: Value | None, mean: Value | None, var: Value | None,
+    g: Ops, dy: Value, x: Value, weight: Value | None, mean: Value | None, var: Value | None,
     saved_mean: Value | None, saved_rstd: Value | None, train: bool, eps: float,
     mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
-    if not (train and g.takes("BatchNormGradV3", "dy", x.dtype)):
+    if not (train and g.takes("BatchNormGrad", "dy", x.dtype)):
         results = _batch_gradients(
             g, g.wide(dy), g.wide(x), weight if weight is None else g.wide(weight), (mean, var),
             (saved_mean, saved_rstd), train, eps,
         )  # fmt: skip
     else:
         dx, dweight, dbias = g.ops(
-            "BatchNormGradV3", _as_image(g, g.cast(dy, x.dtype)), _as_image(g, x),
+            "BatchNormGrad", _as_image(g, g.cast(dy, x.dtype)), _as_image(g, x),
             _per_channel(g, x, weight, 1), _per_channel(g, x, mean, 0), _per_channel(g, x, var, 1),
             _per_channel(g, x, saved_mean, 0), _per_channel(g, x, saved_rstd, 1),
             is_training=True, epsilon=float(eps),
@@ -219,7 +225,7 @@ def batch_norm_backward(
 
 
 def _batch_gradients(
-    g: Ge, dy: Value, x: Value, weight: Value | None, running: Sequence[Value | None],
+    g: Ops, dy: Value, x: Value, weight: Value | None, running: Sequence[Value | None],
     saved: Sequence[Value | None], train: bool, eps: float,
 ) -> list[Value]:  # fmt: skip
     """dx = weight rstd (dy - mean(dy) - n mean(dy n)), with n the normalized x."""
@@ -242,7 +248,7 @@ def _batch_gradients(
 
 @rule(aten.native_group_norm.default)
 def group_norm(
-    g: Ge, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any,
+    g: Ops, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any,
     groups: int, eps: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     grouped = g.reshape(g.wide(x), [n, groups, c * hw // groups])
@@ -258,7 +264,7 @@ def group_norm(
 
 @rule(aten.native_group_norm_backward.default)
 def group_norm_backward(
-    g: Ge, dy: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: Any, c: Any,
+    g: Ops, dy: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: Any, c: Any,
     hw: Any, groups: int, mask: Sequence[bool],
 ) -> list[Value | None]:  # fmt: skip
     """As for layer norm, over the elements of a group."""

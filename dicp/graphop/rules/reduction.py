@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import HALVES, NoRule, Ops, Value, axes_of
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value, axes_of
 
 aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
 
-def is_empty(g: Ge, x: Value) -> bool:
+def is_empty(g: Ops, x: Value) -> bool:
     return any(g.same(size, 0) for size in x.shape)
 
 
@@ -25,13 +25,13 @@ def count_of(x: Value, axes: Sequence[int]) -> Any:
 
 
 @rule(aten.sum.default)
-def sum_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+def sum_all(g: Ops, x: Value, dtype: Any = None) -> Value:
     return sum_dims(g, x, None)
 
 
 @rule(aten.sum.dim_IntList)
 def sum_dims(
-    g: Ge, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
+    g: Ops, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
     axes = axes_of(dims, x.ndim)
     if not axes:
@@ -40,13 +40,13 @@ def sum_dims(
 
 
 @rule(aten.mean.default)
-def mean_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+def mean_all(g: Ops, x: Value, dtype: Any = None) -> Value:
     return mean_dims(g, x, None)
 
 
 @rule(aten.mean.dim)
 def mean_dims(
-    g: Ge, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
+    g: Ops, x: Value, dims: Sequence[int] | None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
     axes = axes_of(dims, x.ndim)
     x = g.cast(x, g.dtype)
@@ -54,7 +54,7 @@ def mean_dims(
 
 
 def _extremum(kind: str, boolean: str) -> Any:
-    def apply(g: Ge, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
+    def apply(g: Ops, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
         axes = axes_of(dims, x.ndim)
         if x.dtype == torch.bool:
             return g.reduce(boolean, x, axes, keepdim) if axes else g.op("Identity", x)
@@ -70,19 +70,19 @@ RULES.add(aten.min.default, _extremum("ReduceMin", "ReduceAll"))
 
 
 @rule(aten.prod.default)
-def prod_all(g: Ge, x: Value, dtype: Any = None) -> Value:
+def prod_all(g: Ops, x: Value, dtype: Any = None) -> Value:
     x = g.cast(x, g.dtype)
     return g.reduce("ReduceProd", x, axes_of(None, x.ndim), False) if x.ndim else x
 
 
 @rule(aten.prod.dim_int)
-def prod_dim(g: Ge, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
+def prod_dim(g: Ops, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
     x = g.cast(x, g.dtype)
     return g.reduce("ReduceProd", x, axes_of(dim, x.ndim), keepdim) if x.ndim else x
 
 
 def _truth(kind: str) -> Any:
-    def apply(g: Ge, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+    def apply(g: Ops, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
         result = g.truth(x)
         axes = axes_of(dims, x.ndim)
         result = g.reduce(kind, result, axes, keepdim) if axes else result
@@ -97,7 +97,7 @@ for _packet, _kind in ((aten.any, "ReduceAny"), (aten.all, "ReduceAll")):
 
 
 @rule(aten.logsumexp.default)
-def logsumexp(g: Ge, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+def logsumexp(g: Ops, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
     """log sum exp(x - m) + m, where an infinite maximum m counts as 0."""
     axes = axes_of(dims, x.ndim)
     wide = g.wide(g.cast(x, g.dtype))
@@ -114,7 +114,7 @@ def logsumexp(g: Ge, x: Value, dims: Sequence[int], keepdim: bool = False) -> Va
 
 
 def variance(
-    g: Ge, x: Value, dims: Sequence[int] | None, correction: Any, keepdim: bool
+    g: Ops, x: Value, dims: Sequence[int] | None, correction: Any, keepdim: bool
 ) -> tuple[Value, Value]:
     """Variance and mean, from the centered values, in at least float32."""
     axes = axes_of(dims, x.ndim)
@@ -126,26 +126,26 @@ def variance(
     left = g.number(count - correction, total.dtype)
     if not isinstance(count, int) or count - correction <= 0:
         left = g.op("Maximum", left, g.const(0.0, total.dtype))
-    spread = g.op("RealDiv", total, left)
+    spread = g.op("Div", total, left)
     if not keepdim and axes:
         spread, mean = g.squeeze(spread, axes), g.squeeze(mean, axes)
     return spread, mean
 
 
 @rule(aten.var.correction)
-def var(g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+def var(g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
     return g.cast(variance(g, x, dim, _correction(correction), keepdim)[0], g.dtype)
 
 
 @rule(aten.std.correction)
-def std(g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+def std(g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
     spread, _ = variance(g, x, dim, _correction(correction), keepdim)
     return g.cast(g.op("Sqrt", spread), g.dtype)
 
 
 @rule(aten.var_mean.correction)
 def var_mean(
-    g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+    g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
     spread, mean = variance(g, x, dim, _correction(correction), keepdim)
     return g.cast(spread, g.dtype), g.cast(mean, g.dtype)
@@ -153,7 +153,7 @@ def var_mean(
 
 @rule(aten.std_mean.correction)
 def std_mean(
-    g: Ge, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+    g: Ops, x: Value, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
     spread, mean = variance(g, x, dim, _correction(correction), keepdim)
     return g.cast(g.op("Sqrt", spread), g.dtype), g.cast(mean, g.dtype)
@@ -167,7 +167,7 @@ def _correction(correction: Any) -> Any:
 
 
 def _position(kind: str) -> Any:
-    def apply(g: Ge, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    def apply(g: Ops, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if x.ndim == 0:
             return g.full([], 0, torch.int64)
         x = _comparable(g, x)
@@ -182,16 +182,16 @@ def _position(kind: str) -> Any:
     return apply
 
 
-def _comparable(g: Ge, x: Value) -> Value:
+def _comparable(g: Ops, x: Value) -> Value:
     return g.cast(x, torch.int32) if x.dtype == torch.bool else x
 
 
-RULES.add(aten.argmax.default, _position("ArgMaxV2"))
+RULES.add(aten.argmax.default, _position("ArgMax"))
 RULES.add(aten.argmin.default, _position("ArgMin"))
 
 
 def _value_and_position(kind: str) -> Any:
-    def apply(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    def apply(g: Ops, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.ndim == 0:
             return g.op("Identity", x), g.full([], 0, torch.int64)
         dim %= x.ndim
@@ -206,29 +206,29 @@ def _value_and_position(kind: str) -> Any:
     return apply
 
 
-RULES.add(aten.max.dim, _value_and_position("ArgMaxV2"))
+RULES.add(aten.max.dim, _value_and_position("ArgMax"))
 RULES.add(aten.min.dim, _value_and_position("ArgMin"))
 
 
 @rule(aten.topk.default)
 def topk(
-    g: Ge, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+    g: Ops, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
     count = g.number(k, torch.int32)
-    values, places = g.ops("TopKV2", x, count, sorted=sorted, dim=dim % x.ndim, largest=largest)
+    values, places = g.ops("TopK", x, count, sorted=sorted, dim=dim % x.ndim, largest=largest)
     return values, g.cast(places, torch.int64)
 
 
 @rule(aten.sort.default)
-def sort(g: Ge, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+def sort(g: Ops, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
     return sort_stable(g, x, stable=False, dim=dim, descending=descending)
 
 
 @rule(aten.sort.stable)
 def sort_stable(
-    g: Ge, x: Value, *, stable: bool | None = False, dim: int = -1, descending: bool = False
+    g: Ops, x: Value, *, stable: bool | None = False, dim: int = -1, descending: bool = False
 ) -> tuple[Value, Value]:
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
@@ -244,7 +244,7 @@ def sort_stable(
 
 
 @rule(aten.kthvalue.default)
-def kthvalue(g: Ge, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+def kthvalue(g: Ops, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
     dim %= x.ndim
@@ -259,7 +259,7 @@ def kthvalue(g: Ge, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> t
 
 
 def _scan(kind: str, *, wide: bool = False) -> Any:
-    def apply(g: Ge, x: Value, dim: int, dtype: Any = None) -> Value:
+    def apply(g: Ops, x: Value, dim: int, dtype: Any = None) -> Value:
         x = g.cast(x, g.dtype)
         if x.ndim == 0:
             return g.op("Identity", x)
@@ -277,7 +277,7 @@ RULES.add(aten.logcumsumexp.default, _scan("CumulativeLogsumexp"))
 
 
 def _extremum_scan(kind: str, attr: str) -> Any:
-    def apply(g: Ge, x: Value, dim: int) -> tuple[Value, Value]:
+    def apply(g: Ops, x: Value, dim: int) -> tuple[Value, Value]:
         if x.ndim == 0:
             return g.op("Identity", x), g.full([], 0, torch.int64)
         number = _comparable(g, x)
@@ -293,7 +293,7 @@ RULES.add(aten.cummin.default, _extremum_scan("Cummin", "axis"))
 
 @rule(aten.searchsorted.Tensor)
 def searchsorted(
-    g: Ge, sequence: Value, values: Value, *, out_int32: bool = False, right: bool = False,
+    g: Ops, sequence: Value, values: Value, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Value | None = None,
 ) -> Value:  # fmt: skip
     if sorter is not None:
@@ -308,13 +308,13 @@ def searchsorted(
 
 @rule(aten.bucketize.Tensor)
 def bucketize(
-    g: Ge, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    g: Ops, x: Value, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
     return searchsorted(g, boundaries, x, right=right)
 
 
 @rule(aten.mode.default)
-def mode(g: Ge, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value | None]:
+def mode(g: Ops, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value | None]:
     """The smallest of the most frequent values."""
     if g.is_read(1):
         raise NoRule("the position is wherever eager's sort leaves it")
@@ -333,7 +333,7 @@ def mode(g: Ge, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, 
 
 
 @rule(aten.median.dim)
-def median_dim(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def median_dim(g: Ops, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """The lower of the two middle values; the first NaN, if there is one."""
     if x.ndim == 0:
         return g.op("Identity", x), g.full([], 0, torch.int64)
@@ -342,10 +342,10 @@ def median_dim(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value,
     value, place = kthvalue(g, x, (size + 1) // 2, dim, True)
     if x.dtype.is_floating_point:
         odd = g.op("IsNan", x)
-        first = g.op("ArgMaxV2", g.cast(odd, torch.int32), g.const(dim, torch.int64),
+        first = g.op("ArgMax", g.cast(odd, torch.int32), g.const(dim, torch.int64),
                      dtype=torch.int64)  # fmt: skip
         some = g.reduce("ReduceAny", odd, [dim], True)
-        place = g.op("SelectV2", some, g.unsqueeze(first, dim), place)
+        place = g.op("Select", some, g.unsqueeze(first, dim), place)
         value = g.where(some, math.nan, value, x.dtype)
     if keepdim:
         return value, place
@@ -353,7 +353,7 @@ def median_dim(g: Ge, x: Value, dim: int, keepdim: bool = False) -> tuple[Value,
 
 
 @rule(aten.median.default)
-def median(g: Ge, x: Value) -> Value:
+def median(g: Ops, x: Value) -> Value:
     if x.ndim == 0:
         return g.op("Identity", x)
     if is_empty(g, x):

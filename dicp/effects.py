@@ -12,7 +12,7 @@ from dicp.torch_private import OpOverload
 
 aten = torch.ops.aten
 
-_ALIASES_BEYOND_SCHEMA = frozenset({aten._unsafe_view.default, aten.lift_fresh.default})
+_ALIASES_BEYOND_SCHEMA = frozenset({"_unsafe_view", "lift_fresh"})
 """Operators whose result shares storage with the first argument, which their schema omits."""
 
 _MAY_COPY = frozenset({"reshape", "contiguous", "to", "flatten"})
@@ -29,11 +29,9 @@ _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functio
 @cache
 def is_view(target: Any) -> bool:
     """Whether the result may share storage with the first argument."""
-    if target in _ALIASES_BEYOND_SCHEMA:
-        return True
     if not isinstance(target, OpOverload):
         return False
-    if op_name(target) in _MAY_COPY:
+    if op_name(target) in _ALIASES_BEYOND_SCHEMA | _MAY_COPY:
         return True
     returns = target._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)

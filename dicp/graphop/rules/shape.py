@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.graphop.strides import dense_order, inverse
 from dicp.rules import RuleTable
 from dicp.torch_private import statically_known_true
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -21,37 +21,37 @@ rule = RULES.register
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.default,
       aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default)  # fmt: skip
-def reshape(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
+def reshape(g: Ops, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.reshape(x, g.shape)
 
 
 @rule(aten.expand.default, aten.broadcast_to.default)
-def expand(g: Ge, x: Value, *sizes: Any, **options: Any) -> Value:
+def expand(g: Ops, x: Value, *sizes: Any, **options: Any) -> Value:
     return g.broadcast(x, g.shape)
 
 
 @rule(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.contiguous.default)
-def alias(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
+def alias(g: Ops, x: Value, *args: Any, **options: Any) -> Value:
     return x
 
 
 @rule(aten.clone.default, aten.lift_fresh_copy.default)
-def clone(g: Ge, x: Value, *args: Any, **options: Any) -> Value:
+def clone(g: Ops, x: Value, *args: Any, **options: Any) -> Value:
     return g.op("Identity", x)
 
 
 @rule(aten.copy.default)
-def copy(g: Ge, x: Value, source: Value, non_blocking: bool = False) -> Value:
+def copy(g: Ops, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return g.broadcast(g.cast(source, g.dtype), g.shape)
 
 
 @rule(aten.permute.default, prims.transpose.default)
-def permute(g: Ge, x: Value, dims: Sequence[int]) -> Value:
+def permute(g: Ops, x: Value, dims: Sequence[int]) -> Value:
     return g.transpose(x, [d % x.ndim for d in dims])
 
 
 @rule(aten.transpose.int)
-def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
+def transpose(g: Ops, x: Value, first: int, second: int) -> Value:
     order = list(range(x.ndim))
     if x.ndim:
         first, second = first % x.ndim, second % x.ndim
@@ -60,14 +60,14 @@ def transpose(g: Ge, x: Value, first: int, second: int) -> Value:
 
 
 @rule(aten.t.default)
-def t(g: Ge, x: Value) -> Value:
+def t(g: Ops, x: Value) -> Value:
     return g.transpose(x, list(range(x.ndim))[::-1])
 
 
 # ---- slices --------------------------------------------------------------------------------------
 
 
-def from_start(g: Ge, index: Any, size: Any) -> Any:
+def from_start(g: Ops, index: Any, size: Any) -> Any:
     """`index` along a dimension of `size`, counted from the end where it is negative."""
     if g.proves(index >= 0):
         return index
@@ -76,7 +76,7 @@ def from_start(g: Ge, index: Any, size: Any) -> Any:
     return size + index
 
 
-def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
+def clamped(g: Ops, index: Any, size: Any, default: Any) -> Any:
     """A slice's start or end as Python counts it, within 0 and `size`."""
     if index is None or (isinstance(index, int) and index >= 2**62):
         return default if index is None else size
@@ -88,7 +88,7 @@ def clamped(g: Ge, index: Any, size: Any, default: Any) -> Any:
 
 @rule(aten.slice.Tensor)
 def slice(
-    g: Ge, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    g: Ops, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Value:
     dim %= x.ndim
     size = x.shape[dim]
@@ -105,13 +105,13 @@ def slice(
 
 
 @rule(aten.narrow.default)
-def narrow(g: Ge, x: Value, dim: int, start: Any, length: Any) -> Value:
+def narrow(g: Ops, x: Value, dim: int, start: Any, length: Any) -> Value:
     start = from_start(g, start, x.shape[dim])
     return g.slice(x, dim % x.ndim, start, start + length)
 
 
 @rule(aten.select.int)
-def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
+def select(g: Ops, x: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
     index = from_start(g, index, x.shape[dim])
     return g.reshape(g.slice(x, dim, index, index + 1), g.shape)
@@ -119,7 +119,13 @@ def select(g: Ge, x: Value, dim: int, index: Any) -> Value:
 
 @rule(aten.slice_scatter.default)
 def slice_scatter(
-    g: Ge, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    g: Ops,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
 ) -> Value:
     """Three parts where the step is 1, else the source written at its places."""
     dim %= x.ndim
@@ -141,7 +147,7 @@ def slice_scatter(
     return g.concat(parts, dim)
 
 
-def _put_at(g: Ge, x: Value, dim: int, places: Value, source: Value) -> Value:
+def _put_at(g: Ops, x: Value, dim: int, places: Value, source: Value) -> Value:
     """`x` with `source` at `places` (a vector) of dimension `dim`."""
     shape = [1] * x.ndim
     shape[dim] = source.shape[dim]
@@ -150,7 +156,7 @@ def _put_at(g: Ge, x: Value, dim: int, places: Value, source: Value) -> Value:
 
 
 @rule(aten.select_scatter.default)
-def select_scatter(g: Ge, x: Value, source: Value, dim: int, index: Any) -> Value:
+def select_scatter(g: Ops, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim %= x.ndim
     index = from_start(g, index, x.shape[dim])
     source = g.unsqueeze(g.cast(source, x.dtype), dim)
@@ -170,14 +176,14 @@ def _row_major(shape: Sequence[Any]) -> list[Any]:
 
 
 def as_strided_of(
-    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
+    g: Ops, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
 ) -> Value:
     """A window on row-major `x`."""
     sizes = (g.ints(list(shape)), g.ints(list(strides)), g.ints([offset]))
     return g.op("AsStrided", x, *sizes)
 
 
-def _in_memory(g: Ge, x: Value) -> tuple[Value, tuple[int, ...], Any]:
+def _in_memory(g: Ops, x: Value) -> tuple[Value, tuple[int, ...], Any]:
     """The first argument as it lies in memory, the order of its dimensions there, where it begins.
 
     Raises NoRule for one with gaps, between which others may lie.
@@ -191,7 +197,7 @@ def _in_memory(g: Ge, x: Value) -> tuple[Value, tuple[int, ...], Any]:
 
 
 def _check_inside(
-    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
+    g: Ops, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any
 ) -> None:
     """Raises NoRule for a window that may reach beyond the tensor."""
     fake = g.sources[0]
@@ -206,7 +212,7 @@ def _check_inside(
 
 @rule(aten.as_strided.default)
 def as_strided(
-    g: Ge, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
+    g: Ops, x: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
 ) -> Value:
     memory, _, start = _in_memory(g, x)
     offset = 0 if offset is None else offset - start
@@ -216,25 +222,30 @@ def as_strided(
 
 @rule(aten.as_strided_scatter.default, prims.as_strided_scatter.default)
 def as_strided_scatter(
-    g: Ge, x: Value, source: Value, shape: Sequence[Any], strides: Sequence[Any], offset: Any = None
+    g: Ops,
+    x: Value,
+    source: Value,
+    shape: Sequence[Any],
+    strides: Sequence[Any],
+    offset: Any = None,
 ) -> Value:
     memory, order, start = _in_memory(g, x)
     offset = 0 if offset is None else offset - start
     _check_inside(g, x, shape, strides, offset)
     count = math.prod(x.shape)
     places = as_strided_of(g, g.arange(count), shape, strides, offset)
-    flat = g.op("TensorScatterUpdate", g.reshape(memory, [count]), g.unsqueeze(places, places.ndim),
+    flat = g.op("ScatterNDUpdate", g.reshape(memory, [count]), g.unsqueeze(places, places.ndim),
                 g.cast(source, x.dtype))  # fmt: skip
     return g.transpose(g.reshape(flat, memory.shape), inverse(order))
 
 
 @rule(prims.copy_strided.default)
-def copy_strided(g: Ge, x: Value, strides: Sequence[Any]) -> Value:
+def copy_strided(g: Ops, x: Value, strides: Sequence[Any]) -> Value:
     return g.op("Identity", x)
 
 
 @rule(aten.diagonal.default)
-def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal(g: Ops, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
     strides = _row_major(x.shape)
     kept = [d for d in range(x.ndim) if d not in (dim1, dim2)]
@@ -246,7 +257,7 @@ def diagonal(g: Ge, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> 
 
 
 @rule(aten.unfold.default)
-def unfold(g: Ge, x: Value, dimension: int, size: int, step: int) -> Value:
+def unfold(g: Ops, x: Value, dimension: int, size: int, step: int) -> Value:
     if x.ndim == 0:
         return g.reshape(x, g.shape)
     dimension %= x.ndim
@@ -257,7 +268,7 @@ def unfold(g: Ge, x: Value, dimension: int, size: int, step: int) -> Value:
 
 @rule(aten.diagonal_scatter.default)
 def diagonal_scatter(
-    g: Ge, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    g: Ops, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     """The source where row and column differ by `offset`, `x` elsewhere."""
     dim1, dim2 = dim1 % x.ndim, dim2 % x.ndim
@@ -271,11 +282,11 @@ def diagonal_scatter(
     spread = _spread_diagonal(g, g.cast(source, x.dtype), rows, columns, offset)
     order = [d for d in range(x.ndim) if d not in (dim1, dim2)] + [dim1, dim2]
     moved = g.transpose(x, order)
-    result = g.op("SelectV2", mask, spread, moved)
+    result = g.op("Select", mask, spread, moved)
     return g.transpose(result, [order.index(d) for d in range(x.ndim)])
 
 
-def _spread_diagonal(g: Ge, source: Value, rows: Any, columns: Any, offset: int) -> Value:
+def _spread_diagonal(g: Ops, source: Value, rows: Any, columns: Any, offset: int) -> Value:
     """(..., n) as (..., rows, columns), each row holding its own element everywhere."""
     before = max(-offset, 0)
     after = rows - before - source.shape[-1]
@@ -288,7 +299,7 @@ def _spread_diagonal(g: Ge, source: Value, rows: Any, columns: Any, offset: int)
 
 
 @rule(aten.cat.default)
-def cat(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
+def cat(g: Ops, tensors: Sequence[Value], dim: int = 0) -> Value:
     rank = len(g.shape)
     parts = [g.cast(x, g.dtype) for x in tensors if not (x.ndim == 1 and rank != 1)]
     parts = [x for x in parts if not g.same(x.shape[dim % rank], 0)] or parts[:1]
@@ -298,29 +309,29 @@ def cat(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @rule(aten.stack.default)
-def stack(g: Ge, tensors: Sequence[Value], dim: int = 0) -> Value:
+def stack(g: Ops, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = tuple(g.cast(x, g.dtype) for x in tensors)
-    return g.op("Pack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
+    return g.op("Stack", parts, axis=dim % (parts[0].ndim + 1), N=len(parts))
 
 
 @rule(aten.split.Tensor)
-def split(g: Ge, x: Value, size: Any, dim: int = 0) -> list[Value]:
+def split(g: Ops, x: Value, size: Any, dim: int = 0) -> list[Value]:
     return split_sizes(g, x, [part.shape[dim] for part in g.meta], dim)
 
 
 @rule(aten.split_with_sizes.default)
-def split_with_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
+def split_with_sizes(g: Ops, x: Value, sizes: Sequence[Any], dim: int = 0) -> list[Value]:
     return split_sizes(g, x, list(sizes), dim)
 
 
-def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
+def split_sizes(g: Ops, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
     dim %= x.ndim
     if all(isinstance(size, int) for size in sizes) and isinstance(x.shape[dim], int):
         if len(sizes) == 1:
             return [x]
     if all(isinstance(s, int) and s >= 1 for s in sizes) and isinstance(x.shape[dim], int):
         return g.ops(
-            "SplitVD", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
+            "Split", x, size_splits=list(sizes), split_dim=dim, num_split=len(sizes)
         )  # fmt: skip
     parts, start = [], 0
     for size in sizes:
@@ -330,7 +341,7 @@ def split_sizes(g: Ge, x: Value, sizes: Sequence[Any], dim: int) -> list[Value]:
 
 
 @rule(aten.unbind.int)
-def unbind(g: Ge, x: Value, dim: int = 0) -> list[Value]:
+def unbind(g: Ops, x: Value, dim: int = 0) -> list[Value]:
     dim %= x.ndim
     count = x.shape[dim]
     if not isinstance(count, int):
@@ -341,20 +352,20 @@ def unbind(g: Ge, x: Value, dim: int = 0) -> list[Value]:
 
 
 @rule(aten.repeat.default)
-def repeat(g: Ge, x: Value, repeats: Sequence[Any]) -> Value:
+def repeat(g: Ops, x: Value, repeats: Sequence[Any]) -> Value:
     x = g.reshape(x, [*[1] * (len(repeats) - x.ndim), *x.shape])
     return g.op("Tile", x, g.ints(list(repeats))) if repeats else g.op("Identity", x)
 
 
 @rule(aten.flip.default)
-def flip(g: Ge, x: Value, dims: Sequence[int]) -> Value:
+def flip(g: Ops, x: Value, dims: Sequence[int]) -> Value:
     if not dims or x.ndim == 0:
         return g.op("Identity", x)
-    return g.op("ReverseV2", x, g.ints([d % x.ndim for d in dims]))
+    return g.op("Reverse", x, g.ints([d % x.ndim for d in dims]))
 
 
 @rule(aten.roll.default)
-def roll(g: Ge, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
+def roll(g: Ops, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Value:
     if not all(isinstance(s, int) for s in shifts):
         raise NoRule("symbolic shifts")
     if not dims:
@@ -366,7 +377,7 @@ def roll(g: Ge, x: Value, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Va
 # ---- padding -------------------------------------------------------------------------------------
 
 
-def pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
+def pad(g: Ops, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
     """`widths` as F.pad's: before and after, from the last dimension on; zeros by default."""
     pairs = [(widths[k], widths[k + 1]) for k in range(0, len(widths), 2)]
     pairs += [(0, 0)] * (x.ndim - len(pairs))
@@ -378,63 +389,63 @@ def pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = None) -> Value:
     if all(isinstance(w, int) and w == 0 for w in positive):
         return g.op("Identity", x)
     fill = g.number(0 if value is None else value, x.dtype)
-    return g.op("PadV3", x, g.ints(positive), fill)
+    return g.op("Pad", x, g.ints(positive), fill)
 
 
 @rule(aten.constant_pad_nd.default)
-def constant_pad(g: Ge, x: Value, widths: Sequence[Any], value: Any = 0) -> Value:
+def constant_pad(g: Ops, x: Value, widths: Sequence[Any], value: Any = 0) -> Value:
     return pad(g, x, widths, value)
 
 
 @rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(g: Ge, x: Value, widths: Sequence[Any]) -> Value:
+def reflection_pad(g: Ops, x: Value, widths: Sequence[Any]) -> Value:
     return _take_padded(g, x, widths, _reflected)
 
 
 @rule(aten.replication_pad1d.default, aten.replication_pad2d.default,
       aten.replication_pad3d.default)  # fmt: skip
-def replication_pad(g: Ge, x: Value, widths: Sequence[Any]) -> Value:
+def replication_pad(g: Ops, x: Value, widths: Sequence[Any]) -> Value:
     return _take_padded(g, x, widths, _clamped_place)
 
 
-def _reflected(g: Ge, place: Value, last: Value) -> Value:
+def _reflected(g: Ops, place: Value, last: Value) -> Value:
     return g.sub(last, g.op("Abs", g.sub(last, g.op("Abs", place))))
 
 
-def _clamped_place(g: Ge, place: Value, last: Value) -> Value:
+def _clamped_place(g: Ops, place: Value, last: Value) -> Value:
     return g.op("Minimum", g.op("Maximum", place, g.const(0, torch.int64)), last)
 
 
-def padded_places(g: Ge, size: Any, before: Any, after: Any, fold: Any) -> Value:
+def padded_places(g: Ops, size: Any, before: Any, after: Any, fold: Any) -> Value:
     """Where each element of a padded dimension comes from."""
     places = g.add(g.arange(size + before + after), g.number(-before, torch.int64))
     return fold(g, places, g.number(size - 1, torch.int64))
 
 
-def _take_padded(g: Ge, x: Value, widths: Sequence[Any], fold: Any) -> Value:
+def _take_padded(g: Ops, x: Value, widths: Sequence[Any], fold: Any) -> Value:
     for k in range(0, len(widths), 2):
         dim = x.ndim - 1 - k // 2
         before, after = widths[k], widths[k + 1]
         if isinstance(before, int) and isinstance(after, int) and before == after == 0:
             continue
         places = padded_places(g, x.shape[dim], before, after, fold)
-        x = g.op("GatherV2", x, places, g.const(dim, torch.int64))
+        x = g.op("Gather", x, places, g.const(dim, torch.int64))
     return x
 
 
 @rule(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default,
       aten.reflection_pad3d_backward.default)  # fmt: skip
-def reflection_pad_backward(g: Ge, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
+def reflection_pad_backward(g: Ops, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
     return _give_padded(g, dy, x, widths, _reflected)
 
 
 @rule(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default,
       aten.replication_pad3d_backward.default)  # fmt: skip
-def replication_pad_backward(g: Ge, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
+def replication_pad_backward(g: Ops, dy: Value, x: Value, widths: Sequence[Any]) -> Value:
     return _give_padded(g, dy, x, widths, _clamped_place)
 
 
-def _give_padded(g: Ge, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -> Value:
+def _give_padded(g: Ops, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -> Value:
     """Each gradient added where its element came from."""
     dtype = dy.dtype
     dy = g.wide(dy)
@@ -445,7 +456,7 @@ def _give_padded(g: Ge, dy: Value, x: Value, widths: Sequence[Any], fold: Any) -
     return g.cast(dy, dtype)
 
 
-def add_at(g: Ge, dy: Value, dim: int, places: Value, size: Any) -> Value:
+def add_at(g: Ops, dy: Value, dim: int, places: Value, size: Any) -> Value:
     """Zeros of `size` along `dim` to which `dy` is added at `places` (a vector)."""
     shape = list(dy.shape)
     shape[dim] = size
@@ -460,23 +471,23 @@ def add_at(g: Ge, dy: Value, dim: int, places: Value, size: Any) -> Value:
 
 
 @rule(aten.tril.default)
-def tril(g: Ge, x: Value, diagonal: Any = 0) -> Value:
+def tril(g: Ops, x: Value, diagonal: Any = 0) -> Value:
     return _triangle(g, "Tril", x, diagonal)
 
 
 @rule(aten.triu.default)
-def triu(g: Ge, x: Value, diagonal: Any = 0) -> Value:
+def triu(g: Ops, x: Value, diagonal: Any = 0) -> Value:
     return _triangle(g, "Triu", x, diagonal)
 
 
-def _triangle(g: Ge, kind: str, x: Value, diagonal: Any) -> Value:
+def _triangle(g: Ops, kind: str, x: Value, diagonal: Any) -> Value:
     if not isinstance(diagonal, int):
         raise NoRule("a symbolic diagonal")
     return g.op(kind, x, diagonal=diagonal)
 
 
 @rule(aten.view.dtype)
-def view_dtype(g: Ge, x: Value, dtype: torch.dtype) -> Value:
+def view_dtype(g: Ops, x: Value, dtype: torch.dtype) -> Value:
     if x.dtype == torch.bool or dtype == torch.bool:
         raise NoRule("booleans as other numbers")
     if dtype.itemsize > x.dtype.itemsize:  # what becomes one element is a dimension of its own
@@ -493,4 +504,4 @@ VIEWS = frozenset({
     aten.unfold.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
     aten.narrow.default, aten.broadcast_to.default, aten.as_strided.default,
 })  # fmt: skip
-"""Operators that eager answers with a view."""
+"""Ops that eager answers with a view."""

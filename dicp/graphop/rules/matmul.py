@@ -6,40 +6,40 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.operators import NoRule, Ops, Value
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import Ge, NoRule, Value
 
 aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
 
-def product(g: Ge, x: Value, y: Value) -> Value:
+def product(g: Ops, x: Value, y: Value) -> Value:
     """x @ y for matrices or equally batched matrices, in the operands' type."""
     if not x.dtype.is_floating_point and x.dtype != torch.int32:
         # int32 would overflow where a wider type does not: multiply and add
         terms = g.op("Mul", g.unsqueeze(x, x.ndim), g.unsqueeze(y, y.ndim - 2))
         return g.reduce("ReduceSum", terms, [x.ndim - 1], False)
-    kind = "MatMulV2" if x.ndim == 2 else "BatchMatMulV2"
+    kind = "MatMul" if x.ndim == 2 else "BatchMatMul"
     return g.op(kind, x, y)
 
 
 @rule(aten.mm.default, aten.bmm.default)
-def mm(g: Ge, x: Value, y: Value) -> Value:
+def mm(g: Ops, x: Value, y: Value) -> Value:
     return product(g, x, y)
 
 
 @rule(aten.mv.default)
-def mv(g: Ge, x: Value, y: Value) -> Value:
+def mv(g: Ops, x: Value, y: Value) -> Value:
     return g.reshape(product(g, x, g.unsqueeze(y, 1)), g.shape)
 
 
 @rule(aten.dot.default, aten.vdot.default)
-def dot(g: Ge, x: Value, y: Value) -> Value:
+def dot(g: Ops, x: Value, y: Value) -> Value:
     return g.reshape(product(g, g.unsqueeze(x, 0), g.unsqueeze(y, 1)), [])
 
 
-def _scaled_sum(g: Ge, bias: Value, result: Value, beta: Any, alpha: Any) -> Value:
+def _scaled_sum(g: Ops, bias: Value, result: Value, beta: Any, alpha: Any) -> Value:
     """beta bias + alpha result; a beta of 0 ignores the bias, NaN included."""
     dtype = g.dtype
     wide_bias, wide = (g.wide(v) if (alpha, beta) != (1, 1) else v for v in (bias, result))
@@ -53,26 +53,26 @@ def _scaled_sum(g: Ge, bias: Value, result: Value, beta: Any, alpha: Any) -> Val
 
 
 @rule(aten.addmm.default)
-def addmm(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def addmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     row = bias.ndim == 1 and g.same(bias.shape[0], y.shape[1])
     if alpha == beta == 1 and row and x.dtype.is_floating_point:
-        return g.op("MatMulV2", x, y, bias)
+        return g.op("MatMul", x, y, bias)
     return _scaled_sum(g, bias, product(g, x, y), beta, alpha)
 
 
 @rule(aten.baddbmm.default)
-def baddbmm(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def baddbmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     return _scaled_sum(g, bias, product(g, x, y), beta, alpha)
 
 
 @rule(aten.addmv.default)
-def addmv(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def addmv(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     result = g.squeeze(product(g, x, g.unsqueeze(y, 1)), [1])
     return _scaled_sum(g, bias, result, beta, alpha)
 
 
 @rule(aten.addr.default)
-def addr(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def addr(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     if g.dtype == torch.bool:
         raise NoRule("booleans")
     left, right = (g.cast(v, g.dtype) for v in (x, y))
@@ -81,6 +81,6 @@ def addr(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 
 
 
 @rule(aten.addbmm.default)
-def addbmm(g: Ge, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def addbmm(g: Ops, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     result = g.cast(g.reduce("ReduceSum", g.wide(product(g, x, y)), [0], False), x.dtype)
     return _scaled_sum(g, bias, result, beta, alpha)

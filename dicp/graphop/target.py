@@ -1,0 +1,346 @@
+"""From an FX graph to an executable of vendor graphs, for every target with a graph compiler.
+
+A vendor gives its operators (`make_builder`, `rules`), writes a graph as source (`render_graph`),
+compiles the source (`compile`) and runs what came of it (`launch`). Everything between is here:
+lowering, cutting into graphs, what runs once, shape buckets, one static graph per size where the
+vendor's compiler takes no symbolic sizes, and eager calls for what the compiler refused.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache, Entry, key_of
+from dicp.config import Config
+from dicp.errors import FallbackWarning, GraphRejectedError, SpecializationWarning
+from dicp.graphop.assemble import assemble
+from dicp.graphop.builder import Builder
+from dicp.graphop.hoist import hoisted
+from dicp.graphop.inplace import Writing, in_place
+from dicp.graphop.lower import Lowering
+from dicp.graphop.partition import Partition, remove_dead
+from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot
+from dicp.graphop.runtime import GraphExecutable
+from dicp.graphop.sizes import at_sizes, has_expressions, number_at
+from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
+from dicp.torch_private import FakeTensorMode
+
+UNIT = "model"
+"""The kind of cache entry that holds a compiled graph."""
+Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Runs a compiled graph on row-major inputs, into row-major outputs."""
+
+
+@dataclass(frozen=True)
+class GraphUnit:
+    """One graph to compile: its source text, and what the compiler is told beside it.
+
+    `options` is text of the vendor's own; `written` numbers the inputs that the graph writes to.
+    """
+
+    name: str
+    text: str
+    options: str = ""
+    written: tuple[int, ...] = ()
+
+    def at(self, size: Callable[[str], int | float]) -> GraphUnit:
+        """The same graph with its symbolic sizes filled in."""
+        text, options = at_sizes(self.text, size), at_sizes(self.options, size)
+        return GraphUnit(self.name, text, options, self.written)
+
+
+class GraphTarget(RuleTarget):
+    """A target whose vendor compiles graphs of operators."""
+
+    writing: Writing | None = None
+    """How results go over inputs; None: they are copied after the graph."""
+    needs_input = False
+    """Whether the vendor's compiler takes no graph without an input."""
+    static_shapes_only = False
+    """Whether the compiler takes static shapes only: symbolic graphs are compiled per size."""
+    max_specializations = 64
+    """How many sizes of one graph are kept loaded where shapes are static."""
+
+    # ---- what a vendor gives --------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def make_builder(self, fake_mode: FakeTensorMode | None, config: Config) -> Builder:
+        """A builder of the vendor's operators, for one FX graph."""
+
+    @abc.abstractmethod
+    def render_graph(self, graph: Graph, config: Config) -> str:
+        """The source text of one graph; symbolic sizes by `dicp.graphop.sizes.size_text` where
+        shapes are static, else as the vendor's compiler takes them."""
+
+    @abc.abstractmethod
+    def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
+        """The files that come of a graph's source.
+
+        Raises GraphRejectedError with the compiler's message.
+        """
+
+    @abc.abstractmethod
+    def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Run:
+        """The function that runs a compiled graph, loaded in this process."""
+
+    def identity(self, cache: Cache, config: Config) -> Sequence[str]:
+        """What the compiled graphs depend on beside their source: toolchain, chip, options."""
+        return [self.fingerprint(config)]
+
+    # ---- what a vendor may override -------------------------------------------------------------
+
+    def refuses(self, node: fx.Node, config: Config) -> str:
+        """Why a call runs eagerly though there is a rule for it; empty where it does not."""
+        return ""
+
+    def fuse(
+        self, builder: Builder, items: Sequence[Item], outputs: Sequence[object]
+    ) -> Sequence[Item]:
+        """`items` rewritten to fewer or better operators."""
+        return items
+
+    def assign_formats(self, builder: Builder, graph: Graph, static: Collection[Slot]) -> Graph:
+        """`graph` in the vendor's memory formats; `static` are the same in every run."""
+        return graph
+
+    def bucket_refusal(self, graph: Graph) -> str | None:
+        """Why a graph does not run on inputs padded to a shape bucket; None if it does."""
+        return "the target pads no inputs"
+
+    def render_static(self, graph: Graph, config: Config) -> str:
+        """The source text for known sizes only, with an expression for each symbolic size."""
+        return self.render_graph(graph, config)
+
+    def graph_options(self, graph: Graph, config: Config) -> str:
+        """What `compile` is told of a graph beside its source."""
+        return ""
+
+    def node_names(self, graph: Graph) -> Mapping[Node, str]:
+        """What the compiler's messages call the nodes of a graph."""
+        return {}
+
+    # ---- lower ----------------------------------------------------------------------------------
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> GraphProgram:
+        return self._lower(gm, context, frozenset())
+
+    def _lower(
+        self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
+    ) -> GraphProgram:
+        """The program with the nodes in `refused` left to eager."""
+        config = context.config
+        builder = self.make_builder(_fake_mode(gm), config)
+
+        def decide(node: fx.Node) -> Decision:
+            if node.name in refused:
+                return Decision("eager", "the graph compiler refused it")
+            reason = self.refuses(node, config)
+            if reason:
+                return Decision("eager", reason)
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if config.fallback_random and random:
+                return Decision("eager", "fallback_random asks for eager's own numbers")
+            return self.decide(node)
+
+        lowering = Lowering(gm, context, builder, self.rules, decide).run()
+        items: Sequence[Item] = remove_dead(lowering.items, lowering.outputs)
+        if config.fuse:
+            items = self.fuse(builder, items, lowering.outputs)
+        if self.writing is not None:
+            items = in_place(builder, items, self.writing)
+        steps = Partition(builder, items).steps()
+        static = _static_slots(lowering, context)
+        if config.layout:
+            steps = [
+                self.assign_formats(builder, step, static) if isinstance(step, Graph) else step
+                for step in steps
+            ]
+        once, steps = hoisted(builder, steps, static)
+        for step in steps:
+            if isinstance(step, Graph):
+                self._finish(builder, step, config)
+        program = assemble(lowering, steps, once)
+        program.retry = lambda more: self._lower(gm, context, refused | more)
+        return program
+
+    def _finish(self, builder: Builder, graph: Graph, config: Config) -> None:
+        if self.needs_input and not graph.inputs:
+            graph.nodes.insert(0, builder.ints_input([0]).node)
+        graph.static = self.static_shapes_only and _is_symbolic(graph)
+        if config.gears:
+            graph.bucket_refusal = self.bucket_refusal(graph)
+
+    # ---- render and build -----------------------------------------------------------------------
+
+    def render(self, program: GraphProgram, config: Config) -> Source:
+        texts = {graph.name: self.render_graph(graph, config) for graph in program.graphs}
+        return Source(texts, lambda: {f"{name}.cpp": text for name, text in texts.items()})
+
+    def build(
+        self, program: GraphProgram, source: Source, cache: Cache, config: Config
+    ) -> Artifact:
+        while True:
+            try:
+                return self._build(program, source, cache, config)
+            except GraphRejectedError as error:
+                if config.rejected == "error" or not error.node or program.retry is None:
+                    raise
+                warnings.warn(
+                    FallbackWarning(f"{error.aten} runs eagerly: {error.message}"), stacklevel=2
+                )
+                program = program.retry(frozenset({error.node}))
+                source = self.render(program, config)
+
+    def _build(
+        self, program: GraphProgram, source: Source, cache: Cache, config: Config
+    ) -> Artifact:
+        plain: dict[str, Any] = {"program": program.plain, "units": {}, "static": {}}
+        keys = {}
+        written = _written(program.plain)
+        for graph in program.graphs:
+            text, options = source.texts[graph.name], self.graph_options(graph, config)
+            unit = GraphUnit(graph.name, text, options, written[graph.name])
+            plain["units"][graph.name] = [text, options]
+            try:
+                keys[graph.name] = self._compiled_at_hints(unit, program.hints, cache, config)
+            except GraphRejectedError as error:
+                raise self._located(error, graph) from error
+            if graph.bucket_refusal is None:
+                plain["static"][graph.name] = self.render_static(graph, config)
+        return Artifact(self.name, plain, keys, program.objects)
+
+    def _compiled_at_hints(
+        self, unit: GraphUnit, hints: Mapping[str, int], cache: Cache, config: Config
+    ) -> str:
+        """The key of the compiled graph; one of symbolic sizes that has to be static is compiled
+        for the sizes it was traced with, so that what is wrong with it is found here."""
+        if self._is_specialized(unit):
+            try:
+                unit = unit.at(lambda size: number_at(size, hints))
+            except NameError:  # a size that was not known when the graph was traced
+                return ""
+        return self._compiled(unit, cache, config).key
+
+    def _is_specialized(self, unit: GraphUnit) -> bool:
+        return self.static_shapes_only and has_expressions(unit.text + unit.options)
+
+    def _compiled(self, unit: GraphUnit, cache: Cache, config: Config) -> Entry:
+        """A compiled graph, built if the cache does not have it."""
+        key = key_of(UNIT, unit.text, unit.options, *self.identity(cache, config))
+        return cache.get_or_build(UNIT, key, lambda: dict(self.compile(unit, cache, config)))
+
+    def _located(self, error: GraphRejectedError, graph: Graph) -> GraphRejectedError:
+        """The error with the operator that the compiler's message names, and where that comes
+        from."""
+        words = set(re.findall(r"\w+", error.message))
+        for node, name in self.node_names(graph).items():
+            if name in words and node.origin is not None:
+                origin = node.origin
+                return GraphRejectedError(
+                    error.target, error.message, f"{name} ({node.kind})", origin.op,
+                    origin.user_line, origin.node,
+                )  # fmt: skip
+        return error
+
+    # ---- load and run ---------------------------------------------------------------------------
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        plain = artifact.program
+        written = _written(plain["program"])
+        units = {
+            name: GraphUnit(name, text, options, written[name])
+            for name, (text, options) in plain["units"].items()
+        }
+        static = {
+            name: GraphUnit(name, text, "", written[name]) for name, text in plain["static"].items()
+        }
+        runs: dict[str, Run] = {}
+        for name, unit in units.items():
+            if not self._is_specialized(unit):
+                found = cache.get(UNIT, artifact.units[name])  # it may be gone since it was stored
+                built = found or self._compiled(unit, cache, config)
+                runs[name] = self.launch(unit, built, cache, config)
+
+        def compiled(unit: GraphUnit) -> Run:
+            return self.launch(unit, self._compiled(unit, cache, config), cache, config)
+
+        per_size = _PerSize(compiled, self.max_specializations)
+
+        def launch(
+            name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+            sizes: Mapping[str, int] | None,
+        ) -> None:  # fmt: skip
+            if sizes is None:
+                runs[name](inputs, outputs)
+            else:
+                per_size.run(static.get(name) or units[name], sizes)(inputs, outputs)
+
+        return GraphExecutable(plain["program"], launch, artifact.objects)
+
+
+class _PerSize:
+    """Graphs of symbolic sizes, compiled for known ones; the least recently used are dropped."""
+
+    def __init__(self, compiled: Callable[[GraphUnit], Run], limit: int) -> None:
+        self.compiled = compiled
+        self.limit = limit
+        self._runs: OrderedDict[GraphUnit, Run] = OrderedDict()
+        self._by_graph: dict[str, int] = {}
+
+    def run(self, unit: GraphUnit, sizes: Mapping[str, int]) -> Run:
+        """The function for these sizes."""
+        known = unit.at(lambda size: number_at(size, sizes))
+        if known not in self._runs:
+            self._runs[known] = self.compiled(known)
+            self._count(unit.name, sizes)
+            if len(self._runs) > self.limit * len(self._by_graph):
+                self._runs.popitem(last=False)
+        self._runs.move_to_end(known)
+        return self._runs[known]
+
+    def _count(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Warns once where a graph is compiled for more sizes than are kept."""
+        self._by_graph[name] = self._by_graph.get(name, 0) + 1
+        if self._by_graph[name] == self.limit + 1:
+            warnings.warn(SpecializationWarning(name, self.limit, sorted(sizes)), stacklevel=2)
+
+
+def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """By graph, the inputs that it writes to."""
+    steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
+    return {step["graph"]: tuple(step["written"]) for step in steps}
+
+
+def _is_symbolic(graph: Graph) -> bool:
+    """Whether a graph's sizes change from run to run."""
+    sizes = (size for node in graph.nodes for value in node.outputs for size in value.shape)
+    given = any(node.kind == "sizes" for node in graph.nodes)
+    return given or any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:
+    """The tensors that are the same in every run: constants, and frozen parameters."""
+    static = set(lowering.constants)
+    if context.config.freeze and context.kind == "inference":
+        frozen = (lowering.inputs[position] for position in context.static_inputs)
+        static |= {slot for slot in frozen if slot is not None}
+    return static
+
+
+def _fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
+    for node in gm.graph.nodes:
+        val = node.meta.get("val")
+        for item in val if isinstance(val, (tuple, list)) else [val]:
+            mode = getattr(item, "fake_mode", None)
+            if isinstance(mode, FakeTensorMode):
+                return mode
+    return None

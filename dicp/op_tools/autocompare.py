@@ -1,0 +1,420 @@
+"""OpAutoCompare: every operator again on the CPU in float64, its values and gradients compared."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.config import tool_variable
+from dicp.errors import ToolVariableError
+from dicp.op_tools import storage, trees
+from dicp.op_tools.capture import CAPTURES, FOLDER
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.names import is_constructor, is_in_place, is_random
+from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
+from dicp.op_tools.reference import Reference, expected
+from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
+from dicp.op_tools.verdict import COLUMNS, Comparison, compare
+from dicp.torch_private import version_of
+
+RESULTS = "op_autocompare_result"
+_UNCOMPARED = frozenset({"torch.Tensor.tolist", "torch.Tensor.numpy", "torch.Tensor.__array__"})
+
+
+@dataclass
+class Record:
+    """The comparisons of one call, or of its gradients."""
+
+    operator: str
+    id: CallId
+    place: Place
+    kind: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    note: str = ""
+    judged_by: str = "tolerance"
+
+    @property
+    def ok(self) -> bool:
+        return all(self.passes(c) for c in self.comparisons)
+
+    def passes(self, comparison: Comparison) -> bool:
+        return comparison.fp64 if self.judged_by == "fp64" else comparison.allclose
+
+    @property
+    def ratio(self) -> float:
+        """The worst error as a multiple of the tolerance."""
+        return max((c.ratio for c in self.comparisons), default=0.0)
+
+    @property
+    def cosine(self) -> float:
+        """The lowest cosine similarity of all values."""
+        return min((c.cosine for c in self.comparisons), default=1.0)
+
+    def verdicts(self) -> str:
+        tolerance = all(c.allclose for c in self.comparisons)
+        return f"verdicts: tolerance {tolerance}, fp64 {all(c.fp64 for c in self.comparisons)}"
+
+
+class OpAutoCompare(Feature):
+    """Compares inputs after the call, outputs and gradients with a float64 run on the CPU.
+
+    rule: "tolerance" or "fp64", the verdict that counts; both are printed. ignore_index: the place
+    of an output that has no verdict. verbose: print arguments of calls that agree too.
+    `results` holds the records.
+    """
+
+    feature = "autocompare"
+    hook = "OpAutoCompareHook"
+    variable = "AUTOCOMPARE"
+
+    def __init__(
+        self,
+        ops: Sequence[str] | None = None,
+        *,
+        rule: str = "tolerance",
+        ignore_index: int | None = None,
+        verbose: bool = False,
+        folder: str | Path = FOLDER,
+        **options: Any,
+    ) -> None:
+        super().__init__(ops, **options)
+        if rule not in ("tolerance", "fp64"):
+            raise ToolVariableError("rule", rule, "'tolerance' or 'fp64'")
+        self.rule = rule
+        self.ignore_index = ignore_index
+        self.verbose = verbose
+        self.folder = Path(folder)
+        self.results: list[Record] = []
+        self._waiting: list[Record] = []
+        self._file: Path | None = None
+
+    def skips(self, name: str) -> bool:
+        return is_constructor(name) or name in _UNCOMPARED or "torch.distributed." in name
+
+    # ---- forward --------------------------------------------------------------------------------
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        if is_random(call.operator, call.name):
+            result = proceed(call)
+            self._random(call, result)
+            return result
+        edges = InputEdges.of(call.args, call.kwargs)
+        on_device = any(t.device.type != "cpu" for t in trees.tensors((call.args, call.kwargs)))
+        overwrites = is_in_place(call.name) or "out" in call.kwargs
+        try:
+            reference = Reference.of(call.name, call.operator, call.args, call.kwargs)
+            # Eager in the same dtype: on the CPU, that is the call itself.
+            same = reference.unwidened(call.args, call.kwargs) if on_device else None
+            before = reference.unwidened(call.args, call.kwargs) if overwrites else None
+        except Exception as error:  # a tensor that the CPU has no form of
+            self._no_reference(call, error)
+            return proceed(call)
+        promised = expected(call.operator, call.args, call.kwargs)
+        versions = _versions(call)
+        result = proceed(call)
+        try:
+            wanted = reference.run()
+            eager = (same.args, same.kwargs, same.run()) if same is not None else None
+        except Exception as error:  # operators raise whatever they like
+            self._no_reference(call, error)
+            return result
+        record = self._record(call, "forward")
+        got = (call.args, call.kwargs, result)
+        record.comparisons += self._compared(call.name, got, reference, wanted, eager or got)
+        self._check_promises(record, result, promised)
+        if not record.ok:
+            self._save(call, reference, result, wanted)
+        self._report(record, call, result, reference)
+        del reference, wanted, same, eager
+        self._watch(call, edges, result, versions, before)
+        return result
+
+    def _compared(
+        self, name: str, got: Any, reference: Reference, wanted: Any, eager: Any
+    ) -> list[Comparison]:
+        """Inputs after the call, then outputs. `got`, `eager`: arguments, keywords, result."""
+        inputs = self._pairs(
+            name,
+            labelled_arguments(got[0], got[1], f"{name} input"),
+            labelled_arguments(reference.args, reference.kwargs, f"{name} input"),
+            labelled_arguments(eager[0], eager[1], f"{name} input"),
+        )
+        outputs = self._pairs(
+            name,
+            labelled(got[2], f"{name} output"),
+            labelled(wanted, f"{name} output"),
+            labelled(eager[2], f"{name} output"),
+        )
+        if self.ignore_index is not None and self.ignore_index < len(outputs):
+            outputs[self.ignore_index] = _ignored(outputs[self.ignore_index])
+        return [*inputs, *outputs]
+
+    def _check_promises(self, record: Record, result: Any, promised: Any) -> None:
+        """Results whose dtype or shape is not what PyTorch's own inference says fail."""
+        if promised is None:
+            return
+        got, promises = list(labelled(result, "")), list(labelled(promised, ""))
+        if len(got) != len(promises):
+            info = f"Inconsistent output length: {len(got)} {len(promises)}"
+            wrong = Comparison(f"{record.operator} output", False, error_info=info, fp64=False)
+            record.comparisons.append(wrong)
+            return
+        outputs = {c.name: k for k, c in enumerate(record.comparisons)}
+        names = [name for name, _ in labelled(result, f"{record.operator} output")]
+        for place, (name, (_, value), (_, promise)) in enumerate(
+            zip(names, got, promises, strict=True)
+        ):
+            if name in outputs and place != self.ignore_index:
+                k = outputs[name]
+                record.comparisons[k] = _with_promise(record.comparisons[k], value, promise)
+
+    def _pairs(self, operator: str, got: Any, reference: Any, eager: Any) -> list[Comparison]:
+        left, right, third = list(got), list(reference), list(eager)
+        if len(left) != len(right):
+            info = f"Inconsistent output length: {len(left)} {len(right)}"
+            return [Comparison(f"{operator} output", False, 0.0, error_info=info, fp64=False)]
+        third = third if len(third) == len(left) else [("", None)] * len(left)
+        triples = zip(left, right, third, strict=True)
+        return [
+            compare(operator, name, a, b, e)
+            for (name, a), (_, b), (_, e) in triples
+            if isinstance(a, (torch.Tensor, bool, int, float, complex))
+        ]
+
+    def _random(self, call: Call, result: Any) -> None:
+        record = self._record(call, "forward")
+        record.note = "random operator: shape and dtype only"
+        promised = expected(call.operator, call.args, call.kwargs)
+        leaves = labelled(result, f"{call.name} output")
+        record.comparisons = [Comparison(name, True) for name, _ in leaves]
+        self._check_promises(record, result, promised)
+        self._report(record, call, result, None)
+
+    def _no_reference(self, call: Call, error: Exception) -> None:
+        record = self._record(call, "forward")
+        record.note = f"no CPU form: {_first_line(error)}"
+        self._keep(record)
+        self.say(call.heading())
+        self.say(record.note)
+
+    # ---- backward -------------------------------------------------------------------------------
+
+    def _watch(
+        self, call: Call, edges: InputEdges, result: Any, versions: Any, before: Reference | None
+    ) -> None:
+        """Compare the gradients once they are there, from the inputs as they were.
+
+        The inputs are held and not copied, unless the call overwrites them.
+        """
+
+        def arrived(found: Gradients) -> None:
+            record = self._record(call, "backward")
+            if before is None and versions != _versions(call):
+                record.note = "an input was changed in place before backward: not compared"
+                self._keep(record)
+            else:
+                args, kwargs = (call.args, call.kwargs) if before is None else (
+                    before.args, before.kwargs
+                )  # fmt: skip
+                self._backward(record, call, args, kwargs, found)
+
+        watch(edges, result, arrived)
+
+    def _backward(
+        self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients
+    ) -> None:
+        on_device = any(g is not None and g.device.type != "cpu" for g in found.inputs)
+        try:
+            reference = Reference.of(call.name, call.operator, args, kwargs)
+            wanted = reference.gradients(found.outputs)
+            eager: list[Any] = list(found.inputs)
+            if on_device:
+                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs))
+        except Exception as error:  # operators raise whatever they like
+            record.note = f"no CPU form: {_first_line(error)}"
+            self._keep(record)
+            return
+        for place, (got, real) in enumerate(zip(found.inputs, wanted, strict=True)):
+            if got is None:
+                continue
+            real = torch.zeros_like(got, device="cpu") if real is None else real
+            name = f"{call.name} grad[{place}]"
+            record.comparisons.append(compare(call.name, name, got, real, eager[place]))
+        self._keep(record)
+        if self.style == "line":
+            self._print_line(record)
+        elif not record.ok or self.verbose:
+            self._print(record, call, reference)
+            self.say(argument_table([(f"{call.name} grad[{k}]", g)
+                                     for k, g in enumerate(found.inputs)]))  # fmt: skip
+        else:
+            self._print(record, call, reference)
+
+    # ---- records --------------------------------------------------------------------------------
+
+    def _record(self, call: Call, kind: str) -> Record:
+        return Record(call.name, call.id, call.place, kind, judged_by=self.rule)
+
+    def keep(self, record: Record) -> None:
+        """Add a record of what ran elsewhere, such as a kernel of a compiled graph."""
+        self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        most = cache_size(100)
+        with self._lock:
+            self.results.append(record)
+            self._waiting.append(record)
+            full = len(self._waiting) >= most
+        if full:
+            self.flush()
+
+    def _report(self, record: Record, call: Call, result: Any, reference: Reference | None) -> None:
+        self._keep(record)
+        if self.style == "line":
+            self._print_line(record)
+            return
+        self._print(record, call, reference)
+        if not record.ok or self.verbose:
+            rows = [
+                *labelled_arguments(call.args, call.kwargs, f"{call.name} inputs"),
+                *labelled(result, f"{call.name} outputs"),
+            ]
+            if reference is not None:
+                cpu = labelled_arguments(reference.args, reference.kwargs, "inputs(cpu)")
+                rows += [(f"{call.name} {name}", value) for name, value in cpu]
+            self.say(argument_table(rows))
+
+    def _print(self, record: Record, call: Call, reference: Reference | None) -> None:
+        if self.quiet:
+            return
+        used = dict(reference.used) if reference is not None else {}
+        info = f"cpu_dtype_cast_info(from:to): {used}"
+        kind = ("backward",) if record.kind == "backward" else ()
+        self.say(call.heading(*kind, info))
+        if record.note:
+            self.say(record.note)
+        if record.comparisons:
+            self.say(table(COLUMNS, [c.row() for c in record.comparisons]))
+            self.say(record.verdicts())
+
+    def _print_line(self, record: Record) -> None:
+        worst = max((c.max_abs for c in record.comparisons), default=0.0)
+        name = record.operator if record.kind == "forward" else f"{record.operator} grad"
+        self.say(f"{self.hook}: {name} allclose: {record.ok} max_diff: {worst:.9f}")
+
+    def _save(self, call: Call, reference: Reference, result: Any, wanted: Any) -> None:
+        base = self.folder / CAPTURES / call.name / str(os.getpid()) / "autocompare"
+        folder = base / str(call.id.number) / call.id.time
+        facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place)}
+        try:
+            for side, args, kwargs, out in (
+                ("device", call.args, call.kwargs, result),
+                ("cpu", reference.args, reference.kwargs, wanted),
+            ):
+                storage.save(folder / side / "input", {"args": args, "kwargs": kwargs}, facts)
+                storage.save(folder / side / "output", out, facts)
+        except (OSError, RuntimeError) as error:
+            logger().warning(f"{folder} is not saved: {error}")
+            return
+        self.say(f"{folder} saved")
+
+    def flush(self) -> None:
+        """Print the comparisons that wait as one table, and append them to the CSV file."""
+        with self._lock:
+            records, self._waiting = self._waiting, []
+        rows = [(str(r.id), *c.row()) for r in records for c in r.comparisons]
+        if not rows:
+            return
+        self.say(table(("forward_id", *COLUMNS), rows))
+        path = self._path()
+        try:
+            append_csv(path, ("forward_id", *COLUMNS), rows)
+        except OSError as error:
+            logger().warning(f"op autocompare result is not saved: {error}")
+            return
+        logger().info(f"op autocompare result saved to {path}")
+
+    def _path(self) -> Path:
+        if self._file is None:
+            name = f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv"
+            self._file = self.folder / RESULTS / name
+        return self._file
+
+    def finish(self) -> None:
+        operators = {r.operator for r in self.results}
+        failed = [r for r in self.results if not r.ok]
+        worst = max((r.ratio for r in self.results), default=0.0)
+        cosine = min((r.cosine for r in self.results), default=1.0)
+        lines = [
+            f"autocompare: {len(operators)} operators, {len(self.results)} records, "
+            f"{len(failed)} failures, worst error/tolerance {worst:.3g}, lowest cosine {cosine:.6f}"
+        ]
+        if failed:
+            first = min(failed, key=lambda r: (r.id.number, r.kind == "backward"))
+            place = heading(first.operator, first.id, first.place)
+            lines.append(f"first failure: {place}")
+        logger().info("\n".join(lines))
+
+    @property
+    def failures(self) -> list[Record]:
+        return [record for record in self.results if not record.ok]
+
+
+def append_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Add rows to a CSV file; a new file gets the names of its columns first. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if file.tell() == 0:
+            writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def cache_size(default: int) -> int:
+    """How many records wait before a flush. Raises ToolVariableError."""
+    text = tool_variable("OP_TOOLS_MAX_CACHE_SIZE")
+    if not text:
+        return default
+    if not text.isdigit() or int(text) == 0:
+        raise ToolVariableError("OP_TOOLS_MAX_CACHE_SIZE", text, "a whole number above 0")
+    return int(text)
+
+
+def _versions(call: Call) -> list[int]:
+    return [version_of(t) for t in trees.tensors((call.args, call.kwargs))]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _ignored(comparison: Comparison) -> Comparison:
+    return Comparison(
+        comparison.name, True, comparison.cosine, comparison.max_abs, comparison.max_relative,
+        comparison.tolerance, "ignored (ignore_index)",
+    )  # fmt: skip
+
+
+def _with_promise(comparison: Comparison, got: Any, promised: Any) -> Comparison:
+    """A result whose dtype or shape is not what PyTorch's own inference says is wrong."""
+    if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
+        return comparison
+    if got.dtype != promised.dtype:
+        info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
+    elif got.shape != promised.shape:
+        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
+    else:
+        return comparison
+    return Comparison(
+        comparison.name, False, comparison.cosine, comparison.max_abs, comparison.max_relative,
+        comparison.tolerance, info, math.inf, False,
+    )  # fmt: skip

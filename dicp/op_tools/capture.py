@@ -1,0 +1,148 @@
+"""OpCapture: the real inputs, outputs and gradients of operators, saved to replay them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.errors import ToolWarning
+from dicp.op_tools import storage, trees
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.names import is_random
+from dicp.op_tools.records import logger
+from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
+
+FOLDER = Path("op_tools_results")
+CAPTURES = "op_capture_results"
+
+
+def argument_rows(call: Call, suffix: str = "inputs") -> list[tuple[str, Any]]:
+    return list(labelled_arguments(call.args, call.kwargs, f"{call.name} {suffix}"))
+
+
+def result_rows(name: str, result: Any, suffix: str = "outputs") -> list[tuple[str, Any]]:
+    return list(labelled(result, f"{name} {suffix}"))
+
+
+def gradient_rows(name: str, found: Gradients) -> list[tuple[str, Any]]:
+    """Rows of incoming and outgoing gradients, named after their outputs and inputs."""
+    single = len(found.outputs) == 1
+    incoming = (
+        [(f"{name} grad_output", found.outputs[0])]
+        if single
+        else [(f"{name} grad_outputs[{k}]", g) for k, g in enumerate(found.outputs)]
+    )
+    if len(found.inputs) == 1:
+        return [*incoming, (f"{name} grad_inputs", found.inputs[0])]
+    return [*incoming, *((f"{name} grad_inputs[{k}]", g) for k, g in enumerate(found.inputs))]
+
+
+class OpCapture(Feature):
+    """Saves inputs, outputs and gradients of operators; prints their arguments.
+
+    folder: where `op_capture_results` is made. max_bytes: stop capturing beyond this many bytes of
+    tensors in all. every, first: per operator, capture every n-th call and at most the first n.
+    A folder that cannot be written ends the capture with one warning; the program goes on.
+    """
+
+    feature = "op_capture"
+    hook = "OpCaptureHook"
+    variable = "CAPTURE"
+
+    def __init__(
+        self,
+        ops: Sequence[str] | None = None,
+        *,
+        folder: str | Path = FOLDER,
+        max_bytes: int | None = None,
+        every: int = 1,
+        first: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(ops, **options)
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
+        self.every = every
+        self.first = first
+        self.saved: list[Path] = []
+        self._bytes = 0
+        self._calls: Counter[str] = Counter()
+        self._stopped = ""
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        if not self._is_due(call.name):
+            return proceed(call)
+        folder = self._folder_of(call)
+        facts = self._facts(call)
+        rows = argument_rows(call)
+        self._save(folder / "input", {"args": call.args, "kwargs": call.kwargs}, facts)
+        edges = InputEdges.of(call.args, call.kwargs)
+        result = proceed(call)
+        self._save(folder / "output", result, facts)
+        self.say(call.heading())
+        self.say(argument_table([*rows, *result_rows(call.name, result)]))
+        watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
+        return result
+
+    def finish(self) -> None:
+        logger().info(f"op_capture: {len(self.saved)} files of {sum(self._calls.values())} calls")
+
+    def _gradients(
+        self, call: Call, folder: Path, facts: Mapping[str, Any], found: Gradients
+    ) -> None:
+        self._save(folder / "grad_outputs", found.outputs, facts)
+        self._save(folder / "grad_inputs", found.inputs, facts)
+        self.say(call.heading("backward"))
+        self.say(argument_table(gradient_rows(call.name, found)))
+
+    def _is_due(self, name: str) -> bool:
+        with self._lock:
+            number = self._calls[name]
+            if self._stopped or (self.first is not None and number >= self.first * self.every):
+                return False
+            self._calls[name] += 1
+            return number % self.every == 0
+
+    def _folder_of(self, call: Call) -> Path:
+        base = self.folder / CAPTURES / call.name / str(os.getpid())
+        return base / str(call.id.number) / call.id.time
+
+    def _facts(self, call: Call) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "operator": call.name,
+            "forward_id": str(call.id),
+            "source": str(call.place),
+            "pid": os.getpid(),
+        }
+        if is_random(call.operator, call.name):
+            facts["random_state"] = bytes(torch.get_rng_state().numpy()).hex()
+        return facts
+
+    def _save(self, path: Path, value: Any, facts: Mapping[str, Any]) -> None:
+        if self._stopped:
+            return
+        size = sum(t.numel() * t.element_size() for t in trees.tensors(value))
+        with self._lock:
+            if self.max_bytes is not None and self._bytes + size > self.max_bytes:
+                self._stopped = f"max_bytes={self.max_bytes} is reached"
+                self.say(f"op_capture: {self._stopped}; nothing more is captured")
+                return
+            self._bytes += size
+        try:
+            storage.save(path, value, facts)
+        except (OSError, RuntimeError) as error:
+            with self._lock:
+                if not self._stopped:
+                    self._stopped = f"{type(error).__name__}: {error}"
+                    text = f"op_capture stops, the program goes on: {path}: {self._stopped}"
+                    warnings.warn(ToolWarning(text), stacklevel=2)
+            return
+        self.saved.append(path)
+        self.say(f"{path} saved")

@@ -1,0 +1,140 @@
+"""OpDtypeCast: operators in another dtype, their results cast back."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dicp.errors import ToolWarning
+from dicp.op_tools import trees
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.reference import Rules, cast_rules, parse_rules
+from dicp.op_tools.tables import table
+
+VARIABLE = "OP_DTYPE_CAST_DICT"
+DEFAULT = "torch.float16->torch.float32,torch.bfloat16->torch.float32"
+_VIEWS_AND_CASTS = re.compile(
+    r"(view|view_as|reshape|reshape_as|transpose|permute|movedim|moveaxis|swapaxes|swapdims|t|"
+    r"expand|expand_as|squeeze|unsqueeze|flatten|unflatten|ravel|narrow|select|chunk|split|"
+    r"tensor_split|unbind|detach|detach_|to|type_as|float|half|double|bfloat16|int|long|short|"
+    r"bool|char|byte|cpu|contiguous|clone|as_strided|diagonal|unfold|adjoint|__getitem__|item|"
+    r"tolist|numpy|__array__|set_|copy_|data|resize_|share_memory_|pin_memory|is_shared)"
+)
+_NARROWER = {torch.float64: torch.float32, torch.float32: torch.float16}
+_SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half"}
+
+
+def keeps_dtype(name: str) -> bool:
+    """Whether an operator only shows or converts its input, so that a cast has no meaning."""
+    short = name.rpartition(".")[2]
+    return _VIEWS_AND_CASTS.fullmatch(short) is not None or is_constructor(name)
+
+
+class OpDtypeCast(Feature):
+    """Runs operators on inputs cast by rules `A->B,...`, given or in OP_DTYPE_CAST_DICT."""
+
+    feature = "cast_dtype"
+    hook = "OpDtypeCastHook"
+    variable = "DTYPE_CAST"
+
+    def __init__(
+        self, ops: Sequence[str] | None = None, *, rules: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(ops, **options)
+        self.rules = None if rules is None else parse_rules("rules", rules)
+        self._lacking: dict[tuple[str, torch.dtype], torch.dtype] = {}
+
+    def skips(self, name: str) -> bool:
+        return keeps_dtype(name) or "torch.distributed." in name
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        rules = self.rules if self.rules is not None else cast_rules(VARIABLE, DEFAULT)
+        rows: list[tuple[object, ...]] = []
+        back: dict[torch.dtype, torch.dtype] = {}
+        casts: dict[int, torch.Tensor] = {}
+        given = list(trees.tensors((call.args, call.kwargs)))
+        for place, tensor in enumerate(given):
+            target = rules.get(tensor.dtype)
+            if target is None:
+                continue
+            casts[id(tensor)] = cast = self._cast(tensor, target)
+            back.setdefault(cast.dtype, tensor.dtype)
+            rows.append((call.name, f"input[{place}]", f"{tensor.dtype} -> {cast.dtype}",
+                         _shown(rules)))  # fmt: skip
+        if not casts:
+            return proceed(call)
+        original = call.args, call.kwargs
+        call.args, call.kwargs = trees.map_tensors(original, lambda t: casts.get(id(t), t))
+        if "dtype" in call.kwargs:
+            call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
+        result = proceed(call)
+        overwritten = written(call.name, *original)
+        call.args, call.kwargs = original
+        result = self._back(call.name, result, overwritten, casts, back, rows, rules)
+        self._print(call, rows)
+        return result
+
+    def _back(
+        self, name: str, result: Any, overwritten: list[torch.Tensor],
+        casts: dict[int, torch.Tensor], back: Rules, rows: list[tuple[object, ...]], rules: Rules,
+    ) -> Any:  # fmt: skip
+        """The results in the original dtype; what the operator overwrote is overwritten."""
+        originals = {id(casts[id(t)]): t for t in overwritten if id(t) in casts}
+        for tensor in originals.values():
+            tensor.copy_(casts[id(tensor)])
+        places = iter(range(len(list(trees.tensors(result)))))
+
+        def leaf(value: torch.Tensor) -> torch.Tensor:
+            place = next(places)
+            if id(value) in originals:
+                return originals[id(value)]
+            target = back.get(value.dtype)
+            if target is None:
+                return value
+            rows.append((name, f"output[{place}]", f"{value.dtype} -> {target}", _shown(rules)))
+            return value.to(target)
+
+        return trees.map_tensors(result, leaf)
+
+    def _cast(self, tensor: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        """The tensor in `target`, or in the next narrower dtype that its device has."""
+        target = self._lacking.get((tensor.device.type, target), target)
+        try:
+            return tensor.to(target)
+        except (RuntimeError, TypeError):
+            narrower = _NARROWER.get(target)
+            if narrower is None:
+                raise
+            self._lacking[tensor.device.type, target] = narrower
+            text = (
+                f"Warning: Device do not support {_SPOKEN[target]} dtype now, "
+                f"dtype cast repalce with {_SPOKEN[narrower]}."
+            )
+            self.say(text)
+            warnings.warn(ToolWarning(text), stacklevel=2)
+            return self._cast(tensor, narrower)
+
+    def _print(self, call: Call, rows: list[tuple[object, ...]]) -> None:
+        if self.style == "line":
+            for row in rows:
+                self.say(f"{self.hook}: {row[0]} {row[1]} {row[2]}")
+            return
+        self.say(call.heading())
+        self.say(table(("name", "target", "action", "config"), rows))
+
+
+def _shown(rules: Rules) -> str:
+    return "{" + ", ".join(f"{a}: {b}" for a, b in rules.items()) + "}"
+
+
+def written(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that a call overwrites."""
+    out = list(trees.tensors(kwargs.get("out")))
+    if is_in_place(name) and args and isinstance(args[0], torch.Tensor):
+        return [args[0], *out]
+    return out

@@ -1,0 +1,154 @@
+"""OpFallback: operators on the CPU, their results back on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dicp.compare import significant_strides
+from dicp.op_tools import trees
+from dicp.op_tools.cast import written
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.reference import CPU, expected
+from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
+from dicp.op_tools.timing import device_of
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class OpFallback(Feature):
+    """Runs operators on the CPU. Autograd goes through; what they overwrite is overwritten on the
+    device; a dtype that the CPU's kernel does not take is widened and cast back."""
+
+    feature = "fallback"
+    hook = "OpFallbackHook"
+    variable = "FALLBACK"
+
+    def skips(self, name: str) -> bool:
+        return "torch.distributed." in name
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        device = _device(call)
+        original = call.args, dict(call.kwargs)
+        promised = expected(call.func, *original) if device.type != "cpu" else None
+        copies: dict[int, torch.Tensor] = {}
+        back: dict[torch.dtype, torch.dtype] = {}
+        call.args, call.kwargs = self._on_cpu(original, device, copies)
+        inputs = call.args, call.kwargs
+        try:
+            result = proceed(call)
+        except (RuntimeError, TypeError) as error:
+            if "not implemented for" not in str(error) and "not supported" not in str(error):
+                raise
+            call.args, call.kwargs = inputs = _widened(inputs, copies, back)
+            result = proceed(call)
+        call.args, call.kwargs = original
+        moved = self._moved_back(call, result, device, copies, back, promised)
+        if not self.quiet:
+            self._print(call, inputs, result, moved, back)
+        return moved
+
+    def _on_cpu(
+        self, given: Any, device: torch.device, copies: dict[int, torch.Tensor]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if id(value) not in copies:
+                    copies[id(value)] = value.to(CPU)
+                return copies[id(value)]
+            if isinstance(value, torch.device):
+                return CPU
+            if isinstance(value, torch.Generator) and value.device.type != "cpu":
+                return torch.Generator().manual_seed(_drawn(value))
+            return value
+
+        args, kwargs = trees.mapped(given, leaf)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = CPU
+        return args, kwargs
+
+    def _moved_back(
+        self, call: Call, result: Any, device: torch.device, copies: dict[int, torch.Tensor],
+        back: dict[torch.dtype, torch.dtype], promised: Any,
+    ) -> Any:  # fmt: skip
+        same: dict[int, torch.Tensor] = {}
+        for tensor in written(call.name, call.args, call.kwargs):
+            copy = copies[id(tensor)]
+            same[id(copy)] = tensor
+            if copy is not tensor:
+                tensor.copy_(copy)
+        for tensor in trees.tensors((call.args, call.kwargs)):
+            same.setdefault(id(copies[id(tensor)]), tensor)
+        layouts = iter(list(trees.tensors(promised)))
+
+        def leaf(value: torch.Tensor) -> torch.Tensor:
+            promise = next(layouts, None)
+            if id(value) in same:
+                return same[id(value)]
+            value = value.to(device, back.get(value.dtype, value.dtype))
+            return _restrided(value, promise)
+
+        return trees.map_tensors(result, leaf)
+
+    def _print(
+        self, call: Call, inputs: Any, result: Any, moved: Any, back: dict[Any, Any]
+    ) -> None:
+        if self.style == "line":
+            self.say(f"{self.hook}: {call.name} on the CPU")
+            return
+        rows = [
+            *labelled_arguments(call.args, call.kwargs, f"{call.name} input(device)"),
+            *labelled_arguments(inputs[0], inputs[1], f"{call.name} input(cpu)"),
+            *labelled(moved, f"{call.name} output(device)"),
+            *labelled(result, f"{call.name} output(cpu)"),
+        ]
+        shown = "{" + ", ".join(f"{a}: {b}" for a, b in back.items()) + "}"
+        self.say(call.heading(f"dtype_convert_back_dict:{shown}"))
+        self.say(argument_table(rows))
+
+
+def _device(call: Call) -> torch.device:
+    """Where the results belong: on the inputs' device, or the one that the call names."""
+    named = call.kwargs.get("device")
+    return torch.device(named) if named is not None else device_of((call.args, call.kwargs))
+
+
+def _drawn(generator: torch.Generator) -> int:
+    """A seed drawn from a device's generator, which thereby moves on."""
+    device = generator.device
+    return int(torch.randint(0, 2**62, (), generator=generator, device=device).item())
+
+
+def _widened(
+    inputs: Any, copies: dict[int, torch.Tensor], back: dict[torch.dtype, torch.dtype]
+) -> Any:
+    """The inputs in a dtype that the CPU's kernels take."""
+
+    def leaf(value: torch.Tensor) -> torch.Tensor:
+        wide = _WIDER.get(value.dtype)
+        if wide is None:
+            return value
+        back.setdefault(wide, value.dtype)
+        return value.to(wide)
+
+    widened = trees.map_tensors(inputs, leaf)
+    pairs = zip(trees.tensors(inputs), trees.tensors(widened), strict=True)
+    changed = {id(before): after for before, after in pairs}
+    for key, copy in copies.items():
+        copies[key] = changed.get(id(copy), copy)
+    return widened
+
+
+def _restrided(value: torch.Tensor, promise: torch.Tensor | None) -> torch.Tensor:
+    """The values with the strides that the device's own operator gives."""
+    if promise is None or promise.shape != value.shape or value.layout != torch.strided:
+        return value
+    if significant_strides(value) == significant_strides(promise):
+        return value
+    if any(stride == 0 for stride in promise.stride()):
+        return value
+    empty = torch.empty_strided(
+        value.shape, promise.stride(), dtype=value.dtype, device=value.device
+    )
+    return empty.copy_(value)

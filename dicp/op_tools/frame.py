@@ -1,0 +1,376 @@
+"""How tools get between a program and its operators: one mode per thread, a stack of features.
+
+    program -> ToolMode (or a wrapped attribute) -> feature -> feature -> the operator
+
+Calls nested in a hooked operator are not hooked again. While Dynamo traces, nothing is hooked:
+compiled graphs are looked into by `dicp.op_tools.compiled`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dicp.errors import ToolVariableError
+from dicp.op_tools.names import COLLECTIVES, name_of
+from dicp.op_tools.records import CallId, Place, heading, logger, user_place
+from dicp.op_tools.selection import is_selected
+from dicp.torch_private import pop_function_mode, push_function_mode
+
+Proceed = Callable[["Call"], Any]
+
+
+@dataclass
+class Call:
+    """One call of an operator: features replace its arguments before it runs."""
+
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: Place = field(default_factory=user_place)
+    plain: Callable[..., Any] | None = None
+    """The operator itself where `func` is a compiled form of it."""
+
+    @property
+    def operator(self) -> Callable[..., Any]:
+        return self.plain or self.func
+
+    @cached_property
+    def id(self) -> CallId:
+        """Every feature that sees the call knows it by the same id."""
+        return CallId.new()
+
+    def heading(self, *more: str) -> str:
+        return heading(self.name, self.id, self.place, *more)
+
+
+class Feature:
+    """Base of the tools: selection, start and stop, printing.
+
+    ops, exclude: names or regular expressions; they replace the environment's lists.
+    condition: called with the operator's own arguments; False leaves the call alone.
+    quiet: files and the summary only. style: "table", or "line" for one short line per record.
+    """
+
+    feature: ClassVar[str]
+    hook: ClassVar[str]
+    variable: ClassVar[str]
+
+    def __init__(
+        self,
+        ops: Sequence[str] | None = None,
+        *,
+        exclude: Sequence[str] | None = None,
+        condition: Callable[..., Any] | None = None,
+        quiet: bool = False,
+        style: str = "table",
+    ) -> None:
+        if style not in ("table", "line"):
+            raise ToolVariableError("style", style, "'table' or 'line'")
+        self.ops = None if ops is None else tuple(ops)
+        self.exclude = None if exclude is None else tuple(exclude)
+        self.condition = condition
+        self.quiet = quiet
+        self.style = style
+        self.chosen_only = False
+        """Whether nothing is said of operators beyond `ops`."""
+        self._depth = 0
+        self._announced: set[tuple[str, str]] = set()
+        self._lock = threading.RLock()
+
+    # ---- what a tool defines --------------------------------------------------------------------
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        """Run the call, by `proceed(call)`, and do the tool's work around it."""
+        return proceed(call)
+
+    def skips(self, name: str) -> bool:
+        """Whether the tool leaves an operator alone by nature."""
+        return False
+
+    def flush(self) -> None:
+        """Write what waits to be written."""
+
+    def finish(self) -> None:
+        """Print the summary; called once per start and stop."""
+
+    # ---- start and stop -------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Begin to look at the operators that this thread calls. May be nested and repeated."""
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
+                return self
+            self._announced.clear()
+        FRAME.add(self)
+        return self
+
+    def stop(self) -> None:
+        """Stop looking, write what waits and print the summary."""
+        with self._lock:
+            if self._depth == 0:
+                return
+            self._depth -= 1
+            if self._depth:
+                return
+        FRAME.remove(self)
+        with FRAME.unhooked():
+            self.flush()
+            self.finish()
+
+    def end(self) -> None:
+        """The same as `stop`."""
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """As a decorator: the tool runs while the function does."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+    @property
+    def running(self) -> bool:
+        return self._depth > 0
+
+    # ---- what the frame asks --------------------------------------------------------------------
+
+    def wants(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the tool looks at this call; the first answer per operator is printed."""
+        if self.skips(name):
+            return False
+        wanted = is_selected(self.variable, name, self.ops, self.exclude)
+        if self.chosen_only and not wanted:
+            return False
+        wanted = wanted and self._condition_holds(name, args, kwargs)
+        self._announce("apply" if wanted else "skip", name)
+        return wanted
+
+    def _condition_holds(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        if self.condition is None:
+            return True
+        try:
+            with FRAME.unhooked():
+                return bool(self.condition(*args, **kwargs))
+        except Exception as error:
+            shown = ", ".join(map(_brief, (*args, *kwargs.values())))
+            logger().warning(
+                f"the condition for {self.feature} on {name}({shown}) raises "
+                f"{type(error).__name__}: {error}; the operator runs plainly"
+            )
+            return False
+
+    def _announce(self, verb: str, name: str) -> None:
+        if (verb, name) not in self._announced:
+            self._announced.add((verb, name))
+            self.say(f"{verb} {self.hook} on {name}")
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            logger().info(text)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)}"
+    return repr(value)[:60]
+
+
+class ToolMode(TorchFunctionMode):
+    """Hands torch's calls of this thread to the frame.
+
+    Dynamo compiles a function anew for a thread that has the mode, and traces through it.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
+        return FRAME.call(func, args, kwargs or {})
+
+
+class _Thread(threading.local):
+    """What one thread does: no state of a hook is shared with another thread."""
+
+    def __init__(self) -> None:
+        self.features: list[Feature] = []
+        self.mode: ToolMode | None = None
+        self.depth = 0
+
+
+class Frame:
+    """The features of each thread, and the attributes that are wrapped while one is running."""
+
+    def __init__(self) -> None:
+        self._thread = _Thread()
+        self._lock = threading.RLock()
+        self._wrapped: dict[tuple[int, str], tuple[Any, Callable[..., Any], int]] = {}
+        self._running: weakref.WeakSet[Feature] = weakref.WeakSet()
+        self.on_change: list[Callable[[], None]] = []
+        """Called after features came or went."""
+        atexit.register(self._finish)
+
+    # ---- features -------------------------------------------------------------------------------
+
+    def add(self, feature: Feature) -> None:
+        thread = self._thread
+        thread.features = [f for f in thread.features if f.running and f is not feature]
+        thread.features.append(feature)
+        if thread.mode is None:
+            thread.mode = ToolMode()
+            push_function_mode(thread.mode)
+        with self._lock:
+            if not self._running:
+                self._wrap_collectives()
+            self._running.add(feature)
+        self._changed()
+
+    def remove(self, feature: Feature) -> None:
+        thread = self._thread
+        thread.features = [f for f in thread.features if f.running]
+        if not thread.features and thread.mode is not None:
+            pop_function_mode(thread.mode)
+            thread.mode = None
+        with self._lock:
+            self._running.discard(feature)
+            if not self._running:
+                self._unwrap_collectives()
+        self._changed()
+
+    def _changed(self) -> None:
+        for listener in self.on_change:
+            listener()
+
+    @property
+    def features(self) -> list[Feature]:
+        """The features that run in this thread, in the order in which they came."""
+        return [feature for feature in self._thread.features if feature.running]
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether a feature runs in any thread."""
+        return bool(self._running)
+
+    def _finish(self) -> None:
+        for feature in list(self._running):
+            with contextlib.suppress(Exception), self.unhooked():  # the interpreter is ending
+                feature.flush()
+                feature.finish()
+
+    # ---- calls ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """The tools' own work: no call in here is hooked."""
+        self._thread.depth += 1
+        try:
+            yield
+        finally:
+            self._thread.depth -= 1
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str = "",
+        plain: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Run an operator through the features that want it; `plain` as in `Call`."""
+        thread = self._thread
+        if thread.depth or not thread.features:
+            return func(*args, **kwargs)
+        name = name or name_of(func)
+        if not name:
+            return func(*args, **kwargs)
+        wanting = [f for f in thread.features if f.running and f.wants(name, args, kwargs)]
+        if not wanting:
+            return func(*args, **kwargs)
+        with self.unhooked():
+            return _through(wanting, Call(name, func, args, kwargs, plain=plain))
+
+    # ---- functions that reach no mode -----------------------------------------------------------
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Make a function that is an attribute of a module or class reach the frame."""
+        with self._lock:
+            key = (id(owner), attribute)
+            if key in self._wrapped:
+                _, plain, count = self._wrapped[key]
+                self._wrapped[key] = (owner, plain, count + 1)
+                return
+            plain = getattr(owner, attribute)
+
+            @functools.wraps(plain)
+            def hooked(*args: Any, **kwargs: Any) -> Any:
+                return self.call(plain, args, kwargs, name)
+
+            self._wrapped[key] = (owner, plain, 1)
+            setattr(owner, attribute, hooked)
+
+    def unwrap(self, owner: Any, attribute: str) -> None:
+        with self._lock:
+            key = (id(owner), attribute)
+            if key not in self._wrapped:
+                return
+            _, plain, count = self._wrapped[key]
+            if count > 1:
+                self._wrapped[key] = (owner, plain, count - 1)
+                return
+            del self._wrapped[key]
+            setattr(owner, attribute, plain)
+
+    def _wrap_collectives(self) -> None:
+        for name in _collectives():
+            self.wrap(torch.distributed, name, f"torch.distributed.{name}")
+
+    def _unwrap_collectives(self) -> None:
+        for name in _collectives():
+            self.unwrap(torch.distributed, name)
+
+
+def _collectives() -> list[str]:
+    if not torch.distributed.is_available():
+        return []
+    return [name for name in COLLECTIVES if hasattr(torch.distributed, name)]
+
+
+def _through(features: Sequence[Feature], call: Call) -> Any:
+    """The call inside all features, the first one outermost."""
+    if not features:
+        return call.func(*call.args, **call.kwargs)
+    first, rest = features[0], features[1:]
+    return first.around(call, lambda inner: _through(rest, inner))
+
+
+FRAME = Frame()
+
+__all__ = ["FRAME", "Call", "Feature", "Frame", "Proceed", "ToolMode"]

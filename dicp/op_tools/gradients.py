@@ -1,0 +1,146 @@
+"""The gradients of one call: of its outputs as they come in, of its inputs as they go out.
+
+A tensor's own gradient sums the contributions of every operator that reads it. The contribution of
+one call is read off the edges of the autograd graph between the call's nodes and its inputs, so
+that the program's tensors stay as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dicp.op_tools import trees
+from dicp.op_tools.frame import FRAME
+
+MOST_NODES = 4096
+"""A call whose graph is larger than this (a whole third-party model) has no gradients recorded."""
+
+
+@dataclass
+class Gradients:
+    """What backward brought to one call.
+
+    outputs: gradients of the call's output tensors, by their place among them.
+    inputs: gradients of its input tensors, by their place; None where there is none.
+    """
+
+    outputs: list[torch.Tensor | None]
+    inputs: list[torch.Tensor | None]
+    waiting: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+@dataclass(frozen=True)
+class InputEdges:
+    """Where the inputs of a call hang in the autograd graph, taken before the call runs."""
+
+    edges: list[tuple[Any, int] | None]
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any) -> InputEdges:
+        if not torch.is_grad_enabled():
+            return cls([])
+        edges: list[tuple[Any, int] | None] = []
+        for tensor in trees.tensors((args, kwargs)):
+            if tensor.requires_grad:
+                edge = torch.autograd.graph.get_gradient_edge(tensor)
+                edges.append((edge.node, edge.output_nr))
+            else:
+                edges.append(None)
+        return cls(edges)
+
+    @property
+    def needed(self) -> bool:
+        return any(edge is not None for edge in self.edges)
+
+
+def watch(edges: InputEdges, outputs: Any, done: Callable[[Gradients], None]) -> Gradients | None:
+    """Call `done` in backward, once all gradients of a call are known.
+
+    `outputs` is the result of the call whose inputs hung at `edges`. Returns None, and watches
+    nothing, for a call that autograd did not record.
+    """
+    results = list(trees.tensors(outputs))
+    recorded = [t for t in results if t.requires_grad and t.grad_fn is not None]
+    if not edges.needed or not recorded:
+        return None
+    known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
+    first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
+    nodes = _boundary([t.grad_fn for t in recorded], known)
+    if not nodes:
+        return None
+    found = Gradients([None] * len(results), [None] * len(edges.edges), len(nodes))
+    for place, tensor in enumerate(results):
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            tensor.register_hook(_arrives(found, place))
+    for node, places in nodes:
+        node.register_hook(_leaves(found, places, first_of, done))
+    return found
+
+
+def _boundary(
+    starts: list[Any], known: dict[tuple[Any, int], int]
+) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """The call's autograd nodes that feed an input, each with (its own place, the input's)."""
+    stops = {node for node, _ in known}
+    seen: set[Any] = set()
+    todo = [node for node in starts if node not in stops]
+    found = []
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            return []
+        places = []
+        for place, (upstream, number) in enumerate(node.next_functions):
+            if upstream is None:
+                continue
+            if (upstream, number) in known:
+                places.append((place, known[upstream, number]))
+            elif upstream not in stops:
+                todo.append(upstream)
+        if places:
+            found.append((node, places))
+    return found
+
+
+def _arrives(found: Gradients, place: int) -> Callable[[torch.Tensor], None]:
+    def hook(gradient: torch.Tensor) -> None:
+        found.outputs[place] = gradient.detach()
+
+    return hook
+
+
+def _leaves(
+    found: Gradients,
+    places: list[tuple[int, int]],
+    first_of: list[int | None],
+    done: Callable[[Gradients], None],
+) -> Callable[[Any, Any], None]:
+    def hook(grad_inputs: Any, grad_outputs: Any) -> None:
+        with FRAME.unhooked(), torch.no_grad():
+            with found.lock:
+                for place, target in places:
+                    gradient = grad_inputs[place]
+                    if gradient is not None:
+                        before = found.inputs[target]
+                        gradient = gradient.detach()
+                        found.inputs[target] = gradient if before is None else before + gradient
+                found.waiting -= 1
+                complete = found.waiting == 0
+            if complete:
+                for place, first in enumerate(first_of):
+                    if first is not None and first != place:
+                        found.inputs[place] = found.inputs[first]
+                done(found)
+                found.outputs = [None] * len(found.outputs)
+                found.inputs = [None] * len(found.inputs)
+
+    return hook

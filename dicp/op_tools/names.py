@@ -1,0 +1,151 @@
+"""Operator names as users write them, and the way from such a name to a function and back."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import get_overridable_functions, resolve_name
+
+from dicp.errors import OperatorNameError
+
+SKIPPED = frozenset(
+    f"torch.Tensor.{name}"
+    for name in (
+        "backward data_ptr has_names numel size dim type __repr__ __format__ requires_grad_ "
+        "is_floating_point is_complex is_contiguous stride storage_offset untyped_storage "
+        "retain_grad register_hook __len__ __hash__ __dir__ __reduce_ex__ __deepcopy__ "
+        "element_size ndimension get_device"
+    ).split()
+)
+"""Methods that compute nothing: no tool looks at them."""
+
+COLLECTIVES = (
+    "all_reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor broadcast "
+    "reduce all_to_all all_to_all_single gather scatter barrier send recv isend irecv"
+).split()
+
+
+@lru_cache(maxsize=8192)
+def name_of(func: Callable[..., Any]) -> str:
+    """The operator's name, such as `torch.Tensor.add`; empty for what no tool looks at.
+
+    Property getters and setters, and functions that only switch a mode, have no name.
+    """
+    if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
+        return ""
+    name: str | None = resolve_name(func)
+    if name is None:
+        name = _qualified(func)
+    if name in SKIPPED or name.startswith(("torch.Tensor.is_", "profiler.")):
+        return ""
+    return name if "._" not in name or "__" in name.rpartition(".")[2] else ""
+
+
+def _qualified(func: Callable[..., Any]) -> str:
+    module = getattr(func, "__module__", None) or ""
+    return f"{module}.{getattr(func, '__qualname__', getattr(func, '__name__', ''))}"
+
+
+def is_constructor(name: str) -> bool:
+    """Whether the operator gives memory without values, which no reference can predict."""
+    return name.rpartition(".")[2].startswith(("empty", "new_empty"))
+
+
+def is_in_place(name: str) -> bool:
+    """Whether the operator writes its first argument, by PyTorch's spelling."""
+    last = name.rpartition(".")[2]
+    if last in ("__setitem__",) or (last.startswith("__i") and last.endswith("__")):
+        return last not in ("__index__", "__int__", "__invert__", "__iter__")
+    return last.endswith("_") and not last.endswith("__")
+
+
+def is_torch(func: Callable[..., Any]) -> bool:
+    """Whether calls of the function reach a TorchFunctionMode."""
+    return resolve_name(func) is not None
+
+
+def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
+    """The owner, attribute and function that a dotted name leads to.
+
+    Raises OperatorNameError, with near names.
+    """
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        owner = _module(".".join(parts[:cut]))
+        if owner is None:
+            continue
+        try:
+            for part in parts[cut:-1]:
+                owner = getattr(owner, part)
+            found = getattr(owner, parts[-1])
+        except AttributeError:
+            continue
+        if callable(found) and not isinstance(found, type):
+            return owner, parts[-1], found
+    raise OperatorNameError(name, difflib.get_close_matches(name, _known(), n=3, cutoff=0.7))
+
+
+def resolve_any(name: str) -> Any:
+    """A function or module by its dotted name. Raises OperatorNameError."""
+    try:
+        return resolve(name)[2]
+    except OperatorNameError:
+        module = _module(name)
+        if module is None:
+            raise
+        return module
+
+
+def owner_of(func: Callable[..., Any]) -> tuple[Any, str]:
+    """The object that has the function as an attribute, and the attribute. OperatorNameError."""
+    owner, attribute, found = resolve(_qualified(func))
+    if found is not func:
+        raise OperatorNameError(_qualified(func))
+    return owner, attribute
+
+
+def routines(module: ModuleType) -> list[Callable[..., Any]]:
+    """The public functions of a module; of those that it imports, torch's alone."""
+    found: list[Callable[..., Any]] = []
+    for name in sorted(vars(module)):
+        value = getattr(module, name)
+        own = getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and inspect.isroutine(value) and (own or is_torch(value)):
+            found.append(value)
+    return found
+
+
+@cache
+def _known() -> list[str]:
+    """The names of all operators that PyTorch lets a mode see."""
+    functions = (f for group in get_overridable_functions().values() for f in group)
+    return sorted({name for f in functions if (name := resolve_name(f))})
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+    except Exception as error:  # a third-party module that fails to import
+        raise OperatorNameError(name, (f"importing it raises {type(error).__name__}",)) from error
+
+
+def is_random(func: Callable[..., Any], name: str) -> bool:
+    """Whether the operator draws random numbers."""
+    if name.startswith("torch.nn.init."):
+        return name.rpartition(".")[2] not in ("zeros_", "ones_", "constant_", "eye_", "dirac_")
+    last = name.rpartition(".")[2]
+    packet = getattr(torch.ops.aten, last, None)
+    if packet is None or last in vars(builtins):
+        return last in ("dropout1d", "dropout2d", "dropout3d", "seed")
+    overloads = (getattr(packet, overload) for overload in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in o.tags for o in overloads)

@@ -1,0 +1,32 @@
+"""OpObserve: prints arguments, results and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.tables import argument_table
+
+
+class OpObserve(Feature):
+    """Prints the argument table of inputs, outputs and gradients of each call."""
+
+    feature = "dump_op_args"
+    hook = "OpObserveHook"
+    variable = "OBSERVE"
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        rows = argument_rows(call)
+        edges = InputEdges.of(call.args, call.kwargs)
+        result = proceed(call)
+        self.say(call.heading())
+        self.say(argument_table([*rows, *result_rows(call.name, result)]))
+
+        def backward(found: Gradients) -> None:
+            self.say(call.heading("backward"))
+            self.say(argument_table(gradient_rows(call.name, found)))
+
+        watch(edges, result, backward)
+        return result

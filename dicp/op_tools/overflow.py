@@ -1,0 +1,146 @@
+"""OpOverflowCheck: infinities, NaN and statistics of every tensor that an operator touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.errors import OverflowFoundError
+from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
+from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.records import CallId, Place, heading, logger
+from dicp.op_tools.tables import table
+
+COLUMNS = ("name", "inf_or_nan", "min", "max", "mean", "std", "norm1", "norm2", "norm_inf")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One tensor's values, computed in float64 over the finite ones."""
+
+    name: str
+    bad: bool
+    numbers: tuple[float, ...]
+    """min, max, mean, std, norm1, norm2, norm_inf."""
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> Statistics:
+        value = tensor.detach()
+        if value.layout != torch.strided:
+            value = value.to_dense()
+        if value.is_complex():
+            value = torch.view_as_real(value.resolve_conj())
+        if not value.numel():
+            return cls(name, False, (0.0,) * 7)
+        real = value.is_floating_point()
+        # float64 where the device has it: squares of large halves overflow in their own type.
+        wide = value.reshape(-1)
+        wide = wide.cpu().double() if not real or value.device.type != "cpu" else wide.double()
+        bad = bool(real and not wide.isfinite().all())
+        finite = wide[wide.isfinite()] if bad else wide
+        if not finite.numel():
+            return cls(name, bad, (float("nan"),) * 7)
+        size = finite.abs()
+        numbers = (
+            finite.min(), finite.max(), finite.mean(), finite.std(correction=0), size.sum(),
+            finite.square().sum().sqrt(), size.max(),
+        )  # fmt: skip
+        return cls(name, bad, tuple(map(float, numbers)))
+
+    def row(self) -> tuple[object, ...]:
+        return (self.name, self.bad, *(f"{number:.9g}" for number in self.numbers))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A call that gave or took a value that is infinite or not a number."""
+
+    operator: str
+    tensor: str
+    id: CallId
+    place: Place
+    in_inputs: bool
+
+
+class OpOverflowCheck(Feature):
+    """Looks for inf and nan in inputs, outputs and gradients.
+
+    only_bad: print offenders alone. raise_on_bad: raise OverflowFoundError at the first operator
+    that makes one. `findings` holds the offenders; the first one is named at the end.
+    """
+
+    feature = "overflow_check"
+    hook = "OpOverflowCheckHook"
+    variable = "OVERFLOW_CHECK"
+
+    def __init__(
+        self,
+        ops: Sequence[str] | None = None,
+        *,
+        only_bad: bool = False,
+        raise_on_bad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(ops, **options)
+        self.only_bad = only_bad
+        self.raise_on_bad = raise_on_bad
+        self.findings: list[Finding] = []
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        edges = InputEdges.of(call.args, call.kwargs)
+        inputs = statistics(argument_rows(call))
+        result = proceed(call)
+        outputs = statistics(result_rows(call.name, result))
+        self.check(call, inputs, outputs)
+
+        def backward(found: Gradients) -> None:
+            rows = statistics(gradient_rows(call.name, found))
+            count = len([g for g in found.outputs if g is not None])
+            self.check(call, rows[:count], rows[count:], "backward")
+
+        watch(edges, result, backward)
+        return result
+
+    def check(
+        self, call: Call, inputs: list[Statistics], outputs: list[Statistics], *more: str
+    ) -> None:
+        """Print the statistics of one call and keep what is bad."""
+        rows = [*inputs, *outputs]
+        bad = next((r for r in (*outputs, *inputs) if r.bad), None)
+        if rows and (bad is not None or not self.only_bad):
+            self.say(call.heading(*more))
+            shown = [r for r in rows if r.bad] if self.only_bad else rows
+            self.say(table(COLUMNS, [r.row() for r in shown]))
+        if bad is None:
+            return
+        carried = any(r.bad for r in inputs)
+        with self._lock:
+            self.findings.append(Finding(call.name, bad.name, call.id, call.place, carried))
+        if self.raise_on_bad:
+            raise OverflowFoundError(call.name, bad.name, call.place.short)
+
+    @property
+    def first(self) -> Finding | None:
+        """The first operator that made a bad value from good ones, else the first that met one."""
+        made = (f for f in self.findings if not f.in_inputs)
+        return next(made, self.findings[0] if self.findings else None)
+
+    def finish(self) -> None:
+        first = self.first
+        if first is None:
+            logger().info("overflow_check: no inf or nan")
+            return
+        where = heading(first.operator, first.id, first.place)
+        logger().info(f"overflow_check: first inf or nan in {first.tensor}: {where}")
+
+
+def statistics(rows: Sequence[tuple[str, Any]]) -> list[Statistics]:
+    return [
+        Statistics.of(name, value)
+        for name, value in rows
+        if isinstance(value, torch.Tensor) and value.device.type != "meta"
+    ]

@@ -1,0 +1,175 @@
+"""The reference of a call: the same operator on the CPU, floating values in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dicp.config import tool_variable
+from dicp.errors import ToolVariableError
+from dicp.op_tools import trees
+from dicp.op_tools.names import is_in_place
+
+CPU = torch.device("cpu")
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
+_WIDE = {
+    torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}  # fmt: skip
+Rules = Mapping[torch.dtype, torch.dtype]
+
+
+def cast_rules(variable: str, default: str = "") -> Rules:
+    """The dtype rules `A->B,...` of a variable. Raises ToolVariableError."""
+    return parse_rules(variable, tool_variable(variable) or default)
+
+
+@lru_cache(maxsize=256)
+def parse_rules(variable: str, text: str) -> Rules:
+    rules = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        source, arrow, target = (part.strip() for part in entry.partition("->"))
+        dtypes = [_dtype(name) for name in (source, target)]
+        if not arrow or None in dtypes:
+            raise ToolVariableError(
+                variable, text, "rules such as torch.float16->torch.float32, separated by commas"
+            )
+        rules[dtypes[0]] = dtypes[1]
+    return rules  # type: ignore[return-value]
+
+
+def _dtype(name: str) -> torch.dtype | None:
+    short = name.removeprefix("torch.")
+    found = getattr(torch, _ALIASES.get(short, short), None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def reference_rules(operator: str) -> Rules:
+    """How the reference's dtypes differ: the operator's own variable, or everything in float64."""
+    variable = f"{operator.rpartition('.')[2].upper()}_OP_DTYPE_CAST_DICT"
+    return cast_rules(variable) or _WIDE
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The arguments of a call, copied to the CPU, and the dtypes that were widened."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    used: Rules
+
+    @classmethod
+    def of(
+        cls,
+        operator: str,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        rules: Rules | None = None,
+    ) -> Reference:
+        """Copies of the arguments; `rules` of dtypes, by default those of the operator."""
+        rules = reference_rules(operator) if rules is None else rules
+        used: dict[torch.dtype, torch.dtype] = {}
+        exact_memory = operator.rpartition(".")[2].startswith("as_strided")
+
+        def tensor(value: torch.Tensor) -> torch.Tensor:
+            dtype = rules.get(value.dtype, value.dtype)
+            if dtype != value.dtype:
+                used[value.dtype] = dtype
+            return copied(value, dtype, exact_memory)
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return tensor(value)
+            if isinstance(value, torch.dtype):
+                return rules.get(value, value)
+            if isinstance(value, torch.device):
+                return CPU
+            if isinstance(value, torch.Generator) and value.device.type != "cpu":
+                return torch.Generator().manual_seed(value.initial_seed())
+            return value
+
+        done: dict[int, Any] = {}
+
+        def once(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if id(value) not in done:
+                    done[id(value)] = leaf(value)
+                return done[id(value)]
+            return leaf(value)
+
+        plain = {k: CPU if k == "device" and v is not None else v for k, v in kwargs.items()}
+        return cls(func, trees.mapped(tuple(args), once), trees.mapped(plain, once), used)
+
+    def unwidened(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reference:
+        """Copies of the arguments on the CPU in their own dtypes."""
+        return Reference.of("", self.func, args, kwargs, rules={})
+
+    def run(self) -> Any:
+        """The result; autograd records nothing."""
+        with torch.no_grad():
+            return self.func(*self.args, **self.kwargs)
+
+    def gradients(self, grad_outputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of the input tensors for these gradients of the output tensors."""
+        inputs = list(trees.tensors((self.args, self.kwargs)))
+        leaves = {id(t): t.detach() for t in inputs}
+        for leaf in leaves.values():
+            if leaf.is_floating_point() or leaf.is_complex():
+                leaf.requires_grad_()
+        # What is written in place must not be a leaf.
+        in_place = is_in_place(getattr(self.func, "__name__", "")) or "out" in self.kwargs
+        with torch.enable_grad():
+            swap = (lambda t: leaves[id(t)].clone()) if in_place else (lambda t: leaves[id(t)])
+            args, kwargs = trees.map_tensors((self.args, self.kwargs), swap)
+            results = list(trees.tensors(self.func(*args, **kwargs)))
+            pairs = [
+                (result, gradient.to(CPU, result.dtype))
+                for result, gradient in zip(results, grad_outputs, strict=True)
+                if gradient is not None and result.requires_grad
+            ]
+            wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+            if not pairs or not wanted:
+                return [None] * len(inputs)
+            found = torch.autograd.grad(
+                [r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+            )
+        of_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
+        return [of_leaf.get(id(leaves[id(t)])) for t in inputs]
+
+
+def copied(value: torch.Tensor, dtype: torch.dtype, exact_memory: bool = False) -> torch.Tensor:
+    """A copy on the CPU with the strides of `value`, so that views of it are possible as there."""
+    value = value.detach()
+    if value.layout != torch.strided or value.is_quantized:
+        return value.to(CPU, dtype, copy=True) if not value.is_quantized else value.cpu().clone()
+    if exact_memory:
+        flat = torch.empty(0, dtype=value.dtype, device=value.device)
+        flat.set_(value.untyped_storage())
+        whole = flat.to(CPU, dtype, copy=True)
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+    if value.is_contiguous() or any(stride == 0 for stride in value.stride()):
+        return value.to(CPU, dtype, copy=True)
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=dtype)
+    return copy.copy_(value)
+
+
+def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What PyTorch's inference says of the result: tensors without memory; None if it cannot."""
+
+    def meta(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().to("meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    plain = {k: "meta" if k == "device" and v is not None else v for k, v in kwargs.items()}
+    try:
+        with torch.no_grad():
+            return func(*trees.mapped(args, meta), **trees.mapped(plain, meta))
+    except Exception:  # operators whose result depends on data have no meta form
+        return None

@@ -1,0 +1,216 @@
+"""Replay captured operators offline.
+
+python -m dicp.op_tools.run_op_from_data DIR... [--acc_check] [--run_times N] [--sync_time_measure]
+    [--only_run_forward] [--device D] [--backend B] [--as_case FILE]
+
+DIR is one capture or any folder above captures. Exit status: 0 all checks hold, 1 one failed,
+2 no capture found or one that cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.errors import CaptureFormatError, OperatorNameError
+from dicp.op_tools import storage, trees
+from dicp.op_tools.autocompare import OpAutoCompare
+from dicp.op_tools.capture import argument_rows
+from dicp.op_tools.cases import write_cases
+from dicp.op_tools.frame import FRAME, Call
+from dicp.op_tools.names import is_in_place, resolve
+from dicp.op_tools.tables import argument_table
+from dicp.op_tools.timing import OpTimeMeasure
+
+_INPUTS = ("input.json", "input.pth")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One captured call, read from its folder."""
+
+    folder: Path
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grad_outputs: Sequence[torch.Tensor | None] | None
+    random_state: str = ""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The operator. Raises OperatorNameError."""
+        return resolve(self.operator)[2]
+
+
+def find_captures(folder: Path) -> Iterator[Path]:
+    """The captures in or below a folder: those that hold an `input` file."""
+    files = [path for name in _INPUTS for path in folder.rglob(name)]
+    yield from sorted({path.parent for path in files})
+
+
+def read_capture(folder: Path, device: str | None = None) -> Captured:
+    """Raises CaptureFormatError."""
+    if (folder / "input.json").exists():
+        saved = storage.load(folder / "input", device)
+        value, facts = saved.value, saved.facts
+        gradients = None
+        if (folder / "grad_outputs.json").exists():
+            gradients = storage.load(folder / "grad_outputs", device).value
+        return Captured(
+            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
+            facts.get("random_state", ""),
+        )  # fmt: skip
+    value = storage.load_legacy(folder / "input.pth")
+    gradients = None
+    if (folder / "grad_outputs.pth").exists():
+        loaded = storage.load_legacy(folder / "grad_outputs.pth")
+        gradients = list(trees.tensors(loaded))
+    args, kwargs = _legacy_arguments(value)
+    if device is not None:
+        args, kwargs = trees.map_tensors((args, kwargs), lambda t: t.to(device))
+    return Captured(folder, _legacy_name(folder), args, kwargs, gradients)
+
+
+def _legacy_arguments(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(value, dict) and "args" in value:
+        return tuple(value["args"]), dict(value.get("kwargs") or {})
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,), {}
+
+
+def _legacy_name(folder: Path) -> str:
+    """The operator's name among the parts of an older tool's path. Raises CaptureFormatError."""
+    for part in reversed(folder.parts):
+        if "." in part:
+            try:
+                resolve(part)
+            except OperatorNameError:
+                continue
+            return part
+    raise CaptureFormatError(folder, "no part of its path is an operator's name")
+
+
+def replay(captured: Captured, options: argparse.Namespace) -> bool:
+    """Run one capture as the options ask; whether all checks hold."""
+    function = captured.function
+    compiled = _compiled(captured, function, options) if options.backend else function
+    checks: list[OpAutoCompare] = []
+    call = Call(captured.operator, function, captured.args, captured.kwargs)
+    if not (options.acc_check or options.sync_time_measure):
+        sys.stdout.write(f"{argument_table(argument_rows(call))}\n")
+    if options.acc_check:
+        check = OpAutoCompare(style="table").start()
+        checks.append(check)
+        try:
+            _run(captured, compiled, options)
+        finally:
+            check.stop()
+    if options.sync_time_measure:
+        with OpTimeMeasure():
+            for _ in range(options.run_times):
+                _run(captured, compiled, options)
+    elif not options.acc_check:
+        for _ in range(options.run_times):
+            _run(captured, compiled, options)
+    return not any(check.failures for check in checks)
+
+
+def _compiled(
+    captured: Captured, function: Callable[..., Any], options: argparse.Namespace
+) -> Callable[..., Any]:
+    """The operator through torch.compile, as one function that the tools see as the operator."""
+    torch.compiler.reset()
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return torch.compile(plain, backend=options.backend, dynamic=False)  # type: ignore[no-any-return]
+
+
+def _run(captured: Captured, function: Callable[..., Any], options: argparse.Namespace) -> None:
+    """One run on copies of the inputs, backward included."""
+    if captured.random_state:
+        state = torch.frombuffer(bytearray.fromhex(captured.random_state), dtype=torch.uint8)
+        torch.set_rng_state(state)
+    args, kwargs = trees.map_tensors((captured.args, captured.kwargs), _fresh)
+    overwrites = is_in_place(captured.operator) or "out" in kwargs
+    if overwrites:  # a leaf that wants a gradient cannot be written in place
+        args, kwargs = trees.map_tensors(
+            (args, kwargs), lambda t: t.clone() if t.requires_grad else t
+        )
+    result = FRAME.call(function, args, kwargs, captured.operator, captured.function)
+    if options.only_run_forward:
+        return
+    results = [t for t in trees.tensors(result) if t.requires_grad]
+    if results:
+        torch.autograd.backward(results, _gradients(captured, result))
+
+
+def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def _gradients(captured: Captured, result: Any) -> list[torch.Tensor]:
+    """The captured gradients of the outputs, or ones."""
+    found = []
+    saved = captured.grad_outputs or []
+    for place, tensor in enumerate(trees.tensors(result)):
+        if tensor.requires_grad:
+            gradient = saved[place] if place < len(saved) else None
+            found.append(torch.ones_like(tensor) if gradient is None else gradient)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    options = _parser().parse_args(arguments)
+    framework = f"{torch.__name__}:{torch.__version__}"
+    device = options.device or "as captured"
+    sys.stdout.write(f"ditorch.framework: {framework}    device: {device}\n")
+    ok = True
+    cases: list[Captured] = []
+    for name in options.folders:
+        found = list(find_captures(Path(name)))
+        if not found:
+            sys.stderr.write(f"no capture found in {name}\n")
+            return 2
+        for folder in found:
+            sys.stdout.write(f"{folder}\n")
+            try:
+                captured = read_capture(folder, options.device)
+                captured.function  # noqa: B018
+            except (CaptureFormatError, OperatorNameError) as error:
+                sys.stderr.write(f"{error}\n")
+                return 2
+            cases.append(captured)
+            ok = replay(captured, options) and ok
+    if options.as_case:
+        calls = [(case.operator, case.args, case.kwargs) for case in cases]
+        Path(options.as_case).write_text(write_cases(calls))
+        sys.stdout.write(f"{options.as_case} saved\n")
+    return 0 if ok else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dicp.op_tools.run_op_from_data", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR")
+    parser.add_argument("--acc_check", action="store_true", help="compare with float64 on the CPU")
+    parser.add_argument("--run_times", type=int, default=100, help="runs to measure (100)")
+    parser.add_argument("--sync_time_measure", action="store_true", help="measure each run")
+    parser.add_argument("--only_run_forward", action="store_true", help="leave out backward")
+    parser.add_argument("--device", help="run there and not on the device of the capture")
+    parser.add_argument("--backend", help="run through torch.compile with this backend")
+    parser.add_argument("--as_case", metavar="FILE", help="write conformance cases")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

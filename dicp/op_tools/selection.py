@@ -1,0 +1,51 @@
+"""Which operators a tool looks at: OP_<TOOL>_LIST, OP_<TOOL>_DISABLE_LIST or arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from dicp.config import tool_variable
+from dicp.errors import ToolVariableError
+
+_EXPECTED = "names or regular expressions of operators, separated by commas"
+
+
+def is_selected(
+    tool: str, name: str, ops: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+) -> bool:
+    """Whether the tool looks at the operator; what disables wins, and arguments beat variables.
+
+    Raises ToolVariableError for a text that is no regular expression.
+    """
+    wanted = f"OP_{tool}_LIST"
+    unwanted = f"OP_{tool}_DISABLE_LIST"
+    if exclude is None:
+        if _matches(unwanted, tool_variable(unwanted), name):
+            return False
+    elif _any_matches("exclude", tuple(exclude), name):
+        return False
+    if ops is not None:
+        return _any_matches("ops", tuple(ops), name)
+    return _matches(wanted, tool_variable(wanted) or ".*", name)
+
+
+@lru_cache(maxsize=1 << 16)
+def _matches(variable: str, text: str, name: str) -> bool:
+    entries = tuple(entry.strip() for entry in text.split(","))
+    return _any_matches(variable, entries, name)
+
+
+@lru_cache(maxsize=1 << 16)
+def _any_matches(variable: str, entries: tuple[str, ...], name: str) -> bool:
+    return any(_one_matches(variable, entry, name) for entry in entries if entry)
+
+
+def _one_matches(variable: str, entry: str, name: str) -> bool:
+    if entry == name:
+        return True
+    try:
+        return re.fullmatch(entry, name) is not None
+    except re.error as error:
+        raise ToolVariableError(variable, entry, f"{_EXPECTED} ({error})") from None

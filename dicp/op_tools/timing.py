@@ -1,0 +1,211 @@
+"""OpTimeMeasure: forward and backward time per operator, with device synchronization."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.op_tools import trees
+from dicp.op_tools.autocompare import append_csv, cache_size
+from dicp.op_tools.capture import FOLDER
+from dicp.op_tools.frame import FRAME, Call, Feature, Proceed
+from dicp.op_tools.gradients import InputEdges
+from dicp.op_tools.records import CallId, Place, logger, timestamp
+from dicp.op_tools.tables import table
+
+RESULTS = "op_time_measure_result"
+COLUMNS = ("name", "forward_id", "forward_elasped", "backward_elasped", "unit")
+_UNIT = "ms"
+
+
+def device_of(value: Any) -> torch.device:
+    """The first device besides the CPU among the tensors, else the CPU."""
+    devices = (t.device for t in trees.tensors(value))
+    return next((d for d in devices if d.type not in ("cpu", "meta")), torch.device("cpu"))
+
+
+def stopwatch(device: torch.device) -> Callable[[], float]:
+    """Start a measurement on the device's current stream; the call ends it, in milliseconds."""
+    module = torch.get_device_module(device) if device.type != "cpu" else None
+    if module is None:
+        start = time.perf_counter()
+        return lambda: (time.perf_counter() - start) * 1e3
+    module.synchronize(device)
+    event = getattr(module, "Event", None)
+    if event is None:
+        start = time.perf_counter()
+
+        def end() -> float:
+            module.synchronize(device)
+            return (time.perf_counter() - start) * 1e3
+
+        return end
+    first, last = event(enable_timing=True), event(enable_timing=True)
+    first.record()
+
+    def end_events() -> float:
+        last.record()
+        module.synchronize(device)
+        return float(first.elapsed_time(last))
+
+    return end_events
+
+
+@dataclass
+class Timing:
+    """The time of one call, in milliseconds; None where it did not run."""
+
+    name: str
+    id: CallId
+    place: Place
+    forward: float | None
+    backward: float | None = None
+    inputs: str = ""
+    outputs: str = ""
+    estimated: bool = False
+    """Whether the time is a share of a kernel's, by the bytes its operators move."""
+
+    @property
+    def elapsed(self) -> float:
+        return (self.forward or 0.0) + (self.backward or 0.0)
+
+
+class OpTimeMeasure(Feature):
+    """Measures each operator, forward and backward. `results` holds the timings.
+
+    The time that the tool itself needs per call is measured at the start and subtracted.
+    """
+
+    feature = "measure_op_time"
+    hook = "OpTimeMeasureHook"
+    variable = "TIME_MEASURE"
+
+    def __init__(
+        self, ops: Sequence[str] | None = None, *, folder: str | Path = FOLDER, **options: Any
+    ) -> None:
+        super().__init__(ops, **options)
+        self.folder = Path(folder)
+        self.results: list[Timing] = []
+        self.overhead = _overhead()
+        self._waiting: list[Timing] = []
+        self._file: Path | None = None
+
+    def around(self, call: Call, proceed: Proceed) -> Any:
+        edges = InputEdges.of(call.args, call.kwargs)
+        device = device_of((call.args, call.kwargs))
+        end = stopwatch(device)
+        result = proceed(call)
+        spent = max(end() - self.overhead, 0.0)
+        record = Timing(
+            call.name, call.id, call.place, spent,
+            inputs=_described((call.args, call.kwargs)), outputs=_described(result),
+        )  # fmt: skip
+        self.keep(record)
+        if self.style == "line":
+            self.say(f"SyncExecuteTimer: {call.name} forward elasped {spent:.8f} {_UNIT}")
+        else:
+            columns = ("name", "forward_id", "forward_elasped", "unit")
+            self.say(table(columns, [(call.name, call.id, f"{spent:.8f}", _UNIT)]))
+        self._watch(call, record, edges, result, device)
+        return result
+
+    def keep(self, record: Timing) -> None:
+        """Add a timing, also of what ran in a compiled graph."""
+        with self._lock:
+            self.results.append(record)
+            self._waiting.append(record)
+            full = len(self._waiting) >= cache_size(5000)
+        if full:
+            self.flush()
+
+    def _watch(
+        self, call: Call, record: Timing, edges: InputEdges, result: Any, device: torch.device
+    ) -> None:
+        """Measure the call's own node of the autograd graph in backward, from hook to hook."""
+        results = [t for t in trees.tensors(result) if t.grad_fn is not None]
+        if not edges.needed or not results:
+            return
+        node = results[0].grad_fn
+        assert node is not None
+        running: list[Callable[[], float]] = []
+
+        def before(grad_outputs: Any) -> None:
+            with FRAME.unhooked():
+                running.append(stopwatch(device))
+
+        def after(grad_inputs: Any, grad_outputs: Any) -> None:
+            with FRAME.unhooked():
+                spent = running.pop()() if running else 0.0
+                record.backward = (record.backward or 0.0) + spent
+                if self.style == "line":
+                    self.say(f"SyncExecuteTimer: {call.name} backward elasped {spent:.8f} {_UNIT}")
+                else:
+                    columns = ("name", "forward_id", "backward_elasped", "unit")
+                    self.say(table(columns, [(call.name, call.id, f"{spent:.8f}", _UNIT)]))
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+    def flush(self) -> None:
+        with self._lock:
+            records, self._waiting = self._waiting, []
+        if not records:
+            return
+        self.say(table(COLUMNS, [_row(r) for r in records]))
+        rows = [(*_row(r), r.inputs, r.outputs, "", "") for r in records]
+        if self._file is None:
+            name = f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
+            self._file = self.folder / RESULTS / name
+        columns = (*COLUMNS, "input", "output", "grad_inputs", "grad_outputs")
+        try:
+            append_csv(self._file, columns, rows)
+        except OSError as error:
+            logger().warning(f"op elasped info is not saved: {error}")
+            return
+        logger().info(f"op elasped info saved to {self._file}")
+
+    def finish(self) -> None:
+        logger().info(self.summary())
+
+    def summary(self) -> str:
+        """Calls, total and mean milliseconds and share, by operator and by operator and shapes."""
+        parts = [f"the tool's own {self.overhead:.8f} ms per call are subtracted"]
+        for title, key in (
+            ("operator", lambda r: (r.name,)),
+            ("operator and shapes", lambda r: (r.name, r.inputs)),
+        ):
+            groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+            for record in self.results:
+                groups[key(record)].append(record.elapsed)
+            total = sum(map(sum, groups.values())) or 1.0
+            rows = [
+                (" ".join(name), len(times), f"{sum(times):.8f}", f"{sum(times) / len(times):.8f}",
+                 f"{sum(times) / total:.1%}")
+                for name, times in sorted(groups.items(), key=lambda item: -sum(item[1]))
+            ]  # fmt: skip
+            parts.append(table((title, "calls", "total", "mean", "share"), rows))
+        return "\n".join(parts)
+
+
+def _row(record: Timing) -> tuple[object, ...]:
+    times = ("" if t is None else f"{t:.8f}" for t in (record.forward, record.backward))
+    name = f"{record.name} (estimate)" if record.estimated else record.name
+    return (name, record.id, *times, _UNIT)
+
+
+def _described(value: Any) -> str:
+    return " ".join(
+        f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in trees.tensors(value)
+    )
+
+
+def _overhead() -> float:
+    """Milliseconds between starting and ending a stopwatch on the CPU: the least of a few."""
+    return min(stopwatch(torch.device("cpu"))() for _ in range(20))

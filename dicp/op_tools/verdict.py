@@ -1,0 +1,233 @@
+"""Comparing a device's values with a reference: tolerances, errors, and both verdicts.
+
+tolerance: |a - b| <= atol + rtol * |b| for every element, NaN equal to NaN.
+fp64: the error against float64 is at most twice that of eager in the same dtype, plus a floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.compare import FLOOR_ULPS
+from dicp.config import tool_variable
+from dicp.errors import ToolVariableError
+
+COLUMNS = (
+    "name",
+    "allclose",
+    "cosine_similarity",
+    "max_abs_diff",
+    "max_relative_diff",
+    "atol",
+    "rtol",
+    "error_info",
+)
+_CHUNK = 1 << 22
+"""Elements compared at a time: the float64 copies of more would not fit beside large tensors."""
+
+_DEFAULTS = {
+    torch.float16: 1e-4, torch.bfloat16: 1e-3, torch.float32: 1e-5, torch.float64: 1e-8,
+    torch.complex64: 1e-5, torch.complex128: 1e-8,
+}  # fmt: skip
+_WHOLE_NUMBERS = 1e-3
+_PYTHON_NUMBERS = 1e-6
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    atol: float
+    rtol: float
+
+
+def tolerance(operator: str, value: Any) -> Tolerance:
+    """The tolerance for the device's value: of operator and dtype, of the dtype, general, default.
+
+    Raises ToolVariableError.
+    """
+    if value is None:
+        return Tolerance(0.0, 0.0)
+    if not isinstance(value, torch.Tensor):
+        return Tolerance(_PYTHON_NUMBERS, _PYTHON_NUMBERS)
+    dtype = _REAL.get(value.dtype, value.dtype)
+    name = str(dtype).removeprefix("torch.").upper()
+    short = operator.rpartition(".")[2].upper()
+    base = "AUTOCOMPARE_ERROR_TOLERANCE"
+    for variable in (f"{short}_{base}_{name}", f"{base}_{name}", base):
+        text = tool_variable(variable)
+        if text:
+            return _parsed(variable, text)
+    default = _DEFAULTS.get(value.dtype, _WHOLE_NUMBERS)
+    return Tolerance(default, default)
+
+
+def _parsed(variable: str, text: str) -> Tolerance:
+    try:
+        atol, rtol = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ToolVariableError(variable, text, "two numbers 'atol,rtol', such as 1e-3,1e-3") from (
+            None
+        )
+    if not (atol >= 0 and rtol >= 0):
+        raise ToolVariableError(variable, text, "two numbers that are not negative")
+    return Tolerance(atol, rtol)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One value beside its reference."""
+
+    name: str
+    allclose: bool
+    cosine: float = 1.0
+    max_abs: float = 0.0
+    max_relative: float = 0.0
+    tolerance: Tolerance = Tolerance(0.0, 0.0)
+    error_info: str = ""
+    ratio: float = 0.0
+    """The worst error as a multiple of what the tolerance allows."""
+    fp64: bool = True
+    """The verdict of the fp64 rule; where nothing but the tolerance can judge, that one's."""
+
+    def row(self) -> tuple[object, ...]:
+        return (
+            self.name,
+            self.allclose,
+            f"{self.cosine:.9f}",
+            f"{self.max_abs:.9f}",
+            f"{self.max_relative:.9f}",
+            f"{self.tolerance.atol:.9f}",
+            f"{self.tolerance.rtol:.9f}",
+            self.error_info,
+        )
+
+
+def compare(operator: str, name: str, got: Any, reference: Any, eager: Any = None) -> Comparison:
+    """Compare a leaf of the device's values with the reference's; `eager` for the fp64 rule."""
+    allowed = tolerance(operator, got)
+    if isinstance(got, torch.Tensor) != isinstance(reference, torch.Tensor):
+        info = f"Inconsistent types: {type(got).__name__} {type(reference).__name__}"
+        return Comparison(name, False, 0.0, math.inf, math.inf, allowed, info, math.inf, False)
+    if isinstance(got, torch.Tensor):
+        return _compare_tensors(name, got, reference, allowed, eager)
+    if isinstance(got, (bool, int, float, complex)) and isinstance(
+        reference, (bool, int, float, complex)
+    ):
+        return _compare_numbers(name, got, reference, allowed)
+    same = bool(got == reference) or got is reference
+    far = 0.0 if same else math.inf
+    return Comparison(
+        name, same, float(same), far, far, allowed, "" if same else "Inconsistent values", far, same
+    )
+
+
+def _compare_numbers(name: str, got: Any, reference: Any, allowed: Tolerance) -> Comparison:
+    if got != got and reference != reference:
+        return Comparison(name, True, tolerance=allowed)
+    error = 0.0 if got == reference else abs(got - reference)
+    bound = allowed.atol + allowed.rtol * abs(reference)
+    close = error <= bound
+    relative = error / abs(reference) if reference else (math.inf if error else 0.0)
+    ratio = error / bound if bound else (math.inf if error else 0.0)
+    cosine = 1.0 if close or (got * reference).real > 0 else -1.0
+    return Comparison(name, close, cosine, float(error), float(relative), allowed, "", ratio, close)
+
+
+def _compare_tensors(
+    name: str, got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance, eager: Any
+) -> Comparison:
+    if got.shape != reference.shape:
+        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(reference.shape)}"
+        return Comparison(name, False, 0.0, math.inf, math.inf, allowed, info, math.inf, False)
+    info = ""
+    if got.dtype != reference.dtype:
+        info = f"Inconsistent dtypes: {got.dtype} {reference.dtype}"
+    found = _errors(got, reference, allowed)
+    close = found.ratio <= 1
+    fp64 = close if eager is None else _fp64_holds(got, reference, eager, found)
+    return Comparison(
+        name, close, found.cosine, found.largest, found.relative, allowed, info, found.ratio, fp64
+    )
+
+
+@dataclass
+class _Errors:
+    largest: float = 0.0
+    relative: float = 0.0
+    ratio: float = 0.0
+    product: float = 0.0
+    own: float = 0.0
+    other: float = 0.0
+    peak: float = 0.0
+
+    @property
+    def cosine(self) -> float:
+        if self.own == self.other == 0:
+            return 1.0
+        length = math.sqrt(self.own) * math.sqrt(self.other)
+        return self.product / length if length else 0.0
+
+
+def _errors(got: torch.Tensor, reference: torch.Tensor, allowed: Tolerance) -> _Errors:
+    found = _Errors()
+    for a, b in _chunks(got, reference):
+        error = (a - b).abs()
+        same = (a == b) | (a.isnan() & b.isnan())
+        error = torch.where(same, torch.zeros((), dtype=error.dtype), error)
+        error = torch.where(error.isnan(), torch.full((), math.inf, dtype=error.dtype), error)
+        size = torch.where(b.isfinite(), b.abs(), torch.zeros((), dtype=error.dtype))
+        bound = allowed.atol + allowed.rtol * size
+        found.largest = max(found.largest, float(error.max()))
+        found.relative = max(found.relative, _largest_quotient(error, size))
+        found.ratio = max(found.ratio, _largest_quotient(error, bound))
+        found.peak = max(found.peak, float(size.max()))
+        finite = a.isfinite() & b.isfinite()
+        x, y = (torch.where(finite, v, torch.zeros((), dtype=v.dtype)) for v in (a, b))
+        found.product += float((x * y.conj()).sum().real)
+        found.own += float((x * x.conj()).sum().real)
+        found.other += float((y * y.conj()).sum().real)
+    return found
+
+
+def _largest_quotient(error: torch.Tensor, size: torch.Tensor) -> float:
+    quotient = error / size
+    return float(torch.where(error == 0, torch.zeros((), dtype=error.dtype), quotient).max())
+
+
+def _chunks(
+    got: torch.Tensor, reference: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both tensors piece by piece on the CPU, in float64 or complex128."""
+    left, right = _dense(got), _dense(reference)
+    for start in range(0, left.numel(), _CHUNK):
+        yield _wide(left[start : start + _CHUNK]), _wide(right[start : start + _CHUNK])
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor.reshape(-1)
+
+
+def _wide(part: torch.Tensor) -> torch.Tensor:
+    wide = torch.complex128 if part.dtype.is_complex else torch.float64
+    return part.cpu().to(wide)
+
+
+def _fp64_holds(got: torch.Tensor, reference: torch.Tensor, eager: Any, found: _Errors) -> bool:
+    """error <= 2 * eager's own error + floor, of the largest error and of the reference's scale."""
+    if not isinstance(eager, torch.Tensor) or eager.shape != got.shape:
+        return found.ratio <= 1
+    if got.dtype not in FLOOR_ULPS:
+        return found.largest == 0 or found.ratio <= 1
+    own = _errors(eager, reference, Tolerance(0.0, 0.0))
+    floor = FLOOR_ULPS[got.dtype] * torch.finfo(got.dtype).eps * found.peak
+    return found.largest <= 2 * own.largest + floor + torch.finfo(got.dtype).tiny

@@ -1,0 +1,246 @@
+"""Capture: files and their content, gradients, budgets, failures, replay."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from dicp import op_tools
+from dicp.errors import CaptureFormatError, ToolWarning
+from dicp.op_tools import storage
+from dicp.op_tools.run_op_from_data import find_captures, main, read_capture
+
+ROOT = Path("op_tools_results/op_capture_results")
+
+
+def captured(folder: Path, file: str) -> object:
+    return storage.load(folder / file).value
+
+
+def test_every_value_comes_back_as_it_was(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    values = {
+        "view": base[1:3, ::2], "other": base.t(), "expanded": torch.ones(1).expand(3),
+        "half": torch.randn(3).half().requires_grad_(), "bool": torch.tensor([True, False]),
+        "complex": torch.randn(2, dtype=torch.complex64), "conj": torch.randn(2).cfloat().conj(),
+        "empty": torch.empty(0, 3), "scalar": torch.tensor(3), "float8": torch.ones(2).to(
+            torch.float8_e4m3fn),
+        "plain": [1, 2.5, float("inf"), "a", None, True, torch.float16, torch.Size([2]), 1 + 2j,
+                  slice(1, None, 2), ..., (1, [2, {"k": base}]), torch.device("cpu")],
+    }  # fmt: skip
+    storage.save(tmp_path / "x", values, {"operator": "o"})
+    back = storage.load(tmp_path / "x").value
+    for name, tensor in values.items():
+        if isinstance(tensor, torch.Tensor):
+            got = back[name]
+            assert (got.dtype, got.stride(), got.requires_grad) == (
+                tensor.dtype, tensor.stride(), tensor.requires_grad), name  # fmt: skip
+            assert torch.equal(got.float() if name == "float8" else got,
+                               tensor.float() if name == "float8" else tensor), name  # fmt: skip
+    assert repr(back["plain"]) == repr(values["plain"])
+    shared = {back[n].untyped_storage().data_ptr() for n in ("view", "other")}
+    assert len(shared) == 1 and back["plain"][11][1][1]["k"].untyped_storage().data_ptr() in shared
+    small = base[0, :2]
+    storage.save(tmp_path / "small", small, {})
+    assert load_file(tmp_path / "small.safetensors")["storage0"].numel() == 2, "cut to what is used"
+
+
+def test_files_of_a_call_and_its_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    y = torch.randn(3, 4, requires_grad=True)
+    with op_tools.OpCapture(["torch.mul"]):
+        z = torch.mul(x, y) + x
+        z.backward(torch.full((3, 4), 2.0))
+    (folder,) = find_captures(ROOT)
+    assert folder.relative_to(ROOT).parts[0] == "torch.mul"
+    assert folder.parts[-2].isdigit() and len(folder.parts[-1].split("-")) == 6
+    assert {p.name for p in folder.iterdir()} == {
+        f"{n}.{s}"
+        for n in ("input", "output", "grad_inputs", "grad_outputs")
+        for s in ("safetensors", "json")
+    }
+    grads = captured(folder, "grad_inputs")
+    assert torch.equal(grads[0], 2 * y) and torch.equal(grads[1], 2 * x), "of this call alone"
+    facts = json.loads((folder / "input.json").read_text())
+    assert facts["operator"] == "torch.mul" and "test_capture.py" in facts["source"]
+    assert facts["torch"] == torch.__version__
+    text = capsys.readouterr().out
+    assert f"{folder}/input saved" in text and f"{folder}/grad_inputs saved" in text
+    number = folder.parts[-2]
+    assert text.count(f"forward_id:{number}/") == 2, "backward has its forward's id"
+    assert "torch.mul grad_inputs[1]" in text and "torch.mul grad_output " in text
+
+
+def test_in_place_inputs_are_saved_as_they_were() -> None:
+    x = torch.zeros(3)
+    with op_tools.OpCapture(quiet=True):
+        x.add_(1)
+    (folder,) = find_captures(ROOT)
+    assert captured(folder, "input")["args"][0].tolist() == [0, 0, 0]
+    assert captured(folder, "output").tolist() == [1, 1, 1]
+
+
+def test_tensors_given_by_keyword_are_captured() -> None:
+    with op_tools.OpCapture(["torch.nn.functional.linear"], quiet=True):
+        F.linear(input=torch.ones(2, 3), weight=torch.ones(4, 3), bias=torch.ones(4))
+    (folder,) = find_captures(ROOT)
+    kwargs = captured(folder, "input")["kwargs"]
+    assert {k: tuple(v.shape) for k, v in kwargs.items()} == {
+        "input": (2, 3), "weight": (4, 3), "bias": (4,)}  # fmt: skip
+
+
+def test_budgets(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(8)
+
+    def files(**budget: int) -> int:
+        tool = op_tools.OpCapture(["torch.add", "torch.sub"], quiet=True, **budget)
+        with tool:
+            for _ in range(6):
+                torch.add(x, 1)
+                torch.sub(x, 1)
+        return sum(path.name == "input" for path in tool.saved)
+
+    assert files(first=2) == 4, "per operator"
+    assert files(every=3) == 4
+    assert files(every=2, first=1) == 2
+    assert files(max_bytes=70) == 1
+
+
+def test_no_pickle_is_written() -> None:
+    with op_tools.OpCapture(quiet=True):
+        torch.add(torch.ones(2), 1)
+    assert {p.suffix for p in ROOT.rglob("*") if p.is_file()} == {".safetensors", ".json"}
+
+
+def test_a_folder_that_cannot_be_written_ends_the_capture_with_one_warning() -> None:
+    Path("file").write_text("no folder")
+    with pytest.warns(ToolWarning) as caught, op_tools.OpCapture(folder="file", quiet=True):
+        for _ in range(3):
+            assert torch.add(torch.ones(2), 1).tolist() == [2, 2]
+    (warning,) = caught
+    assert "op_capture stops, the program goes on: file/" in str(warning.message)
+
+
+def run(*arguments: str) -> int:
+    return main([*arguments, "--run_times", "2"])
+
+
+def test_replay_checks_and_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with op_tools.OpCapture(quiet=True):
+        torch.sort(x, descending=True)[0].sum().backward()
+        x.detach().clone().relu_()
+        torch.dropout(x, 0.5, True)
+    capsys.readouterr()
+    assert run(str(ROOT), "--acc_check") == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"ditorch.framework: torch:{torch.__version__}")
+    assert "torch.sort grad[0]" in text and "torch.Tensor.relu_ input" in text
+    assert run(str(ROOT / "torch.sort"), "--sync_time_measure") == 0
+    text = capsys.readouterr().out
+    assert "forward_elasped" in text and "backward_elasped" in text
+    assert run(str(ROOT / "torch.sort"), "--sync_time_measure", "--only_run_forward") == 0
+    assert "| backward_elasped" not in capsys.readouterr().out.split("operator")[0].split(
+        "op elasped")[0].replace("forward_elasped | backward_elasped", "")  # fmt: skip
+
+
+def test_a_random_operator_draws_what_it_drew() -> None:
+    x = torch.randn(64)
+    torch.rand(7)
+    with op_tools.OpCapture(["torch.nn.functional.dropout"], quiet=True):
+        want = F.dropout(x, 0.5)
+    (folder,) = find_captures(ROOT)
+    capture = read_capture(folder)
+    state = torch.frombuffer(bytearray.fromhex(capture.random_state), dtype=torch.uint8)
+    torch.set_rng_state(state)
+    assert torch.equal(capture.function(*capture.args, **capture.kwargs), want)
+
+
+def test_replay_through_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with op_tools.OpCapture(["torch.Tensor.softmax"], quiet=True):
+        x.softmax(-1).sum().backward()
+    assert run(str(ROOT), "--acc_check", "--backend", "cpugraph") == 0
+
+    def wrong(gm: torch.fx.GraphModule, inputs: object) -> object:
+        return lambda *args: tuple(value + 1 for value in gm.forward(*args))
+
+    torch._dynamo.register_backend(wrong, name="off_by_one")
+    capsys.readouterr()
+    assert run(str(ROOT), "--acc_check", "--backend", "off_by_one") == 1
+    assert "1 failures" in capsys.readouterr().out
+
+
+def test_replay_fails_where_the_operator_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpCapture(["torch.Tensor.sin"], quiet=True):
+        torch.randn(3).sin()
+    library = torch.library.Library("aten", "IMPL")
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(x) if x.dtype == torch.float32 else torch.cos(x - torch.pi / 2)
+
+    library.impl("sin", wrong, "CPU", allow_override=True)
+    try:
+        assert run(str(ROOT), "--acc_check") == 1
+    finally:
+        library._destroy()
+    assert "first failure: torch.Tensor.sin" in capsys.readouterr().out
+
+
+def test_replay_without_a_capture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("nowhere") == 2
+    assert "no capture found in nowhere" in capsys.readouterr().err
+
+
+def test_older_layouts_and_foreign_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for parts in (
+        ("op_capture_result", "0", "2024-06-20--08-41-27", "torch.Tensor.mul", "8"),
+        ("op_capture_result", "torch.Tensor.mul", "93", "5"),
+    ):
+        folder = tmp_path.joinpath(*parts)
+        folder.mkdir(parents=True)
+        torch.save((torch.ones(3), torch.ones(3)), folder / "input.pth")
+        assert read_capture(folder).operator == "torch.Tensor.mul"
+    assert run(str(tmp_path / "op_capture_result"), "--acc_check") == 0
+    torch.save({"args": (Foreign(),)}, folder / "input.pth")
+    with pytest.raises(CaptureFormatError, match="weights_only=True"):
+        read_capture(folder)
+    assert run(str(folder)) == 2
+    assert "weights_only=True" in capsys.readouterr().err
+
+
+class Foreign:
+    """A class that only a pickle can name."""
+
+
+def test_damaged_captures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpCapture(quiet=True):
+        torch.add(torch.ones(2), 1)
+    folder = next(iter(find_captures(ROOT / "torch.add")))
+    (folder / "input.safetensors").write_bytes(b"12")
+    assert run(str(folder)) == 2
+    assert f"capture '{folder}/input' cannot be read" in capsys.readouterr().err
+
+
+def test_captures_become_cases() -> None:
+    with op_tools.OpCapture(["torch.cat", "torch.add"], quiet=True):
+        for _ in range(2):
+            torch.add(torch.ones(3, 4).t(), 2, alpha=3)
+        torch.cat([torch.ones(2), torch.ones(3)], dim=0)
+    assert run(str(ROOT), "--as_case", "cases.toml") == 0
+    cases = tomllib.loads(Path("cases.toml").read_text())["case"]
+    assert [case["call"] for case in cases] == ["torch.add", "torch.cat"], "each once"
+    assert cases[0]["arguments"] == [
+        {"name": "0", "shape": [4, 3], "stride": [1, 4], "dtype": "float32", "generator": "randn"},
+        {"name": "1", "value": 2},
+        {"name": "alpha", "value": 3},
+    ]
+    assert cases[1]["arguments"][0]["shapes"] == [[2], [3]]

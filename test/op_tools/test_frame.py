@@ -1,0 +1,417 @@
+"""The frame: activation, selection, names, stacks of features, ids, tables."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import op_tools as public
+from dicp import op_tools
+from dicp.errors import OperatorNameError, ToolVariableError, UnknownFeatureError
+from dicp.op_tools.names import name_of
+from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
+
+TOOLS = [
+    op_tools.OpCapture,
+    op_tools.OpAutoCompare,
+    op_tools.OpTimeMeasure,
+    op_tools.OpFallback,
+    op_tools.OpDtypeCast,
+    op_tools.OpObserve,
+    op_tools.OpOverflowCheck,
+]
+HOOKS = {
+    "op_capture": "OpCaptureHook",
+    "autocompare": "OpAutoCompareHook",
+    "measure_op_time": "OpTimeMeasureHook",
+    "fallback": "OpFallbackHook",
+    "cast_dtype": "OpDtypeCastHook",
+    "dump_op_args": "OpObserveHook",
+    "overflow_check": "OpOverflowCheckHook",
+}
+
+
+def hooked(text: str, verb: str = "apply") -> list[str]:
+    return re.findall(rf"^{verb} \w+Hook on (\S+)$", text, re.M)
+
+
+def test_the_public_package_holds_the_same_objects() -> None:
+    for name in op_tools.__all__:
+        assert getattr(public, name) is getattr(op_tools, name)
+    assert (Path(public.__file__).parent / "run_op_from_data.py").exists()
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda t: t.feature)
+def test_every_way_to_start_and_stop(tool: type, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(2)
+
+    def seen() -> list[str]:
+        return hooked(capsys.readouterr().out)
+
+    made = tool(ops=["torch.add"])
+    for stop in (made.stop, made.end):
+        made.start()
+        torch.add(x, 1)
+        stop()
+        torch.sub(x, 1)
+        torch.add(x, 1)
+        assert seen() == ["torch.add"]
+    with made, made:  # nested in itself
+        torch.add(x, 1)
+    assert seen() == ["torch.add"]
+
+    @tool(ops=["torch.add"])
+    def step() -> torch.Tensor:
+        return torch.add(x, 1)
+
+    assert torch.equal(step(), x + 1) and step.__name__ == "step"
+    assert seen() == ["torch.add"]
+    made.stop()  # a stop without a start does nothing
+    torch.add(x, 1)
+    assert seen() == []
+
+
+def test_apply_and_skip_lines_are_the_features_own(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(2)
+    for feature, hook in HOOKS.items():
+        with op_tools.apply_feature("torch.add", feature):
+            torch.add(x, 1)
+            torch.sub(x, 1)
+        text = capsys.readouterr().out
+        assert f"apply {hook} on torch.add\n" in text
+        assert "torch.sub" not in text
+    for tool in TOOLS:
+        with tool(["torch.add"]):
+            torch.sub(x, 1)
+        assert f"skip {HOOKS[tool.feature]} on torch.sub\n" in capsys.readouterr().out
+
+
+def test_lists_are_read_at_the_call_and_the_disable_list_wins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.ones(2, 2)
+
+    def run() -> list[str]:
+        with op_tools.OpObserve():
+            torch.add(x, 1)
+            F.relu(x)
+            F.gelu(x)
+            x.size()
+            str(x)
+        return hooked(capsys.readouterr().out)
+
+    every = ["torch.add", "torch.nn.functional.relu", "torch.nn.functional.gelu"]
+    assert run() == every
+    monkeypatch.setenv("OP_OBSERVE_LIST", "torch.nn.functional.*, torch.Tensor.size")
+    assert run() == every[1:]
+    monkeypatch.setenv("OP_OBSERVE_DISABLE_LIST", r"torch\.nn\.functional\.re.+")
+    assert run() == every[2:]
+    monkeypatch.setenv("OP_OBSERVE_LIST", "")
+    assert run() == [every[0], every[2]]
+    monkeypatch.delenv("OP_OBSERVE_DISABLE_LIST")
+    monkeypatch.setenv("OP_OBSERVE_LIST", "add")  # matched in full
+    assert run() == []
+
+
+def test_arguments_replace_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OP_OBSERVE_LIST", "torch.sub")
+    monkeypatch.setenv("OP_OBSERVE_DISABLE_LIST", "torch.add")
+    with op_tools.OpObserve(["torch.add"], exclude=[]):
+        torch.add(torch.ones(2), 1)
+        torch.sub(torch.ones(2), 1)
+    assert hooked(capsys.readouterr().out) == ["torch.add"]
+
+
+def test_a_pattern_that_is_no_regular_expression_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OP_OBSERVE_LIST", "torch.(add")
+    with (
+        pytest.raises(ToolVariableError, match=r"OP_OBSERVE_LIST is 'torch.\(add'; expected names"),
+        op_tools.OpObserve(),
+    ):
+        torch.add(torch.ones(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (lambda x: torch.add(x, x), "torch.add"),
+        (lambda x: x + x, "torch.Tensor.add"),
+        (lambda x: F.linear(x, x), "torch.nn.functional.linear"),
+        (lambda x: torch.norm(x), "torch.functional.norm"),
+        (lambda x: torch.nn.init.normal_(x), "torch.nn.init.normal_"),
+        (lambda x: [0, 1, 2][torch.tensor(1)], "torch.Tensor.__index__"),
+        (lambda x: torch.empty(3), "torch.empty"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_names_are_those_that_users_write(run, name, capsys) -> None:  # type: ignore[no-untyped-def]
+    with op_tools.OpObserve():
+        run(torch.ones(2, 2))
+    assert name in hooked(capsys.readouterr().out)
+
+
+def test_what_computes_nothing_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    with op_tools.OpObserve(), op_tools.OpAutoCompare():
+        x.shape, x.grad, x.data_ptr(), x.numel(), x.size(), x.dim(), x.type()
+        repr(x), f"{x}", torch.ones(2).requires_grad_()
+        y.sum().backward()
+        torch.empty(2)
+    lines = capsys.readouterr().out.splitlines()
+    seen = {line for line in lines if line.startswith(("apply", "skip"))}
+    wanted = {"torch.ones", "torch.Tensor.sum"}
+    assert seen == {f"apply {h} on {n}" for h in ("OpObserveHook", "OpAutoCompareHook")
+                    for n in wanted} | {"apply OpObserveHook on torch.empty"}  # fmt: skip
+
+
+def test_nested_calls_are_not_hooked_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpObserve():
+        F.cross_entropy(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    names = hooked(capsys.readouterr().out)
+    assert names.count("torch.nn.functional.cross_entropy") == 1
+    assert not [n for n in names if "log_softmax" in n or "nll_loss" in n]
+
+
+def test_optimizers_initialisation_and_metrics_are_covered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with op_tools.OpObserve():
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(4, 3)).argmax(-1).eq(0).float().mean()
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    names = set(hooked(capsys.readouterr().out))
+    assert "torch.nn.init.kaiming_uniform_" in names
+    assert {"torch.Tensor.argmax", "torch.Tensor.eq", "torch.nn.functional.linear"} <= names
+    assert any("add" in n for n in names), "the optimizer's own"
+
+
+def test_features_stack_and_none_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    first = op_tools.apply_feature("torch.nn.functional.linear", "cast_dtype")
+    second = op_tools.apply_feature("torch.nn.functional.linear", "fallback")
+    y = F.linear(x, x)
+    text = capsys.readouterr().out
+    assert y.dtype == torch.bfloat16
+    assert "torch.bfloat16 -> torch.float32" in text, "the cast's table"
+    assert "torch.nn.functional.linear input(cpu)[0]" in text, "the fallback's table"
+    first.remove()
+    F.linear(x, x)
+    text = capsys.readouterr().out
+    assert "->" not in text and "input(cpu)[0]" in text
+    second.remove()
+    F.linear(x, x)
+    assert capsys.readouterr().out == ""
+
+
+def test_conditions_get_the_operators_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.apply_feature(
+        "torch.sub", "autocompare", condition_func=lambda a, *rest, **named: a.dim() == 2
+    ):
+        torch.sub(torch.ones(2), 1)
+        assert capsys.readouterr().out == "skip OpAutoCompareHook on torch.sub\n"
+        torch.sub(torch.ones(2, 2), 1)
+        assert "apply OpAutoCompareHook on torch.sub\n" in capsys.readouterr().out
+
+
+def test_conditions_pair_with_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    no, yes = (lambda *a, **k: False), (lambda *a, **k: True)
+    with op_tools.apply_feature(["torch.add", torch.sub], "dump_op_args", [no, yes]):
+        torch.add(torch.ones(2), 1)
+        torch.sub(torch.ones(2), 1)
+    assert hooked(capsys.readouterr().out) == ["torch.sub"]
+    with pytest.raises(ToolVariableError, match="1 conditions for 2 operators"):
+        op_tools.apply_feature(["torch.add", "torch.sub"], "dump_op_args", [no])
+
+
+def test_a_condition_that_raises_is_reported_and_the_operator_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with op_tools.apply_feature("torch.add", "cast_dtype", lambda a, b: a.nothing):
+        assert torch.add(torch.ones(2), 1).tolist() == [2, 2]
+    text = capsys.readouterr().out
+    assert (
+        "the condition for cast_dtype on torch.add(torch.float32[2], 1) raises AttributeError"
+        in (text)
+    )
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("third_party_ops")
+
+    def fused(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return torch.relu(x) * scale
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    for function in (fused, other):
+        function.__module__ = module.__name__
+        function.__qualname__ = function.__name__
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_third_party_functions_and_modules(
+    third_party: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, x = third_party.fused, torch.randn(3)
+    for ops in ("third_party_ops.fused", third_party.fused):
+        handle = op_tools.apply_feature(ops, "autocompare")
+        with op_tools.OpObserve():
+            third_party.fused(x, scale=3.0)
+        text = capsys.readouterr().out
+        assert hooked(text) == ["third_party_ops.fused"] * 2, "torch's calls inside are nested"
+        assert "third_party_ops.fused output" in text
+        handle.remove()
+        assert third_party.fused is plain
+    with op_tools.apply_feature(third_party, "dump_op_args"):
+        third_party.other(x)
+        third_party.fused(x)
+    assert hooked(capsys.readouterr().out) == ["third_party_ops.other", "third_party_ops.fused"]
+    assert third_party.fused is plain
+
+
+def test_unknown_features_and_names_are_errors_that_help() -> None:
+    with pytest.raises(UnknownFeatureError) as unknown:
+        op_tools.apply_feature("torch.add", "autocompar")
+    assert "'autocompare'" in str(unknown.value)
+    assert all(feature in str(unknown.value) for feature in HOOKS)
+    with pytest.raises(OperatorNameError, match=r"torch.nn.functional.linear"):
+        op_tools.apply_feature("torch.nn.functional.linaer", "autocompare")
+    with pytest.raises(OperatorNameError, match="leads to no function"):
+        op_tools.apply_feature("no_such_package.at.all", "autocompare")
+
+
+def test_ids_continue_across_tools_and_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        with op_tools.OpObserve(["torch.add"]), op_tools.OpTimeMeasure(["torch.add"]):
+            for _ in range(20):
+                torch.add(torch.ones(2), 1)
+
+    work()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = re.findall(r"forward_id:(\d+)/\d{4}(?:-\d\d){5}", capsys.readouterr().out)
+    assert len(found) == len(set(found)) == 80
+
+
+def test_a_thread_without_tools_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpObserve():
+        thread = threading.Thread(target=lambda: torch.add(torch.ones(2), 1))
+        thread.start()
+        thread.join()
+    assert hooked(capsys.readouterr().out) == []
+
+
+def test_modes_of_the_program_survive(capsys: pytest.CaptureFixture[str]) -> None:
+    tool = op_tools.OpObserve().start()
+    device = torch.device("meta")
+    device.__enter__()
+    tool.stop()
+    try:
+        assert torch.ones(2).device.type == "meta"
+    finally:
+        device.__exit__(None, None, None)
+    assert torch.ones(2).device.type == "cpu"
+    assert (
+        "torch.overrides" in sys.modules and not torch.overrides._get_current_function_mode_stack()
+    )
+
+
+def test_headings_name_the_users_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpObserve():
+        torch.add(torch.ones(2), 1)  # this very line
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("torch.add "))
+    assert re.fullmatch(
+        r"torch\.add    forward_id:\d+/[\d-]+    \S+test_frame\.py:\d+ \w+: "
+        r"torch\.add\(torch\.ones\(2\), 1\)  # this very line",
+        line,
+    )
+
+
+def test_the_whole_stack_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OP_TOOLS_PRINT_STACK", "1")
+    with op_tools.OpObserve():
+        torch.add(torch.ones(2), 1)
+    text = capsys.readouterr().out
+    assert "in test_the_whole_stack_on_demand" in text and "pytest" in text
+
+
+def test_quiet_prints_the_summary_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpAutoCompare(quiet=True):
+        torch.add(torch.ones(2), 1)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("op autocompare result saved to ")
+    assert second.startswith("autocompare: 2 operators, 2 records, 0 failures")
+
+
+TABLE = """\
++--------------------+--------+---------------+-------+--------+--------+---------------+---------------+----------+-------+
+|        name        | device |     dtype     | numel | shape  | stride | requires_grad |     layout    | data_ptr | value |
++--------------------+--------+---------------+-------+--------+--------+---------------+---------------+----------+-------+
+|    op inputs[0]    |  meta  | torch.float32 |   6   | (2, 3) | (3, 1) |      True     | torch.strided |          |       |
+|   op inputs [1][0] |        |               |       |        |        |               |               |          |   4   |
+|   op inputs [1][1] |        |               |       |        |        |               |               |          |  None |
+|  op inputs keepdim |        |               |       |        |        |               |               |          |  True |
+|     op outputs     |  meta  |  torch.int64  |   2   |  (2,)  |  (1,)  |     False     | torch.strided |          |       |
++--------------------+--------+---------------+-------+--------+--------+---------------+---------------+----------+-------+"""  # noqa: E501
+
+
+def test_tables_are_golden() -> None:
+    x = torch.empty(2, 3, device="meta", requires_grad=True)
+    rows = [
+        *labelled_arguments((x, [4, None]), {"keepdim": True}, "op inputs"),
+        *labelled(torch.empty(2, dtype=torch.int64, device="meta"), "op outputs"),
+    ]
+    squeezed = re.compile(r" +")
+    got, wanted = argument_table(rows), TABLE
+    assert [squeezed.sub(" ", line) for line in got.splitlines() if line[0] == "|"] == [
+        squeezed.sub(" ", line) for line in wanted.splitlines() if line[0] == "|"
+    ]
+    assert set(got.splitlines()[0]) == {"+", "-"}
+    assert table(("a", "bcd"), [(1, 2)]) == (
+        "+---+-----+\n| a | bcd |\n+---+-----+\n| 1 |  2  |\n+---+-----+"
+    )
+
+
+def test_values_only_where_a_row_has_one() -> None:
+    rows = list(labelled((torch.ones(2), torch.ones(3)), "op outputs"))
+    assert [name for name, _ in rows] == ["op outputs[0]", "op outputs[1]"]
+    assert "value" not in argument_table(rows)
+    listed = argument_table(list(labelled(torch.ones(2).tolist(), "torch.Tensor.tolist outputs")))
+    assert "torch.Tensor.tolist outputs[1]" in listed and "value" in listed
+
+
+def test_nothing_is_written_to_the_environment() -> None:
+    import os
+
+    before = dict(os.environ)
+    with op_tools.OpAutoCompare(quiet=True), op_tools.OpDtypeCast(quiet=True):
+        torch.add(torch.ones(2), 1)
+    assert dict(os.environ) == before
+
+
+def test_property_getters_have_no_name() -> None:
+    assert name_of(torch.Tensor.shape.__get__) == ""
+    assert name_of(torch.Tensor.add) == "torch.Tensor.add"
