@@ -133,8 +133,8 @@ def output_places(gm: fx.GraphModule) -> list[int | None]:
     places: list[int | None] = []
     for node in outputs:  # type: ignore[union-attr]
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
-        on_host = not isinstance(value, torch.Tensor) or value.device.type == "cpu"
-        places.append(None if on_host else value.device.index or 0)
+        place = value.device if isinstance(value, torch.Tensor) else torch.device("cpu")
+        places.append(None if place.type == "cpu" else place.index or 0)
     return places
 
 

@@ -178,12 +178,19 @@ def _failures(runtime: Library) -> str:
     return "a task that fails is not reported by the stream's synchronization"
 
 
+def _appending(seen: list[str], name: str) -> Any:
+    def append(argument: int | None) -> int:
+        seen.append(name)
+        return 0
+
+    return TASK(append)
+
+
 def _events(runtime: Library) -> str:
     streams = [runtime.made("stream_create", 0, 0) for _ in range(2)]
     start, end = (runtime.made("event_create", 0, 1) for _ in range(2))
     seen: list[str] = []
-    first = TASK(lambda argument: seen.append("first") or 0)
-    second = TASK(lambda argument: seen.append("second") or 0)
+    first, second = _appending(seen, "first"), _appending(seen, "second")
     runtime.event_record(start, streams[0])
     runtime.stream_launch(streams[0], first, None, BYTES << 8)
     runtime.event_record(end, streams[0])

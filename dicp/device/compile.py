@@ -17,7 +17,7 @@ from torch import fx
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
-from dicp.target import Executable, Target
+from dicp.target import Target
 from dicp.torch_private import (
     OpOverload,
     is_wrapped_number,
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass
 class CompiledOperator:
-    executable: Executable
+    executable: Callable[[list[Any]], Sequence[Any]]
     graph: fx.GraphModule
     guards: str
     single: bool
@@ -111,13 +111,14 @@ class OperatorCompiler:
             graph = make_fx(
                 run, decomposition_table=decompositions(self.target), tracing_mode="symbolic"
             )(*tensors)
-            executable, report = compile_aten(graph, tensors, self.target, self.config)
+            compiled, report = compile_aten(graph, tensors, self.target, self.config)
         except Exception as error:
             raise NotCompiled(f"{type(error).__name__}: {str(error)[:200]}") from error
         left = [node for node in report.nodes if node.decision == "eager"]
         if left:
             raise NotCompiled(f"{left[0].op}: {left[0].reason}")
-        return CompiledOperator(executable, graph, traced_guards(graph), single())
+        assert compiled.executable is not None
+        return CompiledOperator(compiled.executable, graph, traced_guards(graph), single())
 
 
 def _as_function(

@@ -17,6 +17,7 @@ from dicp.device import build
 from dicp.device.composite import ForcedComposites
 from dicp.device.distributed import register_backend
 from dicp.device.module import DipuModule, device
+from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.roads import DEVICE_TYPE, Roads
 from dicp.device.tools import AutoCompare, Dump
@@ -85,7 +86,7 @@ def _observe(roads: Roads, settings: DeviceSettings) -> None:
         roads.observers.append(Dump(None))
     roads.update_watching()
     if settings.synchronous:
-        print("DIPU_SYNC_EXEC_MODE: every operator is waited for", flush=True)
+        say("DIPU_SYNC_EXEC_MODE: every operator is waited for")
 
 
 def _runtime(settings: DeviceSettings, config: Config) -> tuple[Any, str]:
@@ -103,7 +104,7 @@ def _watch_memory(native: Any, settings: DeviceSettings) -> None:
         return "".join(traceback.format_stack(sys._getframe(1)))
 
     def show(line: str) -> None:
-        print(line, flush=True)
+        say(line)
 
     native.watch_memory(
         True, settings.backtraces, settings.max_blocks, settings.log_interval, where, show
@@ -122,9 +123,9 @@ def _at_exit(made: Registered) -> None:
 
 def _report_leaks(made: Registered) -> None:
     leaks = made.module.memory_leaks()
-    print(made.native.checker_line("going to destruction. "), flush=True)
+    say(made.native.checker_line("going to destruction. "))
     for block in leaks:
         place = f", allocated at\n{block['where']}" if block["where"] else ""
         size, address, index = block["size"], block["address"], block["device"]
         line = f"block of {size} bytes at {address:#x} on {DEVICE_TYPE}:{index} is not freed"
-        print(f"dipu memory checker: {line}{place}", flush=True)
+        say(f"dipu memory checker: {line}{place}")

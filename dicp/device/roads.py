@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import local
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from dicp.config import Config, DeviceSettings
 from dicp.device.compile import Call, CompiledOperator, NotCompiled, OperatorCompiler
+from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
@@ -85,7 +86,8 @@ class Roads:
         self, native: Any, target: Target, config: Config, settings: DeviceSettings
     ) -> None:
         self.native, self.target, self.settings = native, target, settings
-        self.compiler = OperatorCompiler(target, config)
+        unasked = replace(config, eager_ops=(), native_ops=())  # the roads see to these lists
+        self.compiler = OperatorCompiler(target, unasked)
         self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
         self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
         self.observers: list[Observer] = []
@@ -335,7 +337,7 @@ class Roads:
     def say_once(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
-            print(line, flush=True)
+            say(line)
 
     def functional(self, op: OpOverload) -> Functional | None:
         """The functional overload behind `op`; None if there is none with the same arguments."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dicp.config import dump_level
+from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.roads import Roads, bound, name_of
 from dicp.torch_private import OpOverload, true_device
@@ -82,7 +83,7 @@ class AutoCompare:
             lines += self._lines(op, args, kwargs, result, (host_args, host_kwargs, expected))
         except Exception as error:
             lines.append(f"not_close comparison error: {' '.join(str(error).split())}")
-        print("\n".join(lines), flush=True)
+        say("\n".join(lines))
         return result
 
     def _lines(
@@ -186,7 +187,7 @@ class Dump:
     ) -> Any:
         level = dump_level() if self.level is None else self.level
         if level > 0:
-            print("\n".join(_dumped(op, args, kwargs, level)), flush=True)
+            say("\n".join(_dumped(op, args, kwargs, level)))
         return run()
 
 

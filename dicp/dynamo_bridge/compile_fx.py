@@ -71,7 +71,7 @@ def compile_fx(
 
 def compile_aten(
     gm: fx.GraphModule, example_inputs: Sequence[Any], target: Target, config: Config
-) -> tuple[Executable, GraphReport]:
+) -> tuple[CompiledGraph, GraphReport]:
     """Compile a functional ATen graph without gradients, traced outside of Dynamo.
 
     Its output is a list. The eager device compiles its operators by this. Raises every error.
@@ -80,8 +80,7 @@ def compile_aten(
     compiling = Compilation(gm, target, replace(config, on_compile_error="raise"), reports.append)
     compiling.identify()
     graph = compiling.compile_graph(gm, example_inputs, GraphInfo("inference"))
-    assert graph.executable is not None
-    return graph.executable, reports[-1]
+    return graph, reports[-1]
 
 
 class Compilation:

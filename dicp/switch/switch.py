@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ def switch(settings: SwitchSettings) -> Switched:
     found = _found(settings)
     if settings.compiled:
         found._undo.append(_compile_outermost())
-    print(found.line(), flush=True)
+    sys.stdout.write(f"{found.line()}\n")
+    sys.stdout.flush()
     return found
 
 
