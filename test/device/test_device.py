@@ -345,7 +345,7 @@ ERRORS = {
     "pattern": (
         "import torch_dipu",
         {"DIPU_FORCE_FALLBACK_OPS_LIST": "add.out,(("},
-        r"DIPU_FORCE_FALLBACK_OPS_LIST.*'\(\('",
+        r"DIPU_FORCE_FALLBACK_OPS_LIST is 'add.out,\(\('; expected regular expressions",
     ),
     "vendor": ("import torch_dipu", {"DIPU_DEVICE": "nobody"}, "DIPU_DEVICE is 'nobody'"),
     "second name": (
