@@ -27,7 +27,7 @@ from dicp.target import (
     discover,
     find_target,
 )
-from dicp.torch_private import FakeTensor, pytree
+from dicp.torch_private import FakeTensor, pytree, true_device
 
 DEVICE_TYPE = "dipu"
 _PLACES = "places"
@@ -110,6 +110,9 @@ class _HostedExecutable:
         self.inner, self.places = inner, places
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
+        on_device = [x for x in inputs if isinstance(x, torch.Tensor) and _on_device(x)]
+        if not on_device and all(place is None for place in self.places):
+            return self.inner(inputs)
         native = torch.get_device_module(DEVICE_TYPE).native
         index = native.current_device()
         for place in self.places:
@@ -118,6 +121,9 @@ class _HostedExecutable:
         native.wait_for_queue(index)
         on_host = [call.on_host(x) if isinstance(x, torch.Tensor) else x for x in inputs]
         inputs.clear()
+        prepare = getattr(self.inner, "prepare", None)
+        if prepare is not None:
+            prepare(on_host)
         with native.HostMemory(index):
             results = self.inner(on_host)
         return [
@@ -125,6 +131,10 @@ class _HostedExecutable:
             else call.on_device(result)
             for result, place in zip(results, self.places, strict=True)
         ]  # fmt: skip
+
+
+def _on_device(tensor: torch.Tensor) -> bool:
+    return bool(true_device(tensor).type == DEVICE_TYPE)
 
 
 def output_places(gm: fx.GraphModule) -> list[int | None]:

@@ -652,8 +652,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 privateuse1_name = torch._C._get_privateuse1_backend_name
 register_device_module = torch._register_device_module
-true_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
-"""A tensor's device, whatever name the attribute `device` shows."""
+_get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+
+
+def true_device(tensor: torch.Tensor) -> torch.device:
+    """A tensor's device, whatever name the attribute `device` shows."""
+    if torch._C._len_torch_function_stack() == 0:
+        return _get_device(tensor)  # type: ignore[no-any-return]
+    with torch._C.DisableTorchFunction():  # a mode would look the attribute up again
+        return _get_device(tensor)  # type: ignore[no-any-return]
 
 
 def is_wrapped_number(tensor: torch.Tensor) -> bool:

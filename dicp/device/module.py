@@ -36,15 +36,23 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=as_device(device), priority=priority)
 
 
-class Event(torch.Event):
-    """A point in a stream's queue, with its time if `enable_timing`."""
+class _EventType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, torch.Event)
+
+
+class Event(metaclass=_EventType):
+    """A point in a stream's queue, and its time: a `torch.Event` of the device.
+
+    PyTorch measures the time between objects of exactly that class, so this one only makes them.
+    """
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> Any:
         if interprocess:
             raise NotImplementedError("events of the device are not shared between processes")
-        return super().__new__(cls, device=as_device(None), enable_timing=True)
+        return torch.Event(device=as_device(None), enable_timing=True)
 
 
 def as_device(device: Any) -> torch.device:

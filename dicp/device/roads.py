@@ -221,6 +221,9 @@ class Roads:
         positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
         prepared = Call(form.op, positional, named, tuple(out.dtype for out in outs))
         compiled, tensors = self.compiler.compiled(prepared)
+        prepare = getattr(compiled.executable, "prepare", None)
+        if prepare is not None:
+            prepare(tensors)
         with self.native.HostMemory(device):
             results = [call.on_device(r) for r in compiled(tensors)]
         for out, result in zip(outs, results, strict=bool(outs)):

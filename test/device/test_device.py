@@ -50,15 +50,20 @@ assert torch.equal(torch.cat([x, x]).cpu(), torch.cat([x.cpu()] * 2))
 out = torch.empty(0, device="dipu")
 torch.add(x, x, out=out)
 assert out.shape == x.shape and torch.equal(out.cpu(), x.cpu() * 2)
-z = x.clone()
-z.add_(z[0])  # overlaps what it reads
-c = x.cpu(); c = c + c[0]
-assert torch.equal(z.cpu(), c)
-for _ in range(3):  # the plan of the first form must not serve the overlapping one
+def overlapping():
+    z = x.clone()
+    try:
+        z.add_(z[0])
+    except RuntimeError as error:
+        assert "single memory location" in str(error), error
+    else:
+        raise AssertionError("eager refuses operands that overlap")
+overlapping()
+for _ in range(3):  # the plan of the harmless form must not serve the overlapping one
     z, w = x.clone(), x.clone()
     z.add_(w[0])
-    assert torch.equal(z.cpu(), c)
-    z = x.clone(); z.add_(z[0]); assert torch.equal(z.cpu(), c)
+    assert torch.equal(z.cpu(), x.cpu() + x.cpu()[0])
+    overlapping()
 
 # random state
 torch.manual_seed(3); a = torch.rand(4, device="dipu")
@@ -69,18 +74,20 @@ g = torch.Generator(device="dipu").manual_seed(5)
 first = torch.randn(3, generator=g, device="dipu")
 assert torch.equal(first, torch.randn(3, generator=g.manual_seed(5), device="dipu"))
 kept = torch.nn.functional.dropout(torch.ones(1000, device="dipu"), 0.25)
-assert 0.6 < (kept != 0).float().mean().item() < 0.9 and kept.max().item() == 1 / 0.75
+assert 0.6 < (kept != 0).float().mean().item() < 0.9
+assert abs(kept.max().item() - 1 / 0.75) < 1e-6
 
 # streams and events: ordered, asynchronous
 side = dipu.Stream()
 start, end = dipu.Event(enable_timing=True), dipu.Event(enable_timing=True)
-big = torch.ones(4, device="dipu")
+big = torch.zeros(4, device="dipu")
+big.add_(0.5); big.add_(0.5)  # the first call of a form compiles it, in step with the host
 with dipu.stream(side):
     assert dipu.current_stream() == side
     start.record()
     began = time.perf_counter()
     dipu._sleep(200_000_000)
-    big.add_(1)
+    big.add_(1.0)
     assert time.perf_counter() - began < 0.15, "the stream blocks its caller"
     assert not side.query()
     end.record()
@@ -260,16 +267,16 @@ from torch_dipu import dipu
 x = torch.randn(4, 3, device="dipu", requires_grad=True)
 y = (x + x).sum(); y.backward()
 assert x.grad.cpu().tolist() == [[2.0] * 3] * 4
-torch.add(x.detach(), 1)
+torch.add(x.detach(), 1)  # the sum of the gradients of both operands was forced too
 torch.nn.functional.conv2d(torch.randn(1, 2, 4, 4, device="dipu"),
                            torch.randn(2, 2, 3, 3, device="dipu"))
 torch.rsqrt(x.detach().abs())
 counts = dipu.road_counts()
-assert counts["add.out", "forced"] == 2 and ("rsqrt.out", "compiled") not in counts, counts
+assert counts["add.out", "forced"] == 3 and ("rsqrt.out", "compiled") not in counts, counts
 dipu.set_fallback_ops(["mul.*"])
 torch.add(x.detach(), 1); x.detach() * 2
 after = dipu.road_counts()
-assert after["add.out", "forced"] == 2 and after["mul.out", "forced"] == 1, after
+assert after["add.out", "forced"] == 3 and after["mul.out", "forced"] == 1, after
 """
 
 

@@ -53,9 +53,20 @@ class LoopExecutable:
         finally:
             idle.append(bound)
 
+    def prepare(self, inputs: Sequence[Any]) -> ExecutionPlan:
+        """Make the plan for `inputs` now, so that a run allocates its results and workspace only.
+
+        Raises what a run raises for inputs that eager rejects.
+        """
+        key = self._sizes(inputs)
+        idle = self._plans.setdefault(key, [])
+        if not idle:
+            idle.append(self._bind(key, inputs))
+        return idle[-1]
+
     def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
         """The run for `inputs` as one native call, if that is all it is."""
-        return self._bind(self._sizes(inputs), inputs).native_call()
+        return self.prepare(inputs).native_call()
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The values of the program's symbols."""
