@@ -31,7 +31,7 @@ def run() -> Run:
             command = [sys.executable, str(program)]
         given = [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join([str(ROOT), *filter(None, given)])
-        cache = os.environ.get("DICP_TEST_DEVICE_CACHE", str(default_cache_dir()))
+        cache = os.environ.get("DEVICE_TEST_CACHE", str(default_cache_dir()))
         variables = {**os.environ, "PYTHONPATH": path, "DICP_CACHE_DIR": cache, **environment}
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, timeout=280, env=variables,

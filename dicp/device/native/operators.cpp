@@ -131,6 +131,11 @@ c10::IValue HostCall::on_host(const c10::IValue& value) {
       list.push_back(tensor ? std::optional<at::Tensor>(on_host(*tensor)) : std::nullopt);
     return list;
   }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    c10::impl::GenericList list(value.toList().elementType());  // lists of lists of tensors
+    for (const c10::IValue item : value.toList()) list.push_back(on_host(item));
+    return list;
+  }
   if (value.isDevice() && value.toDevice().type() == kType) return c10::Device(c10::kCPU);
   if (value.isGenerator()) return host_generator(value.toGenerator());
   return value;
@@ -167,6 +172,11 @@ c10::IValue HostCall::on_device(const c10::IValue& value) {
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& tensor : value.toTensorList()) list.push_back(on_device(tensor));
+    return list;
+  }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    c10::impl::GenericList list(value.toList().elementType());  // lists of lists of tensors
+    for (const c10::IValue item : value.toList()) list.push_back(on_device(item));
     return list;
   }
   return value;
