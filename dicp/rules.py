@@ -7,6 +7,7 @@ its sizes; a rule returns a value, or a tuple for several results.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -88,3 +89,22 @@ def functional_overloads(op: Any) -> Iterable[Any]:
         return [op]
     found = (getattr(op, name) for name in op.overloads())
     return [overload for overload in found if not overload._schema.is_mutable]
+
+
+def of_vectors(rule: Rule) -> Rule:
+    """The rule of an operator along an axis, of tensors without axes as of vectors of one element.
+
+    Not a constant: the softmax of a NaN or of an infinite number is NaN. The builder has a method
+    `reshape(value, sizes)`, and its values have `ndim`.
+    """
+
+    @functools.wraps(rule)
+    def widened(builder: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks = [getattr(x, "ndim", None) for x in args]
+        if any(ranks):
+            return rule(builder, *args, **kwargs)
+        pairs = zip(args, ranks, strict=True)
+        vectors = [x if rank is None else builder.reshape(x, [1]) for x, rank in pairs]
+        return builder.reshape(rule(builder, *vectors, **kwargs), [])
+
+    return widened

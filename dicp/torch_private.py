@@ -218,7 +218,7 @@ def current_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
 
 
-def recording() -> bool:
+def capturing() -> bool:
     """Whether the GPU's current stream is being captured into a graph, to be replayed later."""
     return torch.cuda.is_current_stream_capturing()
 

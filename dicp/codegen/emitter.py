@@ -21,7 +21,17 @@ from dicp.codegen.types import (
     widened,
 )
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load, Ref
+from dicp.loop.ir.expr import (
+    Checked,
+    Const,
+    Convert,
+    Expr,
+    IndexValue,
+    Masked,
+    Named,
+    Read,
+    Ref,
+)
 from dicp.loop.ir.index import (
     FloorDiv,
     Index,
@@ -31,10 +41,11 @@ from dicp.loop.ir.index import (
     Var,
     contiguous_strides,
     flatten,
+    indirect_exprs,
     variable,
 )
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
+from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.origin import Origin
 
 LINE_BYTES = 64
@@ -74,7 +85,7 @@ class Emitter:
         """Name of an argmax or argmin -> where the current block's buffer keeps the value."""
         self.strip_mined: set[str] = set()
         """Names of reductions and scratch stores that have one lane per element of a cache line."""
-        self._uses: dict[int, frozenset[Var]] = {}
+        self._uses: dict[Expr, frozenset[Var]] = {}
         self._depth: dict[int, int] = {}
         self._temp = 0
         self._stack_bytes = 0
@@ -130,7 +141,8 @@ class Emitter:
         stores: list[str] = []
         for stmt in stmts:
             if isinstance(stmt, Store) and is_copy(stmt):
-                source = self._place(stmt.value.attr)
+                assert isinstance(stmt.value, Read)
+                source = self._place(stmt.value)
                 stores.append(f"{pad}{self._target(stmt)} = {source};")
                 continue
             value = self.value(stmt.value)
@@ -205,24 +217,19 @@ class Emitter:
 
     def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
         """The C++ name or literal of `expr`, computed in the outermost scope possible."""
-        if expr.op == "const":
-            return literal(expr.attr, expr.dtype)
-        if expr.op == "masked":
+        if isinstance(expr, Const):
+            return literal(expr.value, expr.dtype)
+        if isinstance(expr, Masked):
             return self._masked(expr, guard, guard_depth)
-        if expr.op == "reduction_result":
-            found = self._reduction(expr.attr)
-            result = f"at_{expr.attr}" if found and is_place(found) else local(expr.attr)
-            is_truth = found is not None and found.op in ("any", "all")
-            return f"({result} != 0)" if is_truth else result
-        if expr.op == "scratch":
-            return f"saved_{expr.attr}[{self._inner_position()}]"
+        if isinstance(expr, Named):
+            return self._named(expr)
         depth = max(self._depth_of(expr), guard_depth if guard else 0)
-        key = (id(expr), guard)
+        key = (expr, guard)
         for scope in self.scopes[: depth + 1]:
             if key in scope.values:
                 return scope.values[key]
-            if (id(expr), "") in scope.values:
-                return scope.values[id(expr), ""]
+            if (expr, "") in scope.values:
+                return scope.values[expr, ""]
         text = self._text(expr, guard, guard_depth)
         scope = self.scopes[depth]
         same = (expr.op, expr.dtype, text)
@@ -235,6 +242,14 @@ class Emitter:
             scope.values[same] = name
         scope.values[key] = name
         return name
+
+    def _named(self, expr: Named) -> str:
+        if expr.op == "scratch":
+            return f"saved_{expr.name}[{self._inner_position()}]"
+        found = self._reduction(expr.name)
+        result = f"at_{expr.name}" if found and is_place(found) else local(expr.name)
+        is_truth = found is not None and found.op in ("any", "all")
+        return f"({result} != 0)" if is_truth else result
 
     def _reduction(self, name: str) -> Reduce | None:
         for stmt in self._all_stmts():
@@ -271,67 +286,69 @@ class Emitter:
         """Index of the outermost scope that has the row's named values that `expr` reads."""
         depth = 0
         for e in ir.walk(expr):
-            if e.op == "reduction_result":
-                depth = max(depth, self.local_names.get(e.attr, len(self.scopes) - 1))
-            elif e.op == "scratch":
+            if e.op == "scratch":
                 return len(self.scopes) - 1
+            if isinstance(e, Named):
+                depth = max(depth, self.local_names.get(e.name, len(self.scopes) - 1))
         return depth
 
     def _variables(self, expr: Expr) -> frozenset[Var]:
-        found = self._uses.get(id(expr))
+        found = self._uses.get(expr)
         if found is None:
             parts: set[Var] = set()
             for arg in expr.args:
                 parts |= self._variables(arg)
             for index in ir.indices_of(expr):
                 parts |= index.variables()
-                for inner in ir._indirect_exprs(index):
+                for inner in indirect_exprs(index):
                     parts |= self._variables(inner)
-            found = self._uses[id(expr)] = frozenset(parts)
+            found = self._uses[expr] = frozenset(parts)
         return found
 
     def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        if expr.op == "read":
+        if isinstance(expr, Read):
             return self._read(expr, guard, guard_depth)
-        if expr.op == "index":
-            return f"(int64_t)({self._index(expr.attr, guard, guard_depth)})"
+        if isinstance(expr, IndexValue):
+            return f"(int64_t)({self._index(expr.index, guard, guard_depth)})"
         args = [self.value(a, guard, guard_depth) for a in expr.args]
         if expr.op == "exp" and expr.dtype != torch.float64 and self._never_positive(expr.args[0]):
             return f"d_exp_weight({args[0]})"
-        if expr.op in ("cast", "widen"):
+        if isinstance(expr, Convert):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op in INDEX_CHECKS:
+        if isinstance(expr, Checked) and expr.op in INDEX_CHECKS:
             site = f"status, {self._site(expr)}{guarded(guard)}"
             return f"d_{expr.op}({args[0]}, {args[1]}, {site})"
-        site = f"{self._site(expr)}" if expr.op in CHECKED_OPS else ""
+        site = f"{self._site(expr)}" if isinstance(expr, Checked) else ""
         return operator(expr, args, site)
 
     def _never_positive(self, expr: Expr) -> bool:
         """Whether `expr` is x - max(x), or is never positive by its form: -|x| or -c * x * x."""
         if expr.op == "neg":
             return expr.args[0].op == "abs"
-        if expr.op == "mul" and expr.args[1].op == "const" and expr.args[1].attr < 0:
-            return expr.args[0].op == "mul" and expr.args[0].args[0] is expr.args[0].args[1]
-        if expr.op != "sub" or expr.args[1].op != "reduction_result":
+        if len(expr.args) != 2:
             return False
-        top = self._reduction(expr.args[1].attr)
+        first, second = expr.args
+        if expr.op == "mul" and isinstance(second, Const) and second.value < 0:
+            return first.op == "mul" and first.args[0] is first.args[1]
+        if expr.op != "sub" or not isinstance(second, Named):
+            return False
+        top = self._reduction(second.name)
         return isinstance(top, Reduce) and is_distance_below(expr, top)
 
-    def _site(self, expr: Expr) -> int:
-        self.sites.append((expr.op, expr.attr))
+    def _site(self, expr: Checked) -> int:
+        self.sites.append((expr.op, expr.origin))
         return len(self.sites)
 
-    def _read(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        item: Load = expr.attr
-        text = widened(self._place(item, guard, guard_depth), item.ref.dtype)
+    def _read(self, expr: Read, guard: str, guard_depth: int) -> str:
+        text = widened(self._place(expr, guard, guard_depth), expr.ref.dtype)
         if guard:
             zero = "false" if expr.dtype == torch.bool else f"({VALUE_TYPE[expr.dtype]})0"
             return f"{guard} ? {text} : {zero}"
         return text
 
-    def _place(self, item: Load, guard: str = "", guard_depth: int = 0) -> str:
-        return self.staged.get((item.ref, item.coords[0])) or (
-            f"{self._arg(item.ref)}[{self._index(item.coords[0], guard, guard_depth)}]"
+    def _place(self, item: Read, guard: str = "", guard_depth: int = 0) -> str:
+        return self.staged.get((item.ref, item.index)) or (
+            f"{self._arg(item.ref)}[{self._index(item.index, guard, guard_depth)}]"
         )
 
     def _arg(self, ref: Ref) -> str:
@@ -377,7 +394,7 @@ class Emitter:
 def is_copy(stmt: Store) -> bool:
     """Whether a statement stores an element as loaded: its bits are copied unconverted."""
     value = stmt.value
-    return not stmt.op and value.op == "read" and value.attr.ref.dtype == stmt.ref.dtype
+    return not stmt.op and isinstance(value, Read) and value.ref.dtype == stmt.ref.dtype
 
 
 def is_place(stmt: Reduce | Scan) -> bool:
@@ -404,10 +421,10 @@ def nan_bits(stmt: Reduce | Scan) -> str:
 
 def is_distance_below(expr: Expr, top: Reduce) -> bool:
     """Whether `expr` is x - max(x), `top` being the maximum."""
-    if expr.op != "sub" or expr.args[1].op != "reduction_result" or top.op != "max":
+    if expr.op != "sub" or top.op != "max":
         return False
-    same = expr.args[1].attr == top.name and top.dtype == expr.dtype
-    return same and ir.show(top.value) == ir.show(expr.args[0])
+    own = expr.args[1] is ir.result(top.name, top.dtype)
+    return own and top.dtype == expr.dtype and top.value is expr.args[0]
 
 
 def accumulator_type(stmt: Reduce | Scan) -> str:

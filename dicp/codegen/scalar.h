@@ -92,7 +92,7 @@ d_inline d_bf16 d_to_bf16(float x) {
 }
 d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
 d_inline float d_from_f16(d_f16 h) {
-  // No step is subnormal in float, so that nothing becomes zero where subnormals are flushed.
+  // No intermediate is a subnormal float, so the result is right where subnormals are flushed to 0.
   const uint32_t sign = ((uint32_t)h & 0x8000u) << 16, size = (uint32_t)h & 0x7fffu;
   const uint32_t small = d_bits(d_float(0x3f000000u | size) - 0.5f);
   const uint32_t normal = (size << 13) + (size >= 0x7c00u ? 224u << 23 : 112u << 23);
@@ -101,7 +101,7 @@ d_inline float d_from_f16(d_f16 h) {
 d_inline d_f16 d_to_f16(float x) {
   const uint32_t sign = d_bits(x) & 0x80000000u;
   const uint32_t u = d_bits(x) ^ sign;
-  // Subnormal results: adding 0.5 lines the significand up and rounds it to nearest even.
+  // Subnormal results: adding 0.5 aligns the significand and rounds it to nearest even.
   const uint32_t small = d_bits(d_float(u) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1)) >> 13;
   const uint32_t large = u > 0x7f800000u ? 0x7e00u : 0x7c00u;
@@ -111,9 +111,9 @@ d_inline d_f16 d_to_f16(float x) {
 }
 d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
 
-// ---- integers of numbers ---------------------------------------------------------------------
-// What does not fit, NaN included, is the lowest integer, as in PyTorch on x86; C++ leaves it open.
-// Shorter integers are the lowest bits of one of 32.
+// ---- floats to integers ------------------------------------------------------------------------
+// NaN and values out of range give the lowest integer, as PyTorch does on x86; in C++ that conversion
+// is undefined. An integer type below 32 bits takes the lowest bits of an int32_t.
 d_inline int32_t d_to_int32(float x) {
   return (x >= -0x1p31f) & (x < 0x1p31f) ? (int32_t)x : -2147483647 - 1;
 }
@@ -140,9 +140,9 @@ template <class T> d_inline T d_lowest() { return d_limits<T>::lowest; }
 template <class T> d_inline T d_highest() { return d_limits<T>::highest; }
 
 // ---- arithmetic with PyTorch's rules ---------------------------------------------------------
-// NaN is looked for in the bits, and each choice is one select: comparisons joined by || would keep
-// g++ from vectorizing once it has pushed them into one another.
-// The bits of a number's size, which grow with it; those of NaN are above infinity's.
+// NaNs are found by their bits, and each choice is one select: g++ does not vectorize comparisons that
+// are joined by ||.
+// The magnitude bits of a number grow with its magnitude; those of a NaN are above infinity's.
 d_inline uint32_t d_size_bits(float x) { return d_bits(x) & 0x7fffffffu; }
 d_inline uint64_t d_size_bits(double x) {
   uint64_t u; D_NATIVE(memcpy)(&u, &x, 8);
@@ -169,7 +169,7 @@ template <class T> d_inline T d_fmin(T a, T b) {
   const T m = b < a ? b : a;
   return d_isnan(a) ? b : m;
 }
-// Pairs of a value and its position: a NaN beats every number, and the first of equals wins.
+// Reduces pairs of a value and its position: a NaN beats every number, and the first of equals wins.
 #define d_pair_reduction(kind, sign) \
   template <class T> d_inline bool d_better_##kind(T a, T b) { return (a sign b) | (d_isnan(a) & !d_isnan(b)); } \
   template <class T> d_inline void d_take_##kind(T x, int64_t at, T& best, int64_t& best_at) { \
@@ -298,8 +298,8 @@ d_inline float d_normal_cdf_tanh(float x) {
 // Polynomials are inlined, so that a loop keeps their constants in registers. Their dependence
 // chains are short, because the processor's reorder window holds only a few iterations.
 //
-// exp(x) without its power of two, which is left in the upper bits of `power`, to be added to the
-// result's. Coefficients: Moshier, Cephes (1992).
+// exp(x) without its power of two. The power is returned in the exponent bits of `power`, which the
+// caller adds to the bits of the result. Coefficients: Moshier, Cephes (1992).
 d_inline float d_exp_fraction(float x, uint32_t& power) {
   const float shift = 12582912.0f;  // adding it rounds to an integer, left in the lowest bits
   const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
@@ -319,9 +319,9 @@ d_inline float d_exp(float x) {
   const float scaled = p * first * second, low = x < -104.0f ? 0.0f : scaled;
   return x > 89.0f ? d_inff : low;
 }
-// exp(x) for x that is not above zero by more than rounding; what is subnormal becomes zero. Within 2
-// units in the last place above -20, 4 below: five coefficients, and log(2) as one number where its
-// product is not rounded, since a sum of weights is bound by these operations and not by memory.
+// exp(x) for x <= 0, up to rounding; subnormal results become zero. The error is below 2 units in the
+// last place above -20, and 4 below. It has five coefficients, and log(2) is one number where the
+// hardware has a fused multiply-add: sums of exponentials are bound by arithmetic, not by memory.
 d_inline float d_exp_weight(float x) {
   const float shift = 12582912.0f + 127.0f;  // the power of two is left with its bias
   const float moved = d_madd(x, 1.44269504088896341f, shift), n = moved - shift;
@@ -382,7 +382,7 @@ d_inline float d_normal_cdf_tanh(float x) {
   return 0.5f + (s >= 24.01f ? d_copysign(0.5f, x) : near);
 }
 // Within 3 units in the last place: x P(x^2) / Q(x^2), fitted over |x| < 9 to a relative error of 2e-8
-// before rounding, which may carry it beyond one.
+// before rounding; a result that rounding carries beyond one is cut off.
 d_inline float d_tanh(float x) {
   const float s = x * x, q = s * s, size = d_abs(x);
   const float p0 = d_madd(1.33195782e-08f, s, 2.05839341e-05f), p1 = d_madd(3.49406616e-03f, s, 1.33797460e-01f);
@@ -439,8 +439,9 @@ d_inline double d_digamma(double x) {
 }
 d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
 
-// ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011), as the GPU's ----------------------
-// Neighbours share a call: each element has one of its four words, or a pair of them.
+// ---- random numbers: Philox 4x32-7 (Salmon et al., SC 2011) ------------------------------------
+// Adjacent elements share a call: each takes one of its four words, or a pair of them. All targets
+// give the same numbers.
 struct d_draws { uint32_t w[4]; };
 d_inline d_draws d_philox(int64_t seed, int64_t site, int64_t counter) {
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);

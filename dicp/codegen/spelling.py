@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.expr import Const, Expr
 
 SCALAR_HEADER = "scalar.h"
 
@@ -123,7 +123,7 @@ def operator(expr: Expr, args: list[str], site: str = "") -> str:
 
 def _row(expr: Expr) -> str:
     for operand, table in ((expr.args[-1], BESIDE_NUMBER), (expr.args[0], BEHIND_NUMBER)):
-        if operand.op == "const" and operand.attr == operand.attr and expr.op in table:
+        if expr.op in table and isinstance(operand, Const) and operand.value == operand.value:
             return table[expr.op]
     return OPERATORS[expr.op]
 

@@ -1,7 +1,7 @@
 """mode="reduce-overhead": a program is captured once as a device graph and replayed.
 
-Parameters and tensors written in place keep their memory: the recording holds their addresses.
-Other inputs are copied into the recording's own buffers, and results are copied out, so that the
+Parameters and tensors written in place keep their memory: the capture holds their addresses.
+Other inputs are copied into the capture's own buffers, and results are copied out, so that the
 next replay does not overwrite what the caller holds. Where replay would be incorrect, the program
 is launched as usual, with one warning that states the reason.
 """
@@ -18,17 +18,14 @@ import torch
 
 from dicp.errors import FallbackWarning
 from dicp.gpu.library import FUSED_ATTENTION
+from dicp.gpu.thresholds import MAX_CAPTURES, ORDINARY_RUNS
 from dicp.serialize import resolve_operator
 from dicp.target import Executable
 from dicp.torch_private import current_stream
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
-ORDINARY_RUNS = 2
-"""Ordinary runs before the first recording: libraries initialize, kernels are loaded."""
-MOST_RECORDINGS = 4
-"""Recordings after which addresses are taken to change with every call, and capture ends."""
-RECORDABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
-"""Eager operators that can be recorded, since they do all their work on the stream."""
+CAPTURABLE = tuple(f"aten::{name}." for name in FUSED_ATTENTION)
+"""Eager operators that can be captured, since they do all their work on the stream."""
 WAITING = tuple(
     f"aten::{name}."
     for name in (
@@ -36,26 +33,26 @@ WAITING = tuple(
         "_embedding_bag_backward", "_embedding_bag_dense_backward",
     )
 )  # fmt: skip
-"""Library operators that cannot be recorded: their host code reads from the device."""
+"""Library operators that cannot be captured: their host code reads from the device."""
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A recorded run: `replay` computes `outputs` from `buffers` and the memory at `addresses`."""
+class Capture:
+    """A captured run: `replay` computes `outputs` from `buffers` and the memory at `addresses`."""
 
     addresses: tuple[int, ...]
-    """The recording's key: the addresses of inputs that are not copied, then the stream, since
+    """The capture's key: the addresses of inputs that are not copied, then the stream, since
     replays on two streams may overlap."""
     buffers: Mapping[int, torch.Tensor]
     replay: Callable[[], None]
     outputs: Sequence[Any]
 
 
-Recorder = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], None], list[Any]]]
+Capturer = Callable[[Callable[[], list[Any]], torch.device], tuple[Callable[[], None], list[Any]]]
 
 
-def why_not(program: Mapping[str, Any]) -> str:
-    """The reason why the program cannot be recorded; empty if it can."""
+def capture_obstacle(program: Mapping[str, Any]) -> str:
+    """The reason why the program cannot be captured; empty if it can."""
     if program["symbols"]:
         return "its sizes may change"
     for step in program["steps"]:
@@ -65,17 +62,17 @@ def why_not(program: Mapping[str, Any]) -> str:
         name = step["origins"][0] if step["origins"] else "an operator"
         if call.startswith(WAITING):
             return f"{name} waits for the device"
-        if step["kind"] == "eager" and not call.startswith(RECORDABLE):
+        if step["kind"] == "eager" and not call.startswith(CAPTURABLE):
             return f"{name} runs eagerly"
-        if call.startswith(RECORDABLE) and _dropout_p(step):
-            return f"{name} drops probabilities, its random state on the host but in a recording"
+        if call.startswith(CAPTURABLE) and _dropout_p(step):
+            return f"{name} drops probabilities, its random state on the host but in a capture"
     return ""
 
 
 def _dropout_p(step: Mapping[str, Any]) -> float:
-    """The dropout probability of an attention call; above 0 the call cannot be recorded.
+    """The dropout probability of an attention call; above 0 the call cannot be captured.
 
-    Unless forward and backward are both recorded, one would read on the device the seed and offset
+    Unless forward and backward are both captured, one would read on the device the seed and offset
     that the other left on the host (PyTorch, "Seed and Offset Device" in attention.cu).
     """
     names = [argument.name for argument in resolve_operator(step["call"])._schema.arguments]
@@ -84,25 +81,25 @@ def _dropout_p(step: Mapping[str, Any]) -> float:
 
 
 class CapturedProgram:
-    """A program that is recorded at its third call and replayed from then on."""
+    """A program that is captured at its third call and replayed from then on."""
 
     def __init__(
         self,
         program: Mapping[str, Any],
         run: Executable,
         static_inputs: Sequence[int],
-        record: Recorder,
-        recorded: Executable | None = None,
+        record: Capturer,
+        captured: Executable | None = None,
     ) -> None:
         self.program = program
         self.run = run
-        self.recorded = recorded or run
+        self.captured = captured or run
         """The executable to record: its workspaces are not lent to other runs."""
         self.record = record
         self.device = torch.device(program["device"])
-        self.reason = why_not(program)
+        self.reason = capture_obstacle(program)
         self.fixed = sorted({*static_inputs, *_written_inputs(program)} & set(_tensors(program)))
-        self._recordings: list[Recording] = []
+        self._captures: list[Capture] = []
         self._calls = 0
         self._lock = threading.Lock()
         """Held from copying inputs in to copying results out: threads may share a stream."""
@@ -116,21 +113,21 @@ class CapturedProgram:
             self._calls += 1
             return self.run(inputs)
         with self._lock:
-            return self._from_recording(inputs)
+            return self._from_capture(inputs)
 
-    def _from_recording(self, inputs: list[Any]) -> list[Any]:
+    def _from_capture(self, inputs: list[Any]) -> list[Any]:
         addresses = (*(inputs[k].data_ptr() for k in self.fixed), self._stream())
-        known = next((r for r in self._recordings if r.addresses == addresses), None)
+        known = next((r for r in self._captures if r.addresses == addresses), None)
         if known is None:
-            trouble = self._trouble(inputs)
-            if trouble:
-                self._give_up(trouble)
+            obstacle = self._obstacle(inputs)
+            if obstacle:
+                self._give_up(obstacle)
                 return self.run(inputs)
             try:
-                known = self._recorded(addresses, inputs)
+                known = self._captured(addresses, inputs)
             except RuntimeError as error:
                 reason, *_ = str(error).splitlines() or [type(error).__name__]
-                self._give_up(f"it cannot be recorded: {reason}")
+                self._give_up(f"it cannot be captured: {reason}")
                 return self.run(inputs)
         return self._replayed(known, inputs)
 
@@ -142,9 +139,9 @@ class CapturedProgram:
             torch.get_device_module(self.device).current_device() if index is None else index
         )
 
-    def _trouble(self, inputs: Sequence[Any]) -> str:
-        """The reason why a run with these inputs cannot be recorded; empty if it can."""
-        if len(self._recordings) >= MOST_RECORDINGS:
+    def _obstacle(self, inputs: Sequence[Any]) -> str:
+        """The reason why a run with these inputs cannot be captured; empty if it can."""
+        if len(self._captures) >= MAX_CAPTURES:
             return "parameters or tensors written in place lie elsewhere on every call"
         for position in _tensors(self.program):
             if position not in self.fixed and _overlaps(inputs[position]):
@@ -153,26 +150,26 @@ class CapturedProgram:
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
-        self._recordings.clear()
+        self._captures.clear()
         message = f"a graph is launched kernel by kernel, not as one device graph: {reason}"
         warnings.warn(FallbackWarning(message), stacklevel=3)
 
-    def _recorded(self, addresses: tuple[int, ...], inputs: Sequence[Any]) -> Recording:
+    def _captured(self, addresses: tuple[int, ...], inputs: Sequence[Any]) -> Capture:
         copied = [k for k in _tensors(self.program) if k not in self.fixed]
         buffers = {k: _copy(inputs[k]) for k in copied}
         arguments = [buffers.get(k, value) for k, value in enumerate(inputs)]
-        replay, outputs = self.record(lambda: self.recorded(list(arguments)), self.device)
-        recording = Recording(addresses, buffers, replay, outputs)
-        self._recordings.append(recording)
-        return recording
+        replay, outputs = self.record(lambda: self.captured(list(arguments)), self.device)
+        capture = Capture(addresses, buffers, replay, outputs)
+        self._captures.append(capture)
+        return capture
 
-    def _replayed(self, recording: Recording, inputs: list[Any]) -> list[Any]:
-        for position, buffer in recording.buffers.items():
+    def _replayed(self, capture: Capture, inputs: list[Any]) -> list[Any]:
+        for position, buffer in capture.buffers.items():
             buffer.copy_(inputs[position])
-        recording.replay()
+        capture.replay()
         results = [
             self._result(plain, value, inputs)
-            for plain, value in zip(self.program["outputs"], recording.outputs, strict=True)
+            for plain, value in zip(self.program["outputs"], capture.outputs, strict=True)
         ]
         inputs.clear()
         return results

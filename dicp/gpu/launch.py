@@ -18,6 +18,7 @@ from dicp import torch_private
 from dicp.errors import LaunchError
 from dicp.gpu.build import Binary, Builder, Driver, Job, Variant
 from dicp.gpu.index_width import needs_wide
+from dicp.gpu.thresholds import MAX_KEPT
 from dicp.loop.runtime.device import is_kept, release
 from dicp.serialize import evaluate_size
 
@@ -237,11 +238,6 @@ class DeviceSegment:
         return function, programs, threads, binary.shared, parameters
 
 
-MOST_KEPT = 256 << 20
-"""Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
-allocator."""
-
-
 class StreamPool:
     """A pool of workspaces per stream: a workspace is reused only on the stream that returned it.
 
@@ -261,7 +257,7 @@ class StreamPool:
         return self._free.setdefault(stream, [])
 
     def take(self, size: int) -> torch.Tensor:
-        if torch_private.recording():
+        if torch_private.capturing():
             return _fresh(size, self.device)
         blocks = self._blocks()
         for k in range(len(blocks) - 1, -1, -1):
@@ -275,10 +271,10 @@ class StreamPool:
         return _fresh(size, self.device)
 
     def give(self, block: torch.Tensor) -> None:
-        if torch_private.recording():
+        if torch_private.capturing():
             return
         blocks = self._blocks()
-        if is_kept(block, blocks, 2, MOST_KEPT):
+        if is_kept(block, blocks, 2, MAX_KEPT):
             blocks.append(block)
         else:
             release(block)

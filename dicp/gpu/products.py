@@ -17,7 +17,7 @@ import torch
 
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Expr, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Call, Expr, Named, Read, Ref, Rewriter
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -26,6 +26,7 @@ from dicp.loop.ir.index import (
     combine,
     contiguous_strides,
     flatten,
+    indirect_exprs,
     normal,
     product,
     quotient,
@@ -130,15 +131,12 @@ def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
     loops = (*matrix.z, *matrix.y, *matrix.x)
     part = Var(1 + max((v.position for v in loops), default=-1), parts)
     flat = _joined(loops)
-    total = Expr("reduction_result", torch.float32, attr=TOTAL)
-    store = Store(
-        kept, variable(part) * count + flat, Expr("reduction_result", torch.float32, attr=RESULT)
-    )
+    total = ir.result(TOTAL, torch.float32)
+    store = Store(kept, variable(part) * count + flat, ir.result(RESULT, torch.float32))
     first = replace(
         matrix, z=(part, *matrix.z), value=total, stores=(store,), epilogue=None, parts=parts
     )
-    sums = [Expr("read", torch.float32, attr=Load(kept, (flat + normal(k * count),)))
-            for k in range(parts)]  # fmt: skip
+    sums: list[Expr] = [ir.read(kept, flat + normal(k * count)) for k in range(parts)]
     known = {TOTAL: reduce(operator.add, sums)}
     known[RESULT] = _with(matrix.value, known)
     stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
@@ -148,14 +146,14 @@ def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
 
 def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:
     """`value` with the named results replaced."""
-    done: dict[int, Expr] = {}
+    done: dict[Expr, Expr] = {}
 
     def visit(e: Expr) -> Expr:
-        if e.op == "reduction_result" and e.attr in known:
-            return known[e.attr]
-        if id(e) not in done:
-            done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), e.attr)
-        return done[id(e)]
+        if e.op == "reduction_result" and isinstance(e, Named) and e.name in known:
+            return known[e.name]
+        if e not in done:
+            done[e] = e.with_args(tuple(visit(a) for a in e.args)) if e.args else e
+        return done[e]
 
     return visit(value)
 
@@ -164,7 +162,7 @@ def can_split_k(matrix: Product) -> bool:
     """Whether no index of a load or store depends on the product's result."""
     places = [s.index for s in matrix.stores]
     places += [i for s in matrix.stores for e in ir.walk(s.value) for i in ir.indices_of(e)]
-    inside = (e for i in places for inner in ir._indirect_exprs(i) for e in ir.walk(inner))
+    inside = (e for i in places for inner in indirect_exprs(i) for e in ir.walk(inner))
     return not any(e.op == "reduction_result" for e in inside)
 
 
@@ -204,7 +202,7 @@ def _made(
     out = call.outs[0]
     place = [_joined(loops) for loops in (z, y, x)][-len(out.shape) :]
     stores: list[Store] = []
-    result = Expr("reduction_result", out.dtype, attr=RESULT)
+    result = ir.result(RESULT, out.dtype)
     if keep:
         stores.append(Store(out, flatten(place, out.strides), result))
     if epilogue is not None:
@@ -216,7 +214,7 @@ def _made(
 
 def _value(call: Call, place: Sequence[Index]) -> Expr:
     """alpha * (sum of products) + beta * (the added tensor)."""
-    value = Expr("reduction_result", torch.float32, attr=TOTAL)
+    value: Expr = ir.result(TOTAL, torch.float32)
     alpha, beta = (float(call.kwargs.get(name, 1)) for name in ("alpha", "beta"))
     if alpha != 1:
         value = value * alpha
@@ -225,7 +223,7 @@ def _value(call: Call, place: Sequence[Index]) -> Expr:
     added: Ref = call.args[0]
     own = place[len(place) - len(added.shape) :] if added.shape else []
     coords = [ZERO if s == 1 else i for s, i in zip(added.shape, own, strict=True)]
-    read = Expr("read", added.dtype, attr=Load(added, (flatten(coords, added.strides),)))
+    read = ir.read(added, flatten(coords, added.strides))
     term = ir.opmath(read, torch.float32)
     return value + (term if beta == 1 else term * beta)
 
@@ -270,8 +268,8 @@ def _with_epilogue(
 def _read(step: Step) -> set[Ref]:
     if isinstance(step, Call):
         return {r.root for r in step.reads()}
-    places = (inner for s in _stores(step) for inner in ir._indirect_exprs(s.index))
-    return {item.ref.root for item in (*step.reads(), *ir.reads(places))}
+    places = (inner for s in _stores(step) for inner in indirect_exprs(s.index))
+    return {item.ref.root for item in [*step.reads(), *ir.reads(places)]}
 
 
 def _written(step: Step) -> Iterator[Ref]:
@@ -296,14 +294,14 @@ def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | Non
     stores = _stores(epilogue)
     if epilogue.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in epilogue.phases):
         return None
-    seen: set[int] = set()
-    reads = [e.attr for v in epilogue.exprs() for e in ir.walk(v, seen)
-             if e.op == "read" and e.attr.ref.root is out.root]  # fmt: skip
-    if any(item.ref is not out or item.coords != reads[0].coords for item in reads):
+    seen: set[Expr] = set()
+    reads = [e for v in epilogue.exprs() for e in ir.walk(v, seen)
+             if isinstance(e, Read) and e.ref.root is out.root]  # fmt: skip
+    if any(item.ref is not out or item.index != reads[0].index for item in reads):
         return None
     if not reads or any(s.op or s.ref.root is out.root for s in stores):
         return None
-    chain = _chain(reads[0].coords[0], epilogue.parallel)
+    chain = _chain(reads[0].index, epilogue.parallel)
     if chain is None or product(v.size for v in chain) != product(out.shape):
         return None
     return _axis_split(chain, [*reversed(out.shape)])
@@ -364,9 +362,9 @@ def _rewritten(
 ) -> Iterator[Store]:
     """The epilogue's stores over the product's loops, reading its result from registers."""
 
-    def from_registers(item: Load, fresh: Expr) -> Expr | None:
+    def from_registers(item: Read) -> Expr | None:
         return result if item.ref is out else None
 
-    rewrite = Rewriter(mapping, from_registers)
+    rewrite = Rewriter(mapping, on_read=from_registers)
     for store in _stores(epilogue):
         yield Store(store.ref, rewrite.index(store.index), rewrite(store.value))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.expr import Const, Expr
 from dicp.loop.ir.index import Index, Var, quotient
 from dicp.loop.ir.kernel import Kernel, Store
 from dicp.loop.ir.ops import float32
@@ -52,9 +52,9 @@ def threshold(expr: Expr) -> int | None:
     if expr.op not in ("ge", "lt") or expr.args[0].op != "philox_uniform":
         return None
     number, limit = expr.args
-    if number.dtype != torch.float32 or limit.op != "const":
+    if number.dtype != torch.float32 or not isinstance(limit, Const):
         return None
-    steps = math.ceil(float32(limit.attr) * 2**UNIT)
+    steps = math.ceil(float32(limit.value) * 2**UNIT)
     return steps << (WORD - UNIT) if 0 <= steps < 2**UNIT else None
 
 
@@ -68,10 +68,10 @@ def most_side_by_side(kernel: Kernel) -> int | None:
     The compiler chooses a layout per store, one vector per thread, and computes a random number
     once per layout. So the widest element type sets the vector length of all stores.
     """
-    seen: set[int] = set()
+    seen: set[Expr] = set()
     if not any(e.op.startswith("philox") for x in kernel.exprs() for e in ir.walk(x, seen)):
         return None
     last = [*kernel.parallel, *kernel.reduction][-1:]
     moved = [s.ref for s in _stores(kernel) if s.index.variables().issuperset(last)]
-    moved += [r.ref for r in kernel.reads() if r.coords[0].variables().issuperset(last)]
+    moved += [r.ref for r in kernel.reads() if r.index.variables().issuperset(last)]
     return WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)

@@ -16,7 +16,17 @@ from typing import Any
 import torch
 
 from dicp.gpu.facts import DeviceFacts
-from dicp.gpu.tiles import COLUMNS, WIDEST_CROSS_ROW, extent
+from dicp.gpu.thresholds import (
+    COLUMNS,
+    CROSS_ROW_PARTS,
+    CROSS_ROW_ROWS,
+    MAX_CROSS_ROW_WIDTH,
+    MIN_COLUMN,
+    MIN_CROSS_ROW_PARTS,
+    MIN_PARTS,
+    MIN_ROW,
+)
+from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ir.index import (
@@ -33,18 +43,6 @@ from dicp.loop.ir.ops import identity_of
 from dicp.torch_private import floor_division
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
-LEAST_ROW = 8192
-"""Fewest elements that one program of an inner reduction reduces."""
-LEAST_COLUMN = 128
-"""Fewest rows that one program of an outer reduction reduces."""
-LEAST_PARTS = 4
-CROSS_ROW_PARTS = 512
-"""Most programs of an inner reduction with fused cross-row sums; each loops over its rows, with a
-few rows in flight at a time."""
-LEAST_CROSS_ROW_PARTS = 48
-"""With fewer such programs it is better to reduce each row in a program and sum up afterwards."""
-CROSS_ROW_ROWS = 16
-"""Fewest rows of such a program."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +164,11 @@ def _cross_row_programs(
         return 0
     kept = tuple(k for k in range(len(node.shape)) if k not in node.axes)
     width = math.prod(node.shape[k] for k in kept)
-    if (node.shape, kept) not in rows or not isinstance(width, int) or width > WIDEST_CROSS_ROW:
+    if (node.shape, kept) not in rows or not isinstance(width, int) or width > MAX_CROSS_ROW_WIDTH:
         return 0
     reduced = math.prod(_now(node.shape[k], first) for k in node.axes)
     wanted = min(reduced // CROSS_ROW_ROWS, CROSS_ROW_PARTS)
-    return wanted if wanted >= LEAST_CROSS_ROW_PARTS else 0
+    return wanted if wanted >= MIN_CROSS_ROW_PARTS else 0
 
 
 def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
@@ -178,7 +176,7 @@ def _cross_row_cut(node: Compute, wanted: int) -> AxisSplit | None:
     if not wanted or not all(isinstance(s, int) for s in node.shape):
         return None
     parts, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    return AxisSplit(-axis, parts) if parts >= max(LEAST_CROSS_ROW_PARTS, wanted // 2) else None
+    return AxisSplit(-axis, parts) if parts >= max(MIN_CROSS_ROW_PARTS, wanted // 2) else None
 
 
 def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> AxisSplit | None:
@@ -192,14 +190,14 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     programs = -(-results // COLUMNS) if column else results
     if not 0 < programs < facts.multiprocessors:
         return None
-    least = LEAST_COLUMN if column else LEAST_ROW
+    least = MIN_COLUMN if column else MIN_ROW
     wanted = min(reduced // least, facts.enough_programs // programs)
     even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
-    if even >= LEAST_PARTS:
+    if even >= MIN_PARTS:
         return AxisSplit(-axis, even)
     size, axis = max((shape[k], -k) for k in node.axes)
     parts = min(wanted, size)
-    return AxisSplit(-axis, parts) if parts >= LEAST_PARTS else None
+    return AxisSplit(-axis, parts) if parts >= MIN_PARTS else None
 
 
 def _is_column(node: Compute) -> bool:
@@ -270,18 +268,17 @@ def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Com
 
 def _inlined(body: Expr, private: Mapping[Ref, Compute]) -> Expr:
     """`body` with every load of a `private` result replaced by the expression that computes it."""
-    made: dict[tuple[Ref, tuple[Index, ...]], Expr] = {}
+    made: dict[Load, Expr] = {}
 
-    def value(item: Load, fresh: Expr) -> Expr | None:
+    def value(item: Load) -> Expr | None:
         source = private.get(item.ref)
         if source is None:
             return None
-        key = (item.ref, item.coords)
-        if key not in made:
+        if item not in made:
             own = (Var(k, s) for k, s in enumerate(source.shape))
             moved = Rewriter(dict(zip(own, item.coords, strict=True)), value)
-            made[key] = ir.opmath(moved(source.body), fresh.dtype)
-        return made[key]
+            made[item] = ir.opmath(moved(source.body), item.dtype)
+        return made[item]
 
     return Rewriter({}, value)(body)
 

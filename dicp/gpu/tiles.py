@@ -12,42 +12,27 @@ from dataclasses import dataclass
 import torch
 
 from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.thresholds import (
+    COLUMN_ELEMENTS,
+    COLUMN_STEPS,
+    COLUMNS,
+    ELEMENTS_A_THREAD,
+    FEW_COLUMNS,
+    GUESS,
+    LIGHT,
+    LOOP_BLOCK,
+    MANY_ROWS,
+    MAX_PERSISTENT,
+    MAX_TENSORS_IN_WARP,
+    MIN_BYTES_MOVED,
+    POINTWISE_BLOCK,
+    ROW_ELEMENTS,
+    TRANSPOSED,
+    WARP_ELEMENTS,
+)
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Scan, Store
-
-ELEMENTS_A_THREAD = 16
-GUESS = 4096
-"""The extent assumed for a dynamic size."""
-POINTWISE_BLOCK = 1024
-LIGHT = 4
-"""Bytes read per element below which a thread takes twice as many elements: with one tensor of
-2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
-TRANSPOSED = (32, 64)
-"""Shortest and longest side, in elements, of a tile that is transposed; both span a cache line."""
-MAX_PERSISTENT = 8192
-"""Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
-WIDEST_CROSS_ROW = 4096
-"""Most elements of a row whose cross-row accumulators are kept in registers, too."""
-LOOP_BLOCK = 2048
-"""Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
-COLUMNS = 64
-"""Columns of an outer reduction's tile: one 128-byte line of 2-byte elements."""
-FEW_COLUMNS = 16
-"""Columns of such a tile where there are few columns: still whole sectors of 32 bytes."""
-COLUMN_STEPS = 32
-COLUMN_ELEMENTS = 4096
-"""Elements of an outer reduction's tile: what a program must have in flight at a time."""
-ROW_ELEMENTS = 2048
-"""Elements of a tile of several short rows."""
-MANY_ROWS = 4096
-"""Rows that fill a chip with one warp per row."""
-WARP_ELEMENTS = 1024
-"""Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
-MOST_IN_WARP = 5
-"""Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
-LEAST_MOVED = 4096
-"""Fewest bytes that a program reads and writes, to amortize its start."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +75,7 @@ def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
 def _bytes_read(kernel: Kernel) -> int:
     """Bytes read from memory per element; tensors that all elements share come from a cache."""
     loops = set(kernel.parallel)
-    own = {item.ref for item in kernel.reads() if item.coords[0].variables() & loops}
+    own = {item.ref for item in kernel.reads() if item.index.variables() & loops}
     return sum(ref.dtype.itemsize for ref in own)
 
 
@@ -116,7 +101,7 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
         return Tile({"x": x, "r": block}, False, most // facts.lanes)
     if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
         moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
-        if 0 < len(moved) <= MOST_IN_WARP and max(moved) <= 4:
+        if 0 < len(moved) <= MAX_TENSORS_IN_WARP and max(moved) <= 4:
             return _by_warps(width, sum(moved), facts)
     x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
     while x > 1 and rows // x < facts.enough_programs:
@@ -129,14 +114,14 @@ def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
     of usual lengths none across warps, which need a barrier."""
     elements = WARP_ELEMENTS * facts.lanes // 32
     x = max(1, elements // width)
-    while x * width * moved < LEAST_MOVED:
+    while x * width * moved < MIN_BYTES_MOVED:
         x *= 2
     return Tile({"x": x, "r": width}, True, max(1, width // elements))
 
 
 def _row_tensors(kernel: Kernel) -> list[Ref]:
     """The tensors that are read or written at every point of the parallel and reduction loops."""
-    places = [(item.ref, item.coords[0]) for item in kernel.reads()]
+    places = [(item.ref, item.index) for item in kernel.reads()]
     places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     rows, inner = set(kernel.parallel), set(kernel.reduction)
     whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)

@@ -7,11 +7,9 @@ from dataclasses import astuple, dataclass, replace
 
 import torch
 
+from dicp.gpu.thresholds import ENOUGH_TILES, LEAST, MIN_STEPS, PARTS
 from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
-
-LEAST = 16
-"""The smallest side of a tile that the matrix units accept."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,6 @@ CANDIDATES = (
 """From tiles for large products that fill the chip to those for few rows and great depth."""
 
 
-PARTS = (2, 4, 8, 16)
-ENOUGH_TILES = 128
-"""Tiles that keep every multiprocessor of a large chip busy."""
-LEAST_STEPS = 4
-"""Fewest blocks along the depth of a split-K part."""
-
-
 def candidates(
     rows: Size, columns: Size, depth: Size, dtype: torch.dtype, batch: Size = 1
 ) -> list[Tiling]:
@@ -69,7 +60,7 @@ def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
     tiles = batch * -(-rows // tiling.y) * -(-columns // tiling.x)
     for parts in PARTS:
         busy = tiles * parts <= 2 * ENOUGH_TILES
-        if tiles < ENOUGH_TILES and busy and depth >= parts * LEAST_STEPS * tiling.k:
+        if tiles < ENOUGH_TILES and busy and depth >= parts * MIN_STEPS * tiling.k:
             yield replace(tiling, parts=parts)
 
 

@@ -57,7 +57,7 @@ class _Assembler:
             "buckets": list(low.context.config.gears),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
-        return GraphProgram(plain, [*once, *graphs], low.reports, self.objects, low.hints)
+        return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
 
     def _slot(self, slot: Slot) -> int:
         if slot not in self.slots:
@@ -92,7 +92,6 @@ class _Assembler:
                 "results": [self._result(result) for result in step.outputs],
                 "device": next((str(r.slot.fake.device) for r in step.outputs), "cpu"),
                 **({"buckets": True} if step.bucket_refusal is None else {}),
-                **({"static": True} if step.static else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
             }
         if isinstance(step, EagerCall):

@@ -63,7 +63,6 @@ class Lowering:
         self.items: list[Item] = builder.nodes
         self.inputs: list[Slot | None] = []
         self.symbols: dict[str, list[int]] = {}
-        self.hints: dict[str, int] = {}
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
@@ -101,8 +100,6 @@ class Lowering:
         expression = size.node.expr if isinstance(size, torch.SymInt) else None
         if expression is not None and expression.is_Symbol:
             self.symbols.setdefault(str(expression), place)
-            if size.node.has_hint():
-                self.hints[str(expression)] = _hint(size)
 
     def _attribute(self, node: fx.Node) -> Any:
         target = attrgetter(str(node.target))(self.gm)

@@ -54,6 +54,8 @@ class Ops(Builder):
     exact: frozenset[str] = frozenset()
     """The vendor's operators whose results on integers are numbers that their operands' dtype
     holds."""
+    constant_sizes = False
+    """Whether sizes of gradients of convolutions have to be constants."""
     largest_window: float = math.inf
     """The most elements of a window that the vendor's pooling takes."""
     largest_step: float = math.inf

@@ -148,8 +148,6 @@ class Graph:
     results: list[Result]
     bucket_refusal: str | None = "not asked for"
     """Why the graph does not run on inputs padded to shape buckets; None if it does."""
-    static: bool = False
-    """Whether the graph has symbolic sizes and is compiled for each set of them."""
 
     @property
     def inputs(self) -> list[Node]:
@@ -217,8 +215,6 @@ class GraphProgram:
     graphs: list[Graph]
     nodes: Sequence[NodeReport] = ()
     objects: list[Any] = field(default_factory=list)
-    hints: Mapping[str, int] = field(default_factory=dict)
-    """What the symbols were when the graph was traced."""
     retry: Callable[[frozenset[str]], GraphProgram] | None = None
     """The same program with some nodes of the FX graph, by name, left to eager."""
 

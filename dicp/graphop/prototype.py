@@ -20,10 +20,17 @@ import torch
 
 from dicp.errors import PrototypeError
 
-AttrType = Literal["Int", "Float", "Bool", "String", "ListInt", "ListFloat", "ListBool", "Type",
-                   "Tensor"]  # fmt: skip
 ATTR_TYPES: tuple[str, ...] = ("Int", "Float", "Bool", "String", "ListInt", "ListFloat", "ListBool",
-                               "Type", "Tensor")  # fmt: skip
+                               "ListString", "Type", "Tensor", "Lists", "Result")  # fmt: skip
+"""`Lists` is a list of integers and of lists of them, `Result` a `ResultType`."""
+
+
+@dataclass(frozen=True)
+class ResultType:
+    """The dtype and (symbolic) sizes that an operator is told to give its result."""
+
+    dtype: torch.dtype
+    dims: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def _parse_attr(word: str) -> AttrSpec:
 
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "Int": (int, torch.dtype),
+    "Int": (int, torch.SymInt, torch.dtype),
     "Float": (float, int),
     "Bool": (bool,),
     "String": (str,),
@@ -134,12 +141,21 @@ def attr_fits(spec: AttrSpec, value: Any) -> bool:
     """Whether `value` is of the attribute's type (an Int may be given as a dtype, its number)."""
     if spec.type == "Tensor":
         return isinstance(value, Mapping)
+    if spec.type == "Result":
+        return isinstance(value, ResultType)
+    if spec.type == "Lists":
+        return isinstance(value, (list, tuple)) and all(map(_is_list_or_size, value))
     if spec.type.startswith("List"):
         single = AttrSpec(spec.name, spec.type.removeprefix("List"), None)
         return isinstance(value, (list, tuple)) and all(attr_fits(single, v) for v in value)
     if isinstance(value, bool) and spec.type != "Bool":
         return False
     return isinstance(value, _PYTHON_TYPES[spec.type])
+
+
+def _is_list_or_size(value: Any) -> bool:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(item, (int, torch.SymInt)) for item in items)
 
 
 Dtypes = Mapping[str, torch.dtype | Sequence[torch.dtype]]

@@ -112,6 +112,8 @@ class _Plan:
         self.slots: list[dict[str, Any]] = program["slots"]
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.outputs = [self._argument(output) for output in program["outputs"]]
+        graphs = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
+        self.compiled = {i["slot"] for step in graphs for i in step["inputs"] if "slot" in i}
         dying = self._last_uses(program)
         self.once = [self._step(step) for step in program["once"]]
         self.steps = [
@@ -150,8 +152,7 @@ class _Plan:
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         padded = self._rounded() if "buckets" in step else None
-        sizes = padded or (self.symbols if "static" in step else None)
-        wanted = [plain for plain in step["inputs"] if sizes is None or "sizes" not in plain]
+        wanted = [plain for plain in step["inputs"] if padded is None or "sizes" not in plain]
         getters = [self._graph_input(plain, padded) for plain in wanted]
         written = step["written"]
         results = [
@@ -173,7 +174,7 @@ class _Plan:
             inputs = [tensor.contiguous() for tensor in given]
             device = next((t.device for t in inputs if t.device.type != "cpu"), own)
             outputs = [result.buffer(env, device) for result in results]
-            launch(name, inputs, outputs, sizes)
+            launch(name, inputs, outputs, padded)
             for k in written:
                 if inputs[k] is not given[k]:  # not as dense as when the graph was compiled
                     given[k].copy_(inputs[k])
@@ -201,7 +202,8 @@ class _Plan:
         self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None
     ) -> Callable[[Env], torch.Tensor]:
         if "seed" in plain:
-            return lambda env: torch.randint(0, 2**62, (1,)).view(torch.uint64)
+            seed = getattr(torch, plain["seed"])
+            return lambda env: torch.randint(0, 2**62, (1,)).view(seed)
         if "sizes" in plain:
             sizes = plain["sizes"]
             numbers: Any = (
@@ -286,7 +288,9 @@ class _Plan:
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
-            if tuple(tensor.shape) != self._shape(slot) or tensor.dtype != dtype:
+            # what eager calls alone read may have come from one with another dtype than inferred
+            differs = tensor.dtype != dtype and slot in self.compiled
+            if differs or tuple(tensor.shape) != self._shape(slot):
                 raise InputMismatchError(
                     position,
                     f"{dtype}{list(self._shape(slot))}",

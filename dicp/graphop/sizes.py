@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dicp.graphop.assemble import plain_size
-from dicp.serialize import evaluate
 
 _OPEN, _CLOSE = "\x01", "\x02"
 """Stand around an expression of sizes in a source text."""
@@ -18,17 +17,6 @@ def size_text(size: Any) -> str:
     return str(size) if isinstance(size, int) else f"{_OPEN}{plain_size(size)}{_CLOSE}"
 
 
-def at_sizes(text: str, size: Callable[[str], int | float]) -> str:
+def at_sizes(text: str, size: Callable[[str], int]) -> str:
     """A source text with every expression replaced by its number."""
     return re.sub(f"{_OPEN}(.*?){_CLOSE}", lambda found: str(size(found[1])), text)
-
-
-def has_expressions(text: str) -> bool:
-    """Whether a text has sizes that are not filled in."""
-    return _OPEN in text
-
-
-def number_at(expression: str, symbols: Mapping[str, int]) -> int | float:
-    """The value of an expression at these sizes."""
-    number: int | float = evaluate(expression, symbols)
-    return int(number) if number == int(number) else number

@@ -2,8 +2,8 @@
 
 A vendor gives its operators (`make_builder`, `rules`), writes a graph as source (`render_graph`),
 compiles the source (`compile`) and runs what came of it (`launch`). Everything between is here:
-lowering, cutting into graphs, what runs once, shape buckets, one static graph per size where the
-vendor's compiler takes no symbolic sizes, and eager calls for what the compiler refused.
+lowering, cutting into graphs, what runs once, shape buckets, and eager calls for what the compiler
+refused. A vendor whose compiler takes no symbolic sizes says so in its facts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.errors import FallbackWarning, GraphRejectedError, SpecializationWarning
+from dicp.errors import FallbackWarning, GraphRejectedError
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted
@@ -30,7 +29,8 @@ from dicp.graphop.lower import Lowering
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot
 from dicp.graphop.runtime import GraphExecutable
-from dicp.graphop.sizes import at_sizes, has_expressions, number_at
+from dicp.graphop.sizes import at_sizes
+from dicp.serialize import evaluate_size
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
 from dicp.torch_private import FakeTensorMode
 
@@ -52,7 +52,7 @@ class GraphUnit:
     options: str = ""
     written: tuple[int, ...] = ()
 
-    def at(self, size: Callable[[str], int | float]) -> GraphUnit:
+    def at(self, size: Callable[[str], int]) -> GraphUnit:
         """The same graph with its symbolic sizes filled in."""
         text, options = at_sizes(self.text, size), at_sizes(self.options, size)
         return GraphUnit(self.name, text, options, self.written)
@@ -65,10 +65,6 @@ class GraphTarget(RuleTarget):
     """How results go over inputs; None: they are copied after the graph."""
     needs_input = False
     """Whether the vendor's compiler takes no graph without an input."""
-    static_shapes_only = False
-    """Whether the compiler takes static shapes only: symbolic graphs are compiled per size."""
-    max_specializations = 64
-    """How many sizes of one graph are kept loaded where shapes are static."""
 
     # ---- what a vendor gives --------------------------------------------------------------------
 
@@ -78,8 +74,7 @@ class GraphTarget(RuleTarget):
 
     @abc.abstractmethod
     def render_graph(self, graph: Graph, config: Config) -> str:
-        """The source text of one graph; symbolic sizes by `dicp.graphop.sizes.size_text` where
-        shapes are static, else as the vendor's compiler takes them."""
+        """The source text of one graph."""
 
     @abc.abstractmethod
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
@@ -175,7 +170,6 @@ class GraphTarget(RuleTarget):
     def _finish(self, builder: Builder, graph: Graph, config: Config) -> None:
         if self.needs_input and not graph.inputs:
             graph.nodes.insert(0, builder.ints_input([0]).node)
-        graph.static = self.static_shapes_only and _is_symbolic(graph)
         if config.gears:
             graph.bucket_refusal = self.bucket_refusal(graph)
 
@@ -211,27 +205,12 @@ class GraphTarget(RuleTarget):
             unit = GraphUnit(graph.name, text, options, written[graph.name])
             plain["units"][graph.name] = [text, options]
             try:
-                keys[graph.name] = self._compiled_at_hints(unit, program.hints, cache, config)
+                keys[graph.name] = self._compiled(unit, cache, config).key
             except GraphRejectedError as error:
                 raise self._located(error, graph) from error
             if graph.bucket_refusal is None:
                 plain["static"][graph.name] = self.render_static(graph, config)
         return Artifact(self.name, plain, keys, program.objects)
-
-    def _compiled_at_hints(
-        self, unit: GraphUnit, hints: Mapping[str, int], cache: Cache, config: Config
-    ) -> str:
-        """The key of the compiled graph; one of symbolic sizes that has to be static is compiled
-        for the sizes it was traced with, so that what is wrong with it is found here."""
-        if self._is_specialized(unit):
-            try:
-                unit = unit.at(lambda size: number_at(size, hints))
-            except NameError:  # a size that was not known when the graph was traced
-                return ""
-        return self._compiled(unit, cache, config).key
-
-    def _is_specialized(self, unit: GraphUnit) -> bool:
-        return self.static_shapes_only and has_expressions(unit.text + unit.options)
 
     def _compiled(self, unit: GraphUnit, cache: Cache, config: Config) -> Entry:
         """A compiled graph, built if the cache does not have it."""
@@ -265,15 +244,11 @@ class GraphTarget(RuleTarget):
         }
         runs: dict[str, Run] = {}
         for name, unit in units.items():
-            if not self._is_specialized(unit):
-                found = cache.get(UNIT, artifact.units[name])  # it may be gone since it was stored
-                built = found or self._compiled(unit, cache, config)
-                runs[name] = self.launch(unit, built, cache, config)
+            found = cache.get(UNIT, artifact.units[name])  # it may be gone since it was stored
+            built = found or self._compiled(unit, cache, config)
+            runs[name] = self.launch(unit, built, cache, config)
 
-        def compiled(unit: GraphUnit) -> Run:
-            return self.launch(unit, self._compiled(unit, cache, config), cache, config)
-
-        per_size = _PerSize(compiled, self.max_specializations)
+        padded: dict[GraphUnit, Run] = {}
 
         def launch(
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
@@ -281,50 +256,20 @@ class GraphTarget(RuleTarget):
         ) -> None:  # fmt: skip
             if sizes is None:
                 runs[name](inputs, outputs)
-            else:
-                per_size.run(static.get(name) or units[name], sizes)(inputs, outputs)
+                return
+            unit = static[name].at(lambda size: evaluate_size(size, sizes))
+            if unit not in padded:
+                built = self._compiled(unit, cache, config)
+                padded[unit] = self.launch(unit, built, cache, config)
+            padded[unit](inputs, outputs)
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
-
-
-class _PerSize:
-    """Graphs of symbolic sizes, compiled for known ones; the least recently used are dropped."""
-
-    def __init__(self, compiled: Callable[[GraphUnit], Run], limit: int) -> None:
-        self.compiled = compiled
-        self.limit = limit
-        self._runs: OrderedDict[GraphUnit, Run] = OrderedDict()
-        self._by_graph: dict[str, int] = {}
-
-    def run(self, unit: GraphUnit, sizes: Mapping[str, int]) -> Run:
-        """The function for these sizes."""
-        known = unit.at(lambda size: number_at(size, sizes))
-        if known not in self._runs:
-            self._runs[known] = self.compiled(known)
-            self._count(unit.name, sizes)
-            if len(self._runs) > self.limit * len(self._by_graph):
-                self._runs.popitem(last=False)
-        self._runs.move_to_end(known)
-        return self._runs[known]
-
-    def _count(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Warns once where a graph is compiled for more sizes than are kept."""
-        self._by_graph[name] = self._by_graph.get(name, 0) + 1
-        if self._by_graph[name] == self.limit + 1:
-            warnings.warn(SpecializationWarning(name, self.limit, sorted(sizes)), stacklevel=2)
 
 
 def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """By graph, the inputs that it writes to."""
     steps = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
     return {step["graph"]: tuple(step["written"]) for step in steps}
-
-
-def _is_symbolic(graph: Graph) -> bool:
-    """Whether a graph's sizes change from run to run."""
-    sizes = (size for node in graph.nodes for value in node.outputs for size in value.shape)
-    given = any(node.kind == "sizes" for node in graph.nodes)
-    return given or any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _static_slots(lowering: Lowering, context: LowerContext) -> set[Slot]:

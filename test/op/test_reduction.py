@@ -232,6 +232,20 @@ CASES = [
         dtypes=(torch.float32,),
         layouts=("contiguous",),
     ),
+    *(
+        op(
+            f"softmax_of_number_{number}",
+            lambda x: (
+                torch.softmax(x, 0),
+                torch.log_softmax(x, 0),
+                torch.ops.aten._safe_softmax(x, 0),
+            ),
+            torch.tensor(number),
+            dtypes=(torch.float32,),
+            layouts=("contiguous",),
+        )
+        for number in (1.5, math.nan, math.inf, -math.inf)
+    ),
     op("log_softmax", lambda x: (torch.log_softmax(x, -1), torch.log_softmax(x, 0)), X),
     op("softmin", lambda x: torch.nn.functional.softmin(x, -1), X, dtypes=F32_F64),
     op("median", lambda x: (x.median(), *x.median(1)), X, dtypes=(torch.float32, torch.int64)),

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 import torch
 
+from dicp import graphop
 from dicp.vendor.ascend.simulator.compiler import Compiler, Model, Refused
 from dicp.vendor.ascend.simulator.device import Simulator
 from dicp.vendor.ascend.toolchain import FLAGS, INCLUDES
@@ -163,7 +164,7 @@ def install(root: Path, header_set: str = "2025", like: Path | None = None) -> P
     (root / "lib64").mkdir()
     built = root / "lib64" / "libascendcl.so"
     sources = [str(INCLUDES.parent / "ge.cpp"), str(HERE / "cann.cpp")]
-    includes = [f"-I{INCLUDES}", f"-I{INCLUDES.parent}"]
+    includes = [f"-I{INCLUDES}", f"-I{Path(graphop.__file__).parent}"]
     command = ["g++", *FLAGS, *includes, *sources, "-Wl,-Bsymbolic",
                "-Wl,-soname,libascendcl.so", "-o", str(built)]  # fmt: skip
     subprocess.run(command, check=True)

@@ -44,9 +44,9 @@ def test_convolution(
         steps = check(tmp_path, convolution, x, w, bias, dynamic=symbolic)
         if not symbolic:
             single, small = max(filters[2:]) == 1, filters[0] >= 32 and image[-1] <= 16
-            name = "patches" if small else "product" if single else "convolution"
+            name = "im2col" if small else "product" if single else "convolution"
             assert f"dicp_{name}{tag}" in steps
-            assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
+            assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
             fewer = filters[1] < 16 and ("stride" in options or "groups" in options)
             assert any("::convolution_backward" in step for step in steps) == fewer
 
@@ -110,7 +110,7 @@ def test_filters_of_few_channels(tmp_path: Path, taps: int, options: dict[str, A
 
     x, w = torch.randn(2, 3, 24, 20), leaf(21, 3, taps, taps)
     steps = check(tmp_path, convolve, x, w, leaf(21))
-    assert "dicp_patches_filters" in steps
+    assert "dicp_im2col_filters" in steps
     assert not any("::convolution_backward" in step for step in steps), steps
 
 
@@ -127,11 +127,11 @@ def test_larger_convolutions(tmp_path: Path) -> None:
         operands = leaf(*image), leaf(*filters), leaf(filters[0])
         steps = check(tmp_path, lambda x, w, b: convolve(x, w, b), *operands)  # noqa: B023
         small = image[-1] == 7
-        name = "patches" if small else "product" if filters[-1] == 1 else "convolution"
+        name = "im2col" if small else "product" if filters[-1] == 1 else "convolution"
         assert f"dicp_{name}_biased" in steps
-        turned = "patches_images" if small or stride > 1 else name
+        turned = "im2col_images" if small or stride > 1 else name
         assert f"dicp_{turned}" in steps, "the gradient of the images"
-        assert f"dicp_{'patches' if small else 'convolution'}_filters" in steps
+        assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
 
 
 def test_heavy_and_wasteful_convolutions_go_to_the_library(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dicp.codegen.types import conversion, literal, size_text
 from dicp.config import Config
 from dicp.loop.ir.index import normal
 from dicp.torch_private import NEWEST, release_of
+from dicp.vendor.cpu.render.loops import Team
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -144,3 +145,17 @@ def test_symbolic_sizes_as_text() -> None:
     assert size_text(n**2) == "(n * n)"
     with pytest.raises(NotImplementedError, match="size expression"):
         size_text(sympy.sin(n))
+
+
+def test_a_team_inside_which_threads_do_more_has_its_condition_outside_the_loop() -> None:
+    """OpenMP has no `if` on `omp for`."""
+    team = Team(2, "n0 >= 9")
+    assert team.loop() == "#pragma omp parallel for collapse(2) schedule(static) if (n0 >= 9)"
+    assert team.inside(["  loop"], "  end") == [
+        "  #pragma omp parallel if (n0 >= 9)",
+        "  {",
+        "  #pragma omp for collapse(2) schedule(static) nowait",
+        "  loop",
+        "  end",
+        "  }",
+    ]

@@ -324,7 +324,7 @@ def test_colours_side_by_side(channels: int) -> None:
 
 
 COPIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "turned": lambda x: x.t().contiguous(),
+    "transposed": lambda x: x.t().contiguous(),
     "joined": lambda x: torch.cat([x, x], 1),
     "sliced": lambda x: x[:, 3:].clone(),
 }
@@ -379,27 +379,27 @@ def test_traffic_is_worth_threads(parts: int, threads: bool) -> None:
 
 # ---- results beyond the caches -------------------------------------------------------------------
 
-LARGEST_DIVISOR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
+MAX_DIVISOR: dict[str, tuple[Callable[..., Any], tuple[int, ...], str]] = {
     "flat": (lambda x: x.relu() + 1, (64, 64), "d_stream"),
     "rows": (lambda x, y: x * y[0], (8, 16, 64), "d_stream"),
     "parts": (lambda x, y: torch.cat([x * 2, y], -1), (32, 96), "d_stream"),
     "two types": (lambda x: (x > 0, x * 2), (64, 64), "d_stream"),
     "rounded": (lambda x: (x * 2).bfloat16(), (64, 64), "d_stream"),
-    "turned": (lambda x: x.mT.contiguous(), (3, 80, 144), "d_turn_far"),
-    "turned, a rest": (lambda x: x.mT.contiguous(), (64, 73), "d_turn_far"),
-    "turned, doubles": (lambda x: x.mT.contiguous(), (64, 70), "d_turn_far"),
+    "transposed": (lambda x: x.mT.contiguous(), (3, 80, 144), "d_transpose_non_temporal"),
+    "transposed, a rest": (lambda x: x.mT.contiguous(), (64, 73), "d_transpose_non_temporal"),
+    "transposed, doubles": (lambda x: x.mT.contiguous(), (64, 70), "d_transpose_non_temporal"),
     "no whole lines": (lambda x: x.relu() + 1, (63, 63), ""),
     "rows of half lines": (lambda x: torch.cat([x, x + 1], -1), (200, 24), ""),
-    "turned, no whole lines": (lambda x: x.mT.contiguous(), (70, 73), ""),
+    "transposed, no whole lines": (lambda x: x.mT.contiguous(), (70, 73), ""),
     "in place": (lambda x: x.mul_(2).add_(1), (64, 64), ""),
     "few": (lambda x: x.relu() + 1, (32, 16), ""),
 }
 
 
-@pytest.mark.parametrize("name", LARGEST_DIVISOR)
+@pytest.mark.parametrize("name", MAX_DIVISOR)
 def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
-    fn, shape, call = LARGEST_DIVISOR[name]
+    fn, shape, call = MAX_DIVISOR[name]
     dtype = torch.float64 if "doubles" in name else torch.float32
     inputs = [torch.randn(shape, dtype=dtype) for _ in range(fn.__code__.co_argcount)]
     target = record(fn, *[x.clone() for x in inputs])
@@ -410,19 +410,19 @@ def test_results_beyond_the_caches(name: str, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found, fn(*inputs), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 def test_results_beyond_the_caches_may_lie_anywhere(
-    turned: bool, monkeypatch: pytest.MonkeyPatch
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dicp.vendor.cpu.target.cache_bytes", lambda: 4096)
     out, x = torch.zeros(64 * 64 + 1)[1:].view(64, 64), torch.randn(64, 64)
 
     def fn(out: Tensor, x: Tensor) -> None:
-        out.copy_(x.t() if turned else x * 2)
+        out.copy_(x.t() if transposed else x * 2)
 
     torch.compiler.reset()
     compiled(fn)(out, x)
-    assert torch.equal(out, x.t() if turned else x * 2)
+    assert torch.equal(out, x.t() if transposed else x * 2)
 
 
 # ---- rows in planes ------------------------------------------------------------------------------

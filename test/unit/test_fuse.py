@@ -132,6 +132,20 @@ def test_attention_of_strides_that_allow_no_view() -> None:
     torch.testing.assert_close(compiled(x, v), fn(x, v))
 
 
+@pytest.mark.parametrize("part", [lambda y: y.chunk(3, 2)[0], lambda y: y[:, :, 1:3]])
+def test_a_returned_view_keeps_the_strides_of_what_it_was_a_view_of(part: Any) -> None:
+    """A fused norm is row-major where its parts followed the channels-last input."""
+
+    def fn(x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        y = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 0.5)
+        return part(torch.clamp_min(y, y))
+
+    x = torch.randn(6, 4, 6, 6).to(memory_format=torch.channels_last)
+    got = torch.compile(fn, backend="cpugraph", dynamic=False)(x)
+    torch.testing.assert_close(got, fn(x), check_stride=True)
+
+
 @symbolic
 def test_attention_grouped_heads_are_not_repeated(symbolic: bool) -> None:
     def repeat(x: Tensor) -> Tensor:

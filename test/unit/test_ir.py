@@ -20,19 +20,19 @@ def tensor(name: str, *shape: int, dtype: torch.dtype = F32) -> Ref:
 
 
 def test_constants_are_converted_when_built() -> None:
-    assert ir.cast(ir.const(3.9, F32), I64).attr == 3
-    assert ir.cast(ir.const(300, I64), torch.uint8).attr == 44, "wraps as PyTorch does"
-    assert ir.cast(ir.const(0.5, F32), torch.bool).attr is True
-    assert ir.cast(ir.const(0.1, F32), BF16).attr == 0.10009765625
-    assert ir.cast(ir.const(0.1, F32), torch.float64).attr == torch.tensor(0.1).double()
-    assert ir.cast(ir.const(-1, torch.uint8), I64).attr == 255
+    assert ir.cast(ir.const(3.9, F32), I64).value == 3
+    assert ir.cast(ir.const(300, I64), torch.uint8).value == 44, "wraps as PyTorch does"
+    assert ir.cast(ir.const(0.5, F32), torch.bool).value is True
+    assert ir.cast(ir.const(0.1, F32), BF16).value == 0.10009765625
+    assert ir.cast(ir.const(0.1, F32), torch.float64).value == torch.tensor(0.1).double()
+    assert ir.cast(ir.const(-1, torch.uint8), I64).value == 255
     assert ir.cast(ir.const(1e10, F32), torch.int32).op == "cast", "left to the machine"
 
 
 def test_operands_in_sixteen_bits_keep_their_digits_and_elements_are_rounded() -> None:
-    assert ir.const(0.1, BF16).attr == torch.tensor(0.1).item()
-    assert ir.as_stored(ir.const(0.1, BF16)).attr == 0.10009765625
-    assert ir.as_stored(ir.const(1e-10, torch.float16)).attr == 0
+    assert ir.const(0.1, BF16).value == torch.tensor(0.1).item()
+    assert ir.as_stored(ir.const(0.1, BF16)).value == 0.10009765625
+    assert ir.as_stored(ir.const(1e-10, torch.float16)).value == 0
 
 
 def test_arithmetic_in_sixteen_bits_is_not_rounded_in_between() -> None:
@@ -57,7 +57,7 @@ def test_rewriting_keeps_sharing_and_what_does_not_change() -> None:
     left, right = moved.args
     assert left is right
     assert left.args[1] is kept
-    assert left.args[0].attr.coords == (Index(2),)
+    assert left.args[0].coords == (Index(2),)
 
 
 def test_loads_inside_coordinates_are_seen() -> None:
@@ -77,7 +77,7 @@ def test_origin_is_noted_on_what_may_raise() -> None:
     first, second = (Origin(n, "aten.div", f"model.py:{n}") for n in ("1", "2"))
     noted = ir.with_origin(quotient + quotient, first)
     assert noted.args[0] is noted.args[1]
-    assert noted.args[0].attr is first
+    assert noted.args[0].origin is first
     assert ir.with_origin(noted, second) is noted, "the first one made it"
 
 

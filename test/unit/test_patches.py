@@ -48,7 +48,7 @@ def test_patches(tmp_path: Path, what: str) -> None:
     image, filters, options = CASES[what]
     for bias in (leaf(filters[0]), None):
         steps = check(tmp_path, convolved(options), leaf(*image), leaf(*filters), bias)
-        assert any(step.startswith("dicp_patches") for step in steps), steps
+        assert any(step.startswith("dicp_im2col") for step in steps), steps
         assert not any("aten::convolution" in step for step in steps), steps
 
 
@@ -60,7 +60,7 @@ def test_odd_numbers_stay_off_the_padding(
 ) -> None:
     image, filters, options = CASES[what]
     steps = results_match(tmp_path, convolved(options), leaf(*image), leaf(*filters), where, odd)
-    assert "dicp_patches" in steps
+    assert "dicp_im2col" in steps
 
 
 @pytest.mark.parametrize("what", ["rows of seven", "one pixel", "a step", "many taps"])
@@ -69,7 +69,7 @@ def test_without_the_widest_vectors(tmp_path: Path, what: str, lesser: str) -> N
     image, filters, options = CASES[what]
     flags = Config(cache_dir=tmp_path, cxx_flags=(lesser,))
     steps = check(tmp_path, convolved(options), leaf(*image), leaf(*filters), config=flags)
-    assert any(step.startswith("dicp_patches") for step in steps), steps
+    assert any(step.startswith("dicp_im2col") for step in steps), steps
 
 
 def test_rows_of_channels(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_rows_of_channels(tmp_path: Path) -> None:
         return F.conv1d(x.transpose(1, 2), w, padding=4, groups=4).transpose(1, 2)
 
     steps = check(tmp_path, convolve, x, w)
-    assert "dicp_patches_images" in steps
-    assert "dicp_patches_filters" in steps
+    assert "dicp_im2col_images" in steps
+    assert "dicp_im2col_filters" in steps
 
 
 def test_large_and_wide_ones_go_elsewhere(tmp_path: Path) -> None:

@@ -24,13 +24,14 @@ def compare(op: str, at: Size | Index, var: Var = V) -> Expr:
 
 
 def choose(test: Expr) -> Store:
-    value = Expr("where", torch.float32, (test, ir.const(1, torch.float32),
-                                          ir.const(2, torch.float32)))  # fmt: skip
+    value = ir.apply(
+        "where", torch.float32, test, ir.const(1, torch.float32), ir.const(2, torch.float32)
+    )
     return Store(OUT, variable(V), value)
 
 
 def values(store: Store, var: Var = V) -> list[tuple[Size, Size, float]]:
-    return [(r.low, r.high, r.stmts[0].value.attr) for r in split((store,), var)]
+    return [(r.low, r.high, r.stmts[0].value.value) for r in split((store,), var)]
 
 
 def test_every_comparison() -> None:
@@ -55,7 +56,7 @@ def test_conditions_that_never_change_are_folded() -> None:
 def test_conjunctions_and_masks() -> None:
     inside = ir.apply("bitwise_and", torch.bool, compare("ge", 4), compare("lt", 8))
     source = Ref("in0", (16,), torch.float32, (1,), "input")
-    read = Expr("read", torch.float32, attr=ir.Load(source, (variable(V),)))
+    read = ir.read(source, variable(V))
     parts = split((Store(OUT, variable(V), ir.masked(inside, read)),), V)
     assert [(p.low, p.high) for p in parts] == [(0, 4), (4, 8), (8, 16)]
     assert [p.stmts[0].value.op for p in parts] == ["const", "read", "const"]
@@ -75,11 +76,11 @@ def test_clamped_places_become_plain_ones() -> None:
     low = ir.apply("maximum", torch.int64, index(variable(V) * 2 + -1), index(0))
     clamped = ir.apply("minimum", torch.int64, low, ir.const(31, torch.int64))
     place = Index(0, ((Indirect(clamped, 32), 1),))
-    read = Expr("read", torch.float32, attr=ir.Load(source, (place,)))
+    read = ir.read(source, place)
     first, rest = split((Store(OUT, variable(V), read),), V)
     assert (first.low, first.high) == (0, 1)
-    assert str(first.stmts[0].value.attr.coords[0]) == "0"
-    assert str(rest.stmts[0].value.attr.coords[0]) == "2*v0 + -1"
+    assert str(first.stmts[0].value.index) == "0"
+    assert str(rest.stmts[0].value.index) == "2*v0 + -1"
 
 
 def test_symbolic_sizes_split_where_their_order_is_provable() -> None:
@@ -98,7 +99,7 @@ def test_a_step_before_a_part_that_begins_at_a_symbol_has_been_reached() -> None
     raised = ir.apply("maximum", torch.int64, index(variable(var)), index(Index(a)))
     first, rest = split((choose(ir.apply("lt", torch.bool, raised, index(1))),), var)
     assert (rest.low, rest.high) == (a, a + b)
-    assert rest.stmts[0].value.attr == 2  # a is 1 at least, and nothing from there on less than 1
+    assert rest.stmts[0].value.value == 2  # a is 1 at least, and nothing from there on less than 1
 
 
 def test_a_symbol_of_any_sign_splits_nothing() -> None:

@@ -116,13 +116,13 @@ def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> No
     def product(a: Tensor, b: Tensor) -> Tensor:
         return a[::2, 1:].t() @ b[:, ::3]
 
-    def turned(a: Tensor, b: Tensor) -> Tensor:
+    def transposed(a: Tensor, b: Tensor) -> Tensor:
         return a[:, 1:].t() @ b[:, 1:].t()
 
     name = named("dicp_product", dtype)
-    for function in (product, turned):
+    for function in (product, transposed):
         a, b = torch.randn(20, 31).to(dtype), torch.randn(10, 40).to(dtype)
-        if function is turned:
+        if function is transposed:
             a, b = torch.randn(41, 60).to(dtype), torch.randn(75, 42).to(dtype)
         assert check(tmp_path, function, a, b) == [name], "no copy is made"
     expanded = torch.randn(1, 7, 9).to(dtype).expand(5, 7, 9)
@@ -130,16 +130,16 @@ def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> No
 
 
 def test_products_of_any_size_but_in_halves_of_heavy_turned_operands(tmp_path: Path) -> None:
-    def turned(a: Tensor, b: Tensor) -> Tensor:
+    def transposed(a: Tensor, b: Tensor) -> Tensor:
         return a.t() @ b
 
     x, w = leaf(530, 600), torch.nn.Parameter(leaf(600, 530))
     steps = check(tmp_path, torch.mm, x, w)
     assert steps.count("dicp_product") == 3, steps
     split_k = [leaf(1100, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
-    assert not any("dicp" in s for s in check(tmp_path, turned, *split_k))
+    assert not any("dicp" in s for s in check(tmp_path, transposed, *split_k))
     split_k = [leaf(300, 1000, dtype=torch.bfloat16).detach() for _ in range(2)]
-    assert check(tmp_path, turned, *split_k) == ["dicp_product_bf16"]
+    assert check(tmp_path, transposed, *split_k) == ["dicp_product_bf16"]
 
 
 LAYOUTS = {
@@ -357,10 +357,12 @@ def test_groups_of_rows(tmp_path: Path, kind: torch.dtype, dtype: torch.dtype) -
     steps = check(tmp_path, product, rows, weights, ends)
     assert steps.count(named("dicp_product_grouped", dtype)) == 2
     assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1
-    turned = leaf(4, 70, 40, dtype=dtype)
-    steps = check(tmp_path, lambda x, w, e: product(x, w.transpose(1, 2), e), rows, turned, ends)
+    transposed = leaf(4, 70, 40, dtype=dtype)
+    steps = check(
+        tmp_path, lambda x, w, e: product(x, w.transpose(1, 2), e), rows, transposed, ends
+    )
     assert steps.count(named("dicp_product_grouped_weights", dtype)) == 1, (
-        "a gradient that is turned"
+        "a gradient that is transposed"
     )
     wide = [torch.randn(9, 4).double(), torch.randn(4, 4, 3).double(), ends // 20]
     assert not any("dicp" in step for step in check(tmp_path, product, *wide))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dicp.loop.runtime.device import WorkspacePool
-from dicp.loop.runtime.executable import MAX_PLANS
+from dicp.loop.thresholds import MAX_PLANS
 from dicp.target import find_target
 
 

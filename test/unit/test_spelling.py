@@ -51,11 +51,11 @@ def dtypes_of(op: str) -> tuple[torch.dtype, ...]:
 
 def function(op: str, dtype: torch.dtype) -> str:
     row = SCALAR_OPS[op]
-    operands = [ir.Expr("reduction_result", dtype, attr=name) for name in "abc"[: row.arity]]
+    operands = [ir.result(name, dtype) for name in "abc"[: row.arity]]
     result = ir.apply(op, dtype, *operands)
     ctype = types.VALUE_TYPE[dtype]
-    text = spelling.operator(result, [o.attr for o in operands], "1")
-    args = ", ".join(f"{ctype} {o.attr}" for o in operands)
+    text = spelling.operator(result, [o.name for o in operands], "1")
+    args = ", ".join(f"{ctype} {o.name}" for o in operands)
     name = f"f_{op}_{str(dtype).split('.')[1]}"
     out = "double" if op.startswith("philox_") and "bits" not in op else ctype
     return f'extern "C" {out} {name}(int64_t* status, {args}) {{ (void)status; return {text}; }}\n'

@@ -18,7 +18,8 @@ from recorder import TritonRecorder, record
 from torch import Tensor
 
 from dicp.errors import FallbackWarning
-from dicp.gpu.graph_capture import MOST_RECORDINGS, CapturedProgram, why_not
+from dicp.gpu.graph_capture import CapturedProgram, capture_obstacle
+from dicp.gpu.thresholds import MAX_CAPTURES
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.vendor.triton.capture import record_on_device
@@ -92,11 +93,11 @@ def test_parameters_keep_their_memory_and_follow_it() -> None:
 
 def test_parameters_that_never_stay_are_given_up_with_the_reason() -> None:
     run, replays = graphed(lambda x, w: x * w, torch.ones(4, 8), torch.ones(8), static=(1,))
-    kept = [torch.full((8,), float(k)) for k in range(MOST_RECORDINGS + 4)]
+    kept = [torch.full((8,), float(k)) for k in range(MAX_CAPTURES + 4)]
     with pytest.warns(FallbackWarning, match="lie elsewhere on every call"):
         for k, w in enumerate(kept):
             assert float(run([torch.ones(4, 8), w])[0][0, 0]) == k
-    assert replays.recorded == MOST_RECORDINGS and run.reason
+    assert replays.recorded == MAX_CAPTURES and run.reason
 
 
 def test_what_is_written_in_place_is_the_callers_memory() -> None:
@@ -160,7 +161,7 @@ def test_inputs_with_gaps_are_copied_as_they_lie() -> None:
 def test_what_the_driver_does_not_record_is_launched_with_the_reason() -> None:
     run, replays = graphed(lambda x: torch.relu(x) + 1, torch.ones(4, 8))
     replays.refusal = "operation not permitted when stream is capturing\nmore of it"
-    with pytest.warns(FallbackWarning, match="recorded: operation not permitted.*capturing$"):
+    with pytest.warns(FallbackWarning, match="captured: operation not permitted.*capturing$"):
         results = [run([torch.full((4, 8), float(k))])[0] for k in range(5)]
     assert [float(y[0, 0]) for y in results] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert replays.recorded == 1
@@ -230,8 +231,8 @@ def attention_of(chance: float, backward: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_attention_that_drops_probabilities_is_not_recorded(backward: bool) -> None:
-    assert not why_not(attention_of(0.0, backward))
-    assert "random state" in why_not(attention_of(0.1, backward))
+    assert not capture_obstacle(attention_of(0.0, backward))
+    assert "random state" in capture_obstacle(attention_of(0.1, backward))
 
 
 def test_each_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +248,7 @@ def test_threads_replay_one_after_the_other() -> None:
     run, replays = graphed(lambda x: x + 1, torch.ones(4, 8))
     for _ in range(3):
         run([torch.ones(4, 8)])
-    recording = run._recordings[0]
+    recording = run._captures[0]
     replay, waiting = recording.replay, threading.Barrier(2)
 
     def slow() -> None:
@@ -255,7 +256,7 @@ def test_threads_replay_one_after_the_other() -> None:
             waiting.wait(0.3)  # another replay at the same time would let it through
         replay()
 
-    run._recordings[0] = replace(recording, replay=slow)
+    run._captures[0] = replace(recording, replay=slow)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda k: run([torch.full((4, 8), float(k))])[0], range(2)))
     assert waiting.broken

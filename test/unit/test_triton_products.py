@@ -131,7 +131,7 @@ def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
     text = render_product(first.product, IN_PARTS, False)
     assert text.extra["launch"]["axes"]["z"]["size"] == 3
     assert "tl.minimum(begin + chunk" in text.body
-    assert len({e.attr.coords for s in rest.phases[0].stmts for e in ir.walk(s.value)
+    assert len({e.index for s in rest.phases[0].stmts for e in ir.walk(s.value)
                 if e.op == "read"}) == 3  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from dicp.vendor.triton.driver import Driver
 def recording(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Whether the current stream is said to be recorded."""
     state = {"on": False}
-    monkeypatch.setattr(torch_private, "recording", lambda: state["on"])
+    monkeypatch.setattr(torch_private, "capturing", lambda: state["on"])
     return state
 
 

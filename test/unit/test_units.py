@@ -88,18 +88,18 @@ def test_small_images_and_steps_are_told(train: bool) -> None:
         return [
             g.name
             for g in expected_groups(gm, train, lambda which: True)
-            if g.name.startswith("patches")
+            if g.name.startswith("im2col")
         ]
 
     def depthwise(x: Tensor, w: Tensor) -> Tensor:
         return F.conv2d(F.conv2d(x, w, groups=32), w.expand(-1, 32, -1, -1))
 
-    gradient = ["patches_filters"] if train else []
-    assert told(32, 18) == ["patches", *gradient]
+    gradient = ["im2col_filters"] if train else []
+    assert told(32, 18) == ["im2col", *gradient]
     assert told(32, 19) == []
     assert told(31, 18) == gradient
     assert told(15, 18) == []
-    assert told(32, 60, stride=2) == (["patches"] if train else []), "the gradient of images"
+    assert told(32, 60, stride=2) == (["im2col"] if train else []), "the gradient of images"
     gm = graph_of(depthwise, torch.randn(1, 32, 9, 9), torch.randn(32, 1, 3, 3))
     names = ["depthwise_3", "depthwise_gradients_3"] if train else ["depthwise_3"]
     assert expected_groups(gm, train, lambda which: True) == [Group(name, "") for name in names]
@@ -110,7 +110,7 @@ def test_small_images_and_steps_are_told(train: bool) -> None:
     [
         (((2, 8, 12, 12), (6, 8, 3, 3)), {"padding": "same"}, ["convolution"]),
         (((2, 8, 12), (6, 8, 3)), {"stride": 2, "padding": "valid"}, ["convolution"]),
-        (((4, 64, 8, 8), (40, 64, 3, 3)), {"padding": (1, 1)}, ["patches"]),
+        (((4, 64, 8, 8), (40, 64, 3, 3)), {"padding": (1, 1)}, ["im2col"]),
         (((1, 8, 24, 24), (6, 8, 1, 1)), {}, ["product"]),
         (((4, 256, 34, 34), (512, 256, 3, 3)), {}, []),
     ],

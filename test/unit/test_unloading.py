@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, fx
 
 from dicp import Backend
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.loop.ir.kernel import Kernel
+from dicp.loop.lowering import RuleTable
 from dicp.loop.runtime.executable import LoopExecutable
+from dicp.vendor.cpu import CpuTarget
+from dicp.vendor.cpu.calibration import PROBLEMS
+from dicp.vendor.cpu.target import rules_by
 
 linux = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
 
@@ -54,6 +60,30 @@ def test_dropped_graphs_give_everything_back(tmp_path: Path) -> None:
     assert alive()[LoopExecutable] == start
     assert mapped(tmp_path) == 0
     assert alive()[fx.GraphModule] <= before[fx.GraphModule]
+
+
+class Routines(CpuTarget):
+    """The host where every product goes to a routine, whose unit keeps memory from call to call."""
+
+    def rules_for(self, gm: fx.GraphModule, config: Config) -> RuleTable:
+        return rules_by(frozenset(PROBLEMS))
+
+
+@linux
+def test_routines_are_unloaded_with_their_graphs(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    start, config = alive()[LoopExecutable], Config(cache_dir=tmp_path)
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        return compile_fx(gm, inputs, Routines(), config, lambda report: None)
+
+    compiled = torch.compile(torch.matmul, backend=backend)
+    x = torch.rand(200, 300)
+    torch.testing.assert_close(compiled(x, x.T), x @ x.T)
+    assert mapped(tmp_path) > 0
+    del compiled
+    torch._dynamo.reset()
+    assert alive()[LoopExecutable] == start and mapped(tmp_path) == 0
 
 
 @linux

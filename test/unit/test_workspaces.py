@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dicp import Backend
-from dicp.loop.runtime.device import MOST_KEPT, WorkspacePool
+from dicp.loop.runtime.device import WorkspacePool
+from dicp.loop.thresholds import MAX_KEPT
 from dicp.target import find_target
 
 
@@ -28,18 +29,18 @@ def held(pool: WorkspacePool) -> int:
 
 
 def test_a_pool_keeps_no_more_than_its_bound() -> None:
-    pool, part = WorkspacePool(), MOST_KEPT // 4
+    pool, part = WorkspacePool(), MAX_KEPT // 4
     small = pool.take(part)
     pool.give(small)
     assert pool.take(part // 2) is small, "what is kept is taken again"
-    blocks = [small, *(pool.take(part) for _ in range(5)), pool.take(MOST_KEPT)]
+    blocks = [small, *(pool.take(part) for _ in range(5)), pool.take(MAX_KEPT)]
     for block in blocks:
         pool.give(block)
-    assert 0 < held(pool) <= MOST_KEPT
+    assert 0 < held(pool) <= MAX_KEPT
     released = [b for b in blocks if not b.untyped_storage().nbytes()]
     assert len(released) == len(blocks) - len(pool._free) >= 3
     large = WorkspacePool()
-    large.give(large.take(MOST_KEPT + 1))
+    large.give(large.take(MAX_KEPT + 1))
     assert not held(large), "one large block is given back at once"
 
 
@@ -67,10 +68,10 @@ def test_memory_after_a_large_call(tmp_path: Path) -> None:
     call(50_000)  # 100 MiB for each tensor of hidden values
     gc.collect()
     after = resident()
-    assert after - before < MOST_KEPT + (48 << 20), f"{(after - before) >> 20} MiB more"
+    assert after - before < MAX_KEPT + (48 << 20), f"{(after - before) >> 20} MiB more"
     for _ in range(2):
         call(64)
-    assert resident() - before < MOST_KEPT + (48 << 20)
+    assert resident() - before < MAX_KEPT + (48 << 20)
 
 
 def test_steps_of_random_sizes_keep_memory_flat(tmp_path: Path) -> None:

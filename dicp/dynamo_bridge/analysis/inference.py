@@ -72,6 +72,15 @@ def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:
     return True
 
 
+def _is_dense(value: Any) -> bool:
+    """Whether the elements of a tensor fill its memory in the order of its strides."""
+    return not isinstance(value, torch.Tensor) or _is_ordered(value, stride_order(value))
+
+
+def _is_returned(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
 def _hint(size: Any) -> int:
     """An integer, or the value that a symbolic one was traced with."""
     if isinstance(size, torch.SymInt):
@@ -176,13 +185,16 @@ class Inference:
             raise
         return node
 
-    def update(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
+    def update(
+        self, dirty: Iterable[fx.Node], old: Mapping[fx.Node, Any] | None = None
+    ) -> list[fx.Node]:
         """Re-infer `dirty` and everything whose inputs' metadata changed; return what changed.
 
         A `view` that the new strides no longer allow reads a contiguous copy instead. A graph
-        output keeps the strides it had: it returns a copy in the old layout.
+        output keeps the strides it had: it returns a copy in the old layout, or a view of one.
+        `old`: values of inputs before they changed, which those of other nodes still have.
         """
-        return Propagation(self).run(dirty)
+        return Propagation(self, old or {}).run(dirty)
 
     def check(self, old: fx.Node, new: fx.Node, strides: bool) -> None:
         """Raise InferenceMismatchError unless `new` may replace `old`."""
@@ -257,13 +269,14 @@ def _is_image(node: fx.Node) -> bool:
 class Propagation:
     """One worklist run of `Inference.update`, in graph order."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, old: Mapping[fx.Node, Any]) -> None:
         self._inference = inference
         self._heap: list[tuple[int, fx.Node]] = []
         self._waiting: set[fx.Node] = set()
         self._position: dict[fx.Node, int] = {}
-        self._old: dict[fx.Node, Any] = {}
+        self._old = dict(old)
         self._restored: dict[fx.Node, fx.Node] = {}
+        self._remade: set[fx.Node] = set()
 
     def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
         roots = list(dirty)
@@ -304,6 +317,9 @@ class Propagation:
             source = self._contiguous(node)
             node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
             new = self._inference.infer(node)
+        if difference(old, new) is not None and _is_returned(node) and not _is_dense(old):
+            self._restore_viewed(node)  # no copy has such strides, but a view of one
+            new = self._inference.infer(node)
         if difference(old, new) is None:
             node.meta["val"] = old
             return False
@@ -335,6 +351,18 @@ class Propagation:
         new = self._inference.channels_last(out)
         node.meta["val"] = (new, *old[1:]) if isinstance(old, tuple) else new
         return node.meta["val"]
+
+    def _restore_viewed(self, view: fx.Node) -> None:
+        """Give the operator that made `view` the inputs it was traced with, once."""
+        source = view.args[0]
+        if view.target is not operator.getitem or not isinstance(source, fx.Node):
+            self._restore_inputs(view)
+        elif source not in self._remade:
+            self._remade.add(source)
+            self._restore_inputs(source)
+            self._inference.infer(source)
+            for user in source.users:
+                self._push(user)
 
     def _restore_inputs(self, node: fx.Node) -> None:
         """Give `node` inputs of the strides it was traced with: copies of those that changed."""

@@ -206,7 +206,7 @@ def substitute(root: fx.Node, new: fx.Node, context: PassContext) -> None:
                 user.replace_input_with(root, copy)
     root.replace_all_uses_with(new)
     if changed:
-        context.infer.update([user for user in users if user.op == "call_function"])
+        context.infer.update([user for user in users if user.op == "call_function"], {new: old})
 
 
 def erase(nodes: Iterable[fx.Node]) -> set[fx.Node]:

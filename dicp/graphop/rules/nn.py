@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.graphop.operators import NoRule, Ops, Value
-from dicp.rules import RuleTable
+from dicp.rules import RuleTable, of_vectors
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -147,21 +147,22 @@ def softplus(g: Ops, x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
 
 
 @rule(aten._softmax.default)
+@of_vectors
 def softmax(g: Ops, x: Value, dim: int, half_to_float: bool) -> Value:
     x = g.cast(x, g.dtype)
-    return g.full([], 1, g.dtype) if x.ndim == 0 else g.op("Softmax", x, axes=[dim % x.ndim])
+    return g.op("Softmax", x, axes=[dim % x.ndim])
 
 
 @rule(aten._log_softmax.default)
+@of_vectors
 def log_softmax(g: Ops, x: Value, dim: int, half_to_float: bool) -> Value:
     x = g.cast(x, g.dtype)
-    return g.full([], 0, g.dtype) if x.ndim == 0 else g.op("LogSoftmax", x, axes=[dim % x.ndim])
+    return g.op("LogSoftmax", x, axes=[dim % x.ndim])
 
 
 @rule(aten._softmax_backward_data.default)
+@of_vectors
 def softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
-    if y.ndim == 0:
-        return g.full([], 0, g.dtype)
     if g.takes("SoftmaxGrad", "softmax", y.dtype):
         return g.cast(g.op("SoftmaxGrad", y, dy, axes=[dim % y.ndim]), g.dtype)
     y, dy = g.wide(y), g.wide(dy)  # y (dy - sum(y dy))
@@ -170,9 +171,8 @@ def softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dtype) 
 
 
 @rule(aten._log_softmax_backward_data.default)
+@of_vectors
 def log_softmax_backward(g: Ops, dy: Value, y: Value, dim: int, dtype: torch.dtype) -> Value:
-    if y.ndim == 0:
-        return g.full([], 0, g.dtype)
     if g.takes("LogSoftmaxGrad", "grad", y.dtype):
         return g.cast(g.op("LogSoftmaxGrad", dy, y, axis=[dim % y.ndim]), g.dtype)
     y, dy = g.wide(y), g.wide(dy)  # dy - exp(y) sum(dy)
@@ -262,13 +262,14 @@ def convolution(
 def _input_gradient(
     g: Ops, window: Window, shape: Sequence[Any], filters: Value, grad: Value
 ) -> Value:
-    """The gradient of a convolution's input of these sizes, which are constants."""
+    """The gradient of a convolution's input of these sizes."""
     kind = f"{window.prefix}BackpropInput"
-    return g.op(kind, _constant_sizes(g, shape), filters, grad, **window.attrs)
+    return g.op(kind, _window_sizes(g, shape), filters, grad, **window.attrs)
 
 
-def _constant_sizes(g: Ops, shape: Sequence[Any]) -> Value:
-    if not all(isinstance(size, int) for size in shape):
+def _window_sizes(g: Ops, shape: Sequence[Any]) -> Value:
+    """The sizes of a convolution's gradient. Raises NoRule where they have to be constants."""
+    if g.constant_sizes and not all(isinstance(size, int) for size in shape):
         raise NoRule("the sizes of a convolution's gradient change from run to run")
     return g.ints(list(shape), torch.int32)
 
@@ -296,7 +297,7 @@ def convolution_backward(
             dx = g.slice(dx, axis, before, before + g.meta[0].shape[axis])
         results[0] = dx
     if mask[1]:
-        sizes = _constant_sizes(g, filters.shape)
+        sizes = _window_sizes(g, filters.shape)
         dweight = g.op(f"{prefix}BackpropFilter", source, sizes, grad, **attrs)
         results[1] = g.cast(window.narrow(g, dweight), weight.dtype)
     if mask[2]:

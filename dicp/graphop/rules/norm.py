@@ -107,7 +107,7 @@ def _batch_normalized(
     g: Ops, x: Value, weight: Value | None, bias: Value | None, mean: Value, rstd: Value,
     var: Value | None = None, eps: float = 0.0,
 ) -> Value:  # fmt: skip
-    if x.dtype != torch.float64 and var is not None:
+    if var is not None and g.takes("BatchNormInference", "x", x.dtype):
         channels = [x.shape[1]]
         single = torch.float32
         scale = g.full(channels, 1, single) if weight is None else g.cast(weight, single)

@@ -171,6 +171,7 @@ def avg_pool2d(
 ) -> Value:  # fmt: skip
     attrs = _average_attrs(kernel, stride, padding, ceil_mode, count_include_pad)
     limited = _within_limits(g, attrs["ksize"], attrs["strides"])
+    limited = limited and g.takes("AvgPool2D", "x", x.dtype)
     if not limited or (divisor_override or 0) > g.largest_window:
         return _average(g, x, 2, kernel, stride, padding, ceil_mode, count_include_pad,
                         divisor_override)  # fmt: skip
@@ -351,7 +352,7 @@ def _are_numbers(sizes: Sequence[Any]) -> bool:
 def adaptive_avg_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     if all(g.same(s, 1) for s in output_size):
         return g.reduce("ReduceMean", x, [x.ndim - 2, x.ndim - 1], True)
-    if _are_numbers(output_size):
+    if _are_numbers(output_size) and g.takes("AdaptiveAvgPool2D", "x", x.dtype):
         return g.op("AdaptiveAvgPool2D", x, output_size=list(output_size))
     wide = g.wide(x)
     rows, columns = (
@@ -367,7 +368,7 @@ def adaptive_avg_pool2d_backward(g: Ops, dy: Value, x: Value) -> Value:
         area = x.shape[-1] * x.shape[-2]
         wide = g.wide(dy)
         return g.broadcast(g.cast(g.div(wide, area), dy.dtype), x.shape)
-    if _are_numbers(x.shape):
+    if _are_numbers(x.shape) and g.takes("AdaptiveAvgPool2DGrad", "input_grad", dy.dtype):
         return g.op("AdaptiveAvgPool2DGrad", dy, orig_input_shape=list(x.shape))
     wide = g.wide(dy)
     rows, columns = (

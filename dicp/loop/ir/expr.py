@@ -4,20 +4,26 @@ Lowering produces a flat list of `Compute` and `Call` nodes in graph order. Each
 operator's loop nest over its own domain, with an expression DAG as body; the scheduler then fuses
 computes into kernels. Coordinates are logical (one index per tensor axis); strides enter only when
 the scheduler builds a kernel.
+
+Expressions are interned: two that compute the same are the same object, so they are compared by
+`is`, and a dictionary or set of them shares work between equal parts of different bodies.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import torch
 
 from dicp.dtypes import HALVES, Number, converted, shortest
-from dicp.loop.ir.index import Index, Size, Var
-from dicp.loop.ir.ops import CHECKED_OPS, SCALAR_OPS
+from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
+from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS, SCALAR_OPS
 from dicp.origin import Origin
 
 LOW_PRECISION = HALVES
@@ -48,34 +54,60 @@ class Ref:
         return self.name
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Expr:
-    """One scalar operation. `attr` holds a constant, an `Index`, a `Load`, an `Origin` or a name.
+# ---- expressions ------------------------------------------------------------------------------
 
-    Operators beyond SCALAR_OPS: "const", "index" (an Index as int64), "load" (at a tensor's
-    coordinates), "read" (a load at a memory offset, in kernels), "cast", "widen" (see `opmath`),
-    "masked", "reduction_result" (a finished reduction, or a scan or scalar, of the same kernel),
-    "scratch" (a value kept for a later phase), and INDEX_CHECKS (an index that must lie below a
-    size).
+_NODES: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+"""Class and fields -> the expression that has them, while anything uses it."""
+_NODES_LOCK = Lock()
+
+
+class _Interned(type):
+    """Makes one object per combination of fields."""
+
+    def __call__(cls, *fields: Any) -> Any:
+        key = (cls, *fields)
+        node = _NODES.get(key)
+        if node is None:
+            fresh = super().__call__(*fields)
+            with _NODES_LOCK:  # threads that make the same node at once share one
+                node = _NODES.setdefault(key, fresh)
+        return node
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Expr(metaclass=_Interned):
+    """One scalar operation on the values of `args`; a subclass per kind adds what it needs beside.
+
+    The functions below build expressions, and convert and check their operands; the classes are for
+    looking at them. Fields are given by position.
     """
 
     op: str
     dtype: torch.dtype
-    args: tuple[Expr, ...] = ()
-    attr: Any = None
+    args: tuple[Expr, ...]
     _structure: str = field(default="", init=False, repr=False)
+
+    def with_args(self, args: tuple[Expr, ...]) -> Expr:
+        """The same operation on other operands."""
+        return type(self)(self.op, self.dtype, args)
+
+    def detail(self) -> object:
+        """What `structure` reads beside operator, dtype and operands."""
+        return None
 
     @property
     def structure(self) -> str:
         """A digest of the computation; of tensors it has dtypes, roles and layouts, not names."""
         if not self._structure:
-            object.__setattr__(self, "_structure", _structure_of(self))
+            parts = (self.op, self.dtype, *(arg.structure for arg in self.args), self.detail())
+            digest = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
+            object.__setattr__(self, "_structure", digest[:16])
         return self._structure
 
     @property
     def key(self) -> str:
         """A sort key, the same in every process: the structure, then the tensors' names."""
-        names = dict.fromkeys(e.attr.ref.name for e in walk(self) if isinstance(e.attr, Load))
+        names = dict.fromkeys(e.ref.name for e in walk(self) if isinstance(e, (Load, Read)))
         return ",".join([self.structure, *(f"{len(name)}{name}" for name in names)])
 
     def __add__(self, other: Expr | float) -> Expr:
@@ -100,12 +132,106 @@ class Expr:
     __rmul__ = __mul__
 
     def __neg__(self) -> Expr:
-        return Expr("neg", self.dtype, (self,))
+        return apply("neg", self.dtype, self)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operator(Expr):
+    """A row of SCALAR_OPS, random numbers included."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Checked(Expr):
+    """An operator that may raise: integer division, or an index that must lie below a size.
+
+    Its `op` is one of CHECKED_OPS or INDEX_CHECKS.
+    """
+
+    origin: Origin | None
+    """The user's operator, for the error message; its first user's, once there is one."""
+
+    def detail(self) -> object:
+        return None if self.origin is None else ""
+
+    def with_args(self, args: tuple[Expr, ...]) -> Expr:
+        return Checked(self.op, self.dtype, args, self.origin)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Convert(Expr):
+    """A conversion to `dtype`: "cast" rounds; "widen" does not, see `opmath`."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Masked(Expr):
+    """`args` are a condition and a value: loads of the value are executed where it holds."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Const(Expr):
+    """A number."""
+
+    value: Number
+    text: str
+    """Tells apart zeros of opposite sign, which are equal."""
+
+    def detail(self) -> object:
+        return self.value
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class IndexValue(Expr):
+    """An index as an int64."""
+
+    index: Index
+
+    def detail(self) -> object:
+        return self.index
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Load(Expr):
+    """An element of a tensor at logical coordinates; the scheduler turns loads into reads."""
+
+    ref: Ref
+    coords: tuple[Index, ...]
+
+    def detail(self) -> object:
+        return _layout(self.ref, self.coords)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Read(Expr):
+    """The element of a tensor at an offset in memory, counted in elements."""
+
+    ref: Ref
+    index: Index
+
+    def detail(self) -> object:
+        return _layout(self.ref, (self.index,))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Named(Expr):
+    """A value that a statement of the same kernel has named.
+
+    "reduction_result" is a finished reduction, a scan or a scalar of the row; "scratch" is a value
+    that an earlier phase kept.
+    """
+
+    name: str
+
+    def detail(self) -> object:
+        return self.name
+
+
+def _layout(ref: Ref, coords: tuple[Index, ...]) -> object:
+    return (ref.dtype, ref.role, ref.shape, ref.strides, *map(str, coords))
 
 
 def _binary(op: str, a: Expr | float, b: Expr | float) -> Expr:
     dtype = a.dtype if isinstance(a, Expr) else b.dtype  # type: ignore[union-attr]
-    return Expr(op, dtype, (_operand(a, dtype), _operand(b, dtype)))
+    return apply(op, dtype, _operand(a, dtype), _operand(b, dtype))
 
 
 def _operand(value: Expr | float, dtype: torch.dtype) -> Expr:
@@ -115,29 +241,41 @@ def _operand(value: Expr | float, dtype: torch.dtype) -> Expr:
     return value
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Load:
-    ref: Ref
-    coords: tuple[Index, ...]
-
-
-def const(value: Number, dtype: torch.dtype) -> Expr:
+def const(value: Number, dtype: torch.dtype) -> Const:
     """A number as an operand of arithmetic in `dtype`; 16-bit floats compute in float32.
 
     `as_stored(const(..))` is the number as an element of a tensor, rounded to its dtype.
     """
     held = converted(value, torch.float32 if dtype in LOW_PRECISION else dtype)
     assert held is not None, f"{value} in {dtype}"
-    return Expr("const", dtype, attr=held)
+    held = held if held == held else math.nan  # one object for every NaN
+    return Const("const", dtype, (), held, repr(held))
+
+
+def is_const(expr: Expr, value: Number) -> bool:
+    """Whether `expr` is a constant that equals `value`."""
+    return isinstance(expr, Const) and expr.value == value
 
 
 def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
-    value = Expr("index", torch.int64, attr=index)
+    value = IndexValue("index", torch.int64, (), index)
     return value if dtype == torch.int64 else cast(value, dtype)
 
 
-def load(ref: Ref, coords: Sequence[Index]) -> Expr:
-    return Expr("load", ref.dtype, attr=Load(ref, tuple(coords)))
+def load(ref: Ref, coords: Sequence[Index]) -> Load:
+    return Load("load", ref.dtype, (), ref, tuple(coords))
+
+
+def read(ref: Ref, index: Index) -> Read:
+    return Read("read", ref.dtype, (), ref, index)
+
+
+def result(name: str, dtype: torch.dtype) -> Named:
+    return Named("reduction_result", dtype, (), name)
+
+
+def scratch(name: str, dtype: torch.dtype) -> Named:
+    return Named("scratch", dtype, (), name)
 
 
 def cast(value: Expr, dtype: torch.dtype) -> Expr:
@@ -151,19 +289,19 @@ def rounded(value: Expr, dtype: torch.dtype) -> Expr:
     """`value` converted to `dtype` and rounded, even to 16-bit floats, as user conversions are."""
     if value.dtype == dtype:
         return value
-    held = converted(value.attr, dtype) if value.op == "const" else None
-    return Expr("cast", dtype, (value,)) if held is None else const(held, dtype)
+    held = converted(value.value, dtype) if isinstance(value, Const) else None
+    return Convert("cast", dtype, (value,)) if held is None else const(held, dtype)
 
 
 def as_stored(value: Expr) -> Expr:
     """`value` as it would be read back from memory: a 16-bit float is rounded."""
     if value.dtype not in LOW_PRECISION:
         return value
-    if value.op == "const":
-        held = converted(value.attr, value.dtype)
+    if isinstance(value, Const):
+        held = converted(value.value, value.dtype)
         assert held is not None
         return const(held, value.dtype)
-    return Expr("cast", value.dtype, (value,))
+    return Convert("cast", value.dtype, (value,))
 
 
 def rounds(expr: Expr) -> bool:
@@ -177,118 +315,118 @@ def opmath(value: Expr, dtype: torch.dtype) -> Expr:
     if value.dtype == dtype:
         return value
     if dtype in LOW_PRECISION:
-        return Expr("widen", dtype, (value,)) if value.op != "const" else const(value.attr, dtype)
+        if isinstance(value, Const):
+            return const(value.value, dtype)
+        return Convert("widen", dtype, (value,))
     return rounded(value, dtype)
 
 
 def masked(test: Expr, value: Expr) -> Expr:
     """`value` with its loads executed only where `test` holds; elsewhere they count as zero."""
-    return Expr("masked", value.dtype, (test, value))
+    return Masked("masked", value.dtype, (test, value))
 
 
-def apply(op: str, dtype: torch.dtype, *args: Expr, attr: Any = None) -> Expr:
+def apply(op: str, dtype: torch.dtype, *args: Expr) -> Expr:
     assert SCALAR_OPS[op].arity == len(args), (op, len(args))
-    return Expr(op, dtype, args, attr)
+    return Checked(op, dtype, args, None) if op in CHECKED_OPS else Operator(op, dtype, args)
 
 
-def _structure_of(expr: Expr) -> str:
-    attr = "" if isinstance(expr.attr, Origin) else expr.attr
-    if isinstance(attr, Load):
-        ref = attr.ref
-        attr = (ref.dtype, ref.role, ref.shape, ref.strides, *map(str, attr.coords))
-    parts = (expr.op, expr.dtype, *(arg.structure for arg in expr.args), attr)
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:16]
+def checked_index(op: str, index: Expr, size: Expr, origin: Origin | None) -> Expr:
+    """`index`, which must lie below `size`; `op` is one of INDEX_CHECKS."""
+    assert op in INDEX_CHECKS, op
+    return Checked(op, torch.int64, (index, size), origin)
 
 
-def walk(expr: Expr, seen: set[int] | None = None) -> Iterator[Expr]:
+def walk(expr: Expr, seen: set[Expr] | None = None) -> Iterator[Expr]:
     """Every node of the DAG once, operands first."""
     seen = set() if seen is None else seen
-    if id(expr) in seen:
+    if expr in seen:
         return
-    seen.add(id(expr))
+    seen.add(expr)
     for arg in expr.args:
         yield from walk(arg, seen)
     for index in indices_of(expr):
-        for inner in _indirect_exprs(index):
+        for inner in indirect_exprs(index):
             yield from walk(inner, seen)
     yield expr
 
 
 def indices_of(expr: Expr) -> tuple[Index, ...]:
-    if isinstance(expr.attr, Load):
-        return expr.attr.coords
-    return (expr.attr,) if isinstance(expr.attr, Index) else ()
-
-
-def _indirect_exprs(index: Index) -> Iterator[Expr]:
-    for atom, _ in index.terms:
-        inner = getattr(atom, "expr", None)
-        if inner is not None:
-            yield inner
-        value = getattr(atom, "value", None)
-        if value is not None:
-            yield from _indirect_exprs(value)
+    if isinstance(expr, Load):
+        return expr.coords
+    return (expr.index,) if isinstance(expr, (Read, IndexValue)) else ()
 
 
 def loads(expr: Expr) -> list[Load]:
-    return [e.attr for e in walk(expr) if e.op == "load"]
+    return [e for e in walk(expr) if isinstance(e, Load)]
 
 
-def reads(exprs: Iterable[Expr]) -> list[Load]:
+def reads(exprs: Iterable[Expr]) -> list[Read]:
     """The memory reads of kernels' expressions; those of a shared subexpression occur once."""
-    seen: set[int] = set()
-    return [e.attr for expr in exprs for e in walk(expr, seen) if e.op == "read"]
+    seen: set[Expr] = set()
+    return [e for expr in exprs for e in walk(expr, seen) if isinstance(e, Read)]
 
 
 def with_origin(expr: Expr, origin: Origin) -> Expr:
     """`expr` with `origin` attached to every operator that may raise, for its error message."""
-    if not any(e.op in CHECKED_OPS and e.attr is None for e in walk(expr)):
+    if not any(isinstance(e, Checked) and e.origin is None for e in walk(expr)):
         return expr
-    done: dict[int, Expr] = {}
+    done: dict[Expr, Expr] = {}
 
     def visit(e: Expr) -> Expr:
-        found = done.get(id(e))
+        found = done.get(e)
         if found is None:
-            attr = origin if e.op in CHECKED_OPS and e.attr is None else e.attr
-            found = done[id(e)] = Expr(e.op, e.dtype, tuple(visit(a) for a in e.args), attr)
+            args = tuple(visit(a) for a in e.args)
+            if isinstance(e, Checked):
+                found = Checked(e.op, e.dtype, args, origin if e.origin is None else e.origin)
+            else:
+                found = e.with_args(args) if args else e
+            done[e] = found
         return found
 
     return visit(expr)
 
 
+def map_indices(expr: Expr, change: Callable[[Index], Index]) -> Expr:
+    """`expr` with its own indices changed; those of its operands stay."""
+    if isinstance(expr, Load):
+        return load(expr.ref, [change(c) for c in expr.coords])
+    if isinstance(expr, Read):
+        return read(expr.ref, change(expr.index))
+    return index_value(change(expr.index)) if isinstance(expr, IndexValue) else expr
+
+
 class Rewriter:
-    """Rebuilds an expression DAG: variables substituted, loads replaced, sharing kept."""
+    """Rebuilds an expression DAG: variables substituted, loads and reads replaced."""
 
     def __init__(
         self,
         mapping: dict[Var, Index] | None = None,
-        on_load: Callable[[Load, Expr], Expr | None] | None = None,
+        on_load: Callable[[Load], Expr | None] | None = None,
+        on_read: Callable[[Read], Expr | None] | None = None,
     ) -> None:
         self.mapping = mapping or {}
         self.on_load = on_load
-        self._done: dict[int, Expr] = {}
-        self._keep: list[Expr] = []
+        self.on_read = on_read
+        self._done: dict[Expr, Expr] = {}
 
     def __call__(self, expr: Expr) -> Expr:
-        found = self._done.get(id(expr))
+        found = self._done.get(expr)
         if found is None:
-            found = self._done[id(expr)] = self._rebuild(expr)
-            self._keep.append(expr)
+            found = self._done[expr] = self._rebuild(expr)
         return found
 
     def _rebuild(self, expr: Expr) -> Expr:
-        attr = expr.attr
-        if isinstance(attr, Load):
-            moved = Load(attr.ref, tuple(self.index(c) for c in attr.coords))
-            fresh = Expr(expr.op, expr.dtype, attr=moved)
-            replaced = self.on_load(moved, fresh) if self.on_load else None
-            return fresh if replaced is None else replaced
-        if isinstance(attr, Index):
-            attr = self.index(attr)
-        args = tuple(self(a) for a in expr.args)
-        if attr is expr.attr and all(a is b for a, b in zip(args, expr.args, strict=True)):
-            return expr
-        return Expr(expr.op, expr.dtype, args, attr)
+        if expr.args:
+            args = tuple(self(a) for a in expr.args)
+            return expr if args == expr.args else expr.with_args(args)
+        moved = map_indices(expr, self.index)
+        replaced: Expr | None = None
+        if isinstance(moved, Load) and self.on_load:
+            replaced = self.on_load(moved)
+        elif isinstance(moved, Read) and self.on_read:
+            replaced = self.on_read(moved)
+        return moved if replaced is None else replaced
 
     def index(self, index: Index) -> Index:
         return index.substitute(self.mapping, self)
@@ -327,11 +465,11 @@ class Compute:
         known = self._found
         if known is not None and known[0] is self.body and known[1] is self.target:
             return known[2]
-        seen: set[int] = set()
-        found = [e.attr for e in walk(self.body, seen) if e.op == "load"]
+        seen: set[Expr] = set()
+        found = [e for e in walk(self.body, seen) if isinstance(e, Load)]
         for index in self.target:
-            for inner in _indirect_exprs(index):
-                found += [e.attr for e in walk(inner, seen) if e.op == "load"]
+            for inner in indirect_exprs(index):
+                found += [e for e in walk(inner, seen) if isinstance(e, Load)]
         self._found = (self.body, self.target, found)
         return found
 
@@ -416,43 +554,35 @@ class Graph:
 
 def show(expr: Expr) -> str:
     """`expr` as one line of text, or `value where e0 = ...; e1 = ...` with shared parts named."""
-    uses: dict[int, int] = {}
+    uses: dict[Expr, int] = {}
     for e in walk(expr):
         for arg in e.args:
-            uses[id(arg)] = uses.get(id(arg), 0) + 1
-    shown: dict[int, str] = {}
+            uses[arg] = uses.get(arg, 0) + 1
+    shown: dict[Expr, str] = {}
     named: list[str] = []
     for e in walk(expr):
         text = _show_one(e, shown)
-        if uses.get(id(e), 0) > 1 and e.args:
+        if uses.get(e, 0) > 1 and e.args:
             named.append(f"e{len(named)} = {text}")
             text = f"e{len(named) - 1}"
-        shown[id(e)] = text
-    return shown[id(expr)] + (f" where {'; '.join(named)}" if named else "")
+        shown[e] = text
+    return shown[expr] + (f" where {'; '.join(named)}" if named else "")
 
 
-def _show_one(expr: Expr, shown: dict[int, str]) -> str:
-    if expr.op == "const":
-        value = expr.attr
-        return shortest(value, expr.dtype) if isinstance(value, float) else repr(value)
-    if expr.op == "index":
-        return f"index({_show_index(expr.attr, shown)})"
-    if expr.op in ("load", "read"):
-        coords = ", ".join(_show_index(c, shown) for c in expr.attr.coords)
-        return f"{expr.attr.ref}[{coords}]"
-    if expr.op in ("reduction_result", "scratch"):
-        return str(expr.attr)
+def _show_one(expr: Expr, shown: dict[Expr, str]) -> str:
+    if isinstance(expr, Const):
+        return shortest(expr.value, expr.dtype) if isinstance(expr.value, float) else expr.text
+    if isinstance(expr, IndexValue):
+        return f"index({index_text(expr.index, shown.__getitem__)})"
+    if isinstance(expr, (Load, Read)):
+        coords = ", ".join(index_text(c, shown.__getitem__) for c in indices_of(expr))
+        return f"{expr.ref}[{coords}]"
+    if isinstance(expr, Named):
+        return expr.name
     name = f"{expr.op}.{str(expr.dtype).removeprefix('torch.')}" if expr.op == "cast" else expr.op
-    return f"{name}({', '.join(shown[id(a)] for a in expr.args)})"
-
-
-def _show_index(index: Index, shown: dict[int, str]) -> str:
-    text = str(index)
-    for inner in _indirect_exprs(index):
-        text = text.replace(f"[{inner.key}]", f"[{shown[id(inner)]}]")
-    return text
+    return f"{name}({', '.join(shown[a] for a in expr.args)})"
 
 
 def show_index(index: Index) -> str:
     """`index` as readable text, with the expressions of its indirect atoms."""
-    return _show_index(index, {id(e): show(e) for e in _indirect_exprs(index)})
+    return index_text(index, show)

@@ -8,7 +8,7 @@ explicit makes substitution and stride extraction dictionary lookups rather than
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -123,7 +123,7 @@ class FloorDiv:
 
     @property
     def key(self) -> str:
-        return f"({self.value}//{self.divisor})"
+        return _atom_text(self, _key_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Mod:
 
     @property
     def key(self) -> str:
-        return f"({self.value}%{self.divisor})"
+        return _atom_text(self, _key_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Indirect:
 
     @property
     def key(self) -> str:
-        return f"[{self.expr.key}]"
+        return _atom_text(self, _key_of)
 
 
 Atom: TypeAlias = Var | FloorDiv | Mod | Indirect
@@ -174,10 +174,7 @@ class Index:
         )
 
     def __str__(self) -> str:
-        parts = [a.key if c == 1 else f"{_factor(c)}*{a.key}" for a, c in self.terms]
-        if self.const != 0 or not parts:
-            parts.append(str(self.const))
-        return " + ".join(parts)
+        return index_text(self, _key_of)
 
     def coefficient(self, atom: Atom) -> Size:
         return next((c for a, c in self.terms if a == atom), 0)
@@ -224,6 +221,39 @@ class Index:
 
 
 ZERO = Index(0)
+
+
+def index_text(index: Index, name: Callable[[Any], str]) -> str:
+    """`index` as readable text; `name` gives that of an indirect atom's expression."""
+    parts = []
+    for atom, c in index.terms:
+        text = _atom_text(atom, name)
+        parts.append(text if c == 1 else f"{_factor(c)}*{text}")
+    if index.const != 0 or not parts:
+        parts.append(str(index.const))
+    return " + ".join(parts)
+
+
+def _atom_text(atom: Atom, name: Callable[[Any], str]) -> str:
+    if isinstance(atom, Var):
+        return atom.key
+    if isinstance(atom, Indirect):
+        return f"[{name(atom.expr)}]"
+    sign = "//" if isinstance(atom, FloorDiv) else "%"
+    return f"({index_text(atom.value, name)}{sign}{atom.divisor})"
+
+
+def _key_of(expr: Any) -> str:
+    return str(expr.key)
+
+
+def indirect_exprs(index: Index) -> Iterator[Any]:
+    """The expressions of the indirect atoms, those in quotients and remainders included."""
+    for atom, _ in index.terms:
+        if isinstance(atom, Indirect):
+            yield atom.expr
+        elif isinstance(atom, (FloorDiv, Mod)):
+            yield from indirect_exprs(atom.value)
 
 
 def _factor(value: Size) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load, Ref
+from dicp.loop.ir.expr import Expr, Read, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.origin import Origin
 
@@ -106,7 +106,7 @@ class Kernel:
             for stmt in phase.stmts:
                 yield stmt.value
 
-    def reads(self) -> list[Load]:
+    def reads(self) -> list[Read]:
         """The reads of all statements; those of a shared expression occur once."""
         return ir.reads(self.exprs())
 

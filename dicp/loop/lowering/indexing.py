@@ -48,7 +48,8 @@ def checked(lw: Lowering, index: Expr, size: Size, *, wrap: bool) -> Expr:
     if not lw.context.config.check_bounds:
         return wrapped(lw, index, size) if wrap else index
     limit = lw.scalar(size, torch.int64)
-    return Expr("wrap_index" if wrap else "check_index", torch.int64, (index, limit), lw.origin)
+    op = "wrap_index" if wrap else "check_index"
+    return ir.checked_index(op, index, limit, lw.origin)
 
 
 class Indices:

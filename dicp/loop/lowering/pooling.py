@@ -31,16 +31,12 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.thresholds import MAX_ARGMAX, MAX_UNROLLED
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 POOLING = RuleTable()
 rule = POOLING.register
-
-MAX_UNROLLED = 32
-"""Most window points whose sum is unrolled; more are a reduction loop."""
-MAX_ARGMAX = 128
-"""Most window points of a maximum, which is always unrolled: its index needs them in order."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
 from dicp.loop.lowering.views import wrap
-from dicp.rules import NoRule, RuleTable
+from dicp.rules import NoRule, RuleTable, of_vectors
 
 aten = torch.ops.aten
 REDUCTION = RuleTable()
@@ -274,11 +274,12 @@ def _shifted(lw: Lowering, x: Value, axis: int, dtype: torch.dtype) -> tuple[Val
 
 
 @rule(aten._softmax.default, aten._safe_softmax.default)
+@of_vectors
 def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Value:
     assert lw.node is not None
     out = lw.meta().dtype
     dtype = wide(out)
-    if not x.ndim or any(s == 0 for s in x.shape):
+    if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(1.0, out))
     axis = wrap(dim, x.ndim)
     moved, top = _shifted(lw, x, axis, dtype)
@@ -292,10 +293,11 @@ def softmax(lw: Lowering, x: Value, dim: int, half_to_float: Any = False) -> Val
 
 
 @rule(aten._log_softmax.default)
+@of_vectors
 def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -> Value:
     out = lw.meta().dtype
     dtype = wide(out)
-    if not x.ndim or any(s == 0 for s in x.shape):
+    if any(s == 0 for s in x.shape):
         return lw.pointwise(x.shape, out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, x.ndim)
     moved, _ = _shifted(lw, x, axis, dtype)
@@ -305,11 +307,10 @@ def log_softmax(lw: Lowering, x: Value, dim: int, half_to_float: bool = False) -
 
 
 @rule(aten._softmax_backward_data)
+@of_vectors
 def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
     dtype = wide(g.dtype)
-    if not y.ndim:
-        return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     axis = wrap(dim, y.ndim)
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     gy = lw.map(lambda g, y: cast(g, dtype) * cast(y, dtype), g, y, dtype=dtype)
@@ -318,11 +319,10 @@ def softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: An
 
 
 @rule(aten._log_softmax_backward_data)
+@of_vectors
 def log_softmax_backward(lw: Lowering, g: Value, y: Value, dim: int, input_dtype: Any) -> Value:
     out = lw.meta().dtype
     dtype = wide(g.dtype)
-    if not y.ndim:
-        return lw.pointwise((), out, lambda idx: ir.const(0.0, out))
     lw.require_equal(g.shape, y.shape, "the gradient does not fit the result")
     s = total(lw, g, [wrap(dim, y.ndim)], dtype)
 

@@ -25,6 +25,7 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of, strides_of
+from dicp.loop.thresholds import MAX_CONCATENATED
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
@@ -294,10 +295,6 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
     return lw.pointwise(x.shape, dtype, lambda idx: ir.rounded(x.at(idx), dtype))
 
 
-MOST_PIECES = 128
-"""The most tensors concatenated in one kernel: each adds a nested select for every element."""
-
-
 @view_rule(aten.cat)
 def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
     meta = lw.meta()
@@ -314,9 +311,9 @@ def concatenate(
 ) -> Value:
     """Concatenation as nested selects; only the selected tensor's load is executed.
 
-    More than MOST_PIECES tensors are a library call, which copies them one by one.
+    More than MAX_CONCATENATED tensors are a library call, which copies them one by one.
     """
-    if len(pieces) > MOST_PIECES:
+    if len(pieces) > MAX_CONCATENATED:
         return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
     starts: list[Size] = [0]
     for piece in pieces:
@@ -337,7 +334,7 @@ def concatenate(
                 continue
             before_end = ir.apply("lt", torch.bool, position, ir.index_value(Index(starts[k + 1])))
             here = ir.apply("bitwise_and", torch.bool, reached, before_end) if k else before_end
-            result = ir.Expr("where", dtype, (before_end, ir.masked(here, value), result))
+            result = ir.apply("where", dtype, before_end, ir.masked(here, value), result)
         assert result is not None
         return result
 
@@ -366,7 +363,7 @@ def constant_pad_nd(lw: Lowering, x: Value, pad: Sequence[Any], value: Any = 0) 
         if inside is None:
             return item
         filler = lw.element(value, x.dtype)
-        return ir.Expr("where", x.dtype, (inside, ir.masked(inside, item), filler))
+        return ir.apply("where", x.dtype, inside, ir.masked(inside, item), filler)
 
     return lw.pointwise(shape, x.dtype, body)
 
@@ -392,7 +389,7 @@ def _replaced(lw: Lowering, x: Value, dim: int, inside: Any, source: Any) -> Val
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:
         test = inside(idx)
-        return ir.Expr("where", x.dtype, (test, ir.masked(test, source(idx)), x.at(idx)))
+        return ir.apply("where", x.dtype, test, ir.masked(test, source(idx)), x.at(idx))
 
     return lw.pointwise(x.shape, x.dtype, body)
 

@@ -9,16 +9,14 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Compute, Expr, Graph, Load, Ref, Rewriter
 from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
 from dicp.loop.ir.ops import HEAVY, SCALAR_OPS
-
-MAX_INLINE_COST = 10
-MAX_REPEATED_COST = 2
-"""Highest cost of a value that is recomputed for every element it is broadcast to."""
-MAX_INLINE_LOADS = 4
-MAX_BODY = 400
-MAX_TABLE_COST = 3
-TABLE_USES = 16
-"""A value that loads nothing, is used this often per element and costs more than MAX_TABLE_COST is
-stored, not inlined (interpolation weights)."""
+from dicp.loop.thresholds import (
+    MAX_BODY,
+    MAX_INLINE_COST,
+    MAX_INLINE_LOADS,
+    MAX_REPEATED_COST,
+    MAX_TABLE_COST,
+    TABLE_USES,
+)
 
 
 def cost_of(expr: Expr) -> int:
@@ -48,7 +46,7 @@ def _inline_into(
 ) -> None:
     budget = [MAX_BODY]
 
-    def replace(item: Load, _: Expr) -> Expr | None:
+    def replace(item: Load) -> Expr | None:
         producer = item.ref.producer
         if not isinstance(producer, Compute) or item.ref is not producer.out:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.kernel import Kernel, Reduce
 
 
@@ -12,17 +12,17 @@ def squared_distances(kernel: Kernel) -> list[tuple[Reduce, Reduce]]:
     The mean is a scalar of the row: `square.value.args[0].args[1]` for the first of a pair.
     """
     found: list[tuple[Reduce, Reduce]] = []
-    sums: dict[str, Reduce] = {}
+    sums: dict[Expr, Reduce] = {}
     for phase in kernel.phases:
         here = [s for s in phase.stmts if isinstance(s, Reduce) and s.op == "sum"]
         for stmt in here:
             if stmt.value.op not in ("mul", "square"):
                 continue
             away, again = stmt.value.args[0], stmt.value.args[-1]
-            if away.op != "sub" or ir.show(again) != ir.show(away):
+            if away.op != "sub" or again is not away:
                 continue
             element, mean = away.args
-            if mean.op == "reduction_result" and ir.show(element) in sums:
-                found.append((stmt, sums[ir.show(element)]))
-        sums |= {ir.show(s.value): s for s in here}
+            if mean.op == "reduction_result" and element in sums:
+                found.append((stmt, sums[element]))
+        sums |= {s.value: s for s in here}
     return found

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, apply
+from dicp.loop.ir.expr import Expr, IndexValue, Named, apply, is_const
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt
 
@@ -49,25 +49,27 @@ class _Row:
     def _element(self, expr: Expr) -> Expr | None:
         if expr.op in ("cast", "widen"):
             inner = self._element(expr.args[0])
-            return None if inner is None else replace(expr, args=(inner,))
+            return None if inner is None else expr.with_args((inner,))
         if expr.op != "where":
             return None
         test, value, other = expr.args
         found = self._test(test)
-        if found is None or other.op != "const" or other.attr != 0 or self._varies(value):
+        if found is None or not is_const(other, 0) or self._varies(value):
             return None
-        return replace(expr, args=(found, value, other))
+        return expr.with_args((found, value, other))
 
     def _test(self, expr: Expr) -> Expr | None:
         """The condition that `expr` holds at an iteration; None if it may hold at several."""
         for one, other in (expr.args, expr.args[::-1]) if len(expr.args) == 2 else ():
             if self._varies(other):
                 continue
-            if expr.op == "eq" and one.op == "index" and one.attr.coefficient(self.along) == 1:
-                return self._reached(one.attr, other)
+            if expr.op == "eq" and isinstance(one, IndexValue):
+                if one.index.coefficient(self.along) == 1:
+                    return self._reached(one.index, other)
+                return None
             found = self._test(one) if expr.op in ("logical_and", "bitwise_and") else None
             if found is not None:
-                return replace(expr, args=(found, other))
+                return expr.with_args((found, other))
         return None
 
     def _reached(self, index: Index, place: Expr) -> Expr | None:
@@ -81,5 +83,5 @@ class _Row:
 
     def _varies(self, expr: Expr) -> bool:
         parts = list(ir.walk(expr))
-        named = any(e.op in ("reduction_result", "scratch") and e.attr in self.own for e in parts)
+        named = any(isinstance(e, Named) and e.name in self.own for e in parts)
         return named or any(self.along in i.variables() for e in parts for i in ir.indices_of(e))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load
+from dicp.loop.ir.expr import Const, Expr, IndexValue
 from dicp.loop.ir.index import (
     Atom,
     FloorDiv,
@@ -23,6 +23,7 @@ from dicp.loop.ir.index import (
     Var,
     combine,
     floordiv,
+    indirect_exprs,
     is_nonnegative,
     is_positive,
     mod,
@@ -30,8 +31,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Reduce, Stmt, Store
-
-MAX_RANGES = 8
+from dicp.loop.thresholds import MAX_RANGES
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,25 @@ def split(stmts: Sequence[Stmt], var: Var) -> list[Range]:
 
 def _divide(part: Range, var: Var) -> list[Range]:
     """`part` split at its conditions; recursive, as folding some conditions exposes others."""
-    conditions = {
-        id(e): (e, s) for e in _expressions(part.stmts) if (s := _step(e, var)) is not None
-    }
-    inside = {s.at for _, s in conditions.values() if not _outside(s.at, part)}
+    conditions = {e: s for e in _expressions(part.stmts) if (s := _step(e, var)) is not None}
+    inside = {s.at for s in conditions.values() if not _outside(s.at, part)}
     bounds = _sorted({part.low, part.high} | inside)
     if not conditions or bounds is None or len(bounds) > MAX_RANGES + 1:
         return [part]
     parts: list[Range] = []
     for low, high in zip(bounds, bounds[1:], strict=False):
-        known = {
-            key: step.before != _reached(step.at, low) for key, (_, step) in conditions.items()
-        }
+        known = {e: step.before != _reached(step.at, low) for e, step in conditions.items()}
         fold = _Fold(known)
         parts += _divide(Range(low, high, tuple(fold.stmt(s) for s in part.stmts)), var)
     return parts
 
 
 def _expressions(stmts: Iterable[Stmt]) -> Iterator[Expr]:
-    seen: set[int] = set()
+    seen: set[Expr] = set()
     for stmt in stmts:
         yield from ir.walk(stmt.value, seen)
         if isinstance(stmt, Store):
-            for inner in ir._indirect_exprs(stmt.index):
+            for inner in indirect_exprs(stmt.index):
                 yield from ir.walk(inner, seen)
 
 
@@ -125,10 +121,10 @@ def _first_change(factor: Size, const: Size) -> _Step | None:
 
 
 def _index_of(expr: Expr) -> Index | None:
-    if expr.op == "index":
-        return expr.attr if isinstance(expr.attr, Index) else None
-    if expr.op == "const" and expr.dtype == torch.int64:
-        return Index(int(expr.attr))
+    if isinstance(expr, IndexValue):
+        return expr.index
+    if isinstance(expr, Const) and expr.dtype == torch.int64:
+        return Index(int(expr.value))
     return None
 
 
@@ -167,9 +163,9 @@ def _sorted(points: set[Size]) -> list[Size] | None:
 class _Fold:
     """Rewrites statements with some conditions known, and folds what depends on them."""
 
-    def __init__(self, known: dict[int, bool]) -> None:
+    def __init__(self, known: dict[Expr, bool]) -> None:
         self.known = known
-        self._done: dict[int, Expr] = {}
+        self._done: dict[Expr, Expr] = {}
 
     def stmt(self, stmt: Stmt) -> Stmt:
         value = self(stmt.value)
@@ -181,7 +177,7 @@ class _Fold:
 
     def _index(self, index: Index) -> Index:
         """`index` with each indirect atom whose expression became a plain index replaced by it."""
-        if not any(ir._indirect_exprs(index)):
+        if not any(indirect_exprs(index)):
             return index
         return combine([(Index(index.const), 1), *((self._atom(a), c) for a, c in index.terms)])
 
@@ -197,44 +193,37 @@ class _Fold:
         return variable(atom)
 
     def __call__(self, expr: Expr) -> Expr:
-        found = self._done.get(id(expr))
+        found = self._done.get(expr)
         if found is None:
-            found = self._done[id(expr)] = self._rebuild(expr)
+            found = self._done[expr] = self._rebuild(expr)
         return found
 
     def _rebuild(self, expr: Expr) -> Expr:
-        known = self.known.get(id(expr))
+        known = self.known.get(expr)
         if known is not None:
             if expr.op in ("maximum", "minimum"):
                 return self(expr.args[0 if known else 1])
             return ir.const(known, torch.bool)
         if expr.op in ("where", "masked"):
             test = self(expr.args[0])
-            if test.op == "const":
+            if isinstance(test, Const):
                 if expr.op == "where":
-                    return self(expr.args[1] if test.attr else expr.args[2])
-                return self(expr.args[1]) if test.attr else ir.const(0, expr.dtype)
-        attr = expr.attr
-        if isinstance(attr, Load):
-            coords = tuple(self._index(c) for c in attr.coords)
-            same = all(a is b for a, b in zip(coords, attr.coords, strict=True))
-            attr = attr if same else Load(attr.ref, coords)
-        elif isinstance(attr, Index):
-            attr = self._index(attr)
+                    return self(expr.args[1] if test.value else expr.args[2])
+                return self(expr.args[1]) if test.value else ir.const(0, expr.dtype)
+        if not expr.args:
+            return ir.map_indices(expr, self._index)
         args = tuple(self(a) for a in expr.args)
         if expr.op in ("bitwise_and", "bitwise_or") and expr.dtype == torch.bool:
             folded = _logical(expr.op, args)
             if folded is not None:
                 return folded
-        if attr is expr.attr and all(a is b for a, b in zip(args, expr.args, strict=True)):
-            return expr
-        return Expr(expr.op, expr.dtype, args, attr)
+        return expr if args == expr.args else expr.with_args(args)
 
 
 def _logical(op: str, args: tuple[Expr, ...]) -> Expr | None:
     """x & true = x, x & false = false, x | false = x, x | true = true."""
     neutral = op == "bitwise_and"
     for one, other in (args, args[::-1]):
-        if one.op == "const":
-            return other if bool(one.attr) == neutral else one
+        if isinstance(one, Const):
+            return other if bool(one.value) == neutral else one
     return None

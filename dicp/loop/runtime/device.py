@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from dicp.loop.runtime.native import NativeLibrary
+from dicp.loop.thresholds import MAX_KEPT
 from dicp.serialize import evaluate_size
 
 
@@ -101,10 +102,6 @@ class _HostSegment:
         return ctypes.addressof(self._keep[-3]), len(self._keep[-3])
 
 
-MOST_KEPT = 64 << 20
-"""Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
-
-
 class WorkspacePool:
     """Blocks of host memory, each lent to one running graph at a time and reused by the next.
 
@@ -126,7 +123,7 @@ class WorkspacePool:
         return torch.empty(size + 64, dtype=torch.uint8)
 
     def give(self, block: torch.Tensor) -> None:
-        if is_kept(block, self._free, 4, MOST_KEPT):
+        if is_kept(block, self._free, 4, MAX_KEPT):
             self._free.append(block)
         else:
             release(block)

@@ -194,7 +194,7 @@ class ExecutionPlan:
 
     def _holder(self, slot: int) -> int:
         """The index in the environment of an allocation's tensor."""
-        return self.placement.seen_as.get(slot, slot)
+        return self.placement.allocated_as.get(slot, slot)
 
     def _allocate(self, slots: Sequence[int]) -> RunStep:
         table, no_memory = self.table, self._no_memory

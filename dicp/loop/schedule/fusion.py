@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 
 from dicp.loop.ir.expr import Call, Compute, Graph, Node, Ref
 from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine, variable
-
-MAX_REFS = 48
-MAX_MEMBERS = 96
-MAX_CROSS_ROW = 8192
-"""Most accumulators of a fused cross-row reduction: they stay in the cache from row to row."""
-MIN_CROSS_ROW = 32
-"""Fewest rows for which a cross-row reduction is fused."""
+from dicp.loop.thresholds import MAX_CROSS_ROW, MAX_MEMBERS, MAX_REFS, MIN_CROSS_ROW
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Group:
     rows_only: set[Compute] = field(default_factory=set)
     cross_row: frozenset[Compute] = frozenset()
     """Cross-row reductions, over parallel axes: one accumulator for each element of a row."""
-    swept: frozenset[int] = frozenset()
+    cross_row_axes: frozenset[int] = frozenset()
     """The axes that `cross_row` reduces."""
     depends: set[Group] = field(default_factory=set)
     order: int = 0
@@ -312,11 +306,13 @@ def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
             k for k, p in enumerate(pieces) if p[side] in (group.axes or ())
         )
         mapping = _recombine(group.dims, entries)
-        swept = frozenset(k for k, p in enumerate(pieces) if p[side] in group.swept)
+        cross_row_axes = frozenset(
+            k for k, p in enumerate(pieces) if p[side] in group.cross_row_axes
+        )
         moved.append(
             Group(
                 group.nodes, dims, axes, _moved(group, mapping), group.rows_only,
-                cross_row=group.cross_row, swept=swept,
+                cross_row=group.cross_row, cross_row_axes=cross_row_axes,
             )
         )  # fmt: skip
     return moved[0], moved[1]
@@ -353,7 +349,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
         kept = product(first.dims[k] for k in own - second.axes)
         if not (isinstance(kept, int) and kept >= allowed.parts):
             return None
-    if first.cross_row and first.swept != second.axes:
+    if first.cross_row and first.cross_row_axes != second.axes:
         return None
     width = product(first.dims[k] for k in first.axes)
     count = product(first.dims[k] for k in first.row_axes)
@@ -362,7 +358,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     if isinstance(count, int) and count < MIN_CROSS_ROW:
         return None
     group = _union(first, second, first.dims, first.axes)
-    group.cross_row, group.swept = first.cross_row | reduces, second.axes
+    group.cross_row, group.cross_row_axes = first.cross_row | reduces, second.axes
     complete = {n.out for n in group.cross_row}  # after the last row
     if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
         return None

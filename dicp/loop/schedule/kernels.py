@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Read, Ref, Rewriter
 from dicp.loop.ir.index import (
     ZERO,
     FloorDiv,
@@ -16,6 +16,7 @@ from dicp.loop.ir.index import (
     Size,
     Var,
     flatten,
+    indirect_exprs,
     normal,
     product,
     quotient,
@@ -35,13 +36,8 @@ from dicp.loop.ir.kernel import (
 from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
 from dicp.origin import Origin
-
-MAX_SCRATCH_ROW = 16384
-"""Most elements of a row whose values are kept in scratch rather than rematerialized."""
-
-MAX_REPEATED_READS = 4
-"""Most reads from memory that a later pass repeats rather than load a scratch value."""
 
 Step = Kernel | Call
 
@@ -114,34 +110,33 @@ class _KernelBuilder:
         if found is None:
             mapping = mapping_of(self.group, node)
 
-            def resolve(item: Load, fresh: Expr) -> Expr | None:
-                return self._read(item, fresh, stage, row)
+            def resolve(item: Load) -> Expr | None:
+                return self._read(item, stage, row)
 
             found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
         return found
 
-    def _read(self, item: Load, fresh: Expr, stage: int, row: bool) -> Expr:
+    def _read(self, item: Load, stage: int, row: bool) -> Expr:
         producer = self.members.get(item.ref)
         if producer is None or producer.kind == "scatter":
-            flat = flatten(item.coords, item.ref.strides)
-            return Expr("read", fresh.dtype, attr=Load(item.ref, (flat,)))
+            return ir.read(item.ref, flatten(item.coords, item.ref.strides))
         early = producer in self.group.rows_only and self.stage[producer] == 0
         if self.is_column and early and producer.kind == "pointwise":
-            return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+            return ir.opmath(self._value(producer, stage, row), item.dtype)
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
-            return Expr("reduction_result", fresh.dtype, attr=self.names[producer])
+            return ir.result(self.names[producer], item.dtype)
         if self.stage[producer] < stage:
             if self._is_stored(producer) and not self._is_trivial(producer):
-                return Expr("read", fresh.dtype, attr=Load(item.ref, (self._flat(producer),)))
+                return ir.read(item.ref, self._flat(producer))
             if self._worth_saving(producer):
                 self._saved[producer] = None
-                return Expr("scratch", fresh.dtype, attr=self.names[producer])
-        return ir.opmath(self._value(producer, stage, row), fresh.dtype)
+                return ir.scratch(self.names[producer], item.dtype)
+        return ir.opmath(self._value(producer, stage, row), item.dtype)
 
     def _flat(self, node: Compute) -> Index:
         if node.kind == "scatter":
             mapping = mapping_of(self.group, node)
-            rewrite = Rewriter(mapping, lambda item, e: self._read(item, e, 0, False))
+            rewrite = Rewriter(mapping, lambda item: self._read(item, 0, False))
             return flatten([rewrite.index(i) for i in node.target], node.out.strides)
         return flatten(place_of(self.group, node), node.out.strides)
 
@@ -173,7 +168,7 @@ class _KernelBuilder:
                 [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
             )
         tail: list[Stmt] = [
-            Store(n.out, self._flat(n), Expr("reduction_result", n.out.dtype, attr=self.names[n]))
+            Store(n.out, self._flat(n), ir.result(self.names[n], n.out.dtype))
             for n in self.group.computes()
             if n.kind == "reduce" and n not in self.group.cross_row and self._is_stored(n)
         ]
@@ -200,7 +195,7 @@ class _KernelBuilder:
         value = self._value(node, self.stage[node], True)
         stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
         if self._is_stored(node):
-            named = Expr("reduction_result", node.out.dtype, attr=self.names[node])
+            named = ir.result(self.names[node], node.out.dtype)
             stmts.append(Store(node.out, self._flat(node), named))
         return stmts
 
@@ -220,7 +215,7 @@ class _KernelBuilder:
             return [Reduce(name, node.op, value.dtype, value, position)]
         if node.kind == "scan":
             value = ir.opmath(self._value(node, stage, False), node.out.dtype)
-            named = Expr("reduction_result", node.out.dtype, attr=name)
+            named = ir.result(name, node.out.dtype)
             stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
             if self._is_stored(node):
                 stmts.append(Store(node.out, self._flat(node), named))
@@ -237,14 +232,14 @@ class _KernelBuilder:
         group = self.group
         variables = [Var(k, s) for k, s in enumerate(group.dims)]
         axes = group.axes or frozenset()
-        row_vars = [v for v in variables if v.position not in axes]
-        inner_vars = [v for v in variables if v.position in axes]
-        nest = _Nest(phases, row_vars, inner_vars)
+        parallel = [v for v in variables if v.position not in axes]
+        reduction = [v for v in variables if v.position in axes]
+        nest = _Nest(phases, parallel, reduction)
         nest.split_by_division()
         scatter = any(n.kind == "scatter" for n in group.computes())
         # argmax and argmin return the first of equal extrema, so their loops keep the order.
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
-        nest.order(keep_inner=ordered)
+        nest.order(keep_reduction=ordered)
         nest.merge()
         kind: KernelKind = "outer_reduction" if self.is_column else "inner_reduction"
         if scatter or not axes:
@@ -256,31 +251,31 @@ class _KernelBuilder:
 class _Nest:
     """The loops of a kernel while they are split, ordered and merged."""
 
-    def __init__(self, phases: list[Phase], rows: list[Var], inner: list[Var]) -> None:
+    def __init__(self, phases: list[Phase], parallel: list[Var], reduction: list[Var]) -> None:
         self.phases = phases
-        self.rows = rows
-        self.inner = inner
-        self._next = max((v.position for v in rows + inner), default=-1) + 1
+        self.parallel = parallel
+        self.reduction = reduction
+        self._next = max((v.position for v in parallel + reduction), default=-1) + 1
 
     def indices(self) -> list[tuple[Index, int]]:
-        """Every index expression in use, with the bytes it moves per point."""
+        """The index expressions of every pass, with the bytes that they move per point."""
         found: list[tuple[Index, int]] = []
-        seen: set[int] = set()
         for phase in self.phases:
+            seen: set[Expr] = set()
             for stmt in phase.stmts:
                 if isinstance(stmt, Store):
                     found.append((stmt.index, 2 * stmt.ref.dtype.itemsize))
-                    for inner in ir._indirect_exprs(stmt.index):
+                    for inner in indirect_exprs(stmt.index):
                         found += self._of(inner, seen)
                 if isinstance(stmt, Reduce) and stmt.position is not None:
                     found.append((stmt.position, 0))
                 found += self._of(stmt.value, seen)
         return found
 
-    def _of(self, expr: Expr, seen: set[int]) -> list[tuple[Index, int]]:
+    def _of(self, expr: Expr, seen: set[Expr]) -> list[tuple[Index, int]]:
         result = []
         for e in ir.walk(expr, seen):
-            weight = e.attr.ref.dtype.itemsize if isinstance(e.attr, Load) else 0
+            weight = e.ref.dtype.itemsize if isinstance(e, (Load, Read)) else 0
             result += [(i, weight) for i in ir.indices_of(e)]
         return result
 
@@ -305,7 +300,7 @@ class _Nest:
             assert outer is not None
             high, low = self.fresh(outer), self.fresh(divisor)
             self.substitute({var: variable(high) * divisor + variable(low)})
-            for loops in (self.rows, self.inner):
+            for loops in (self.parallel, self.reduction):
                 if var in loops:
                     at = loops.index(var)
                     loops[at : at + 1] = [high, low]
@@ -322,12 +317,12 @@ class _Nest:
                         return var, atom.divisor
         return None
 
-    def order(self, keep_inner: bool) -> None:
+    def order(self, keep_reduction: bool) -> None:
         """Put loops with the largest strides outermost."""
         weights = self._weights()
-        self.rows.sort(key=lambda v: weights[v], reverse=True)
-        if not keep_inner:
-            self.inner.sort(key=lambda v: weights[v], reverse=True)
+        self.parallel.sort(key=lambda v: weights[v], reverse=True)
+        if not keep_reduction:
+            self.reduction.sort(key=lambda v: weights[v], reverse=True)
 
     def _weights(self) -> dict[Var, float]:
         """Sort key of each loop: the order that suits most of the memory traffic.
@@ -335,26 +330,25 @@ class _Nest:
         The sum over accesses of bytes * stride ** 0.25, where stride 1 counts as -4. Ties keep the
         given order.
         """
-        total: dict[Var, float] = dict.fromkeys(self.rows + self.inner, 0.0)
+        total: dict[Var, float] = dict.fromkeys(self.parallel + self.reduction, 0.0)
         stores = [
             (s.index, s.ref.dtype.itemsize)
             for p in self.phases for s in p.stmts if isinstance(s, Store)
         ]  # fmt: skip
-        rank = {v: -i * 1e-6 for i, v in enumerate(self.rows + self.inner)}
+        rank = {v: -i * 1e-6 for i, v in enumerate(self.parallel + self.reduction)}
         for index, weight in [*self.indices(), *stores]:
             for var in index.variables():
                 c = index.coefficient(var)
-                extent = _guess(var.size)
                 stride = abs(_guess(c))
                 if stride == 1:
-                    total[var] -= weight * extent**0.0 * 4
+                    total[var] -= weight * 4
                 elif stride > 1:
                     total[var] += weight * min(stride, 1e6) ** 0.25
         return {v: total[v] + rank[v] for v in total}
 
     def merge(self) -> None:
         """Coalesce adjacent loops that every index expression addresses as one loop."""
-        for loops in (self.rows, self.inner):
+        for loops in (self.parallel, self.reduction):
             k = 0
             while k + 1 < len(loops):
                 outer, inner = loops[k], loops[k + 1]
@@ -375,13 +369,13 @@ class _Nest:
         return True
 
     def kernel(self, kind: KernelKind, origins: tuple[Origin, ...]) -> Kernel:
-        renamed = [Var(k, v.size) for k, v in enumerate([*self.rows, *self.inner])]
-        old = [*self.rows, *self.inner]
+        renamed = [Var(k, v.size) for k, v in enumerate([*self.parallel, *self.reduction])]
+        old = [*self.parallel, *self.reduction]
         # Two steps, since old and new variables may coincide.
         stand_in = [Var(1000 + k, v.size) for k, v in enumerate(old)]
         self.substitute({o: variable(s) for o, s in zip(old, stand_in, strict=True)})
         self.substitute({s: variable(n) for s, n in zip(stand_in, renamed, strict=True)})
-        count = len(self.rows)
+        count = len(self.parallel)
         return Kernel(
             kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
         )

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 
 from dicp.loop.schedule.memory import Lifetime, plan
+from dicp.loop.thresholds import FREED_AT_ONCE
 from dicp.serialize import evaluate_size
-
-FREED_AT_ONCE = 1 << 20
-"""Bytes of dead buffers at which a sequence of kernels is split, so that they are freed.
-
-Allocations after the split can reuse their memory. A split costs a few microseconds.
-"""
 
 Step = Mapping[str, Any]
 """A kernel launch or a library call, serialized."""
@@ -85,8 +80,8 @@ class Placement:
         self.first_use, self.last_use = self._uses()
         self._own()
         self.aliases = self._alias_offsets()
-        self.seen_as = self._seen_as()
-        self.allocated_views = frozenset(self.seen_as.values())
+        self.allocated_as = self._allocated_as()
+        self.allocated_views = frozenset(self.allocated_as.values())
 
     # ---- views ----------------------------------------------------------------------------------
 
@@ -120,7 +115,7 @@ class Placement:
                 offset += self.buffers[at].offset * self.buffers[at].dtype.itemsize
         return found
 
-    def _seen_as(self) -> dict[int, int]:
+    def _allocated_as(self) -> dict[int, int]:
         """Allocation -> a view of all of it, where results and calls use that view alone.
 
         It is allocated as that view, which saves creating one tensor at every run.

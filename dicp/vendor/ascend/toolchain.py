@@ -15,6 +15,7 @@ from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
+from dicp.graphop.simulator import with_header
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
@@ -100,11 +101,8 @@ def simulator_identity() -> str:
 
 
 def _simulator_sources() -> list[str]:
-    """The sources of the simulator's library, which take their common header in as text."""
-    shared = (FOLDER / "simulator" / "callbacks.h").read_text()
-    include = '#include "callbacks.h"'
-    texts = [(FOLDER / "simulator" / name).read_text() for name in ("ge.cpp", "acl.cpp")]
-    return [text.replace(include, shared) for text in texts]
+    """The sources of the simulator's library."""
+    return [with_header(FOLDER / "simulator" / name) for name in ("ge.cpp", "acl.cpp")]
 
 
 # ---- compiling -----------------------------------------------------------------------------------

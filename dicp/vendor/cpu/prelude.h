@@ -33,7 +33,7 @@ extern "C" float fmodf(float, float);
 extern "C" void* aligned_alloc(unsigned long, unsigned long);
 extern "C" void free(void*);
 
-// Whole cache lines: vectors that cross from one to the next take twice as long.
+// Memory at the start of a cache line: a vector load that crosses two lines takes twice as long.
 d_inline void* d_alloc(uint64_t bytes) { return aligned_alloc(64, (bytes + 64) / 64 * 64); }
 d_inline void d_free(void* p) { free(p); }
 #ifdef _OPENMP
@@ -45,7 +45,8 @@ d_inline int64_t d_thread() { return omp_get_thread_num(); }
 d_inline int64_t d_threads() { return 1; }
 d_inline int64_t d_thread() { return 0; }
 #endif
-// Memory for `count` elements while a scope lasts; null, and reported, where there is none.
+// Memory for `count` elements, freed at the end of the scope. If the allocation fails, `at` is null
+// and the error is reported.
 template <class T> struct d_room {
   T* const at;
   d_room(int64_t count, int64_t* status) : at((T*)d_alloc(count * sizeof(T))) {
@@ -53,7 +54,7 @@ template <class T> struct d_room {
   }
   ~d_room() { d_free(at); }
 };
-// The calling thread's part of the memory that a team has.
+// The calling thread's share of memory that was allocated for the team.
 d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
 // Chunks of a reduction or scatter that threads divide: at least 16, so that their number, and with
 // it the rounding of sums, is that of any machine of up to 16 threads.
@@ -67,14 +68,15 @@ d_inline int64_t d_strips(int64_t size) {
   const int64_t threads = d_threads(), most = size / 16;
   return threads <= 4 || most <= 4 ? 4 : threads < most ? threads : most;
 }
-// Parts of a sum over rows: enough for the threads, and few rows in each, since errors grow with them.
+// Number of partial sums of a sum over rows: at least one per thread, and few rows in each, because
+// the rounding error grows with the rows of a partial sum.
 d_inline int64_t d_parts(int64_t rows) {
   const int64_t many = rows / 64, few = rows / 16 < 4 ? 4 : rows / 16;
   return many > d_chunks() ? many : few < d_chunks() ? few : d_chunks();
 }
 
 template <class T> d_inline void d_swap(T& a, T& b) { const T x = a; a = b; b = x; }
-// The first place of `value` among n values, or of a NaN, which is the extremum wherever there is one.
+// The position of the first of n values that equals `value` or is NaN: a NaN is always the extremum.
 template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
   int32_t first = n ? (int32_t)n - 1 : 0;
 #pragma omp simd reduction(min: first)
@@ -94,30 +96,30 @@ template <class T> d_inline int64_t d_first(const T* x, int64_t n, T& value) {
 #define D_VECTOR_BYTES 16
 #endif
 
-// ---- results that no cache keeps until they are read ---------------------------------------------
-typedef float d_far __attribute__((vector_size(D_VECTOR_BYTES)));
+// ---- non-temporal stores ------------------------------------------------------------------------
+typedef float d_non_temporal __attribute__((vector_size(D_VECTOR_BYTES)));
 #if defined(__clang__)
-#define d_store_far(to, v) __builtin_nontemporal_store(v, (d_far*)(to))
+#define d_store_non_temporal(to, v) __builtin_nontemporal_store(v, (d_non_temporal*)(to))
 #elif defined(__AVX512F__)
-#define d_store_far(to, v) __builtin_ia32_movntps512(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps512(to, v)
 #elif defined(__AVX__)
-#define d_store_far(to, v) __builtin_ia32_movntps256(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps256(to, v)
 #elif defined(__SSE__)
-#define d_store_far(to, v) __builtin_ia32_movntps(to, v)
+#define d_store_non_temporal(to, v) __builtin_ia32_movntps(to, v)
 #else
-d_inline void d_store_far(float* to, d_far v) { __builtin_memcpy(to, &v, sizeof(v)); }
+d_inline void d_store_non_temporal(float* to, d_non_temporal v) { __builtin_memcpy(to, &v, sizeof(v)); }
 #endif
-// Whole lines written past the caches, which then need not read them first.
+// Writes whole cache lines with non-temporal stores, which do not read the lines first.
 template <class T, int N> d_inline void d_stream(T* to, const T (&from)[N]) {
   constexpr int bytes = N * (int)sizeof(T);
   if ((uint64_t)to % D_VECTOR_BYTES) { __builtin_memcpy(to, from, bytes); return; }
   for (int k = 0; k < bytes; k += D_VECTOR_BYTES) {
-    d_far v;
+    d_non_temporal v;
     __builtin_memcpy(&v, (const char*)from + k, sizeof(v));
-    d_store_far((float*)((char*)to + k), v);
+    d_store_non_temporal((float*)((char*)to + k), v);
   }
 }
-// Other threads see what was written so only after this.
+// A store fence: other threads see non-temporal stores only after it.
 d_inline void d_stream_end() {
 #if defined(__SSE__)
   __builtin_ia32_sfence();
@@ -126,9 +128,9 @@ d_inline void d_stream_end() {
 #endif
 }
 
-// ---- tiles turned in registers -----------------------------------------------------------------
+// ---- tiles transposed in registers -----------------------------------------------------------------
 template <int...> struct d_pack {};
-// Lanes of a and, counted on, of b; M: a vector of as many integers.
+// Selects lanes of a (0 .. N-1) and of b (N .. 2N-1); M is the vector of lane numbers.
 #if defined(__clang__)
 #define D_SHUFFLE(a, b, M, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 template <class, int... j> struct d_packed { typedef d_pack<j...> type; };
@@ -142,7 +144,7 @@ template <> struct d_signed<1> { typedef int8_t type; };
 template <> struct d_signed<2> { typedef int16_t type; };
 template <> struct d_signed<4> { typedef int32_t type; };
 template <> struct d_signed<8> { typedef int64_t type; };
-// Blocks of s elements change places between two rows that are s apart.
+// Exchanges blocks of s elements between two rows whose numbers differ by s.
 template <int N, int s, class V, class M, int... j>
 d_inline void d_exchange(V& a, V& b, d_pack<j...>) {
   const V low = D_SHUFFLE(a, b, M, ((j & s) ? N + j - s : j)...);
@@ -158,12 +160,12 @@ template <int N, int s, class V, class M> d_inline void d_exchanges(V* rows) {
   }
 }
 template <bool far, class T, int N>
-d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) {
+d_inline void d_transpose_square(const T* from, int64_t stride, T* to, int64_t step) {
   typedef T V __attribute__((vector_size(N * sizeof(T))));
   typedef typename d_signed<sizeof(T)>::type I;
   typedef I M __attribute__((vector_size(N * sizeof(T))));
   V rows[N];
-  // The square below comes next; its lines are too far apart for the processor to foresee.
+  // Prefetches the next square: its lines are too far apart for the hardware prefetcher.
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) __builtin_prefetch(from + (i + N) * stride);
 #pragma GCC unroll 16
@@ -171,11 +173,12 @@ d_inline void d_turn_square(const T* from, int64_t stride, T* to, int64_t step) 
   d_exchanges<N, N / 2, V, M>(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
-    if constexpr (far) d_store_far((float*)(to + i * step), (d_far)rows[i]);
+    if constexpr (far) d_store_non_temporal((float*)(to + i * step), (d_non_temporal)rows[i]);
     else __builtin_memcpy(to + i * step, &rows[i], sizeof(V));
   }
 }
-// to[c * K + l] = from[l * stride + c] for c < width, l < K: colours of an image, side by side.
+// to[c * K + l] = from[l * stride + c] for c < width, l < K: interleaves K rows, such as the colours
+// of an image.
 template <int K, class T>
 d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restrict to, int64_t width) {
 #pragma omp simd
@@ -184,33 +187,33 @@ d_inline void d_interleave(const T* __restrict from, int64_t stride, T* __restri
     for (int l = 0; l < K; ++l) to[c * K + l] = from[l * stride + c];
   }
 }
-// to[c * step + l] = from[l * stride + c] for c < width, l < height: whole squares in registers.
+// to[c * step + l] = from[l * stride + c] for c < width, l < height: transposes squares in registers.
 template <bool far, class T>
-d_inline void d_turn_by_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
+d_inline void d_transpose_squares(const T* from, int64_t stride, T* to, int64_t step, int64_t width,
                                 int64_t height) {
   constexpr int fit = D_VECTOR_BYTES / (int)sizeof(T), N = fit < 16 ? fit : 16;
   const int64_t columns = width / N * N, rows = height / N * N;
   for (int64_t c = 0; c < columns; c += N)
     for (int64_t l = 0; l < rows; l += N)
-      d_turn_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
+      d_transpose_square<far, T, N>(from + l * stride + c, stride, to + c * step + l, step);
   for (int64_t l = 0; l < height; ++l)
     for (int64_t c = l < rows ? columns : 0; c < width; ++c) to[c * step + l] = from[l * stride + c];
 }
 template <class T>
-d_inline void d_turn(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+d_inline void d_transpose(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
   if (height == 2 && step == 2) return d_interleave<2>(from, stride, to, width);
   if (height == 3 && step == 3) return d_interleave<3>(from, stride, to, width);
   if (height == 4 && step == 4) return d_interleave<4>(from, stride, to, width);
-  d_turn_by_squares<false>(from, stride, to, step, width, height);
+  d_transpose_squares<false>(from, stride, to, step, width, height);
 }
-// The same past the caches, where a step is whole cache lines.
+// The same with non-temporal stores; `step` must be a multiple of a cache line.
 template <class T>
-d_inline void d_turn_far(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
-  if ((uint64_t)to % D_VECTOR_BYTES) return d_turn_by_squares<false>(from, stride, to, step, width, height);
-  d_turn_by_squares<true>(from, stride, to, step, width, height);
+d_inline void d_transpose_non_temporal(const T* from, int64_t stride, T* to, int64_t step, int64_t width, int64_t height) {
+  if ((uint64_t)to % D_VECTOR_BYTES) return d_transpose_squares<false>(from, stride, to, step, width, height);
+  d_transpose_squares<true>(from, stride, to, step, width, height);
 }
 
-// ---- running sums ------------------------------------------------------------------------------
+// ---- prefix sums ------------------------------------------------------------------------------
 template <int N, int s, class V, class M, int... j> d_inline V d_moved_up(V x, d_pack<j...>) {
   return D_SHUFFLE(V{}, x, M, (j < s ? j : N + j - s)...);
 }
@@ -220,7 +223,8 @@ template <int N, int s, class V, class M> d_inline V d_prefix(V x) {
   else
     return x;
 }
-// x[i] = total + x[0] + ... + x[i], a vector at a time: from one to the next leads a single addition.
+// x[i] = total + x[0] + ... + x[i], a vector at a time: only one addition depends on the vector
+// before.
 template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
   constexpr int N = D_VECTOR_BYTES / (int)sizeof(T);
   typedef T V __attribute__((vector_size(D_VECTOR_BYTES)));
@@ -240,8 +244,9 @@ template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
   for (; i < n; ++i) x[i] = total = (T)(total + x[i]);
 }
 
-// ---- indices from memory -----------------------------------------------------------------------
-// The place before which there are `share` places and rows, first[place] being the rows before a place.
+// ---- scatters ----------------------------------------------------------------------------------
+// The first destination that has `share` or more destinations and rows before it; first[i] counts the
+// rows before destination i.
 d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
   int64_t low = 0, high = places;
   while (low < high) {

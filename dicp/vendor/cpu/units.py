@@ -22,13 +22,11 @@ from dicp.codegen import spelling
 from dicp.config import Config
 from dicp.template import render_template
 from dicp.vendor.cpu.routines import Group, group_of, headers
+from dicp.vendor.cpu.thresholds import UNIT_TEXT
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain
 
 FOLDER = Path(__file__).parent
 MAX_ARGS = 1024
-UNIT_TEXT = 8_000
-"""Characters of kernel text that justify a translation unit of their own: they compile in about
-0.1 s, and the compiler starts in 0.05 s."""
 
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 """Kernel name -> the graph nodes it computes, for comments and messages."""

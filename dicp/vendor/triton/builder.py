@@ -37,7 +37,7 @@ SHARED_BYTES = {
 }  # fmt: skip
 """Most bytes of shared memory per block, by compute capability (CUDA programming guide, table of
 technical specifications); 48 KiB for a chip that is not listed."""
-LEAST_SHARED = 49152
+MIN_SHARED = 49152
 STARTED_AHEAD = 4
 """Workers that are started before the kernels are known; more are started when needed."""
 LONGEST_ERROR = 4000
@@ -243,7 +243,7 @@ class Builder:
     def _compile(self, job: Job) -> Binary:
         """The kernel, with smaller blocks where it does not fit into shared memory."""
         blocks: dict[str, int] | None = job.blocks()
-        limit = SHARED_BYTES.get(job.variant.arch, LEAST_SHARED)
+        limit = SHARED_BYTES.get(job.variant.arch, MIN_SHARED)
         tried = []
         while blocks is not None:
             answer = self.workers.compile(job.request(blocks))
@@ -261,7 +261,7 @@ class Builder:
 
 
 def _shrunk(job: Job, binary: Binary) -> FallbackWarning:
-    limit = SHARED_BYTES.get(job.variant.arch, LEAST_SHARED)
+    limit = SHARED_BYTES.get(job.variant.arch, MIN_SHARED)
     return FallbackWarning(
         f"kernel {job.name} has blocks of {dict(binary.blocks)} in the place of {job.blocks()}: "
         f"sm_{job.variant.arch} has {limit} bytes of shared memory for one. Compiled from: "

@@ -14,10 +14,20 @@ import torch
 from dicp.gpu import random_groups as draws
 from dicp.gpu.index_width import NARROW_LIMIT, reach
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load, Ref
-from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
+from dicp.loop.ir.expr import (
+    Checked,
+    Const,
+    Convert,
+    Expr,
+    IndexValue,
+    Masked,
+    Named,
+    Read,
+    Ref,
+)
+from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
-from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS
+from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.origin import Origin
 from dicp.serialize import encode_size
 from dicp.vendor.triton.shortcuts import ReducedPrecision
@@ -91,7 +101,7 @@ class Emitter:
         self.loaded: dict[str, Ref] = {}
         self._reduced_precision = ReducedPrecision(kernel)
         self._side_by_side = draws.most_side_by_side(kernel)
-        self._uses: dict[int, frozenset[str]] = {}
+        self._uses: dict[Expr, frozenset[str]] = {}
         self._temp = 0
 
     def stmts(self) -> list[Stmt]:
@@ -174,44 +184,45 @@ class Emitter:
 
     def axes_in(self, expr: Expr) -> frozenset[str]:
         """The axes along which `expr` varies."""
-        found = self._uses.get(id(expr))
+        found = self._uses.get(expr)
         if found is None:
             parts: set[str] = set()
             for arg in expr.args:
                 parts |= self.axes_in(arg)
             for index in ir.indices_of(expr):
                 parts |= self.axes_of_index(index)
-            if expr.op == "reduction_result":
-                parts |= self.shape_of.get(f"v_{expr.attr}", EVERYWHERE)
-            elif expr.op == "scratch":
-                parts |= self.axes_in(self.saves[expr.attr].value)
+            if isinstance(expr, Named):
+                if expr.op == "scratch":
+                    parts |= self.axes_in(self.saves[expr.name].value)
+                else:
+                    parts |= self.shape_of.get(f"v_{expr.name}", EVERYWHERE)
             else:
-                self._uses[id(expr)] = frozenset(parts)
+                self._uses[expr] = frozenset(parts)
             return frozenset(parts)
         return found
 
     def axes_of_index(self, index: Index) -> frozenset[str]:
         found = {self.axis_of[v] for v in index.variables() if v in self.axis_of}
-        for inner in ir._indirect_exprs(index):
+        for inner in indirect_exprs(index):
             found |= self.axes_in(inner)
         return frozenset(found)
 
     def value(self, expr: Expr, guard: str = "") -> str:
         """The name of `expr`, or a literal; lanes load memory only where `guard` holds."""
-        if expr.op == "const":
-            return literal(expr.attr, expr.dtype)
-        if expr.op == "reduction_result":
-            return f"v_{expr.attr}"
-        if expr.op == "scratch":
-            return self.value(self.saves[expr.attr].value, guard)
-        if expr.op == "masked":
+        if isinstance(expr, Const):
+            return literal(expr.value, expr.dtype)
+        if isinstance(expr, Named):
+            if expr.op == "scratch":
+                return self.value(self.saves[expr.name].value, guard)
+            return f"v_{expr.name}"
+        if isinstance(expr, Masked):
             return self._masked(expr, guard)
-        for key in ((id(expr), ""), (id(expr), guard)):
+        for key in ((expr, ""), (expr, guard)):
             found = self.known(key)
             if found is not None:
                 return found
-        key = (id(expr), guard)
-        if expr.op == "read":
+        key = (expr, guard)
+        if isinstance(expr, Read):
             return self._read(expr, guard, key)
         axes = self.axes_in(expr) | self.shape_of.get(guard, EVERYWHERE)
         return self.named(key, self._text(expr, guard), axes)
@@ -228,11 +239,11 @@ class Emitter:
         return self.value(value, name)
 
     def _text(self, expr: Expr, guard: str) -> str:
-        if expr.op == "index":
-            text = self.index(expr.attr, guard)
-            self.reaching(expr.attr)
-            if not expr.attr.terms and isinstance(expr.attr.const, int):
-                return literal(expr.attr.const, torch.int64)
+        if isinstance(expr, IndexValue):
+            text = self.index(expr.index, guard)
+            self.reaching(expr.index)
+            if not expr.index.terms and isinstance(expr.index.const, int):
+                return literal(expr.index.const, torch.int64)
             return f"({text}).to(tl.int64)"
         least = draws.threshold(expr)
         if least is not None:
@@ -242,14 +253,14 @@ class Emitter:
             return operator(expr.op, torch.bool, torch.int64, [word, limit])
         drawn = expr.op.startswith("philox")
         args = self._draw(expr, guard) if drawn else [self.value(a, guard) for a in expr.args]
-        if expr.op in ("cast", "widen"):
+        if isinstance(expr, Convert):
             return conversion(args[0], expr.args[0].dtype, expr.dtype, ir.rounds(expr))
-        if expr.op in INDEX_CHECKS:
+        if isinstance(expr, Checked) and expr.op in INDEX_CHECKS:
             site, message = self._site(expr)
             return f"d.{expr.op}({args[0]}, {args[1]}, {self._active(expr, guard)}, " + (
                 f"{site}, {message})"
             )
-        if expr.op in CHECKED_OPS and not expr.dtype.is_floating_point:
+        if isinstance(expr, Checked) and not expr.dtype.is_floating_point:
             site, _ = self._site(expr)
             args[1] = f"d.divisor({args[1]}, {self._active(expr, guard)}, {site})"
         shorter = self._reduced_precision.text(expr, args)
@@ -263,17 +274,17 @@ class Emitter:
     def _draw(self, expr: Expr, guard: str) -> list[str]:
         """Seed and site of a random number, counter of its Philox call, and place in its words."""
         *key, at = expr.args
-        assert at.op == "index"
+        assert isinstance(at, IndexValue)
         neighbours = draws.NEIGHBOURS[expr.op, expr.dtype]
         shift = neighbours.bit_length() - 1
-        found = draws.split(at.attr, neighbours)
+        found = draws.split(at.index, neighbours)
         if found is not None:
             block, var = found
             along = self.variable(var)
             start = f"{self.index(block, guard)} + " if block.terms or block.const != 0 else ""
             counter = f"{start}({along} >> {shift})"
         else:
-            along = self.index(at.attr, guard)
+            along = self.index(at.index, guard)
             along = f"({along})" if self.axes_in(at) else f"tl.full([], {along}, INDEX)"
             counter = f"{along} >> {shift}"
         place = f"{along} & {neighbours - 1}"
@@ -284,21 +295,20 @@ class Emitter:
         mask = self.mask(axes, guard)
         return f"({mask})" if mask else literal(True, torch.bool)
 
-    def _site(self, expr: Expr) -> tuple[int, str]:
+    def _site(self, expr: Checked) -> tuple[int, str]:
         """Numbers a checked operation; returns its site and the message of a failed check."""
-        self.sites.append((expr.op, expr.attr))
-        return len(self.sites), repr(f"index out of range: {expr.attr or ''}")
+        self.sites.append((expr.op, expr.origin))
+        return len(self.sites), repr(f"index out of range: {expr.origin or ''}")
 
-    def _read(self, expr: Expr, guard: str, key: object) -> str:
-        item: Load = expr.attr
-        index = self.index(item.coords[0], guard)
-        have = self.axes_of_index(item.coords[0])
+    def _read(self, item: Read, guard: str, key: object) -> str:
+        index = self.index(item.index, guard)
+        have = self.axes_of_index(item.index)
         axes = have | self.shape_of.get(guard, EVERYWHERE)
         mask = self.mask(axes, guard)
         place = f"{self.arg(item.ref)} + {self._offset(index, have, axes)}"
         hint = self.hint(item.ref, have) if self.looped and self.looped_axis in axes else ""
         text = f"tl.load({place}, {mask}, other=0{hint})" if mask else f"tl.load({place}{hint})"
-        if VALUE_TYPE[expr.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
+        if VALUE_TYPE[item.dtype] == "tl.float32" and item.ref.dtype != torch.float32:
             text += ".to(tl.float32)"
         name = self.named(key, text, axes)
         self.loaded[name] = item.ref.root

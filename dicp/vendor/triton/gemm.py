@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from dicp.gpu.products import RESULT, TOTAL, Product
-from dicp.gpu.tiling import LEAST, Tiling
+from dicp.gpu.thresholds import LEAST
+from dicp.gpu.tiling import Tiling
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
 from dicp.loop.ir.kernel import Kernel, Store, kernel_name

@@ -10,7 +10,7 @@ import torch
 
 from dicp.gpu import tiles
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
@@ -68,11 +68,11 @@ class Reduction(Writer):
 
     def _reads(self, phase: Phase) -> set[Ref]:
         """The buffers that the phase reads, including those for rematerialized scratch values."""
-        seen: set[int] = set()
+        seen: set[Expr] = set()
         used = [e for s in self._in_pass(phase) for e in ir.walk(s.value, seen)]
-        for name in {e.attr for e in used if e.op == "scratch"}:
+        for name in {e.name for e in used if isinstance(e, Named) and e.op == "scratch"}:
             used += ir.walk(self.saves[name].value, seen)
-        return {e.attr.ref.root for e in used if e.op == "read"}
+        return {e.ref.root for e in used if isinstance(e, Read)}
 
     def hint(self, ref: Ref, axes: frozenset[str]) -> str:
         """Keeps in the cache what a later pass reads again and what all rows read, but not what is
@@ -210,14 +210,8 @@ class Reduction(Writer):
         if (top.op, total.op) != ("max", "sum") or total.value.op != "exp":
             return None
         (moved,) = total.value.args
-        if (
-            moved.op != "sub"
-            or moved.args[1].op != "reduction_result"
-            or moved.args[1].attr != top.name
-        ):
-            return None
-        same = ir.show(moved.args[0]) == ir.show(top.value) and top.dtype == total.dtype
-        return (top, total) if same else None
+        same = moved.op == "sub" and moved.args == (top.value, ir.result(top.name, top.dtype))
+        return (top, total) if same and top.dtype == total.dtype else None
 
     def _online_loop(self, top: Reduce, total: Reduce) -> None:
         """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
@@ -233,7 +227,7 @@ class Reduction(Writer):
             # With new = max(old, x), one of exp(old - new) and exp(x - new) is 1. This holds for
             # leading values of -inf, too: the first number multiplies what they added by 0.
             self.line(f"rises = d.rises({value}, {best})")
-            short = "" if id(total.value) in self._reduced_precision.full_precision else "_short"
+            short = "" if total.value in self._reduced_precision.full_precision else "_short"
             self.line(f"fall = d.fall{short}({value}, {best})")
             self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
             self.line(f"{best} = tl.where(rises, {value}, {best})")
@@ -348,7 +342,7 @@ class LoopedRows(Reduction):
         stores = (s for s in self.stmts() if isinstance(s, Store) and not s.op)
         written = {s.ref.root for s in stores}
         rows, inner = set(self.axes["x"].loops), set(self.axes["r"].loops)
-        read = {item.ref: item.coords[0].variables() for item in self.kernel.reads()}
+        read = {item.ref: item.index.variables() for item in self.kernel.reads()}
         if written & {ref.root for ref in read}:
             return 1
         whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]

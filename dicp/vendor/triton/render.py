@@ -126,7 +126,7 @@ def _touched(kernel: Kernel) -> list[Ref]:
 def _crossing_loop(kernel: Kernel) -> Var | None:
     """The outer loop along which a tensor is contiguous that the last loop reads with a stride."""
     last = kernel.parallel[-1]
-    indices: list[Index] = [item.coords[0] for item in kernel.reads()]
+    indices: list[Index] = [item.index for item in kernel.reads()]
     indices += [s.index for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
     for index in indices:
         for var in kernel.parallel[:-1]:

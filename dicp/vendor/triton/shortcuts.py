@@ -7,12 +7,13 @@ import math
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.expr import Const, Expr, Named, is_const
+from dicp.loop.ir.index import indirect_exprs
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
 
-LARGEST_DIVISOR = 2.0**60
+MAX_DIVISOR = 2.0**60
 """Bound of a constant divisor and its inverse for division as multiplication by the inverse."""
 
 
@@ -32,7 +33,7 @@ class ReducedPrecision:
             return None
         if expr.op == "div":
             return self._quotient(expr, args)
-        if id(expr) not in self.full_precision and self._has_short_form(expr):
+        if expr not in self.full_precision and self._has_short_form(expr):
             return f"d.{expr.op}_short({', '.join(args)})", ""
         return None
 
@@ -42,9 +43,11 @@ class ReducedPrecision:
         if _is_over_above_one(expr):
             return f"d.over_above_one({args[0]}, {args[1]})", ""
         divisor = expr.args[1]
-        if divisor.op != "const" or not 1 / LARGEST_DIVISOR < divisor.attr < LARGEST_DIVISOR:
+        if not isinstance(divisor, Const):
             return None
-        number = float32(divisor.attr)
+        if not 1 / MAX_DIVISOR < divisor.value < MAX_DIVISOR:
+            return None
+        number = float32(divisor.value)
         inverse = literal(float32(1 / number), torch.float32)
         if math.frexp(number)[0] == 0.5:
             return f"{args[0]} * {inverse}", ""
@@ -59,21 +62,22 @@ class ReducedPrecision:
 
     def _is_normalized_exp(self, expr: Expr) -> bool:
         """Whether `expr` divides exponentials by their sum, one of them being exp(0): a softmax."""
-        if expr.args[1].op != "reduction_result":
+        part, divisor = expr.args
+        if not isinstance(divisor, Named):
             return False
-        part, total = expr.args[0], self.sums.get(expr.args[1].attr)
-        part = self.saves[part.attr].value if part.op == "scratch" else part
-        if total is None or total.value.op != "exp" or part.op != "exp":
+        total = self.sums.get(divisor.name)
+        if isinstance(part, Named) and part.op == "scratch":
+            part = self.saves[part.name].value
+        if total is None or total.value is not part or part.op != "exp":
             return False
-        below = self._is_below_top(total.value.args[0])
-        return below and ir.show(part) == ir.show(total.value)
+        return self._is_below_top(part.args[0])
 
     def _is_below_top(self, moved: Expr) -> bool:
         """Whether `moved` is x - max(x)."""
-        if moved.op != "sub" or moved.args[1].op != "reduction_result":
+        if moved.op != "sub" or not isinstance(moved.args[1], Named):
             return False
-        tops = (s for s in self.accumulates if s.name == moved.args[1].attr and s.op == "max")
-        return any(ir.show(s.value) == ir.show(moved.args[0]) for s in tops)
+        value, top = moved.args[0], moved.args[1].name
+        return any(s.value is value for s in self.accumulates if s.name == top and s.op == "max")
 
 
 def _is_over_above_one(expr: Expr) -> bool:
@@ -81,26 +85,26 @@ def _is_over_above_one(expr: Expr) -> bool:
     if expr.args[1].op != "add":
         return False
     parts = {part.op: part for part in expr.args[1].args}
-    return parts.keys() == {"exp", "const"} and parts["const"].attr == 1
+    return parts.keys() == {"exp", "const"} and is_const(parts["const"], 1)
 
 
 # ---- values that are rounded to 16 bits need no full precision -----------------------------------
 
 
-def full_precision(stmts: list[Stmt]) -> set[int]:
-    """The ids of the expressions whose values reach memory in more than 16 bits."""
+def full_precision(stmts: list[Stmt]) -> set[Expr]:
+    """The expressions whose values reach memory in more than 16 bits."""
     named = {s.name: s for s in stmts if not isinstance(s, Store)}
     left = [s for s in stmts if isinstance(s, Store) and s.ref.dtype not in ir.LOW_PRECISION]
     pending = [s.value for s in left]
-    found: set[int] = set()
+    found: set[Expr] = set()
     while pending:
         expr = pending.pop()
-        if id(expr) in found or _rounds(expr):
+        if expr in found or _rounds(expr):
             continue
-        found.add(id(expr))
+        found.add(expr)
         pending += expr.args
-        pending += [e for index in ir.indices_of(expr) for e in ir._indirect_exprs(index)]
-        part = named.get(expr.attr) if expr.op in ("reduction_result", "scratch") else None
+        pending += [e for index in ir.indices_of(expr) for e in indirect_exprs(index)]
+        part = named.get(expr.name) if isinstance(expr, Named) else None
         if part is not None and not _averages(part):
             pending.append(part.value)
     return found

@@ -30,10 +30,10 @@ from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
-MOST_PROGRAMS = 3
+MAX_PROGRAMS = 3
 """Blocks per axis of a simulated launch: several, but no more, to save time."""
-LARGEST_BLOCK = 1 << 16
-LARGEST_TILE = 1 << 20
+MAX_BLOCK = 1 << 16
+MAX_TILE_ELEMENTS = 1 << 20
 """Most elements of a tile that Triton accepts."""
 
 HOST_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
@@ -314,9 +314,9 @@ def simulated_blocks(
         size = evaluate_size(axis["size"], symbols)
         while (
             not axis.get("fixed")
-            and -(-size // blocks[name]) > MOST_PROGRAMS
-            and blocks[name] < LARGEST_BLOCK
-            and 2 * math.prod(blocks.values()) <= LARGEST_TILE
+            and -(-size // blocks[name]) > MAX_PROGRAMS
+            and blocks[name] < MAX_BLOCK
+            and 2 * math.prod(blocks.values()) <= MAX_TILE_ELEMENTS
             and (axis["masked"] or size % (2 * blocks[name]) == 0)
         ):
             blocks[name] *= 2

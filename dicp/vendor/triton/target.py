@@ -21,8 +21,8 @@ from dicp.gpu.launch import Device, StreamPool
 from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.scalars import scalars_to_device
-from dicp.gpu.split import LEAST_CROSS_ROW_PARTS, PartitionedSum, split_reductions, split_unfused
-from dicp.gpu.tiles import WIDEST_CROSS_ROW
+from dicp.gpu.split import PartitionedSum, split_reductions, split_unfused
+from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
 from dicp.loop.ir.expr import Graph
@@ -60,7 +60,7 @@ from dicp.vendor.triton.render import TritonKernel, render, render_partitioned
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
-CROSS_ROW = CrossRow(widest=WIDEST_CROSS_ROW, parts=LEAST_CROSS_ROW_PARTS)
+CROSS_ROW = CrossRow(widest=MAX_CROSS_ROW_WIDTH, parts=MIN_CROSS_ROW_PARTS)
 """Cross-row sums in parts: each program keeps the sums over the rows that it loops over."""
 
 

@@ -81,6 +81,7 @@ class Ge(Ops):
     names = NAMES
     moves = MOVES
     exact = EXACT
+    constant_sizes = True
     largest_window = 255
     largest_step = 63
 

@@ -17,6 +17,7 @@ import torch
 from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, check_call
+from dicp.graphop.simulator import Refused
 from dicp.torch_private import FakeTensorMode, disable_current_modes
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
 from dicp.vendor.ascend.formats import PLAIN, accepts, plain_format, produced_format
@@ -36,10 +37,6 @@ CONSTANTS = frozenset({
 
 DTYPE_NUMBERS = frozenset({"dst_type"})
 """Attributes of type Int that hold the number of a dtype."""
-
-
-class Refused(Exception):
-    """The graph is not valid; the text names the operator and says why."""
 
 
 @dataclass(frozen=True)

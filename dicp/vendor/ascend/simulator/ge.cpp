@@ -58,7 +58,7 @@ std::string hex(const std::vector<uint8_t>& bytes) {
 }  // namespace
 
 Callbacks python = {};
-thread_local char message[8192] = "";
+thread_local char message[MESSAGE_ROOM] = "";
 
 extern "C" void dicp_simulator_connect(Callbacks callbacks) { python = callbacks; }
 

@@ -21,17 +21,10 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
-from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST, SUM_BLOCK, block_end, tracks_nan
+from dicp.vendor.cpu.render.loops import CHUNKS, Team, block_end, tracks_nan
 from dicp.vendor.cpu.render.non_temporal import distinct
 from dicp.vendor.cpu.render.planes import Planes
-
-PLACE_BLOCK = 256
-"""Elements of a row per block of an argmax or argmin, which buffers the block's values to find
-the extremum's position among them."""
-
-WEIGHT_BLOCK = 512
-"""Elements of a row per block of online softmax: their exponentials are summed while the elements
-are in the L1 cache."""
+from dicp.vendor.cpu.thresholds import PARALLEL_COST, PLACE_BLOCK, SUM_BLOCK, WEIGHT_BLOCK
 
 
 class InnerReduction(Planes):
@@ -65,8 +58,8 @@ class InnerReduction(Planes):
             return scope.lines
         if self._sums():
             return self._in_parts(scope.lines)
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(kernel.parallel, scope.lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, team)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -118,7 +111,7 @@ class InnerReduction(Planes):
             f"    const int64_t low = part * {size} / parts, high = (part + 1) * {size} / parts;",
             *own, *self._nest(loops, body, 2, ("low", "high")), "  }",
         ]  # fmt: skip
-        lines += self._shared(self._parallel((*loops, *inner), 1), each_part)
+        lines += self._divided(self._team((*loops, *inner)), each_part)
         return [*lines, *total, *self._nest(inner, tail.lines, 1)]
 
     def _is_online_softmax(self, phase: Phase, sums: Phase) -> bool:
@@ -344,7 +337,7 @@ class InnerReduction(Planes):
         prefetch = [(item, outer, pieces) for item in streams]
         middle = self._push((outer,), indent + 2)
         part = Range(0, last.size, tuple(phase.stmts))
-        swept = self._lines_of(part, last, indent + 2, count, (), prefetch)
+        passes = self._lines_of(part, last, indent + 2, count, (), prefetch)
         self._pop(middle)
         end = block_end("group", pieces, high)
         return [
@@ -352,7 +345,7 @@ class InnerReduction(Planes):
             f"{pad}const int64_t group_end = {end};",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
             *self._clear_lane_accumulators(sums, count, indent + 1),
-            *self._nest([outer], [*middle.lines, *swept], indent + 1, ("group", "group_end")),
+            *self._nest([outer], [*middle.lines, *passes], indent + 1, ("group", "group_end")),
             *self._fold_lane_accumulators(sums, count, indent + 1),
             *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
             f"{margin(indent)}}}",
@@ -403,8 +396,7 @@ class InnerReduction(Planes):
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
         self._pop(chunk)
         head = f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{"
-        shared = "#pragma omp parallel for schedule(static)"
-        scope.lines += self._shared(shared, [head, *chunk.lines, f"{pad}}}"])
+        scope.lines += self._divided(Team(), [head, *chunk.lines, f"{pad}}}"])
         for stmt in accumulators:
             part = (f"part_{stmt.name}[chunk]", f"part_at_{stmt.name}[chunk]")
             scope.lines.append(pad + self._declare(stmt))
@@ -414,7 +406,7 @@ class InnerReduction(Planes):
             self.local_names[stmt.name] = len(self.scopes) - 1
         for phase in tail:
             self._stmts(phase.stmts, scope)
-        return self._outer_loops(kernel.parallel, scope.lines, "")
+        return self._outer_loops(kernel.parallel, scope.lines, None)
 
 
 def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
@@ -422,11 +414,11 @@ def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
 
     A max or min that the phase already computes is reused.
     """
-    found = {(s.op, s.dtype, ir.show(s.value)): s for s in phase.stmts if isinstance(s, Reduce)}
+    found = {(s.op, s.dtype, s.value): s for s in phase.stmts if isinstance(s, Reduce)}
     places: dict[Reduce, Reduce] = {}
     for stmt in phase.stmts:
         if isinstance(stmt, Reduce) and is_place(stmt):
             own = replace(stmt, name=f"best_{stmt.name}", op=stmt.op[3:], position=None)
-            places[stmt] = found.setdefault((own.op, own.dtype, ir.show(own.value)), own)
+            places[stmt] = found.setdefault((own.op, own.dtype, own.value), own)
     stmts = dict.fromkeys((*places.values(), *phase.stmts))
     return replace(phase, stmts=tuple(stmts)) if places else phase, places

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dicp.codegen.emitter import Scope, margin
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Load
+from dicp.loop.ir.expr import Expr, Read
 from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
+from dicp.loop.ir.kernel import Reduce, Scan, Stmt, Store
 from dicp.loop.ir.ops import SCALAR_OPS
-from dicp.loop.passes.split_loops import Range, split
+from dicp.loop.passes.split_loops import split
 from dicp.vendor.cpu.render.non_temporal import NonTemporal
+from dicp.vendor.cpu.thresholds import PARALLEL_COST, SUM_BLOCK, UNROLL_AND_JAM
 
-PARALLEL_COST = 32768
-"""Elementary operations below which a thread team costs more than it saves."""
 CHUNKS = "d_chunks()"
 """Into how many chunks threads divide a long reduction, computed when the kernel runs."""
-UNROLL_AND_JAM = 4
-"""Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
-all of them, and scans wait for the previous element of their own row only."""
-SUM_BLOCK = 1024
-"""Elements of a row per block sum, which is then added to a total in double."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of threads that divide the iterations of a loop, or of `collapse` nested loops."""
+
+    collapse: int = 0
+    condition: str = ""
+    """C++ of when there is work enough for a team; always where empty."""
+
+    def loop(self, simd: bool = False) -> str:
+        """The pragma of a loop that a new team divides."""
+        return f"#pragma omp parallel {self._for(simd)}{self._if()}"
+
+    def inside(self, loop: Sequence[str], end: str) -> list[str]:
+        """`loop`, divided by a new team whose threads each execute `end` afterwards."""
+        head = [f"  #pragma omp parallel{self._if()}", "  {", f"  #pragma omp {self._for()} nowait"]
+        return [*head, *loop, end, "  }"]
+
+    def _for(self, simd: bool = False) -> str:
+        collapse = f" collapse({self.collapse})" if self.collapse > 1 else ""
+        return f"for{' simd' if simd else ''}{collapse} schedule(static)"
+
+    def _if(self) -> str:
+        return f" if ({self.condition})" if self.condition else ""
 
 
 def unrolled_by_four(var: Var) -> bool:
@@ -35,11 +54,6 @@ class Loops(NonTemporal):
 
     sum_block = SUM_BLOCK
     """Elements per block sum."""
-
-    def __init__(self, kernel: Kernel, non_temporal_bytes: float = math.inf) -> None:
-        super().__init__(kernel, non_temporal_bytes)
-        self._kept: list[list[Range]] = []
-        """Rewritten statements, kept alive: the emitter identifies expressions by `id`."""
 
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""
@@ -57,21 +71,19 @@ class Loops(NonTemporal):
 
     def _in_ranges(
         self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        shared: str | None = None, prefetch: Sequence[Load] = (),
+        outermost: bool = False, team: Team | None = None, prefetch: Sequence[Read] = (),
     ) -> list[str]:  # fmt: skip
         """The loop over `var`, split into ranges that need not test conditions on it at each point.
 
-        `pragma` is the loop's own; `shared`, where this loop is the outermost, is the pragma by
-        which threads divide whole cache lines; `prefetch` are the loads to prefetch for the next
-        row.
+        `pragma` is the loop's own; `team` divides the whole cache lines of the `outermost` loop;
+        `prefetch` are the loads to prefetch for the next row.
         """
         parts = split(stmts, var)
-        self._kept.append(parts)
         lines: list[str] = []
         for part in parts:
             by_cache_lines = self._by_cache_lines(part, var, indent, prefetch) if pragma else []
             if by_cache_lines:
-                lines += by_cache_lines if shared is None else self._shared(shared, by_cache_lines)
+                lines += self._divided(team, by_cache_lines) if outermost else by_cache_lines
                 continue
             body = self._push((var,), indent + 1)
             self._stmts(part.stmts, body)
@@ -80,19 +92,18 @@ class Loops(NonTemporal):
             self._pop(body)
         return lines
 
-    def _outer_loops(self, loops: Sequence[Var], inner: list[str], pragma: str) -> list[str]:
-        return self._shared(pragma, self._nest(loops, inner, 1))
+    def _outer_loops(
+        self, loops: Sequence[Var], inner: list[str], team: Team | None
+    ) -> list[str]:  # fmt: skip
+        return self._divided(team, self._nest(loops, inner, 1))
 
-    def _shared(self, pragma: str, loop: list[str]) -> list[str]:
-        """`loop` under the pragma; with non-temporal stores, each thread ends with a store fence,
-        which barriers need not include."""
-        head = [f"  {pragma}"] if pragma else []
-        if not self.writes_non_temporal:
-            return [*head, *loop]
-        if pragma:
-            each = pragma.replace("parallel for", "for") + " nowait"
-            head = ["  #pragma omp parallel", "  {", f"  {each}"]
-        return [*head, *loop, "  d_stream_end();", *(["  }"] if pragma else [])]
+    def _divided(self, team: Team | None, loop: list[str]) -> list[str]:
+        """`loop`, divided by the team if there is one; after non-temporal stores, each thread
+        executes a store fence, which barriers need not include."""
+        if self.writes_non_temporal:
+            fence = "  d_stream_end();"
+            return [*loop, fence] if team is None else team.inside(loop, fence)
+        return loop if team is None else [f"  {team.loop()}", *loop]
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,
@@ -115,28 +126,23 @@ class Loops(NonTemporal):
         low = any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
         return " simdlen(16)" if low else ""
 
-    def _parallel(self, loops: Sequence[Var], collapse: int, simd: bool = False) -> str:
-        cost = self._cost()
-        work = product([*(v.size for v in loops), cost])
-        if isinstance(work, int) and work < PARALLEL_COST:
-            return "#pragma omp simd" if simd else ""
-        text = "#pragma omp parallel for" + (" simd" if simd else "")
-        if collapse > 1:
-            text += f" collapse({collapse})"
-        text += " schedule(static)"
-        if not isinstance(work, int):
-            text += f" if ({self._size(work)} >= {PARALLEL_COST})"
-        return text
+    def _team(self, loops: Sequence[Var], collapse: int = 0) -> Team | None:
+        """The team for `loops`; None if they are too little work for more than one thread."""
+        work = product([*(v.size for v in loops), self._cost()])
+        if isinstance(work, int):
+            return Team(collapse) if work >= PARALLEL_COST else None
+        return Team(collapse, f"{self._size(work)} >= {PARALLEL_COST}")
 
     def _cost(self) -> int:
-        """Cost of one point: its arithmetic or its memory traffic, whichever is more."""
-        seen: set[int] = set()
+        """Cost of one point in all passes: its arithmetic or its traffic, whichever is more."""
         total, moved = 1, sum(isinstance(s, Store) for s in self._all_stmts())
-        for expr in self.kernel.exprs():
-            for e in ir.walk(expr, seen):
-                row = SCALAR_OPS.get(e.op)
-                total += row.cost // 4 if row else 0
-                moved += e.op == "read"
+        for phase in self.kernel.phases:
+            seen: set[Expr] = set()
+            for stmt in phase.stmts:
+                for e in ir.walk(stmt.value, seen):
+                    row = SCALAR_OPS.get(e.op)
+                    total += row.cost // 4 if row else 0
+                    moved += e.op == "read"
         return max(total, moved // 2)
 
     def _summed_in_blocks(self, stmt: Reduce | Scan) -> bool:

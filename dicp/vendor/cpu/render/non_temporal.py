@@ -13,17 +13,11 @@ from dicp.codegen.emitter import LINE_BYTES, Emitter, accumulator_type, local, m
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Load, Ref
+from dicp.loop.ir.expr import Read, Ref
 from dicp.loop.ir.index import FloorDiv, Indirect, Mod, Var, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.split_loops import Range
-
-MIN_PASS = 128
-"""Elements of a loop below which lane accumulators cost too much."""
-BEYOND_NEAR = 1 << 20
-"""Bytes from which a tensor does not stay in a core's private caches."""
-PREFETCH_BYTES = 1 << 14
-"""The most bytes of a prefetched row that the L1 cache keeps beside the row being computed."""
+from dicp.vendor.cpu.thresholds import BEYOND_NEAR, MIN_PASS, PREFETCH_BYTES
 
 
 class NonTemporal(Emitter):
@@ -34,7 +28,7 @@ class NonTemporal(Emitter):
         self.non_temporal_bytes = non_temporal_bytes
         """Bytes from which no part of a result is still in a cache when it is read."""
         self.writes_non_temporal = False
-        self.prefetch: dict[Phase, list[Load]] = {}
+        self.prefetch: dict[Phase, list[Read]] = {}
         """Pass over the reduction -> the loads that it prefetches for the next row."""
 
     def _non_temporal_stores(self, part: Range, var: Var) -> list[Store]:
@@ -65,7 +59,7 @@ class NonTemporal(Emitter):
         return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
 
     def _by_cache_lines(
-        self, part: Range, var: Var, indent: int, prefetch: Sequence[Load]
+        self, part: Range, var: Var, indent: int, prefetch: Sequence[Read]
     ) -> list[str]:
         """The loop over `var` a cache line at a time, if it has non-temporal stores or prefetches
         the next row. Empty otherwise, and where its range is short or not in whole lines.
@@ -85,7 +79,7 @@ class NonTemporal(Emitter):
 
     def _lines_of(
         self, part: Range, var: Var, indent: int, count: int, non_temporal: Sequence[Store],
-        prefetch: Sequence[tuple[Load, Var, int]],
+        prefetch: Sequence[tuple[Read, Var, int]],
     ) -> list[str]:  # fmt: skip
         """The loop itself: results are computed in registers and stored a line at once; `prefetch`
         lists loads, each with the loop and the number of its steps to prefetch ahead."""
@@ -155,9 +149,9 @@ class NonTemporal(Emitter):
             lines.append(f"{pad}  {text}")
         return [f"{pad}{self._simd(sums)}", f"{pad}{_each_lane(count)} {{", *lines, f"{pad}}}"]
 
-    def _later(self, item: Load, loop: Var, steps: int) -> str:
+    def _later(self, item: Read, loop: Var, steps: int) -> str:
         """The address that `item` reads `steps` steps of `loop` later."""
-        index = item.coords[0]
+        index = item.index
         moved = index + index.coefficient(loop) * steps
         return f"{self._arg(item.ref)} + ({self._index(moved)})"
 
@@ -169,14 +163,14 @@ class NonTemporal(Emitter):
 
     # ---- prefetch of the next row ---------------------------------------------------------------
 
-    def _prefetched(self, passes: Sequence[Phase]) -> dict[Phase, list[Load]]:
+    def _prefetched(self, passes: Sequence[Phase]) -> dict[Phase, list[Read]]:
         """Divides the loads of the next row among these passes."""
-        found: dict[Phase, list[Load]] = {}
+        found: dict[Phase, list[Read]] = {}
         for k, item in enumerate(self._streams() if passes else []):
             found.setdefault(passes[k % len(passes)], []).append(item)
         return found
 
-    def _streams(self) -> list[Load]:
+    def _streams(self) -> list[Read]:
         """Loads of elements that only one row reads, from beyond the private caches; none where a
         row is too long to stay in the L1 cache until it is computed."""
         rows, inner = self.kernel.parallel, self.kernel.reduction
@@ -187,8 +181,8 @@ class NonTemporal(Emitter):
         moved = product([*sizes, sum(item.ref.dtype.itemsize for item in streams)])
         return streams if isinstance(moved, int) and moved <= PREFETCH_BYTES else []
 
-    def _is_stream(self, item: Load) -> bool:
-        index, loops = item.coords[0], (*self.kernel.parallel, *self.kernel.reduction)
+    def _is_stream(self, item: Read) -> bool:
+        index, loops = item.index, (*self.kernel.parallel, *self.kernel.reduction)
         if item.ref.root in self.stored or not all(isinstance(a, Var) for a, _ in index.terms):
             return False
         size = product([*(v.size for v in index.variables()), item.ref.dtype.itemsize])
@@ -197,9 +191,9 @@ class NonTemporal(Emitter):
         return whole and isinstance(size, int) and size >= BEYOND_NEAR
 
 
-def distinct(reads: Sequence[Load]) -> list[Load]:
+def distinct(reads: Sequence[Read]) -> list[Read]:
     """One load for each element: rebuilt expressions repeat loads."""
-    return list({(item.ref, item.coords[0]): item for item in reads}.values())
+    return list({(item.ref, item.index): item for item in reads}.values())
 
 
 def _each_lane(count: int) -> str:

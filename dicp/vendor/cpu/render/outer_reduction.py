@@ -12,21 +12,15 @@ from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
-from dicp.vendor.cpu.render.loops import (
-    CHUNKS,
+from dicp.vendor.cpu.render.loops import CHUNKS, Loops, Team, block_end, unrolled_by_four
+from dicp.vendor.cpu.thresholds import (
+    COLUMN_TILE,
+    MAX_TILE,
     PARALLEL_COST,
+    ROW_BLOCK,
+    SPLIT_COST,
     UNROLL_AND_JAM,
-    Loops,
-    block_end,
-    unrolled_by_four,
 )
-
-COLUMN_TILE = 512
-MAX_TILE = 3 * COLUMN_TILE
-ROW_BLOCK = 128
-"""Rows per block sum of a column, which is then added to a total in double."""
-SPLIT_COST = 8 * PARALLEL_COST
-"""Elementary operations from which splitting the rows into chunks pays for their accumulators."""
 
 
 class OuterReduction(Loops):
@@ -74,10 +68,9 @@ class OuterReduction(Loops):
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
         inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
-        pragma = (
-            "" if split else self._parallel((*kernel.parallel, *kernel.reduction), len(outer) + 1)
-        )
-        return self._outer_loops(outer, inside, pragma)
+        loops = (*kernel.parallel, *kernel.reduction)
+        team = None if split else self._team(loops, len(outer) + 1)
+        return self._outer_loops(outer, inside, team)
 
     def _worth_splitting(self, tiles: Size) -> bool:
         work = product(v.size for v in (*self.kernel.parallel, *self.kernel.reduction))
@@ -226,7 +219,7 @@ class OuterReduction(Loops):
         self._pop(body)
         self._pop(chunk)
         scope.lines += [
-            f"{pad}#pragma omp parallel for schedule(static)",
+            f"{pad}{Team().loop()}",
             f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
             *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
         ]  # fmt: skip

@@ -13,16 +13,13 @@ from dataclasses import replace
 from dicp.codegen.emitter import Scope, local, margin
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Named, Ref
 from dicp.loop.ir.index import Index, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
+from dicp.vendor.cpu.render.loops import Team
 from dicp.vendor.cpu.render.scan import Scans
-
-MIN_PLANES = 1 << 19
-"""Elements below which a core's private caches keep all rows."""
-MIN_PLANE = 32
-"""Elements of a plane below which its partial sums would be a large part of the traffic."""
+from dicp.vendor.cpu.thresholds import MIN_PLANE, MIN_PLANES
 
 
 class Planes(Scans):
@@ -64,7 +61,7 @@ class Planes(Scans):
         return isinstance(stmt, Let) or (isinstance(stmt, Store) and not stmt.op)
 
     def _plane_reads(self) -> set[tuple[Ref, Index]]:
-        reads = {(item.ref, item.coords[0]) for item in self.kernel.reads()}
+        reads = {(item.ref, item.index) for item in self.kernel.reads()}
         return {(ref, i) for ref, i in reads if self.kernel.reduction[1] in i.variables()}
 
     def _lies_in_planes(self, index: Index) -> bool:
@@ -106,7 +103,7 @@ class Planes(Scans):
             scope.lines.append(f"      const float {local(middle)} = {one} / {inner.size};")
             self.local_names[middle] = len(self.scopes) - 1
             away = ir.apply(
-                "sub", stmt.dtype, stmt.value, Expr("reduction_result", stmt.dtype, attr=middle)
+                "sub", stmt.dtype, stmt.value, ir.result(middle, stmt.dtype)
             )  # fmt: skip
             squared = replace(square, value=ir.apply("mul", stmt.dtype, away, away))
             self._inner_loops(Phase("reduction", (squared,)), scope, (inner,))
@@ -118,7 +115,7 @@ class Planes(Scans):
         nest = self._nest([image, row], scope.lines, 1)
         made = [*sums, *(square for square, _ in mine)]
         lines = ["  " + self._allocated("double", f"all_{s.name}", count) for s in made]
-        lines += self._shared("#pragma omp parallel for collapse(2) schedule(static)", nest)
+        lines += self._divided(Team(collapse=2), nest)
         for stmt in made:
             lines += [
                 f"  for (int64_t plane = 1; plane < {image.size}; ++plane)",
@@ -153,14 +150,15 @@ class Planes(Scans):
     def _about_mean(self, square: Reduce, sums: Reduce) -> list[str]:
         """sum (x - m)^2 = sum x^2 - 2 m sum x + n m^2, in doubles."""
         (row,), name = self.kernel.parallel, square.name
-        mean = square.value.args[0].args[1].attr
+        mean = square.value.args[0].args[1]
+        assert isinstance(mean, Named)
         count = product(v.size for v in self.kernel.reduction)
         here = f"[{row.key}]"
         self.known[name] = f"row_{name}{here}"
         return [
             "  " + self._allocated("float", f"row_{name}", str(row.size)),
             f"  {self._for(row)} {{",
-            f"    const double m = {self.known[mean]};",
+            f"    const double m = {self.known[mean.name]};",
             f"    const double all = all_{name}{here} - m * (2 * all_{sums.name}{here} "
             f"- {count} * m);",
             f"    row_{name}{here} = all < 0 ? 0 : (float)all;",

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dicp.codegen.emitter import Scope, is_copy, margin
-from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.expr import Expr, Read, Ref
 from dicp.loop.ir.index import Index, Var
 from dicp.loop.ir.kernel import Store
 from dicp.vendor.cpu.render.loops import Loops, block_end
 from dicp.vendor.cpu.render.non_temporal import deep_variables
-
-TILE = 64
-"""Extent of a tile in both loops: whole cache lines of each tensor, but few at a time, since rows
-whose length is a power of two share cache sets."""
-COPY_TILE = (64, 128)
-"""Extents of a tile of a transposed copy, along its source and along its result: long rows of the
-result, and few rows of it at a time."""
-NON_TEMPORAL_WIDTH = 64
-"""Extent along its source of a tile whose result gets non-temporal stores, one line of each row:
-with more rows at a time, too few of the stores share a page."""
-SQUARE = 16
-"""Extent of the squares of elements that are transposed in registers."""
+from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
 
 
 class Pointwise(Loops):
@@ -33,9 +22,9 @@ class Pointwise(Loops):
             return scope.lines
         outer, last = rows[:-1], rows[-1]
         if not outer:
-            pragma = f"  {self._parallel(rows, 0, simd=True)}"
-            shared = self._parallel(rows, 0)
-            return self._in_ranges(self._all_stmts(), last, 1, [pragma], shared)
+            team = self._team(rows)
+            pragma = "#pragma omp simd" if team is None else team.loop(simd=True)
+            return self._in_ranges(self._all_stmts(), last, 1, [f"  {pragma}"], True, team)
         crossing = self._crossing_loop()
         if crossing is not None:
             return self._tiled(crossing)
@@ -43,7 +32,7 @@ class Pointwise(Loops):
         pragma = f"{margin(row_scope.indent)}#pragma omp simd{self._lanes(last)}"
         loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
         inner = [*row_scope.lines, *loops]
-        return self._outer_loops(outer, inner, self._parallel(rows, len(outer)))
+        return self._outer_loops(outer, inner, self._team(rows, len(outer)))
 
     def _crossing_loop(self) -> Var | None:
         """The outer loop along which some tensor is contiguous while the last loop strides it."""
@@ -55,7 +44,7 @@ class Pointwise(Loops):
         return None
 
     def _memory_indices(self) -> list[Index]:
-        loads = [item.coords[0] for item in self.kernel.reads()]
+        loads = [item.index for item in self.kernel.reads()]
         return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
 
     def _tiled(self, crossing: Var) -> list[str]:
@@ -87,7 +76,7 @@ class Pointwise(Loops):
             )
         lines += [*ends, *inside]
         lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
-        return self._outer_loops(outer, lines, self._parallel(rows, len(outer) + 2))
+        return self._outer_loops(outer, lines, self._team(rows, len(outer) + 2))
 
     def _tile_loops(self, crossing: Var, last: Var, base: Scope) -> list[str]:
         """The loops over one tile."""
@@ -107,8 +96,9 @@ class Pointwise(Loops):
         stmts = self._all_stmts()
         if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
             return []
-        store, source = stmts[0], stmts[0].value.attr
-        read = self._crossing_loops(source.coords[0], crossing, last)
+        store, source = stmts[0], stmts[0].value
+        assert isinstance(source, Read)
+        read = self._crossing_loops(source.index, crossing, last)
         written = self._crossing_loops(store.index, last, crossing)
         if not read or not written:
             return []
@@ -117,7 +107,7 @@ class Pointwise(Loops):
         self.writes_non_temporal = store.ref.dtype.itemsize in (4, 8) and self._is_non_temporal(
             store, last
         )
-        turn = "d_turn_far" if self.writes_non_temporal else "d_turn"
+        turn = "d_transpose_non_temporal" if self.writes_non_temporal else "d_transpose"
         return [
             *base.lines,
             f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
@@ -146,11 +136,11 @@ class Pointwise(Loops):
             if found is None:
                 continue
             start, stride = found
-            name = f"turned{number}"
+            name = f"transposed{number}"
             scope.lines += [
                 margin(scope.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
-                f"{margin(scope.indent)}d_turn({self._arg(ref)} + ({start}), {stride}, {name}, "
-                f"{TILE}, end0 - tile0, end1 - tile1);",
+                f"{margin(scope.indent)}d_transpose({self._arg(ref)} + ({start}), {stride}, "
+                f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
             ]
             place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
@@ -159,17 +149,17 @@ class Pointwise(Loops):
         """The loads of every point, without those that are made only where a condition holds."""
         found: dict[tuple[Ref, Index], bool] = {}
 
-        def visit(expr: Expr, always: bool, seen: dict[int, bool]) -> None:
-            if id(expr) in seen and (always or not seen[id(expr)]):
+        def visit(expr: Expr, always: bool, seen: dict[Expr, bool]) -> None:
+            if expr in seen and (always or not seen[expr]):
                 return
-            seen[id(expr)] = always
-            if expr.op == "read":
-                key = (expr.attr.ref, expr.attr.coords[0])
+            seen[expr] = always
+            if isinstance(expr, Read):
+                key = (expr.ref, expr.index)
                 found[key] = found.get(key, True) and always
             for k, arg in enumerate(expr.args):
                 visit(arg, always and not (expr.op == "masked" and k == 1), seen)
 
-        seen: dict[int, bool] = {}
+        seen: dict[Expr, bool] = {}
         for expr in self.kernel.exprs():
             visit(expr, True, seen)
         return [key for key, always in found.items() if always]

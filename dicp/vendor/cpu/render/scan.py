@@ -6,12 +6,8 @@ from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.kernel import Scan, Store
-from dicp.vendor.cpu.render.loops import UNROLL_AND_JAM, Loops, block_end, unrolled_by_four
-
-SCAN_BLOCK = 256
-"""Elements of a row per block of a vectorized prefix sum."""
-MIN_SCAN = 32
-"""Elements of a row below which its prefix sum is scalar."""
+from dicp.vendor.cpu.render.loops import Loops, block_end, unrolled_by_four
+from dicp.vendor.cpu.thresholds import MIN_SCAN, SCAN_BLOCK, UNROLL_AND_JAM
 
 
 class Scans(Loops):
@@ -66,8 +62,8 @@ class Scans(Loops):
         ]  # fmt: skip
         if not kernel.parallel:
             return scope.lines
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(kernel.parallel, scope.lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(kernel.parallel, scope.lines, team)
 
     def _in_fours(self) -> bool:
         rows = self.kernel.parallel
@@ -105,5 +101,5 @@ class Scans(Loops):
                       *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
                       f"{pad}  }}"]  # fmt: skip
         lines += [f"{pad}}}", f"{low}}}"]
-        pragma = self._parallel((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(outer, lines, pragma)
+        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
+        return self._outer_loops(outer, lines, team)

@@ -11,21 +11,13 @@ import torch
 from dicp.codegen.emitter import margin
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Expr, Ref
-from dicp.loop.ir.index import Index, Indirect, Var, is_below, product
+from dicp.loop.ir.expr import Call, Const, Expr, Read, Ref
+from dicp.loop.ir.index import Index, Indirect, Var, indirect_exprs, is_below, product
 from dicp.loop.ir.kernel import Kernel, Store
-from dicp.vendor.cpu.render.loops import CHUNKS, PARALLEL_COST
+from dicp.vendor.cpu.render.loops import CHUNKS, Team
 from dicp.vendor.cpu.render.non_temporal import deep_variables
 from dicp.vendor.cpu.render.pointwise import Pointwise
-
-MIN_WIDTH = 64
-"""Elements of a row from which sorting rows by destination pays."""
-MIN_SHARE = 8
-"""Destinations per row beyond which counting them takes longer than the collisions."""
-MIN_PLACES = 128
-"""Destinations from which there are enough for all threads, however frequent some are."""
-TOGETHER = (4, 2, 1)
-"""Rows added at once: their destination is read and written once for all of them."""
+from dicp.vendor.cpu.thresholds import MIN_PLACES, MIN_SHARE, MIN_WIDTH, PARALLEL_COST, TOGETHER
 
 
 class Scatter(Pointwise):
@@ -56,18 +48,16 @@ class Scatter(Pointwise):
             size = self._size(last.size)
             base = 2
             lines = [
-                f"  {self._parallel(rows, 1)}",
                 f"  for (int64_t chunk = 0; chunk < d_strips({size}); ++chunk) {{",
                 f"    const int64_t low = chunk * {size} / d_strips({size}), "
                 f"high = (chunk + 1) * {size} / d_strips({size});",
             ]
-        elif apart:
-            lines = [f"  {self._parallel(rows, 1)}"]
         for depth, var in enumerate(rows[:-1]):
             lines.append(f"{margin(base + depth)}{self._for(var)} {{")
         lines += inner
         lines += [f"{margin(base + depth)}}}" for depth in reversed(range(len(rows) - 1))]
-        return [*lines, "  }"] if owned else lines
+        lines += ["  }"] if owned else []
+        return self._divided(self._team(rows) if owned or apart else None, lines)
 
     def _destination(self) -> tuple[Store, Indirect] | None:
         """The store and its index, if the kernel only sums whole rows into indexed rows."""
@@ -78,7 +68,7 @@ class Scatter(Pointwise):
         (row, last), dtype = rows, store.ref.dtype
         if dtype in ir.LOW_PRECISION or dtype == torch.bool or not isinstance(last.size, int):
             return None
-        reads = {e.attr.ref.root for e in ir.walk(store.value) if e.op == "read"}
+        reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
         others = [(a, c) for a, c in store.index.terms if a != last]
         if store.ref.root in reads or len(others) != 1 or not _owns(store.index, last):
             return None
@@ -112,7 +102,7 @@ class Scatter(Pointwise):
             f"  for (int64_t place = 1; place <= {places}; ++place)",
             "    first[place] += first[place - 1];",
             f"  for (int64_t row = {rows}; row-- > 0;) listed[--first[places[row]]] = row;",
-            "  #pragma omp parallel for schedule(static)",
+            f"  {Team().loop()}",
             f"  for (int64_t part = 0; part < {CHUNKS}; ++part) {{",
             f"  const int64_t all = {rows} + {places};",
             f"  const int64_t low = d_share(first, {places}, part * all / {CHUNKS});",
@@ -191,7 +181,7 @@ def _buffers(step: Kernel | Call) -> set[Ref]:
     if not isinstance(step, Kernel):
         return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
     stores = [s for p in step.phases for s in p.stmts if isinstance(s, Store)]
-    places = [e for s in stores for e in ir._indirect_exprs(s.index)]
+    places = [e for s in stores for e in indirect_exprs(s.index)]
     found = [*ir.reads(places), *step.reads()]
     return {item.ref.root for item in found} | {s.ref.root for s in stores}
 
@@ -215,7 +205,7 @@ def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
 
 
 def _is_zero(value: Expr) -> bool:
-    return value.op == "const" and value.attr == 0 and math.copysign(1, value.attr) > 0
+    return isinstance(value, Const) and value.value == 0 and math.copysign(1, value.value) > 0
 
 
 def _keeps_apart(index: Index, var: Var) -> bool:

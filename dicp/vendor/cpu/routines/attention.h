@@ -1,5 +1,5 @@
-// Attention, forward and backward, scores never written to memory as a whole. Scores and sums are
-// float; weights are as wide as the tensors where they are multiplied.
+// Attention, forward and backward, without a score matrix in memory. Scores and sums are float;
+// exponentials are converted to the tensors' type before they are multiplied.
 // Dao et al., "FlashAttention" (2022) and "FlashAttention-2" (2023).
 #pragma once
 #include "exp.h"
@@ -7,9 +7,9 @@
 
 constexpr int64_t d_keys = 480;        // keys whose scores are held at a time
 constexpr int64_t d_most_depth = 256;  // largest head size
-// Rows of queries lie so far apart: a power of two would put all of them into few cache sets.
+// The step between rows of queries: a power of two would map all rows to few cache sets.
 constexpr int64_t d_query_step = d_most_depth + 16;
-// Keys are counted in whole tiles both as columns and as rows.
+// A block of keys is a whole number of tiles both as columns and as rows.
 constexpr int64_t d_whole = d_panel % d_rows ? 3 * d_panel : d_panel;
 static_assert(d_whole % d_rows == 0 && d_keys % d_whole == 0, "tiles of keys");
 
@@ -19,7 +19,7 @@ template <class T> struct d_heads {
   T* at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
 };
 
-// Sizes in the order in which the caller hands them over, then the steps of every tensor.
+// The sizes in the order of the arguments, then the steps of every tensor.
 template <class T> struct d_attention {
   int64_t batches, heads, groups, rows, keys, depth, width, causal;
   float scale;
@@ -53,9 +53,9 @@ template <class T> struct d_attention {
   int64_t padded_keys() const { return d_round_up(keys, d_panel); }
   int64_t padded_depth() const { return d_round_up(depth, d_panel); }
   int64_t padded_width() const { return d_round_up(width, d_panel); }
-  // Keys that rows up to `end` may see.
+  // Number of keys that are visible to rows before `end`.
   int64_t seen(int64_t end) const { return causal ? d_least(end, keys) : keys; }
-  // Scores of one row, scaled, its mask added, in place.
+  // Scales the scores of one row and adds its mask, in place.
   template <class M> void add(const M* m, float* score, int64_t n) const {
     if (mask_key == 1) {
 #pragma omp simd
@@ -64,7 +64,7 @@ template <class T> struct d_attention {
       for (int64_t j = 0; j < n; ++j) score[j] = score[j] * scale + d_wide(m[j * mask_key]);
     }
   }
-  // Adds the mask, if there is one; returns the factor that scores still lack.
+  // Adds the mask, if there is one; returns the factor by which the caller must scale the scores.
   float add_mask(float* score, int64_t b, int64_t h, int64_t row, int64_t from, int64_t n) const {
     if (!mask) return scale;
     const int64_t at = b * mask_batch + h * mask_head + row * mask_row + from * mask_key;
@@ -76,9 +76,10 @@ template <class T> struct d_attention {
   }
 };
 
-// A row of floats as the cells of a left operand, in its place; `n` is in whole vectors of 16 bits.
+// Converts a row of floats to cells of a left operand, in place; `n` is a multiple of a vector of
+// 16-bit numbers.
 d_inline void d_narrow(float*, int64_t, float*) {}
-// The left operand turned: rows, `step` floats apart, become rows of cells, in place or in `to`.
+// The left operand transposed: rows, `step` floats apart, become rows of cells, in place or in `to`.
 d_inline const float* d_stack(const float* from, int64_t, int64_t, int64_t, float*) { return from; }
 #if defined(__AVX512BF16__)
 d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
@@ -204,14 +205,15 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   }
 }
 
-// What a block of rows adds to the gradients of one head's keys and values, and its own.
+// The gradient of a block of queries, and what the block adds to the gradients of its head's keys and
+// values.
 template <class T> struct d_backward {
   typedef d_cell<T> cell;
   const d_attention<T>& a;
   d_heads<const T> grad, out;
   d_heads<const float> sums;
   d_heads<T> grad_q;
-  const cell *keys_turned, *values_turned, *keys;
+  const cell *keys_transposed, *values_transposed, *keys;
   float *grad_keys, *grad_values, *room;
 
   static constexpr int64_t lines = d_block_rows * d_query_step, scores = d_block_rows * d_keys;
@@ -245,9 +247,9 @@ template <class T> struct d_backward {
     for (int64_t from = 0; from < end; from += d_keys) {
       const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
       const int64_t whole = d_round_up(n, d_whole);
-      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_turned + from * in_depth,
+      d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_transposed + from * in_depth,
                                in_depth * d_panel, d_panel, weights, d_keys, false);
-      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_turned + from * in_width,
+      d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_transposed + from * in_width,
                                in_width * d_panel, d_panel, slopes, d_keys, false);
       for (int64_t i = 0; i < tiles; ++i) {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
@@ -262,11 +264,11 @@ template <class T> struct d_backward {
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);
       }
-      const cell* turned = d_stack(weights, count, whole, d_keys, (cell*)weights);
-      d_tiles<1, d_keys>(whole, width, stacks, turned, grad_panels, stacks * d_panel, d_panel,
+      const cell* transposed = d_stack(weights, count, whole, d_keys, (cell*)weights);
+      d_tiles<1, d_keys>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
                          grad_values + from * width, width, true);
-      turned = d_stack(slopes, count, whole, d_keys, stacked);
-      d_tiles<1, d_keys>(whole, depth, stacks, turned, query_panels, stacks * d_panel, d_panel,
+      transposed = d_stack(slopes, count, whole, d_keys, stacked);
+      d_tiles<1, d_keys>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
                          grad_keys + from * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
@@ -304,17 +306,17 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
 #pragma omp parallel if (tasks > 1)
   {
     float* start = rooms.mine();
-    cell *keys_turned = (cell*)start, *values_turned = keys_turned + of_depth;
-    cell* keys_plain = values_turned + of_width;
+    cell *keys_transposed = (cell*)start, *values_transposed = keys_transposed + of_depth;
+    cell* keys_plain = values_transposed + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
     float* grad_values = grad_keys + keys * depth;
-    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_turned, values_turned, keys_plain,
+    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
                                  grad_keys, grad_values, grad_values + keys * width};
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t b = task / heads, shared = task % heads;
-      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys_turned);
-      d_panels(a.v.at(b, shared), 1, a.v.row, a.width, a.keys, values_turned);
+      d_panels(a.k.at(b, shared), 1, a.k.row, a.depth, a.keys, keys_transposed);
+      d_panels(a.v.at(b, shared), 1, a.v.row, a.width, a.keys, values_transposed);
       d_panels(a.k.at(b, shared), a.k.row, 1, a.keys, a.depth, keys_plain);
       d_clear(grad_keys, 0, keys * depth);
       d_clear(grad_values, 0, keys * width);

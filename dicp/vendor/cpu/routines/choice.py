@@ -28,7 +28,7 @@ of oneDNN's time; with a share of 0.67, 1.25. For a single image the share does 
 oneDNN's reordering of filters is not amortized."""
 SMALL = 16
 """Pixels per row of the result up to which im2col is faster."""
-LEAST_ROWS = 32
+MIN_ROWS_OF_TILE = 32
 """Filters that must read an im2col patch to amortize its copy."""
 
 
@@ -105,11 +105,11 @@ def result(
         fits = last and how.fits_depthwise(x, w) and depthwise.is_better(w, out, axes)
         return "depthwise" if fits else None
     if rows and not how.of_single_pixels(x, axes):
-        if _is_by_patches(w, w.shape[0] // how.groups, out, axes):
-            return "patches"
+        if _is_by_im2col(w, w.shape[0] // how.groups, out, axes):
+            return "im2col"
         if _is_better(w, out, axes):
             return "product" if how.by_pixel(x, axes) else "convolution"
-    return "pieces" if last and how.in_patches(x, axes) else None
+    return "patchify" if last and how.in_patches(x, axes) else None
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -117,14 +117,14 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
     axes, groups = how.axes(x, w, out), how.groups
     if not isinstance(groups, int) or not _is_at_most(MAX_CONVOLUTION, w, out):
         return None
-    small = _is_by_patches(w, w.shape[1], x.shape, axes)
+    small = _is_by_im2col(w, w.shape[1], x.shape, axes)
     if of_one_pixel(axes):  # a product reads filters in place
         small = small and product(x.shape[2:]) <= PANEL  # type: ignore[operator]
     if small or groups > 1 or any(axis[3] != 1 for axis in axes):
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
-        few = w.shape[1] < LEAST_ROWS // 2  # type: ignore[operator]
-        return None if dilated or few else "patches"
-    if not _is_better(Transposed.of(w), x.shape, turned(axes)):
+        few = w.shape[1] < MIN_ROWS_OF_TILE // 2  # type: ignore[operator]
+        return None if dilated or few else "im2col"
+    if not _is_better(Transposed.of(w), x.shape, transposed(axes)):
         return None
     return "product" if of_one_pixel(axes) else "convolution"
 
@@ -133,12 +133,12 @@ def filters_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) ->
     """The kernel for the gradient of filters from row-major (NCHW) images; None: the library."""
     axes = how.axes(x, w, out)
     rows = w.shape[0] // how.groups
-    if _is_by_patches(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
-        return "patches"
+    if _is_by_im2col(w, rows, out, axes, few=True) or _is_thin(w, rows, out, axes):
+        return "im2col"
     return "convolution" if _is_better_gradient(w, out, axes) else None
 
 
-def turned(axes: Sequence[Axis]) -> list[Axis]:
+def transposed(axes: Sequence[Axis]) -> list[Axis]:
     """The axes of the convolution of grad_output, at stride 1, that is the gradient of images."""
     return [
         (out, size, taps, 1, dilation * (taps - 1) - padding, dilation)
@@ -188,7 +188,7 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
     )
 
 
-def _is_by_patches(
+def _is_by_im2col(
     w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis], few: bool = False
 ) -> bool:
     """Whether images of the shape `out` are so small that im2col is faster.
@@ -197,7 +197,7 @@ def _is_by_patches(
     Measured on ResNet-50 and a U-Net up to these sizes: 0.4 to 0.85 of the library's time and 0.5
     to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4.
     """
-    least = LEAST_ROWS // 2 if few else LEAST_ROWS
+    least = MIN_ROWS_OF_TILE // 2 if few else MIN_ROWS_OF_TILE
     if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     flat = of_one_pixel(axes) or len(axes) == 1
@@ -215,7 +215,7 @@ def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
     sizes = (rows, *w.shape[1:], *out)
     if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
         return False
-    enough = rows >= LEAST_ROWS // 2 and w.shape[1] <= PANEL // 8  # type: ignore[operator]
+    enough = rows >= MIN_ROWS_OF_TILE // 2 and w.shape[1] <= PANEL // 8  # type: ignore[operator]
     return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= 1024)  # type: ignore[operator]
 
 

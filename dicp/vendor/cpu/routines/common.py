@@ -17,7 +17,7 @@ from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
-           "patches.h")  # fmt: skip
+           "im2col.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -38,12 +38,12 @@ GROUPS = {
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",
     },
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
-    "patches": {
-        "dicp_patches": "d_patches_forward(args, sizes, false)",
-        "dicp_patches_biased": "d_patches_forward(args, sizes, true)",
-        "dicp_patches_images": "d_patches_images(args, sizes)",
+    "im2col": {
+        "dicp_im2col": "d_im2col_forward(args, sizes, false)",
+        "dicp_im2col_biased": "d_im2col_forward(args, sizes, true)",
+        "dicp_im2col_images": "d_im2col_images(args, sizes)",
     },
-    "patches_filters": {"dicp_patches_filters": "d_patches_filters(args, sizes)"},
+    "im2col_filters": {"dicp_im2col_filters": "d_im2col_filters(args, sizes)"},
     **{
         f"depthwise_{n}": {
             f"dicp_depthwise_{n}": f"d_depthwise_forward<{{}}, {n}>(args, sizes, false)",

@@ -1,10 +1,9 @@
-// Convolution of float images as products of the filters with what their taps read: no patches are
-// copied, a tap's pixels are rows of numbers in a part of the image that a thread copies for
-// itself. Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
+// Direct convolution of float images: products of the filters with the pixels that each tap reads. No
+// patches are copied; a tap's pixels are rows of the part of the image that a thread has copied. Zhang, Franchetti and Low, "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
 #pragma once
 #include "gemm.h"
 
-constexpr int64_t d_most_filled = 1 << 17;  // numbers of an image that stay in a thread's cache
+constexpr int64_t d_most_filled = 1 << 17;  // elements of an image part that stay in a thread's cache
 
 struct d_axis {
   int64_t in, out, taps, stride, padding, dilation;
@@ -34,7 +33,7 @@ struct d_convolution {
   const float *in, *weights, *bias;
   float* out;
   int64_t in_image, in_channel, in_row, out_image, out_filter;
-  bool skips;  // what lies around an image is left out, else it is zero: NaN times infinity
+  bool skips;  // padding is left out; else it is multiplied as zeros, which makes NaN of infinite taps
 
   d_convolution(const int64_t* sizes, const void* from, void* to)
       : images(sizes[0]), channels(sizes[1]), filters(sizes[2]), groups(sizes[3]),
@@ -46,10 +45,9 @@ struct d_convolution {
   int64_t pixels() const { return y.out * x.out; }
 };
 
-// A part of an image as products read it: a plane for each channel and each place of a pixel
-// in a step, with the zeros around the image. What a tap reads for output pixels that follow one
-// another, follows one another too; between rows of pixels lie some that are computed and thrown
-// away.
+// A padded part of an image, as products read it: one plane per channel and position within a stride.
+// The pixels that a tap reads for consecutive outputs are consecutive in a plane. At the end of each
+// row some outputs are computed that do not exist; they are discarded.
 struct d_planes {
   const d_convolution& all;
   int64_t rows, columns;  // output pixels of the largest part
@@ -60,7 +58,7 @@ struct d_planes {
 
   static int64_t reach(const d_axis& axis) { return (axis.taps - 1) * axis.dilation / axis.stride; }
   int64_t wide() const { return columns + reach(all.x); }
-  // Numbers of a plane; not a power of two, which would share few lines of the cache.
+  // Elements of a plane; never a power of two, which would map planes to few cache sets.
   int64_t plane() const {
     return d_round_up((rows + reach(all.y)) * wide(), 2 * d_lanes) + d_lanes;
   }
@@ -115,7 +113,7 @@ struct d_planes {
   }
 };
 
-// Whether some of `count` sums are no numbers.
+// Whether any of `count` sums is NaN.
 static bool d_is_odd(const float* sums, int64_t count) {
   d_vec nothing[2] = {};
   for (int64_t k = 0; k < count; k += d_panel) {
@@ -155,7 +153,7 @@ struct d_convolver {
     }
     return found;
   }
-  // The sums of up to d_rows filters, of which some are no numbers, without what is outside.
+  // Computes the sums of up to d_rows filters again without the padding, if any sum is NaN.
   void inside(const float* weights, int64_t step, int64_t high, const float* from,
               const d_part& part, int64_t place, float* sums) const {
     const int64_t wide = planes.wide(), taps = all.y.taps * all.x.taps;
@@ -178,7 +176,7 @@ struct d_convolver {
       }
     }
   }
-  // Up to R filters at the panel of places from `place` on. Long sums are made of short ones.
+  // Up to R filters at the panel of places from `place` on. A long sum is computed in blocks.
   template <int R>
   void tile(const float* weights, int64_t step, int64_t high, const float* bias, const float* from,
             const d_part& part, int64_t place, const d_piece* list, int64_t count, float* to) const {
@@ -234,8 +232,9 @@ struct d_convolver {
   }
 };
 
-// The parts of an image. A thread fills the planes that it reads: what another one has written is
-// slow to read. So there are as many parts as threads need, unless many places would be wasted.
+// The parts of an image. A thread fills the planes that it reads, because planes that another thread
+// has written are slow to read. There are as many parts as threads need, unless that wastes many
+// computed outputs.
 static d_planes d_planes_of(const d_convolution& all, int64_t threads) {
   const bool flat = all.y.out == 1;
   const int64_t most = flat ? all.x.out : all.y.out;
@@ -299,9 +298,9 @@ struct d_span {
 };
 
 // The gradient of the filters, of d_panel channels at a time: their pixels, channels last and with
-// the zeros around the image, are rows of a product with what reached the result.
+// the padding, are the rows of a product with grad_output.
 struct d_filter_gradient {
-  const d_convolution& all;  // its `out` is the gradient of the result
+  const d_convolution& all;  // its `out` is grad_output
   float* to;
   int64_t rows, columns;  // pixels of the result that are taken at a time
 
@@ -333,16 +332,16 @@ struct d_filter_gradient {
       d_clear(planes, end * d_panel, n * d_panel);
     }
   }
-  // Up to R filters at one tap, `high` lines of `broad` pixels. Long sums are made of short ones.
+  // Up to R filters at one tap, `high` lines of `broad` pixels. A long sum is computed in blocks.
   template <int R>
-  void tile(const float* reached, int64_t step, int64_t next, const float* seen, int64_t high,
+  void tile(const float* grad_output, int64_t step, int64_t next, const float* seen, int64_t high,
             int64_t broad, float* sums) const {
     const int64_t most = d_sweep / broad > 1 ? d_sweep / broad : 1;
     const int64_t b_step = all.x.stride * d_panel, b_next = all.y.stride * wide() * d_panel;
     for (int64_t line = 0; line < high; line += most)
       for (int64_t from = 0; from < broad; from += d_sweep)
         d_tile_lines<R>(d_least(high - line, most), d_least(broad - from, d_sweep),
-                        reached + line * next + from, step, next,
+                        grad_output + line * next + from, step, next,
                         seen + line * b_next + from * b_step, b_step, b_next,
                         [=](int r, const d_vec* sum) __attribute__((always_inline)) {
                           d_keep(sums + r * d_panel, sum, true);
@@ -354,14 +353,14 @@ struct d_filter_gradient {
     const int64_t begin = axis.first(tap) - first, end = axis.last(tap) - first;
     return {begin > 0 ? begin : 0, d_least(end, count)};
   }
-  // `count` filters, whose gradient of the result at the pixels of a part begins at `reached`.
-  void add(const float* reached, int64_t count, const d_part& part, const float* planes, float* sums,
+  // `count` filters, whose gradient of the result at the pixels of a part begins at `grad_output`.
+  void add(const float* grad_output, int64_t count, const d_part& part, const float* planes, float* sums,
            float* copy) const {
     const int64_t high = part.rows, broad = part.columns;
     for (int64_t f = 0, some; f < count; f += some) {
       const int64_t left = count - f;
       const bool low = d_takes_short(left);
-      const float* from = reached + f * all.out_filter;
+      const float* from = grad_output + f * all.out_filter;
       int64_t step = all.out_filter, next = all.x.out;
       some = d_least(left, low ? d_short : d_rows);
       if (some < (low ? d_short : d_rows)) {

@@ -44,13 +44,13 @@ def convolution(
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
     kind = kind if multiplies(x, w) else None
-    if kind == "pieces":
+    if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
         return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
     if kind is not None:
         skips = _skips_padding(x, w, how.groups)
-        name = "dicp_patches" if kind == "patches" else "dicp_convolution"
+        name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
         return _convolved(lw, x, w, bias, out, axes, how.groups, skips, name)
     result: Value = plain(aten.convolution.default)(lw, x, w, bias, *options, **named)
     return result
@@ -217,10 +217,10 @@ def _backward(
     kind, axes = choice.filters_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
     if kind is None:
         return found[0], None
-    reached = _in_rows(lw, grad)
+    grad_output = _in_rows(lw, grad)
     skips = _skips_padding(x, w, how.groups) and all(axis[5] == 1 for axis in axes)
-    image, sizes = _problem(lw, x, w, axes, how.groups, reached, skips)
-    (found[1],) = call(lw, f"dicp_{kind}_filters", (image, reached), (filters,), sizes)
+    image, sizes = _problem(lw, x, w, axes, how.groups, grad_output, skips)
+    (found[1],) = call(lw, f"dicp_{kind}_filters", (image, grad_output), (filters,), sizes)
     return found[0], found[1]
 
 
@@ -229,20 +229,20 @@ def _images_gradient(
 ) -> Value | None:
     """grad_output convolved with the filters; None where the library is faster."""
     kind, axes = choice.images_gradient(how, x, w, grad.shape), how.axes(x, w, grad.shape)
-    if kind == "patches":
-        reached, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=True)
+    if kind == "im2col":
+        grad_output, sizes = _problem(lw, grad, w, axes, how.groups, images, skips=True)
         weights = lw.realize(w, contiguous_strides(w.shape))
-        return call(lw, "dicp_patches_images", (reached, weights), (images,), sizes)[0]
+        return call(lw, "dicp_im2col_images", (grad_output, weights), (images,), sizes)[0]
     if kind == "product":
         filters = lw.permute(lw.reshape(w, w.shape[:2]), [1, 0])
         return _by_pixel_in_rows(lw, grad, filters, None, images)
     if kind == "convolution":
-        turned = choice.turned(axes)
-        return _convolved(lw, grad, _turned(lw, w), None, images, turned, 1, skips=True)
+        transposed = choice.transposed(axes)
+        return _convolved(lw, grad, _transposed(lw, w), None, images, transposed, 1, skips=True)
     return None
 
 
-def _turned(lw: Lowering, w: Value) -> Value:
+def _transposed(lw: Lowering, w: Value) -> Value:
     """Filters with input and output channels exchanged and taps reversed."""
 
     def place(idx: tuple[Index, ...]) -> list[Index]:

@@ -1,10 +1,10 @@
-// Convolution of images by filters that see one channel each, channels last, and its gradients:
-// vectors of channels, and sums of neighbouring pixels held in registers. Numbers are float or
+// Depthwise convolution of channels-last images, and its gradients: vectors are of channels, and the
+// sums of several adjacent pixels are in registers. Numbers are float or
 // bfloat16 in memory; filters' gradients and all sums are float.
 #pragma once
 #include "convolution.h"
 
-constexpr int64_t d_few_pixels = 128;  // pixels whose products are summed before others are added
+constexpr int64_t d_few_pixels = 128;  // pixels of a block sum of a filter's gradient
 
 d_inline d_vec d_lanes_of(const float* from) { return *(const d_vec*)from; }
 d_inline void d_keep_lanes(float* to, d_vec from) { *(d_vec*)to = from; }
@@ -37,9 +37,9 @@ struct d_depthwise {
   bool is_large() const { return images * channels * high.out * wide.out * taps() > 50000; }
 };
 
-// ---- the result, and turned, the gradient of images -----------------------------------------
-// A row of TAPS taps reaches pixel i - t at tap t from pixel i, in units of the step; turned, it
-// reaches pixel i + t.
+// ---- the result, and transposed, the gradient of images -----------------------------------------
+// The output at i reads pixel i - t at tap t, in units of the stride; in the transposed convolution it
+// reads pixel i + t.
 template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
   const d_depthwise& all;
   const T* from;
@@ -49,7 +49,7 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
   static constexpr int before = TURNED ? (TAPS - 1) / STEP : 0;
   int64_t in(const d_axis& axis) const { return TURNED ? axis.out : axis.in; }
   int64_t out(const d_axis& axis) const { return TURNED ? axis.in : axis.out; }
-  // What row of images a row of the result reads at a tap; -1 if none.
+  // The row of the image that a row of the result reads at a tap; -1 if that is padding.
   int64_t source(int64_t row, int64_t tap) const {
     const d_axis& y = all.high;
     const int64_t at = TURNED ? row + y.padding - tap * y.dilation : y.source(row, tap);
@@ -57,8 +57,8 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
     const int64_t found = TURNED ? at / y.stride : at;
     return found < in(y) ? found : -1;
   }
-  // What one row of taps adds to N neighbouring pixels. Those read begin at `seen`; [first, last) of
-  // them are inside of the image.
+  // Adds one row of taps to N adjacent outputs. The pixels read begin at `seen`; [first, last) of them
+  // are inside the image.
   template <int N>
   __attribute__((always_inline)) void add(const T* seen, int64_t first, int64_t last,
                                           const float* filters, d_vec* sum) const {
@@ -160,10 +160,10 @@ template <class T, int TAPS> static void d_depthwise_backward(void** args, const
 }
 
 // ---- the gradient of filters ----------------------------------------------------------------
-// Each thread sums what some rows of the result add. A step of 0: taps one at a time, at any step.
+// Each thread sums over some rows of the result. A stride of 0 stands for any: one tap at a time.
 template <class T, int TAPS, int STEP> struct d_depthwise_filters {
   const d_depthwise& all;
-  const T *from, *reached;
+  const T *from, *grad_output;
 
   // What N pixels of the result, from `reaching` on, add at a row of taps.
   template <int N>
@@ -212,7 +212,7 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
       ((d_vec*)sums)[tap] += sum;
     }
   }
-  // Rows [begin, end) of all images. Long sums are made of short ones.
+  // Rows [begin, end) of all images. A long sum is computed in blocks.
   void rows(int64_t begin, int64_t end, float* total, float* sums) const {
     const int64_t high = all.high.out, wide = all.wide.out, n = all.channels;
     const int64_t most = d_few_pixels / wide > 1 ? d_few_pixels / wide : 1;
@@ -223,7 +223,7 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
         const T* seen = from + image * all.high.in * all.wide.in * n + all.channel(block);
         d_clear(sums, 0, all.taps() * d_lanes);
         for (int64_t row = begin; row < next; ++row) {
-          const T* reaching = reached + row * wide * n + all.channel(block);
+          const T* reaching = grad_output + row * wide * n + all.channel(block);
           if constexpr (STEP == 0) {
             each_tap(seen, reaching, row % high, sums);
           } else {
@@ -268,12 +268,12 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
 // Sizes as above; for any number the second axis may be any.
 template <class T, int TAPS> static void d_depthwise_filters_of(void** args, const int64_t* sizes) {
   const d_depthwise all(sizes);
-  const T *from = (const T*)args[0], *reached = (const T*)args[1];
+  const T *from = (const T*)args[0], *grad_output = (const T*)args[1];
   float* to = (float*)args[2];
   if constexpr (TAPS == 0)
-    d_depthwise_filters<T, 1, 0>{all, from, reached}.run(to);
+    d_depthwise_filters<T, 1, 0>{all, from, grad_output}.run(to);
   else if (all.wide.stride == 1)
-    d_depthwise_filters<T, TAPS, 1>{all, from, reached}.run(to);
+    d_depthwise_filters<T, TAPS, 1>{all, from, grad_output}.run(to);
   else
-    d_depthwise_filters<T, TAPS, 2>{all, from, reached}.run(to);
+    d_depthwise_filters<T, TAPS, 2>{all, from, grad_output}.run(to);
 }

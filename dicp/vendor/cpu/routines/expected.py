@@ -118,7 +118,7 @@ def _groups_of_convolution(
             taps = columns_of(how.axes(x, w, out.shape))
             yield from (f"depthwise_{taps}", *([f"depthwise_gradients_{taps}"] if train else []))
         else:
-            yield "product" if kind == "pieces" else kind
+            yield "product" if kind == "patchify" else kind
 
 
 def _options(node: fx.Node, x: torch.Tensor, w: torch.Tensor) -> choice.Options:

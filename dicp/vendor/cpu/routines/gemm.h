@@ -24,42 +24,44 @@ typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
-// Whether the next tile of `left` rows is a smaller one: the last rows would fill no larger one.
+// Whether the next tile of the `left` remaining rows is a smaller one, which they fill better.
 d_inline bool d_takes_short(int64_t left) {
   return left <= d_short || (left > d_rows && left <= 2 * d_short);
 }
-// Room for floats or cells; vectors at multiples of their size cross no line of the cache. A thread
-// that runs routines keeps one piece from call to call: room that comes and goes between tensors that
-// stay leaves holes in the heap.
-constexpr int64_t d_line = 64;                     // bytes; the first line of a piece holds its size
-constexpr int64_t d_most_kept = 4 << 20;           // bytes for each thread of the team
-struct d_kept_piece {
-  int64_t* at = nullptr;
-  ~d_kept_piece() { d_free(at); }
-};
-static thread_local d_kept_piece d_kept;
-static thread_local int64_t d_lacking = 0;         // bytes that a routine wanted and did not get
+// Memory for floats or cells; vectors at multiples of their size cross no cache line. One block is
+// kept from call to call: memory that is allocated and freed between tensors that stay leaves holes
+// in the heap. It belongs to the library and not to a thread, because a thread-local object with a
+// destructor would keep the library loaded for as long as the thread runs.
+constexpr int64_t d_line = 64;                     // bytes; the first line of a block holds its size
+constexpr int64_t d_max_kept = 4 << 20;            // bytes for each thread of the team
+static int64_t* d_kept = nullptr;
+static thread_local int64_t d_lacking = 0;         // bytes that a routine could not allocate
+static int64_t* d_take_kept() { return __atomic_exchange_n(&d_kept, nullptr, __ATOMIC_ACQ_REL); }
+static bool d_keep(int64_t* block) {
+  int64_t* none = nullptr;
+  return __atomic_compare_exchange_n(&d_kept, &none, block, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+static __attribute__((destructor)) void d_free_kept() { d_free(d_take_kept()); }
 static float* d_floats(int64_t count) {
   const int64_t bytes = d_round_up(count * sizeof(float), d_line);
-  int64_t* piece = d_kept.at;
-  d_kept.at = nullptr;
-  if (!piece || *piece < bytes) {
-    d_free(piece);
-    piece = (int64_t*)d_alloc(d_line + bytes);
-    if (!piece) {
+  int64_t* block = d_take_kept();
+  if (!block || *block < bytes) {
+    d_free(block);
+    block = (int64_t*)d_alloc(d_line + bytes);
+    if (!block) {
       d_lacking = bytes;
       return nullptr;
     }
-    *piece = bytes;
+    *block = bytes;
   }
-  return (float*)((char*)piece + d_line);
+  return (float*)((char*)block + d_line);
 }
 static void d_done(float* room) {
-  int64_t* piece = room ? (int64_t*)((char*)room - d_line) : nullptr;
-  if (piece && !d_kept.at && *piece <= d_most_kept * d_threads()) d_kept.at = piece;
-  else d_free(piece);
+  int64_t* block = room ? (int64_t*)((char*)room - d_line) : nullptr;
+  const bool small = block && *block <= d_max_kept * d_threads();
+  if (!small || !d_keep(block)) d_free(block);
 }
-// Room for each thread of a team, taken before the team starts; null where there is none.
+// Memory for each thread of a team, allocated before the team starts; null if that fails.
 struct d_rooms {
   const int64_t count;
   float* const at;
@@ -79,8 +81,8 @@ d_inline float d_wide(d_bf16 x) { return d_from_bf16(x); }
 d_inline void d_put(float* to, float x) { *to = x; }
 d_inline void d_put(d_bf16* to, float x) { *to = d_to_bf16(x); }
 
-// A cell is a float; or, where the processor multiplies them, two bfloat16 that are neighbours
-// along the sum. Both have 32 bits.
+// A cell is a float or, where the processor multiplies pairs of bfloat16, two of them that are
+// adjacent along the depth. Both have 32 bits.
 template <class T> struct d_cells { typedef float type; };
 template <class C> constexpr int64_t d_held = 1;
 #if defined(__AVX512BF16__)
@@ -89,7 +91,7 @@ template <> struct d_cells<d_bf16> { typedef d_pair type; };
 template <> constexpr int64_t d_held<d_pair> = 2;
 #endif
 template <class T> using d_cell = typename d_cells<T>::type;
-// Cells that hold `count` numbers of type T along the sum.
+// Number of cells that hold `count` numbers of type T along the depth.
 template <class T> d_inline int64_t d_cells_of(int64_t count) {
   return (count + d_held<d_cell<T>> - 1) / d_held<d_cell<T>>;
 }
@@ -124,7 +126,7 @@ d_inline d_words d_woven(const d_bf16* first, const d_bf16* second) {
 }
 #endif
 
-// One row of a tile, added to what is there (floats alone) or in its place.
+// Stores one row of a tile, or adds it to the row in memory (floats only).
 d_inline void d_keep(float* to, const d_vec* sum, bool add) {
   d_vec* at = (d_vec*)to;
   at[0] = add ? at[0] + sum[0] : sum[0];
@@ -139,7 +141,7 @@ d_inline void d_keep(d_bf16* to, const d_vec* sum, bool) {
   for (int j = 0; j < d_panel; ++j) to[j] = d_to_bf16(sum[j / d_lanes][j % d_lanes]);
 #endif
 }
-// The first `n` numbers of one row, in place of what is there.
+// Stores the first `n` numbers of one row.
 d_inline void d_keep_part(float* to, const d_vec* sum, int64_t n) {
 #if defined(__AVX512F__)
   const uint32_t mask = ((uint64_t)1 << n) - 1;
@@ -161,7 +163,8 @@ d_inline void d_keep_part(d_bf16* to, const d_vec* sum, int64_t n) {
 }
 
 // ---- tiles ----------------------------------------------------------------------------------
-// Rows of A, steps between them and along them; and columns of B, neighbours, a row each step.
+// The rows of A, with the steps between and along them, and the adjacent columns of B, with the step
+// between its rows.
 template <class C> struct d_tile_operands {
   const C* a;
   int64_t a_row, a_step;
@@ -175,7 +178,7 @@ template <class C> struct d_tile_operands {
 template <int R, int V = 2, class C, class K>
 d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& keep) {
   d_vec sum[R][2];
-  // Three rows share a pointer: all of them fit into registers.
+  // Three rows share a pointer, so that all pointers fit into registers.
   const C *from[(R + 2) / 3], *b = of.b;
   const int64_t row = of.a_row, step = of.a_step, b_step = of.b_step;
 #pragma GCC unroll 16
@@ -183,7 +186,7 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 4
   for (int i = 0; i < (R + 2) / 3; ++i) from[i] = of.a + 3 * i * row;
   for (int64_t k = 0; k < depth; ++k, b += b_step) {
-    // The next panel of B, where it lies: rows are too far apart for the processor to foresee it.
+    // Prefetches the next panel of B: its rows are too far apart for the hardware prefetcher.
     for (int v = 0; v < V; ++v) __builtin_prefetch(b + d_panel + v * d_lanes);
     const d_vec left = ((const d_vec*)b)[0], right = V == 2 ? ((const d_vec*)b)[1] : d_vec{};
 #pragma GCC unroll 16
@@ -194,15 +197,15 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) keep(i, sum[i]);
 }
-// Where the sums of a tile go: with a number for each column, if there are any, and with sums from
-// before, if there are any, in the first `wide` columns.
+// Stores the first `wide` columns of a tile's sums, after adding the bias of each column and the
+// earlier sums, where there are any.
 template <class T> struct d_tile_end {
   const float *add, *before;
   int64_t before_step;
   T* out;
   int64_t out_step, wide;
 };
-// One function for all ends: a compiler takes long for a tile.
+// One function for all epilogues: compiling a tile takes long.
 template <int R, int V, class C, class T>
 __attribute__((noinline)) static void d_tile_to(int64_t depth, const d_tile_operands<C>& of,
                                                 const d_tile_end<T>& end) {
@@ -218,7 +221,7 @@ __attribute__((noinline)) static void d_tile_to(int64_t depth, const d_tile_oper
       d_keep_part(to, all, end.wide);
   });
 }
-// The same where rows of B lie anywhere, at the offsets given; rows of A are `row` apart.
+// The same for rows of B at the given offsets; rows of A are `row` apart.
 template <int R, class K>
 d_inline void d_tile_apart(int64_t depth, const float* a, int64_t row, const float* b,
                            const int32_t* offsets, const K& keep) {
@@ -274,7 +277,7 @@ d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, cons
 }
 
 // c (+)= a * b over `rows` by `columns`, whole tiles of both; panels of B lie `panel_step` apart.
-// Long sums are made of short ones: B stays in the first cache, and rounding errors stay small.
+// A long sum is computed in blocks: B stays in the L1 cache, and rounding errors stay small.
 template <int AI, int AK, class C>
 static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, const C* b,
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {
@@ -289,7 +292,7 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
 }
 
 // ---- copies ---------------------------------------------------------------------------------
-d_inline void d_turn_words(d_words* rows) {
+d_inline void d_transpose_words(d_words* rows) {
   d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
 }
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
@@ -310,8 +313,8 @@ template <class T> d_inline d_words d_quarters(const T* from, int64_t step) {
 #endif
   return all;
 }
-// The quarters of four vectors, each a square of words, turned.
-template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
+// The quarters of four vectors, each a square of words, transposed.
+template <int... j> d_inline void d_transpose_quarters(d_words* v, d_pack<j...>) {
   constexpr int n = d_lanes;
   const auto low = [](d_words x, d_words y) {
     return D_SHUFFLE(x, y, d_places, (j / 4 * 4 + j % 4 / 2 + j % 2 * n)...);
@@ -330,9 +333,9 @@ template <int... j> d_inline void d_turn_quarters(d_words* v, d_pack<j...>) {
   v[0] = first(a, c), v[1] = second(a, c);
   v[2] = first(b, d), v[3] = second(b, d);
 }
-// A square of cells, turned: reading it by quarters of vectors does half of what shuffles would.
+// Transposes a square of cells; reading quarters of vectors replaces half of the shuffles.
 template <class T, class C>
-d_inline void d_turn_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
+d_inline void d_transpose_cells(const T* from, int64_t from_step, C* to, int64_t to_step) {
   constexpr int64_t ahead = 4 * d_lanes * d_held<C>;
 #pragma GCC unroll 16
   for (int i = 0; i < d_lanes; ++i) __builtin_prefetch(from + i * from_step + ahead);
@@ -341,13 +344,13 @@ d_inline void d_turn_cells(const T* from, int64_t from_step, C* to, int64_t to_s
     d_words v[4];
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) v[k] = d_quarters(from + k * from_step + c * d_held<C>, 4 * from_step);
-    d_turn_quarters(v, typename d_range<d_lanes>::type());
+    d_transpose_quarters(v, typename d_range<d_lanes>::type());
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (c + k) * to_step, &v[k], sizeof(d_words));
   }
 }
 
-// Row r of `from` becomes column r of `to`, its numbers in cells: whole squares in registers.
+// Row r of `from` becomes column r of `to`, packed in cells: transposes squares in registers.
 template <class T, class C>
 static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t columns, C* to,
                         int64_t to_step) {
@@ -356,7 +359,7 @@ static void d_transpose(const T* from, int64_t from_step, int64_t rows, int64_t 
   const int64_t whole_rows = rows / n * n, whole = columns / held / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
     for (int64_t c = 0; c < whole; c += n)
-      d_turn_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
+      d_transpose_cells<T, C>(from + r * from_step + c * held, from_step, to + c * to_step + r, to_step);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = r < whole_rows ? whole : 0; c * held < columns; ++c)
       d_make(to + c * to_step + r, from + r * from_step + c * held, 1, columns - c * held);
@@ -380,7 +383,7 @@ static void d_copy(const T* from, int64_t row_step, int64_t column_step, int64_t
 }
 
 // ---- packing --------------------------------------------------------------------------------
-// The left operand: every row's numbers, in cells, one after another.
+// Packs the left operand: the cells of each row, row after row.
 template <class T>
 static void d_lines(const T* from, int64_t row_step, int64_t column_step, int64_t rows,
                     int64_t depth, float* to, int64_t to_step) {
@@ -389,7 +392,7 @@ static void d_lines(const T* from, int64_t row_step, int64_t column_step, int64_
       return d_transpose(from, column_step, depth, rows, to, to_step);
   d_copy(from, row_step, column_step, rows, depth, to, to_step);
 }
-// The right operand: every row of cells in turn.
+// Packs the right operand: rows of cells, row after row.
 template <class T>
 static void d_layers(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, float* to) {
@@ -415,7 +418,7 @@ static void d_lines(const d_bf16* from, int64_t row_step, int64_t column_step, i
         const d_bf16* at = from + r + 2 * (c + i) * column_step;
         square[i] = d_woven(at, at + column_step);
       }
-      d_turn_words(square);
+      d_transpose_words(square);
       d_write_square(square, to + r * to_step + c, to_step);
     }
   for (int64_t r = 0; r < rows; ++r)
@@ -439,7 +442,7 @@ static void d_layers(const d_bf16* from, int64_t row_step, int64_t column_step, 
 }
 #endif
 
-// Panels of d_panel columns, each row after row of cells, the last one filled with zeros.
+// Packs panels of d_panel columns, each row after row; the last panel is padded with zeros.
 template <class T>
 static void d_panels(const T* from, int64_t row_step, int64_t column_step, int64_t depth,
                      int64_t columns, d_cell<T>* to) {

@@ -32,7 +32,7 @@ def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
     filters = lw.permute(_filters(lw, w), [1, 0])
-    refs = [lw.realize(_pieces(lw, x, axes)), lw.realize(filters)]
+    refs = [lw.realize(_patchified(lw, x, axes)), lw.realize(filters)]
     counts = (1, _count(x, axes), w.shape[0], filters.shape[0])
     return multiplied(lw, refs, out, counts, (0, out.shape[1]), bias)
 
@@ -47,15 +47,15 @@ def gradients(
     """
     o, size, count = w.shape[0], product(w.shape[1:]), _count(x, axes)
     found: list[Value | None] = [None, None]
-    reached = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (count, o))
+    grad_output = lw.reshape(lw.permute(grad, [0, 2, 3, 1]), (count, o))
     if images is not None:
         whole = all(axis[2] == 1 for axis in axes)
         into = images if whole else lw.temp((count, size), w.dtype)
-        refs = [lw.realize(reached), lw.realize(_filters(lw, w))]
+        refs = [lw.realize(grad_output), lw.realize(_filters(lw, w))]
         made = multiplied(lw, refs, into, (1, count, size, o), (0, size))
         found[0] = made if whole else _joined(lw, made, x.shape, axes)
     if filters is not None and is_channels_last(filters):
-        refs = [lw.realize(lw.permute(reached, [1, 0])), lw.realize(_pieces(lw, x, axes))]
+        refs = [lw.realize(lw.permute(grad_output, [1, 0])), lw.realize(_patchified(lw, x, axes))]
         found[1] = multiplied(lw, refs, filters, (1, o, size, count), (0, size))
     return found[0], found[1]
 
@@ -64,7 +64,7 @@ def _count(x: Value, axes: Sequence[Axis]) -> Size:
     return product((x.shape[0], *(axis[1] for axis in axes)))
 
 
-def _pieces(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
+def _patchified(lw: Lowering, x: Value, axes: Sequence[Axis]) -> Value:
     """A row for each patch: its pixels in order, channels last."""
     n, c = x.shape[:2]
     (_, high, rows, *_), (_, wide, columns, *_) = axes

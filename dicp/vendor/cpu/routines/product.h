@@ -1,8 +1,8 @@
 // Matrix products of tensors with any steps, in batches, with a bias and an activation.
 //
-// Operands are read where they lie as far as tiles can: a number of A is spread over a vector from
-// anywhere, and rows of B are vectors if its columns are neighbours. What is copied, is copied by
-// the thread that reads it, just before, in pieces that stay in its cache.
+// Tiles read operands in place where they can: an element of A is broadcast from any address, and rows
+// of B are vectors if its columns are adjacent. Other operands are packed by the thread that reads
+// them, block by block, so that a block stays in its cache.
 #pragma once
 #include "exp.h"
 #include "gemm.h"
@@ -10,7 +10,7 @@
 constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
-constexpr int64_t d_most_parted = 1 << 15;  // numbers of C that threads may sum each for itself
+constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 template <class T> struct d_matrix {
@@ -47,19 +47,19 @@ template <class T> struct d_products {
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
   bool parted() const { return cells() > d_depth; }
-  // Whether A is read as it lies: its numbers are cells, or pairs of them are.
+  // Whether A is read in place: its elements, or pairs of them, are cells.
   bool reads_a() const {
     if (d_held<cell> == 1) return sizeof(T) == sizeof(cell);
     return a.column == 1 && a.row % 2 == 0 && a.batch % 2 == 0 && depth % 2 == 0;
   }
-  // Whether `n` columns of B are.
+  // Whether `n` columns of B are read in place.
   bool reads_b(int64_t n) const {
     return sizeof(T) == sizeof(float) && b.column == 1 && n % d_panel == 0 && rows <= d_few;
   }
   // Panels of a strip of columns: more where each strip copies A.
   int64_t most() const { return reads_a() ? 4 : 8; }
 
-  // What tiles cannot do themselves, for up to `high` of their rows: `tile` holds their sums.
+  // The epilogue that tiles do not do themselves, for up to `high` rows; `tile` holds their sums.
   void complete(float* tile, int64_t row, int64_t high, int64_t wide, T* out) const {
     for (int64_t r = 0; by_row && r < high; ++r) {
       ((d_vec*)tile)[2 * r] += d_wide(bias[row + r]);
@@ -111,7 +111,7 @@ template <class T> struct d_products {
       complete(tile, row, high, wide, out + j);
     }
   }
-  // The rows of A that the next tiles read: short ones end before the processor foresees them.
+  // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
   void prefetch(const T* line, int64_t left) const {
     constexpr int64_t step = d_line / sizeof(T);
     for (int64_t r = 0; r < d_least(left, d_rows); ++r)
@@ -168,7 +168,7 @@ template <class T> struct d_products {
       row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, out + i * c_row);
     }
   }
-  // Whether each thread sums a part of the depth: a small result, of which all would read much.
+  // Split-K: whether each thread sums a part of the depth, for a small result of great depth.
   bool by_depth(int64_t threads) const {
     return batches == 1 && activation == d_none && !bias && rows <= d_high && threads > 1 &&
            rows * columns <= d_most_parted && 2 * depth >= 3 * threads * d_depth;
@@ -277,7 +277,7 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
   for (; from < groups.rows; ++from) d_clear(c + from * steps[5], 0, columns);
 }
 
-// The gradient of b: for each group its rows of a, turned, times those of the result's gradient.
+// The gradient of b: for each group its rows of a, transposed, times those of the result's gradient.
 // Arguments: a, gradient, ends, c. Sizes: as above, then the (row, column) steps of a and of the
 // gradient, and the (group, row) steps of c.
 template <class T>

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 """In the order of `d_activation`."""
 
-MAX_TURNED = 1 << 30
+MAX_TRANSPOSED = 1 << 30
 """Multiplications in bfloat16 up to which our kernel is faster though it packs a column-major left
 operand, as in gradients of weights; beyond, the library's is up to a tenth faster."""
 MAX_FUSED_DEPTH = 512
@@ -34,18 +34,18 @@ MAX_PACKING = 1 << 19
 """Elements of the second operand, per row of the first, up to which packing it pays off."""
 
 
-def _is_better(rows: Size, columns: Size, depth: Size, turned: bool) -> bool:
+def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool) -> bool:
     """Whether our kernel is faster than oneDNN's.
 
     Measured in float32 on shapes from 2x512x512 to 2048x2048x2048: 0.9 to 2.5 times as fast, 1.3 in
-    the geometric mean; in bfloat16 1.0 to 2.7 times. `turned`: the left operand is
+    the geometric mean; in bfloat16 1.0 to 2.7 times. `transposed`: the left operand is
     bfloat16 and column-major.
     """
     if rows == 1:
         return False
     if not (isinstance(rows, int) and isinstance(columns, int) and isinstance(depth, int)):
         return True
-    light = not turned or rows * columns * depth <= MAX_TURNED
+    light = not transposed or rows * columns * depth <= MAX_TRANSPOSED
     return light and columns * depth <= rows * MAX_PACKING
 
 
@@ -148,5 +148,5 @@ def product_sizes(node: fx.Node) -> tuple[Size, Size, Size] | None:
 def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
     if not multiplies(a, b, *more) or out.strides[-1] != 1:
         return False
-    turned = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
-    return _is_better(a.shape[0], b.shape[1], a.shape[1], turned)
+    transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
+    return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed)

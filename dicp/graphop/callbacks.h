@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+const size_t MESSAGE_ROOM = 65536;
+
 struct Callbacks {
   int (*build)(const char* graph, const char* options, char* message, size_t room);
   int (*load)(const void* model, size_t size, bool with_memory, char* message, size_t room);
@@ -19,4 +21,4 @@ struct RunPiece {  // one tensor of a run, as Python reads it
 };
 
 extern Callbacks python;
-extern thread_local char message[8192];  // of the last failure
+extern thread_local char message[MESSAGE_ROOM];  // of the last failure

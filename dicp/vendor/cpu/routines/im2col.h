@@ -1,6 +1,6 @@
-// Convolution of float images as a product with their patches, which are copied: for small images,
-// where rows of pixels fill no vector, and for gradients of images at strides. Pixels of all images
-// are columns of one matrix; at a stride, each place of a step is a convolution of its own.
+// Convolution of float images by im2col: a product with copied patches, for small images, whose rows
+// fill no vector, and for gradients of strided convolutions. The pixels of all images are the columns
+// of one matrix; with a stride, each position within it is a convolution of its own.
 // Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document
 // Processing" (2006).
 #pragma once
@@ -10,18 +10,18 @@ constexpr int64_t d_patch_depth = 512;   // numbers of a patch that are copied a
 constexpr int64_t d_patch_panels = 8;    // panels of columns that are
 constexpr int64_t d_most_reads = 1 << 13;
 
-// What output `o` reads at a tap.
+// The input position that output `o` reads at a tap.
 struct d_reach {
   int64_t in, out, taps, stride, begin, step;
   int64_t source(int64_t o, int64_t tap) const { return begin + o * stride + tap * step; }
 };
 
-// Up to d_lanes neighbouring pixels, from column `place` of the matrix on.
+// Up to d_lanes adjacent pixels, from column `place` of the matrix on.
 struct d_run {
   int64_t image, row, column, place, count;
 };
 
-// What a tap reads for them: lanes [first, last) of those that begin at `from`.
+// The pixels that a tap reads for them: lanes [first, last) of those that begin at `from`.
 struct d_read {
   int64_t from;
   int32_t first, last;
@@ -76,8 +76,8 @@ struct d_patches {
     *(d_vec*)to = d_vec{};
     for (int64_t lane = read.first; lane < read.last; ++lane) to[lane] = from[lane * x.stride];
   }
-  // Numbers [first, last) of the patches at `count` runs from `list` on, of `all`: a line each. What
-  // is written past a line's end belongs to the next one, so they are written in order.
+  // Copies elements [first, last) of the patches of `count` runs from `list` on, one line per element.
+  // Vectors write past a line's end into the next line, so lines are written in order.
   void lines(int64_t first, int64_t last, const d_run* list, int64_t count, const d_read* reads,
              int64_t all, float* to, int64_t step) const {
     const float* channel = in + first / taps() * in_channel;
@@ -89,7 +89,7 @@ struct d_patches {
   }
 };
 
-// The numbers of `picked` lanes side by side; false where the processor cannot.
+// Compresses the `picked` lanes to adjacent ones; false where the processor has no such instruction.
 d_inline bool d_picked(const float* from, uint32_t picked, float* to) {
 #if defined(__AVX512F__)
   d_vec lanes;
@@ -119,7 +119,7 @@ d_inline void d_keep_apart(float* to, d_vec from, int64_t count, int64_t step) {
   for (int64_t lane = 0; lane < count; ++lane) to[lane * step] = from[lane];
 }
 
-// R by d_panel sums. Long sums are made of short ones.
+// R by d_panel sums, a long sum in blocks.
 template <int R>
 static void d_patch_tile(int64_t depth, const float* a, int64_t a_row, const float* b, float* sums,
                          bool add) {
@@ -131,7 +131,7 @@ static void d_patch_tile(int64_t depth, const float* a, int64_t a_row, const flo
                  });
 }
 
-// Rows of a task in blocks; `of` gives the numbers of a block, and takes its sums at the end.
+// The rows of a task in blocks; `of` supplies a block's elements and stores its sums.
 template <class T>
 static void d_patch_blocks(const T& of, int64_t row, int64_t rows, int64_t first, int64_t last,
                            int64_t panels, const float* right, int64_t panel, float* sums,
@@ -179,7 +179,7 @@ struct d_patch_tasks {
   int64_t sums() const { return (step + d_rows) * most() * d_panel; }
 };
 
-// Whether none of `count` sums is a number, nor will be.
+// Whether all of `count` sums are NaN, which further terms do not change.
 static bool d_lost(const float* sums, int64_t count) {
   for (int64_t k = 0; k < count; ++k)
     if (!d_isnan(sums[k])) return false;
@@ -225,16 +225,16 @@ struct d_patch_product {
       d_copy(from, row, 1, high, last - first, to, *step);
       return to;
     }
-    // Squares of filters of one tap; rows past the last one that is wanted are turned too.
-    int64_t turned = first;
+    // Squares of filters with one tap; rows past the last one that is needed are transposed, too.
+    int64_t transposed = first;
     if (many == 1 && row == 1 && high <= d_lanes && first_row + d_lanes <= rows)
-      for (; turned + d_lanes <= last; turned += d_lanes)
-        d_turn_cells<float, float>(from + (turned - first) * channel, channel, to + turned - first,
+      for (; transposed + d_lanes <= last; transposed += d_lanes)
+        d_transpose_cells<float, float>(from + (transposed - first) * channel, channel, to + transposed - first,
                                    *step);
     for (int64_t r = 0; r < high; ++r) {
-      float* line = to + r * *step + turned - first;
-      const float* numbers = from + r * row + (turned - first) / many * channel;
-      for (int64_t k = turned; k < last; k += many, line += many, numbers += channel) {
+      float* line = to + r * *step + transposed - first;
+      const float* numbers = from + r * row + (transposed - first) / many * channel;
+      for (int64_t k = transposed; k < last; k += many, line += many, numbers += channel) {
         if (taps && d_picked(numbers, taps, line)) continue;
         if (together()) {
           d_copy(numbers, 0, 1, 1, many, line, 0);
@@ -246,7 +246,7 @@ struct d_patch_product {
     }
     return to;
   }
-  // Sums that are no numbers, again without what lies outside of the images.
+  // Computes NaN sums again, without the padding.
   void inside(int64_t first_row, int64_t high, const d_run* list, int64_t runs, float* sums) const {
     d_clear(sums, 0, high * d_panel);
     for (int64_t r = 0; r < high; ++r)
@@ -258,7 +258,7 @@ struct d_patch_product {
               from, to);
       }
   }
-  // What one channel adds to a run.
+  // Adds one channel to a run.
   void add(const float* weights, const float* image, const d_read* from, float* to) const {
     const int64_t wide = patches.x.taps;
     for (int64_t tap = 0; tap < patches.taps(); ++tap, from += count) {
@@ -342,26 +342,26 @@ static void d_patch_run(const d_patch_product& all, int64_t groups, int64_t in_g
 d_inline d_reach d_reach_of(const d_axis& axis) {
   return {axis.in, axis.out, axis.taps, axis.stride, -axis.padding, axis.dilation};
 }
-d_inline d_patches d_patches_of(const d_convolution& all) {
+d_inline d_patches d_im2col_of(const d_convolution& all) {
   return {all.images, all.channels, d_reach_of(all.y), d_reach_of(all.x), all.in, all.in_image,
           all.in_channel, all.in_row};
 }
 
 // Arguments and sizes as those of d_convolve.
-static void d_patches_forward(void** args, const int64_t* sizes, bool biased) {
+static void d_im2col_forward(void** args, const int64_t* sizes, bool biased) {
   const d_convolution all(sizes, args[0], args[2 + biased]);
   const int64_t taps = all.y.taps * all.x.taps;
   if (!all.images || !all.pixels() || !all.filters) return;
   const d_patch_product product = {
-      d_patches_of(all), all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
+      d_im2col_of(all), all.filters, (const float*)args[1], biased ? (const float*)args[2] : nullptr,
       all.depth(), taps, all.x.taps, 1, 0, all.out, all.out_image, all.out_filter, all.x.out, 1,
       all.skips};
   d_patch_run(product, all.groups, all.channels * all.in_channel, all.filters * all.depth(),
               all.filters * all.out_filter);
 }
 
-// What the gradient of the pixels at place `r` of a step reads of the result's, along an axis: the
-// taps from `*tap` on that reach them.
+// The part of grad_output along an axis that the gradient of pixels at position `r` within a stride
+// reads: by the taps from `*tap` on.
 static d_reach d_phase(const d_axis& axis, int64_t r, int64_t* tap) {
   const int64_t stride = axis.stride, size = axis.in > r ? (axis.in - r + stride - 1) / stride : 0;
   if (stride == 1) {
@@ -376,7 +376,7 @@ static d_reach d_phase(const d_axis& axis, int64_t r, int64_t* tap) {
 // The gradient of images. Arguments: the gradient of the result, weights, the gradient of the
 // images. Sizes as those of d_convolve; (image, channel, row) steps are those of the first, (image,
 // channel) steps those of the last.
-static void d_patches_images(void** args, const int64_t* sizes) {
+static void d_im2col_images(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[2]);
   const int64_t taps = all.y.taps * all.x.taps, phases = all.y.stride * all.x.stride;
   for (int64_t k = 0; k < phases; ++k) {
@@ -412,7 +412,7 @@ static void d_patches_images(void** args, const int64_t* sizes) {
 struct d_patch_filters {
   d_patches patches;
   int64_t rows;
-  const float* reached;  // the gradient of the result
+  const float* grad_output;
   int64_t image, filter;
   float* out;
   bool skips;
@@ -425,18 +425,18 @@ struct d_patch_filters {
                        int64_t* step) const {
     if (patches.images == 1 && high == most) {
       *step = filter;
-      return reached + row * filter + first;
+      return grad_output + row * filter + first;
     }
     *step = line();
     for (int64_t at = first, some; at < last; at += some) {
       const int64_t pixel = at % patches.pixels();
       some = d_least(patches.pixels() - pixel, last - at);
-      d_copy(reached + at / patches.pixels() * image + row * filter + pixel, filter, 1, high, some,
+      d_copy(grad_output + at / patches.pixels() * image + row * filter + pixel, filter, 1, high, some,
              to + at - first, line());
     }
     return to;
   }
-  // The gradient of one weight without what lies outside of the images.
+  // The gradient of one weight without the padding.
   float inside(int64_t row, int64_t k) const {
     const d_reach &y = patches.y, &x = patches.x;
     float sum = 0;
@@ -445,7 +445,7 @@ struct d_patch_filters {
       if (from < 0 || from >= y.in) continue;
       const float* pixels = patches.in + i / y.out * patches.in_image + from * patches.in_row +
                             k / patches.taps() * patches.in_channel;
-      const float* reaching = reached + i / y.out * image + row * filter + i % y.out * x.out;
+      const float* reaching = grad_output + i / y.out * image + row * filter + i % y.out * x.out;
       for (int64_t j = 0; j < x.out; ++j) {
         const int64_t at = x.source(j, k % x.taps);
         if (at >= 0 && at < x.in) sum += pixels[at] * reaching[j];
@@ -491,10 +491,10 @@ struct d_patch_filters {
 };
 
 // Arguments and sizes as those of d_convolution_filters.
-static void d_patches_filters(void** args, const int64_t* sizes) {
+static void d_im2col_filters(void** args, const int64_t* sizes) {
   const d_convolution all(sizes, args[0], args[1]);
   const d_patch_filters product = {
-      d_patches_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
+      d_im2col_of(all), all.filters, all.out, all.out_image, all.out_filter, (float*)args[2], all.skips};
   const d_patch_tasks tasks(all.groups, all.filters, all.depth(), d_patch_panels, false);
   const d_rooms rooms(product.room(tasks));
   if (!rooms.at) return;
@@ -506,7 +506,7 @@ static void d_patches_filters(void** args, const int64_t* sizes) {
       d_patch_filters one = product;
       const int64_t group = tasks.group(task);
       one.patches.in += group * all.channels * all.in_channel;
-      one.reached += group * all.filters * all.out_filter;
+      one.grad_output += group * all.filters * all.out_filter;
       one.out += group * all.filters * all.depth();
       one.task(tasks, task, mine);
     }

@@ -1,0 +1,83 @@
+"""The tuned constants of GPU kernels that DeviceFacts does not give.
+
+They were tuned on chips with about a hundred multiprocessors of 2048 threads; each states its
+reason. Counts are elements unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+# ---- tiles ----------------------------------------------------------------------------------
+
+ELEMENTS_A_THREAD = 16
+"""Elements of a block per thread: enough loads in flight, few enough for its registers."""
+GUESS = 4096
+"""The extent assumed for a dynamic size."""
+POINTWISE_BLOCK = 1024
+"""Elements of a pointwise kernel's block; halved down to 128 while multiprocessors are idle."""
+LIGHT = 4
+"""Bytes read per element below which a thread takes twice as many elements: with one tensor of
+2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
+TRANSPOSED = (32, 64)
+"""Shortest and longest side of a tile that is transposed; both span a cache line."""
+MAX_PERSISTENT = 8192
+"""Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
+MAX_CROSS_ROW_WIDTH = 4096
+"""Most elements of a row whose cross-row accumulators are kept in registers, too."""
+LOOP_BLOCK = 2048
+"""Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
+COLUMNS = 64
+"""Columns of an outer reduction's tile: one 128-byte line of 2-byte elements."""
+FEW_COLUMNS = 16
+"""Columns of such a tile where there are few columns: still whole sectors of 32 bytes."""
+COLUMN_STEPS = 32
+"""Most rows of an outer reduction whose tile has all of them: no loop, and no more registers than
+COLUMN_ELEMENTS takes."""
+COLUMN_ELEMENTS = 4096
+"""Elements of an outer reduction's tile: what a program must have in flight at a time."""
+ROW_ELEMENTS = 2048
+"""Elements of a tile of several short rows."""
+MANY_ROWS = 4096
+"""Rows that fill a chip with one warp per row."""
+WARP_ELEMENTS = 1024
+"""Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
+MAX_TENSORS_IN_WARP = 5
+"""Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
+MIN_BYTES_MOVED = 4096
+"""Fewest bytes that a program reads and writes, to amortize its start."""
+
+# ---- split reductions -----------------------------------------------------------------------
+
+MIN_ROW = 8192
+"""Fewest elements that one program of an inner reduction reduces."""
+MIN_COLUMN = 128
+"""Fewest rows that one program of an outer reduction reduces."""
+MIN_PARTS = 4
+"""Fewest parts of a split: fewer do not pay for the second kernel, which reduces the parts."""
+CROSS_ROW_PARTS = 512
+"""Most programs of an inner reduction with fused cross-row sums; each loops over its rows, with a
+few rows in flight at a time."""
+MIN_CROSS_ROW_PARTS = 48
+"""With fewer such programs it is better to reduce each row in a program and sum up afterwards."""
+CROSS_ROW_ROWS = 16
+"""Fewest rows of such a program."""
+
+# ---- matrix products ------------------------------------------------------------------------
+
+LEAST = 16
+"""The smallest side of a tile that the matrix units accept."""
+PARTS = (2, 4, 8, 16)
+"""Split-K factors that the autotuner tries."""
+ENOUGH_TILES = 128
+"""Tiles that keep every multiprocessor of a large chip busy."""
+MIN_STEPS = 4
+"""Fewest blocks along the depth of a split-K part."""
+
+# ---- runs -----------------------------------------------------------------------------------
+
+MAX_KEPT = 256 << 20
+"""Bytes of workspaces that a stream keeps between runs; the rest returns to the device's
+allocator."""
+ORDINARY_RUNS = 2
+"""Ordinary runs before the first capture: libraries initialize, kernels are loaded."""
+MAX_CAPTURES = 4
+"""Captures after which addresses are taken to change with every call, and capture ends."""

@@ -1,0 +1,175 @@
+"""What vendors' simulators share: the library calls Python back to compile, load and run graphs.
+
+A simulator's library is C++ that implements the vendor's interface as far as generated code and the
+driver use it. It records a graph as text, and reaches Python through the functions of
+`callbacks.h`. Nothing may be raised through the library: a failure is a status and a message.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from dicp.torch_private import disable_current_modes
+
+HEADER = '#include "callbacks.h"'
+Model = TypeVar("Model")
+
+_BUILD = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+)
+_LOAD = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t
+)
+_RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+    ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t,
+)  # fmt: skip
+_UNLOAD = ctypes.CFUNCTYPE(None, ctypes.c_int)
+
+
+class _Callbacks(ctypes.Structure):
+    _fields_ = [("build", _BUILD), ("load", _LOAD), ("run", _RUN), ("unload", _UNLOAD)]
+
+
+class Piece(ctypes.Structure):
+    """One tensor of a run; a rank of -1 means the sizes that the model declares."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_uint64),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class Refused(Exception):
+    """The graph is not valid; the text names the operator and says why."""
+
+
+def with_header(source: Path) -> str:
+    """A source of a simulator's library, its common header taken in as text."""
+    header = (Path(__file__).parent / "callbacks.h").read_text()
+    return source.read_text().replace(HEADER, header)
+
+
+class SimulatorBase(abc.ABC, Generic[Model]):
+    """What runs instead of a device. `counts` has the graphs launched and what else the vendor's
+    simulator counts."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.counts: Counter[str] = Counter()
+        self.options: Any = {}
+        """What the last graph was built with."""
+        self.models: dict[int, Model] = {}
+        self._handles = itertools.count()
+        self._compiled: dict[str, Model] = {}
+        self._callbacks = _Callbacks(
+            _BUILD(self._build), _LOAD(self._load), _RUN(self._run), _UNLOAD(self._unload)
+        )
+        library.dicp_simulator_connect.argtypes = [_Callbacks]
+        library.dicp_simulator_connect.restype = None
+        library.dicp_simulator_connect(self._callbacks)
+
+    # ---- what a vendor adds ---------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def compile(self, text: str, options: Any) -> Model:
+        """A recorded graph, checked and made runnable; `options` are None for a built one that is
+        loaded. Raises Refused."""
+
+    @abc.abstractmethod
+    def execute(self, model: Model, given: Sequence[Piece], made: Sequence[Piece]) -> None:
+        """Run a model on tensors in memory."""
+
+    def summary(self, model: Model) -> str:
+        """What the library is told of a compiled graph."""
+        return ""
+
+    def check_load(self, model: Model, with_memory: bool) -> None:
+        """Raise Refused for a model that cannot be loaded this way."""
+
+    # ---- called by the library ------------------------------------------------------------------
+
+    def _build(self, graph: bytes, options: bytes, message: int, room: int) -> int:
+        def build() -> int:
+            self.options = json.loads(options)
+            with disable_current_modes():
+                model = self.compile(graph.decode(), self.options)
+            self._compiled[graph.decode()] = model
+            tell(self.summary(model), message, room)
+            return 0
+
+        return guarded(build, message, room)
+
+    def _load(self, data: int, size: int, with_memory: bool, message: int, room: int) -> int:
+        def load() -> int:
+            text = ctypes.string_at(data, size).decode()
+            with disable_current_modes():
+                model = self._compiled.pop(text, None) or self.compile(text, None)
+            self.check_load(model, with_memory)
+            handle = next(self._handles)
+            self.models[handle] = model
+            return handle
+
+        return guarded(load, message, room)
+
+    def _run(self, handle: int, ins: int, n: int, outs: int, m: int, text: int, room: int) -> int:
+        def run() -> int:
+            given: Any = (Piece * n).from_address(ins) if n else []
+            made: Any = (Piece * m).from_address(outs) if m else []
+            with disable_current_modes(), torch.no_grad():
+                self.execute(self.models[handle], given, made)
+            self.counts["launches"] += 1
+            return 0
+
+        return guarded(run, text, room)
+
+    def _unload(self, handle: int) -> None:
+        self.models.pop(handle, None)
+
+
+def guarded(work: Callable[[], int], message: int, room: int) -> int:
+    """`work()`, or a negative status and what went wrong in `message`."""
+    try:
+        return int(work())
+    except Refused as error:
+        text = str(error)
+    except Exception as error:  # any failure becomes the library's status, as a device's would
+        text = f"{type(error).__name__}: {error}"
+    tell(text, message, room)
+    return -1
+
+
+def tell(text: str, message: int, room: int) -> None:
+    """Leaves a text where the library looks for it."""
+    data = text.encode()[: room - 1] + b"\0"
+    ctypes.memmove(message, data, len(data))
+
+
+def memory_of(piece: Piece, dtype: torch.dtype) -> torch.Tensor:
+    """A piece's memory as a flat tensor."""
+    if not piece.size:
+        return torch.empty(0, dtype=dtype)
+    array = (ctypes.c_uint8 * piece.size).from_address(piece.data)
+    return torch.frombuffer(array, dtype=dtype)
+
+
+def leave(piece: Piece, result: torch.Tensor) -> None:
+    """Copies a result to where its reader expects it.
+
+    Raises ValueError for memory of another size.
+    """
+    if result.numel() * result.element_size() != piece.size:
+        described = f"{result.dtype}{list(result.shape)}"
+        raise ValueError(f"an output has {described}, its buffer {piece.size} bytes")
+    if result.numel():
+        memory_of(piece, result.dtype).view(result.shape).copy_(result)

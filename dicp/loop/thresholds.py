@@ -1,0 +1,62 @@
+"""The tuned constants of lowering, scheduling and running loop programs.
+
+They bound work that grows with a graph, and decide between computing a value again and storing it.
+Costs are those of `ir.ops`: one is about one vector addition. The numbers that were measured were
+found on 2 cores of an AMD EPYC with AVX-512.
+"""
+
+from __future__ import annotations
+
+# ---- lowering -------------------------------------------------------------------------------
+
+MAX_UNROLLED = 32
+"""Most window points whose sum is unrolled; more are a reduction loop."""
+MAX_ARGMAX = 128
+"""Most window points of a maximum, which is always unrolled: its index needs them in order."""
+MAX_CONCATENATED = 128
+"""The most tensors concatenated in one kernel: each adds a nested select for every element."""
+
+# ---- inlining: a producer is computed at its readers' points --------------------------------
+
+MAX_INLINE_COST = 10
+"""Highest cost of a value that readers at other points compute again instead of loading it."""
+MAX_REPEATED_COST = 2
+"""Highest cost of a value that is recomputed for every element it is broadcast to."""
+MAX_INLINE_LOADS = 4
+"""Most loads of such a value: each is memory traffic that a stored value would replace by one."""
+MAX_BODY = 400
+"""Expression nodes that inlining may add to one reader: bounds text and compile time."""
+MAX_TABLE_COST = 3
+TABLE_USES = 16
+"""A value that loads nothing, is used this often per element and costs more than MAX_TABLE_COST is
+stored, not inlined (interpolation weights)."""
+
+# ---- loops and kernels ----------------------------------------------------------------------
+
+MAX_RANGES = 8
+"""Most parts into which a loop is split where conditions on its variable change: each is a copy
+of the loop's text."""
+MAX_REFS = 48
+"""Most tensors that one kernel reads and writes: each takes a register for its address."""
+MAX_MEMBERS = 96
+"""Most operators of one kernel: compile time grows faster than its text."""
+MAX_CROSS_ROW = 8192
+"""Most accumulators of a fused cross-row reduction: they stay in the cache from row to row."""
+MIN_CROSS_ROW = 32
+"""Fewest rows for which a cross-row reduction is fused."""
+MAX_SCRATCH_ROW = 16384
+"""Most elements of a row whose values are kept in scratch rather than rematerialized."""
+MAX_REPEATED_READS = 4
+"""Most reads from memory that a later pass repeats rather than load a scratch value."""
+
+# ---- memory ---------------------------------------------------------------------------------
+
+FREED_AT_ONCE = 1 << 20
+"""Bytes of dead buffers at which a sequence of kernels is split, so that they are freed.
+
+Allocations after the split can reuse their memory. A split costs a few microseconds.
+"""
+MAX_KEPT = 64 << 20
+"""Most bytes of workspace kept between runs: allocating that much takes some milliseconds."""
+MAX_PLANS = 64
+"""Most combinations of sizes whose execution plan is kept; the oldest is planned again."""

@@ -1,0 +1,85 @@
+"""The tuned constants of generated C++, found on 2 cores of an AMD EPYC with AVX-512.
+
+Counts are elements, operations are those of `ir.ops`, unless it says otherwise. What the library is
+compared with is measured on each machine instead (`calibration.py`); thresholds of single
+routines stand in `routines`, beside the kernels that they are about.
+"""
+
+from __future__ import annotations
+
+# ---- threads --------------------------------------------------------------------------------
+
+PARALLEL_COST = 32768
+"""Elementary operations below which a thread team costs more than it saves."""
+SPLIT_COST = 8 * PARALLEL_COST
+"""Elementary operations from which splitting the rows of an outer reduction into chunks pays for
+their accumulators."""
+
+# ---- loops ----------------------------------------------------------------------------------
+
+UNROLL_AND_JAM = 4
+"""Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
+all of them, and scans wait for the previous element of their own row only."""
+SUM_BLOCK = 1024
+"""Elements of a row per block sum, which is then added to a total in double."""
+ROW_BLOCK = 128
+"""Rows per block sum of a column, which is then added to a total in double."""
+COLUMN_TILE = 512
+"""Columns of an outer reduction that have their accumulators in the L1 cache at a time: 4 KiB of
+doubles for each reduction."""
+MAX_TILE = 3 * COLUMN_TILE
+"""Most columns whose block sums a thread has at a time: what a split outer reduction may have."""
+PLACE_BLOCK = 256
+"""Elements of a row per block of an argmax or argmin, which buffers the block's values to find
+the extremum's position among them."""
+WEIGHT_BLOCK = 512
+"""Elements of a row per block of online softmax: their exponentials are summed while the elements
+are in the L1 cache."""
+SCAN_BLOCK = 256
+"""Elements of a row per block of a vectorized prefix sum."""
+MIN_SCAN = 32
+"""Elements of a row below which its prefix sum is scalar."""
+MIN_PLANES = 1 << 19
+"""Elements below which a core's private caches keep all rows."""
+MIN_PLANE = 32
+"""Elements of a plane below which its partial sums would be a large part of the traffic."""
+
+# ---- transposes -----------------------------------------------------------------------------
+
+TILE = 64
+"""Extent of a tile in both loops: whole cache lines of each tensor, but few at a time, since rows
+whose length is a power of two share cache sets."""
+COPY_TILE = (64, 128)
+"""Extents of a tile of a transposed copy, along its source and along its result: long rows of the
+result, and few rows of it at a time."""
+NON_TEMPORAL_WIDTH = 64
+"""Extent along its source of a tile whose result gets non-temporal stores, one line of each row:
+with more rows at a time, too few of the stores share a page."""
+SQUARE = 16
+"""Extent of the squares of elements that are transposed in registers."""
+
+# ---- non-temporal stores and prefetches -----------------------------------------------------
+
+MIN_PASS = 128
+"""Elements of a loop below which lane accumulators cost too much."""
+BEYOND_NEAR = 1 << 20
+"""Bytes from which a tensor does not stay in a core's private caches."""
+PREFETCH_BYTES = 1 << 14
+"""The most bytes of a prefetched row that the L1 cache keeps beside the row being computed."""
+
+# ---- scatters -------------------------------------------------------------------------------
+
+MIN_WIDTH = 64
+"""Elements of a row from which sorting rows by destination pays."""
+MIN_SHARE = 8
+"""Destinations per row beyond which counting them takes longer than the collisions."""
+MIN_PLACES = 128
+"""Destinations from which there are enough for all threads, however frequent some are."""
+TOGETHER = (4, 2, 1)
+"""Rows added at once: their destination is read and written once for all of them."""
+
+# ---- compilation ----------------------------------------------------------------------------
+
+UNIT_TEXT = 8_000
+"""Characters of kernel text that justify a translation unit of their own: they compile in about
+0.1 s, and the compiler starts in 0.05 s."""

@@ -1,0 +1,222 @@
+"""The C++ that builds an HLIR graph: one operator a line, grouped by the ATen call it is for.
+
+The builder numbers what it makes from 0; `opN` is the N-th. All sizes are known: HLIR's are static.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp.graphop.program import Graph, Node, Value
+from dicp.graphop.prototype import AttrSpec, ResultType
+from dicp.template import render_template
+from dicp.vendor.tops.prototypes import DTYPES, PROTOTYPES
+
+FOLDER = Path(__file__).parent
+ENTRY = "dicp_graph"
+STRUCTS = {
+    "DotGeneral": "DotDimensionNumbers", "Gather": "GatherDimensionNumbers",
+    "Scatter": "ScatterDimensionNumbers", "Conv": "ConvDimensionNumbers",
+}  # fmt: skip
+"""The builder's type of the attribute `dims`."""
+OP_TYPES = {
+    "DotGeneral": "DotInference", "Gather": "GatherInference", "Conv2D": "Conv2DInference",
+}  # fmt: skip
+"""The attribute `op_type`, which chooses the implementation."""
+COMBINED = {
+    "add": "builder::Add(x, y)", "mul": "builder::Mul(x, y)", "max": "builder::Max(x, y)",
+    "min": "builder::Min(x, y)", "update": "y", "ge": 'builder::Compare(x, y, "GE")',
+}  # fmt: skip
+"""What a region does with an old and a new element."""
+STORED = {
+    torch.float32: "float", torch.float64: "double", torch.bool: "bool", torch.uint8: "uint8_t",
+    torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
+    torch.uint32: "uint32_t",
+}  # fmt: skip
+
+
+def node_names(graph: Graph) -> dict[Node, str]:
+    """What each node is called in the source, and in messages: the last operator that it makes."""
+    names: dict[Node, str] = {}
+    count = 0
+    for node in graph.nodes:
+        count += _count(node)
+        names[node] = f"op{count - len(node.outputs) if len(node.outputs) > 1 else count - 1}"
+    return names
+
+
+def _count(node: Node) -> int:
+    """How many operators of the builder's a node is."""
+    if node.kind == "const":
+        return 2 if node.outputs[0].dtype == torch.float16 else 1
+    return 1 if len(node.outputs) == 1 else 1 + len(node.outputs)
+
+
+def stated_types(graph: Graph) -> str:
+    """The type of each operator that the builder makes, as JSON, for the simulator to compare."""
+    types: list[str] = []
+    for node in graph.nodes:
+        found = [f"{DTYPES[v.dtype]}[{_sizes(v.shape)}]" for v in node.outputs]
+        if node.kind == "const" and node.outputs[0].dtype == torch.float16:
+            found.insert(0, found[0].replace("F16", "F32"))
+        types += found if len(node.outputs) == 1 or node.kind == "const" else ["", *found]
+    return json.dumps(types)
+
+
+def render_graph(graph: Graph) -> str:
+    """The source text of one graph; it does not depend on its name."""
+    names = node_names(graph)
+    blocks: list[dict[str, Any]] = []
+    for node in graph.nodes:
+        comment = _one_line(str(node.origin)) if node.origin else ""
+        lines = _lines(node, names)
+        if blocks and blocks[-1]["comment"] == comment:
+            blocks[-1]["lines"] += lines
+        else:
+            blocks.append({"comment": comment, "lines": lines})
+    regions = sorted({r for n in graph.operators for r in n.attrs.get("regions", ())})
+    return render_template(
+        FOLDER / "graph.cpp.jinja",
+        operators=len(graph.operators),
+        entry=ENTRY,
+        regions=[_region(name) for name in regions],
+        blocks=blocks,
+        outputs=", ".join(value_name(r.value, names) for r in graph.outputs),
+    )
+
+
+def _region(name: str) -> dict[str, str]:
+    action, _, dtype = name.partition("_")
+    return {
+        "name": name,
+        "type": f"PrimitiveType::{DTYPES[getattr(torch, dtype)]}()",
+        "result": COMBINED[action],
+    }
+
+
+def value_name(value: Value, names: Mapping[Node, str]) -> str:
+    """How a consumer names a value."""
+    name = names[value.node]
+    if len(value.node.outputs) == 1:
+        return name
+    return f"op{int(name[2:]) + value.index}"
+
+
+def _lines(node: Node, names: Mapping[Node, str]) -> list[str]:
+    name = names[node]
+    if node.kind in ("input", "seed"):
+        return [f"Op {name} = b->CreateInput({_type(node.outputs[0])});"]
+    if node.kind == "const":
+        return _constant(node, name)
+    prototype = PROTOTYPES[node.kind]
+    arguments: list[str] = [] if prototype.inputs else ["b"]
+    for port in prototype.inputs:
+        operand = node.inputs[port.name]
+        if isinstance(operand, Value):
+            arguments.append(value_name(operand, names))
+        else:
+            arguments.append(_braced(value_name(v, names) for v in operand))
+    arguments += [_attr(node, spec) for spec in prototype.attrs]
+    if len(node.outputs) == 1:
+        lines = [f"Op {name} = builder::{node.kind}({', '.join(arguments)});"]
+        if node.kind in OP_TYPES:
+            kind = OP_TYPES[node.kind]
+            lines.append(f'{name}.SetAttribute("op_type", builder::Attribute("{kind}"));')
+        return lines
+    first = int(name[2:])
+    tuple_name = f"op{first - 1}"
+    lines = [f"Op {tuple_name} = builder::{node.kind}({', '.join(arguments)});"]
+    return lines + [
+        f"Op op{first + k} = builder::GetTupleElement({tuple_name}, {k});"
+        for k in range(len(node.outputs))
+    ]
+
+
+def _attr(node: Node, spec: AttrSpec) -> str:
+    value = node.attrs[spec.name]
+    if isinstance(value, ResultType):
+        return _type(node.outputs[0])
+    match spec.type:
+        case "Bool":
+            return "true" if value else "false"
+        case "Float":
+            return _float(float(value), "f")
+        case "String":
+            return json.dumps(value)
+        case "ListString":
+            return _braced(json.dumps(v) for v in value)
+        case "ListInt":
+            return _braced(map(str, value))
+        case "Lists":
+            text = ", ".join(
+                _braced(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for v in value
+            )
+            struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
+            return f"builder::{struct_name}({text})" if struct_name else f"{{{text}}}"
+    return str(value)
+
+
+def _type(value: Value, dtype: torch.dtype | None = None) -> str:
+    element = f"PrimitiveType::{DTYPES[dtype or value.dtype]}()"
+    return (
+        f"Type({_braced(map(str, value.shape))}, {element})" if value.ndim else f"Type({element})"
+    )
+
+
+def _sizes(sizes: Sequence[Any]) -> str:
+    return ",".join(map(str, sizes))
+
+
+def _braced(items: Any) -> str:
+    return "{" + ", ".join(items) + "}"
+
+
+def _constant(node: Node, name: str) -> list[str]:
+    """A constant from an array; one of 16-bit floats is converted from float32, which holds it."""
+    value = node.outputs[0]
+    half = value.dtype == torch.float16
+    dtype = torch.float32 if half else value.dtype
+    numbers = [_literal(n, dtype) for n in node.attrs["numbers"]]
+    made = f"op{int(name[2:]) - 1}" if half else name
+    listed = ", ".join(numbers) or "0"
+    lines = [
+        f"{STORED[dtype]} {made}_data[] = {{{listed}}};",
+        f"Op {made} = builder::Const(b, static_cast<void*>({made}_data), {_type(value, dtype)});",
+    ]
+    return [*lines, f"Op {name} = builder::Convert({made}, {_type(value)});"] if half else lines
+
+
+def _literal(number: Any, dtype: torch.dtype) -> str:
+    """The number with every digit of its type."""
+    if dtype == torch.bool:
+        return "true" if number else "false"
+    if dtype.is_floating_point:
+        return _float(number, "f" if dtype == torch.float32 else "")
+    if dtype == torch.int64 and number == -(2**63):
+        return "INT64_MIN"
+    return f"{int(number)}" + ("u" if dtype == torch.uint32 else "")
+
+
+def _float(number: float, suffix: str) -> str:
+    if suffix and math.isfinite(number):
+        try:
+            number = struct.unpack("f", struct.pack("f", number))[0]
+        except OverflowError:
+            number = math.copysign(math.inf, number)
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number):
+        return ("-" if number < 0 else "") + f"__builtin_inf{suffix}()"
+    text = f"{number:.9g}" if suffix else repr(float(number))
+    return (text if any(c in text for c in ".e") else f"{text}.0") + suffix
+
+
+def _one_line(text: str) -> str:
+    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")

@@ -1,0 +1,130 @@
+"""Enflame Tops: HLIR graphs written as C++, compiled by TopsRider, run on a device or simulated."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from dicp.cache import Cache, Entry, key_of
+from dicp.config import WORDS, Config, vendor_option
+from dicp.graphop.builder import Builder
+from dicp.graphop.program import Graph, Item, Node
+from dicp.graphop.target import GraphTarget, GraphUnit
+from dicp.target import Check, Facts, tensors_of
+from dicp.toolchain import load_content
+from dicp.torch_private import FakeTensorMode
+from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_types
+from dicp.vendor.tops.doctor import checks
+from dicp.vendor.tops.layout import cancelled
+from dicp.vendor.tops.prototypes import DTYPES
+from dicp.vendor.tops.rules import RULES, Tops
+from dicp.vendor.tops.runtime import Driver, Executable
+from dicp.vendor.tops.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
+
+GRAPH_FLAGS = (
+    "-arch=gcu200", "-resource=4c24s",
+    "-hlir=hlir-training-pipeline{tensor-split=true dynamic-shape=false}",
+)  # fmt: skip
+HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
+
+
+class TopsTarget(GraphTarget):
+    """Compiles for Enflame chips; without TopsRider, for the simulator."""
+
+    name = "tops"
+    device_type = "gcu"
+    facts = Facts(
+        dtypes=frozenset(DTYPES),
+        symbolic_shapes=False,
+        keep=RULES.ops(),
+        fusions=frozenset({"gelu"}),
+        frozen_fusions=frozenset({"conv_bn"}),
+    )
+    rules = RULES
+    options = (
+        vendor_option("graph_flags", WORDS, "DICP_TOPS_FLAGS", "what TopsRider's graph compiler is "
+                      "told: chip, clusters, passes", default=GRAPH_FLAGS),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._drivers: dict[str, Driver] = {}
+
+    # ---- graphs of HLIR operators ---------------------------------------------------------------
+
+    def make_builder(self, fake_mode: FakeTensorMode | None, config: Config) -> Builder:
+        return Tops(fake_mode)
+
+    def refuses(self, node: fx.Node, config: Config) -> str:
+        tensors = tensors_of(node)
+        if not find_toolchain(config).simulated and config.runs_on != "device":
+            if tensors and all(tensor.device.type == "cpu" for tensor in tensors):
+                return HOST_TENSORS
+        results = node.meta.get("val")
+        unread = results if isinstance(results, (tuple, list)) else ()  # such as saved statistics
+        if any(0 in t.shape for t in tensors if not any(t is result for result in unread)):
+            return "HLIR has no empty tensors"
+        return ""
+
+    def fuse(
+        self, builder: Builder, items: Sequence[Item], outputs: Sequence[object]
+    ) -> Sequence[Item]:
+        return cancelled(builder, items, outputs)
+
+    # ---- source, binary, run --------------------------------------------------------------------
+
+    def render_graph(self, graph: Graph, config: Config) -> str:
+        return render_graph(graph)
+
+    def graph_options(self, graph: Graph, config: Config) -> str:
+        return stated_types(graph)
+
+    def node_names(self, graph: Graph) -> Mapping[Node, str]:
+        return node_names(graph)
+
+    def identity(self, cache: Cache, config: Config) -> Sequence[str]:
+        return [find_toolchain(config).identity, *_flags(config)]
+
+    def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
+        toolchain = find_toolchain(config)
+        driver = self._driver(toolchain, cache)
+        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
+        library = load_content(self.name, shared, (ENTRY,))
+        define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
+        assert define is not None
+        if driver.simulator is not None:
+            driver.simulator.stated = json.loads(unit.options)
+        binary = driver.build(define, _flags(config))
+        return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
+
+    def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:
+        driver = self._driver(find_toolchain(config), cache)
+        return Executable(driver, built.read("graph.bin"), unit.name)
+
+    def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
+        if toolchain.identity not in self._drivers:
+            library = load_driver(toolchain, cache)
+            self._drivers[toolchain.identity] = Driver(library, toolchain.simulated)
+        return self._drivers[toolchain.identity]
+
+    # ---- identity and health --------------------------------------------------------------------
+
+    def fingerprint(self, config: Config) -> str:
+        return key_of(find_toolchain(config).identity)
+
+    def simulated_counts(self) -> Mapping[str, int]:
+        """What the simulator has run in this process: launches, operators, transposes."""
+        return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
+
+    def doctor(self, config: Config) -> list[Check]:
+        return checks(config, self._devices)
+
+    def _devices(self, config: Config) -> int:
+        return self._driver(find_toolchain(config), Cache.open(config)).devices()
+
+
+def _flags(config: Config) -> Sequence[str]:
+    """What the graph compiler is told."""
+    return tuple(config.vendor.get("graph_flags", GRAPH_FLAGS))
