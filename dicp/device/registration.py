@@ -13,7 +13,7 @@ import torch
 
 from dicp import runtime_interface as interface
 from dicp.config import Config, DeviceSettings
-from dicp.device import build
+from dicp.device import build, sync_batch_norm
 from dicp.device.composite import ForcedComposites
 from dicp.device.distributed import register_backend
 from dicp.device.module import DipuModule, device
@@ -52,8 +52,8 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
             f"PrivateUse1 is named {taken!r} already and cannot be named {DEVICE_TYPE!r} as well",
             f"Import either the package that registers {taken!r} or this one, not both.",
         )
-    library, path = _runtime(settings, config)
-    addresses = interface.addresses(library, path)
+    runtime, path = _runtime(settings, config)
+    addresses = interface.addresses(runtime, path)
     target = host_target()
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
@@ -64,6 +64,8 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     device.__vendor__ = settings.vendor or "simulated"
     register_device_module(DEVICE_TYPE, module)
     native.set_handler(roads)
+    library = torch.library.Library("aten", "IMPL")
+    sync_batch_norm.register(library)
     _observe(roads, settings)
     if settings.memory_check:
         _watch_memory(native, settings)
@@ -71,7 +73,7 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
         register_backend(native)
     os.register_at_fork(after_in_child=module.mark_forked)
     made = Registered(module, native, roads, settings, target)
-    native.hold(library)
+    native.hold((runtime, library))
     atexit.register(_at_exit, made)
     return made
 

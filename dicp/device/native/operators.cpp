@@ -600,7 +600,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 namespace {
 
 void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  call_on_host(op, stack, device_of(*stack, stack->size() - op.schema().arguments().size()));
+  const size_t first = stack->size() - op.schema().arguments().size();
+  // Gloo splits the gathered tensor along its first dimension, which may be 1.
+  if (op.schema().name() == "c10d::_allgather_base_")
+    for (size_t k = first; k < first + 2; ++k)
+      (*stack)[k] = (*stack)[k].toTensor().view({-1});
+  call_on_host(op, stack, device_of(*stack, first));
 }
 
 // Takes the notice that kernels are replaced, which is meant here.
