@@ -5,6 +5,8 @@ python -m dicp ops --backend NAME
 python -m dicp cache info|clear|gc
 python -m dicp config
 python -m dicp device ops|check LIBRARY
+python -m dicp new-vendor NAME --family loop|graph [--package DIR]
+python -m dicp vendor-report NAME [--results FILE]
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,10 +27,9 @@ from rich.text import Text
 
 from dicp.cache import Cache, CacheInfo
 from dicp.config import OPTIONS, Config
-from dicp.errors import DicpError, TargetNotFoundError
-from dicp.target import Check, discover, find_target
+from dicp.errors import DicpError
+from dicp.target import Check, discover, find_target, target_name
 
-_SUFFIX = "graph"  # the backend "xgraph" compiles for the target "x"
 _PACKAGES = ("dicp", "torch", "numpy")
 _PIPE_WIDTH = 240
 
@@ -52,14 +54,14 @@ def doctor(backend: Backend = "") -> None:
     Fails if the target asked for by --backend is missing, or if no target is usable.
     """
     config = Config.from_env()
-    names = [_target_name(backend)] if backend else sorted(discover())
+    names = [target_name(backend)] if backend else sorted(discover())
     examined = {name: _examined(name, config) for name in names}
     console = _console()
     console.print(_versions())
     console.print(_cache_line(Cache.open(config).info()))
-    for name, checks in examined.items():
-        console.print(_checks_table(name, checks))
-    if not any(_state(checks) != "missing" for checks in examined.values()):
+    for name, found in examined.items():
+        console.print(_checks_table(name, found))
+    if all(found.state == "missing" for found in examined.values()):
         raise typer.Exit(1)
 
 
@@ -69,7 +71,7 @@ def ops(backend: Backend) -> None:
 
     A decision is: compiled, library (a library call), view, decomposed or eager.
     """
-    name = _target_name(backend)
+    name = target_name(backend)
     # These imports cost seconds; only this command needs them.
     from dicp.dynamo_bridge.conversion import operator_table
     from dicp.operator_choice import OperatorChoice
@@ -115,6 +117,56 @@ def device_check(library: Path) -> None:
         console.print(Text(f"{'ok' if finding.ok else 'FAILED':8}{finding.name} {finding.detail}"))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command("new-vendor")
+def new_vendor(
+    name: Annotated[str, typer.Argument(help="The vendor's name, a lower-case identifier.")],
+    family: Annotated[
+        Literal["loop", "graph"],
+        typer.Option(help="loop: programmed by kernels; graph: has a graph compiler."),
+    ],
+    package: Annotated[
+        Path | None, typer.Option(help="An empty or new folder; NAME_dicp by default.")
+    ] = None,
+) -> None:
+    """Write a working package for a new vendor: target, ten rules, code generator, simulator."""
+    from dicp.new_vendor import new_vendor as write
+
+    folder = package or Path(f"{name}_dicp")
+    console = _console()
+    for path in write(name, family, folder):
+        console.print(Text(str(path)))
+    console.print(Text(f"next: pip install -e {folder}; then {folder / 'README.md'}"))
+
+
+@app.command("vendor-report")
+def vendor_report(
+    name: Annotated[str, typer.Argument(help="A backend or target name.")],
+    results: Annotated[
+        list[Path] | None, typer.Option(help="A file that pytest --results wrote; repeatable.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=0, help="How many next steps are listed.")] = 20,
+) -> None:
+    """Say how far a target is: operators and tests, and what to do next, by gain."""
+    from dicp.vendor_report import vendor_report as reported
+
+    report = reported(find_target(target_name(name)), results or ())
+    console = _console()
+    table = _table("", "counts", title=f"{report.target}: how far it is")
+    for title, counts in (
+        ("core ATen", report.core), ("operators that dicp has rules for", report.listed),
+        ("operator tests", report.tests), ("model tests", report.models),
+    ):  # fmt: skip
+        listed = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+        table.add_row(*_cells(title, listed or "none run: give --results"))
+    console.print(table)
+    for test in report.failures:
+        console.print(Text(f"failed: {test}"))
+    steps = _table("operator", "eager calls", "why", "", title="next, by gain")
+    for step in report.steps[:most]:
+        steps.add_row(*_cells(step.op, str(step.times), step.reason, step.hint))
+    console.print(steps)
 
 
 @app.command("config")
@@ -168,33 +220,30 @@ def _console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
 
 
-def _target_name(backend: str) -> str:
-    """The installed target that a backend name stands for. Raises TargetNotFoundError."""
-    known = sorted(discover())
-    for name in (backend, backend.removesuffix(_SUFFIX)):
-        if name in known:
-            return name
-    raise TargetNotFoundError(backend, known)
+@dataclass(frozen=True)
+class _Examined:
+    """A target's checks, and where its programs run: device, simulator, or missing."""
+
+    checks: Sequence[Check]
+    state: str = "missing"
 
 
-def _examined(name: str, config: Config) -> list[Check]:
+def _examined(name: str, config: Config) -> _Examined:
     try:
-        return find_target(name).doctor(config)
+        target = find_target(name)
+        checks = target.doctor(config)
+        if not all(check.ok for check in checks):
+            return _Examined(checks)
+        simulated = target.simulated(config) or any(c.name == "simulator" for c in checks)
+        return _Examined(checks, "simulator" if simulated else "device")
     except Exception as error:  # a broken third-party target must not hide the others
         fix = "reinstall the package that brings this target, or report this to its authors"
-        return [Check("target", False, f"{type(error).__name__}: {error}", fix)]
+        return _Examined([Check("target", False, f"{type(error).__name__}: {error}", fix)])
 
 
-def _state(checks: Sequence[Check]) -> str:
-    """A target is missing if a check fails, and runs on the simulator if it checks one."""
-    if not all(check.ok for check in checks):
-        return "missing"
-    return "simulator" if any(check.name == "simulator" for check in checks) else "device"
-
-
-def _checks_table(name: str, checks: Sequence[Check]) -> Table:
-    table = _table("check", "", "found", "fix", title=f"{name}: {_state(checks)}")
-    for check in checks:
+def _checks_table(name: str, found: _Examined) -> Table:
+    table = _table("check", "", "found", "fix", title=f"{name}: {found.state}")
+    for check in found.checks:
         table.add_row(*_cells(check.name, "ok" if check.ok else "missing", check.detail, check.fix))
     return table
 

@@ -205,6 +205,11 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def is_set(variable: str) -> bool:
+    """Whether an environment variable has a value."""
+    return bool(os.environ.get(variable))
+
+
 def default_cache_dir() -> Path:
     """The user's cache folder for dicp, at the operating system's standard place."""
     return platformdirs.user_cache_path("dicp", appauthor=False)

@@ -380,6 +380,30 @@ class SimulatorForbiddenError(DicpError):
         )
 
 
+class NewVendorError(DicpError):
+    """`new-vendor` cannot write a package of this name, or there."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(
+            f"vendor {name!r} {problem}. For example: "
+            "python -m dicp new-vendor mychip --family loop --package mychip_dicp"
+        )
+
+
+class ResultsFileError(DicpError):
+    """A file that should hold results of tests."""
+
+    def __init__(self, file: Path, problem: str) -> None:
+        self.file = file
+        self.problem = problem
+        super().__init__(
+            f"{str(file)!r} holds no results of tests: {problem}. "
+            "`pytest --results FILE` writes them."
+        )
+
+
 class CacheFolderError(DicpError):
     """The cache folder cannot be used, where that cannot be worked around."""
 

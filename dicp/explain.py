@@ -13,6 +13,7 @@ import torch
 
 from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.observe import GraphReport
+from dicp.target import target_name
 from dicp.torch_private import pytree
 
 
@@ -46,11 +47,12 @@ def explain(
 ) -> Explanation:
     """Compile `fn` for these arguments, run it once, and report the decision on every operator.
 
-    The backward graph is compiled too where a result requires a gradient. `backend` is a target's
-    name ("cpu") and defaults to the one of the inputs' device. Nothing is read from the cache, so
+    The backward graph is compiled too where a result requires a gradient. `backend` is the name of
+    a target or backend, by default that of the inputs' device. Nothing is read from the cache, so
     that every stage is shown. Existing compiled versions of the function are not affected.
     """
-    compiler = Backend(backend, **{"cache": False, **(options or {})})
+    target = None if backend in (None, "dicp") else target_name(backend)
+    compiler = Backend(target, **{"cache": False, **(options or {})})
     compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
     results = compiled(*args, **kwargs)
     differentiable = [

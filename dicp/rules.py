@@ -60,6 +60,13 @@ class RuleTable:
             table._named.update(source._named)
         return table
 
+    def only(self, *ops: Any) -> RuleTable:
+        """The same rules for these overloads, or for the overloads of these packets, alone."""
+        table = RuleTable()
+        wanted = (overload for op in ops for overload in functional_overloads(op))
+        table._rules = {op: self._rules[op] for op in wanted if op in self._rules}
+        return table
+
     def with_kind(self, kind: DecisionKind, ops: Iterable[Any]) -> RuleTable:
         """The same rules, those of `ops` with another kind."""
         table = self.merged()

@@ -25,6 +25,8 @@ from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
 ENTRY_POINT_GROUP = "dicp.targets"
+SUFFIX = "graph"
+"""The backend "xgraph" compiles for the target "x"."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,10 @@ class Target(abc.ABC):
     def fingerprint(self, config: Config) -> str:
         """Everything outside the graph that changes the code: toolchain, flags, versions."""
 
+    def simulated(self, config: Config) -> bool:
+        """Whether programs run on a simulator here, as `runs_on` and the machine have it."""
+        return False
+
     @abc.abstractmethod
     def doctor(self, config: Config) -> list[Check]:
         """Say what is present, what is missing and how to fix it."""
@@ -280,6 +286,18 @@ def computes_size(node: fx.Node) -> bool:
 def discover() -> dict[str, EntryPoint]:
     """Targets installed on this machine, by name; nothing is imported."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def target_name(backend: str) -> str:
+    """The installed target that a target's or a backend's name ("xgraph" for "x") stands for.
+
+    Raises TargetNotFoundError.
+    """
+    known = sorted(discover())
+    for name in (backend, backend.removesuffix(SUFFIX)):
+        if name in known:
+            return name
+    raise TargetNotFoundError(backend, known)
 
 
 @cache

@@ -42,9 +42,11 @@ check_release(torch.__version__)
 # ruff: noqa: E402
 from torch._C._dynamo import guards as native_guards
 from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
+from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache, graph_compile
 from torch._functorch._aot_autograd.aot_autograd_result import (

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run_list.sh BACKEND FOLDER true|false|all [pytest arguments]: the lists of one folder, with dynamic
-# shapes, static shapes, or both. BACKEND in the environment takes the place of the first argument.
+# shapes, static shapes, or both. BACKEND in the environment takes the place of the first argument,
+# DYNAMIC that of a missing third one.
 set -euo pipefail
 backend="${BACKEND:-$1}"
 folder="$(cd "$2" && pwd)"
@@ -13,7 +14,7 @@ run() {
     python -m pytest -c "$folder/$list.ini" --backend "$backend" --dynamic "$dynamic" "$@"
 }
 
-case "${1:-}" in
+case "${1:-${DYNAMIC:-}}" in
     false) run static false "${@:2}" ;;
     true) run dynamic true "${@:2}" ;;
     all)

@@ -24,10 +24,9 @@ from dicp.errors import (
     InvalidTargetError,
     TargetNotFoundError,
 )
-from dicp.target import Target, discover, find_target
+from dicp.target import SUFFIX, Target, discover, find_target
 from dicp.torch_private import actual_device_type, register_repeatedly
 
-SUFFIX = "graph"
 KEPT_REPORTS = 256
 KEPT_PROGRAMS = 16
 """The number of newest reports that keep their kernels' programs in memory, to show them."""

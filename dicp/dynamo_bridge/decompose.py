@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,14 @@ import torch
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
-from dicp.torch_private import DECOMPOSED_BY_WRITING, OpOverload, all_decompositions, pytree
+from dicp.torch_private import (
+    DECOMPOSED_BY_WRITING,
+    OpOverload,
+    TorchDispatchMode,
+    all_decompositions,
+    disable_current_modes,
+    pytree,
+)
 
 aten = torch.ops.aten
 
@@ -21,11 +29,20 @@ WHOLE = frozenset(
 )
 """Operators that AOTAutograd itself expects undecomposed."""
 
-MUTATING = frozenset({aten.complex.default, aten.polar.default}) | DECOMPOSED_BY_WRITING
+MUTATING = DECOMPOSED_BY_WRITING | {
+    aten.complex.default,
+    aten.polar.default,
+    aten.constant_pad_nd.default,
+    aten.diagonal_scatter.default,
+}
 """Operators whose decomposition writes through views, which functionalization does not see."""
 
 UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 """Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
+
+
+MOST_OF_CORE = 100
+"""Core operators with rules from which on decompositions of others end in operators with rules."""
 
 
 def _copy_of(view: OpOverload) -> Callable[..., Any]:
@@ -74,7 +91,9 @@ def decompositions(
 ) -> dict[Any, Callable[..., Any]]:
     """The decomposition table for `target`; PyTorch's own table is left as it is.
 
-    Operators that the user chooses, to be eager or native, are not decomposed.
+    Operators that the user chooses, to be eager or native, are not decomposed. A core operator is
+    only where the target has rules for what comes of it: decompositions go on to primitives, which
+    would run eagerly one by one. For targets with few rules that holds for all operators.
     """
     keep = target.facts.keep | WHOLE | MUTATING | UNTRACEABLE
     table = {
@@ -82,6 +101,10 @@ def decompositions(
         for op, rule in (*all_decompositions.items(), *OWN.items())
         if isinstance(op, OpOverload) and op not in keep and functional_form(op) not in keep
     }
+    has_most = sum(torch.Tag.core in op.tags for op in keep) > MOST_OF_CORE
+    for op in [op for op in table if op not in OWN]:
+        if torch.Tag.core in op.tags or not has_most:
+            table[op] = _Checked(table[op], target, table)
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -89,6 +112,56 @@ def decompositions(
         elif choice.wants_native(op):
             table[op] = _with_warning(op, table[op])
     return table
+
+
+class _Checked:
+    """A decomposition that is not done (NotImplemented) where it ends in primitives without rules.
+
+    It is done on fake tensors first, outside of the graph that is being traced.
+    """
+
+    def __init__(
+        self,
+        rule: Callable[..., Any],
+        target: Target,
+        table: Mapping[Any, Callable[..., Any]],
+    ) -> None:
+        self.rule, self.target, self.table = rule, target, table
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        mode = next((m for x in tensors if (m := getattr(x, "fake_mode", None))), None)
+        if mode is not None:
+            watch = _Watch(self.target, self.table)
+            unguarded = mode.shape_env.suppress_guards() if mode.shape_env else nullcontext()
+            with disable_current_modes(), unguarded, mode, watch:
+                self.rule(*args, **kwargs)
+            if watch.overshoots:
+                return NotImplemented
+        return self.rule(*args, **kwargs)
+
+
+class _Watch(TorchDispatchMode):
+    """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
+
+    A core operator among what it calls counts as one that has its own, checked, decomposition.
+    """
+
+    def __init__(self, target: Target, table: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.target, self.table = target, table
+        self.overshoots = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.target.rule_kind(func) is None:
+            if func.namespace == "prims":
+                self.overshoots = True
+            elif func in self.table and not self.overshoots:
+                rule = self.table[func]
+                with self:
+                    return (rule.rule if isinstance(rule, _Checked) else rule)(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _with_warning(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:

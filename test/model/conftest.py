@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import counts
 import pytest
 import torch
+
+from dicp.testing import counts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks`, however pytest starts
 

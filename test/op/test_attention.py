@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import T, op
+
+from dicp.testing import T, op
 
 Q, KV = (2, 4, 9, 16), (2, 4, 13, 16)
 HEADS = (4, 2, 16)

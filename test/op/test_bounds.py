@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import BackendUnderTest
 
 from dicp.errors import IndexOutOfBoundsError
+from dicp.testing import BackendUnderTest
 
 aten = torch.ops.aten
 ROWS, WIDTH = 4, 5

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import T, op
+
+from dicp.testing import T, op
 
 X, W, BIAS = (2, 4, 9, 11), (6, 4, 3, 3), (6,)
 FIX = (4, 6, 3, 2, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support import FLOATS, INTS, op
+
+from dicp.testing import FLOATS, INTS, op
 
 X = (6, 37)
 ANY = (*FLOATS, *INTS, torch.int8)

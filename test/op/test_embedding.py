@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import FLOATS, T, index, op
+
+from dicp.testing import FLOATS, T, index, op
 
 TABLE = (12, 8)
 F32_F64 = (torch.float32, torch.float64)

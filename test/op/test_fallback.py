@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support import T, op
+
+from dicp.testing import T, op
 
 X = (6, 16)
 SQUARE = (5, 5)

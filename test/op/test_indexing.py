@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import FLOATS, INTS, T, index, op
+
+from dicp.testing import FLOATS, INTS, T, index, op
 
 X = (6, 37)
 ANY = (*FLOATS, *INTS)

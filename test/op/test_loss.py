@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import T, index, op
+
+from dicp.testing import T, index, op
 
 X = (6, 11)
 F32_F64 = (torch.float32, torch.float64)

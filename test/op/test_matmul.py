@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import LAYOUTS, T, op
+
+from dicp.testing import LAYOUTS, T, op
 
 A, B = (5, 37), (37, 11)
 STRIDED = ("contiguous", "transposed", "sliced", "expanded", "empty")

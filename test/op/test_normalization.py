@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
+
+from dicp.testing import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
 
 F32_F64 = (torch.float32, torch.float64)
 HALVES = (torch.float32, torch.bfloat16, torch.float64)

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, T, op
-from support.cases import pointwise
+
+from dicp.testing import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, T, op
+from dicp.testing.cases import pointwise
 
 X = (6, 37)
 SMALL = (*LAYOUTS, "scalar", "empty")

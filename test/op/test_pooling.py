@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import ALL_LAYOUTS, T, op
+
+from dicp.testing import ALL_LAYOUTS, T, op
 
 X = (2, 3, 9, 11)
 F32 = (torch.float32,)

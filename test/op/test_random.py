@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
-from support import created_on
+
+from dicp.testing import created_on
 
 N = 20_000
 SIGNIFICANCE = 1e-6  # the chance that a right generator fails one of these tests

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 import torch
-from support import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
+
+from dicp.testing import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
 
 X = (6, 37)
 X3 = (5, 7, 33)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support import FLOATS, LAYOUTS, T, op
+
+from dicp.testing import FLOATS, LAYOUTS, T, op
 
 X = (6, 37)
 NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, T, op
+
+from dicp.testing import ALL_LAYOUTS, FLOATS, INTS, LAYOUTS, T, op
 
 X = (6, 37)
 X3 = (4, 6, 10)

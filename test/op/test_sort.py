@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support import FLOATS, LAYOUTS, T, op
 
+from dicp.testing import FLOATS, LAYOUTS, T, op
 from dicp.torch_private import release_of
 
 X = (6, 37)

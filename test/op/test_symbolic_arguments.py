@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import BackendUnderTest
-from support.symbolic import (
+
+from dicp.target import discover, find_target
+from dicp.testing import BackendUnderTest
+from dicp.testing.symbolic import (
     TENSORS,
     Row,
     accepted,
@@ -16,8 +18,6 @@ from support.symbolic import (
     numeric_parameters,
     problems_of,
 )
-
-from dicp.target import discover, find_target
 
 aten = torch.ops.aten
 prims = torch.ops.prims

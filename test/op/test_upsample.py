@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from support import T, op
+
+from dicp.testing import T, op
 
 X = (2, 3, 5, 7)
 F32_F64 = (torch.float32, torch.float64)

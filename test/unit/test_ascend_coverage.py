@@ -6,8 +6,6 @@ The whole lists are counted by `test/ascend_scripts/run_test_ops.sh all --eager-
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +14,9 @@ from ascend_recorder import record
 from torch.utils import _pytree as pytree
 
 from dicp.dynamo_bridge.conversion import operator_table
+from dicp.testing import Op
+from dicp.testing.coverage import all_cases
 from dicp.vendor.ascend import AscendTarget
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
-
-from support import Op  # noqa: E402
-from support.coverage import all_cases  # noqa: E402
 
 ELSEWHERE = {
     "aten._fft_c2r.default", "aten._fft_r2c.default",  # complex

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dicp import cli
+from dicp import target as target_module
 from dicp.cache import Cache, key_of
 from dicp.config import OPTIONS, Config
 from dicp.errors import TargetNotFoundError
@@ -23,9 +24,13 @@ from dicp.target import Check
 class FakeTarget:
     name: str
     checks: tuple[Check, ...]
+    on_simulator: bool = False
 
     def doctor(self, config: Config) -> list[Check]:
         return list(self.checks)
+
+    def simulated(self, config: Config) -> bool:
+        return self.on_simulator
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class OperatorRow:
 
 
 READY = FakeTarget("ready", (Check("compiler", True, "cc 13.2, -O3"), Check("threads", True, "2")))
-SIMULATED = FakeTarget("simulated", (Check("simulator", True, "clean-room [bold]x[/bold]"),))
+SIMULATED = FakeTarget("simulated", (Check("sdk", True, "clean-room [bold]x[/bold]"),), True)
 MISSING = FakeTarget("missing", (Check("sdk", False, "no SDK in /opt", "install the SDK"),))
 ROWS = [
     OperatorRow("aten.sort.default", "eager", "no rule: sorting is a library's work"),
@@ -62,7 +67,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise ImportError("libsdk.so.1: cannot open shared object file")
             return known[name]
 
-        monkeypatch.setattr(cli, "discover", lambda: dict.fromkeys([*known, *broken]))
+        for module in (cli, target_module):
+            monkeypatch.setattr(module, "discover", lambda: dict.fromkeys([*known, *broken]))
         monkeypatch.setattr(cli, "find_target", find)
 
     return install

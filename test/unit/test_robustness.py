@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import BackendUnderTest, Rule, assert_matches
-from support.inputs import clone_exactly
 from torch import Tensor, nn
+
+from dicp.testing import BackendUnderTest, Rule, assert_matches
+from dicp.testing.inputs import clone_exactly
 
 FLOAT_RULE = Rule(floor=8.0)
 

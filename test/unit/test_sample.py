@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import sample
+from dicp.testing import sample
 
 TESTS = [
     f"test/op/test_{name}.py::test_op[{k}]" for name in ("norm", "pointwise") for k in range(90)

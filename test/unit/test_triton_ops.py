@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import BackendUnderTest
 
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import IndexOutOfBoundsError
+from dicp.testing import BackendUnderTest
 from dicp.vendor.triton import aot
 from dicp.vendor.triton.builder import Builder, Workers
 

@@ -137,6 +137,9 @@ class AscendTarget(GraphTarget):
 
     # ---- identity and health --------------------------------------------------------------------
 
+    def simulated(self, config: Config) -> bool:
+        return find_toolchain(config).simulated
+
     def fingerprint(self, config: Config) -> str:
         toolchain = find_toolchain(config)
         if toolchain.simulated:

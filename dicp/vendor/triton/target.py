@@ -200,6 +200,9 @@ class TritonTarget(LoopTarget):
     def _builder(self, cache: Cache, config: Config) -> Builder:
         return Builder(cache, self._workers, config.jobs)
 
+    def simulated(self, config: Config) -> bool:
+        return not torch.cuda.is_available()
+
     # ---- identity and health --------------------------------------------------------------------
 
     def fingerprint(self, config: Config) -> str:

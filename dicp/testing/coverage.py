@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.cases import Op
+from dicp.testing.cases import Op
+from dicp.torch_private import TorchDispatchMode, pytree
 
-OP_TESTS = Path(__file__).resolve().parent.parent / "op"
+OPERATORS = "dicp.testing.operators"
+OP_TESTS = Path(__file__).parent / "operators"
 
 
 class SeenOverloads(TorchDispatchMode):
@@ -28,33 +28,16 @@ class SeenOverloads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def core_overloads() -> set[str]:
-    """Every overload tagged core, by name: `aten.relu.default`."""
-    names = {
-        schema.name
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::")
-    }
-    found = set()
-    for name in names:
-        packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
-        for overload_name in packet.overloads() if packet is not None else ():
-            overload = getattr(packet, overload_name)
-            if torch.Tag.core in overload.tags:
-                found.add(str(overload))
-    return found
-
-
 def all_cases() -> list[Op]:
-    """The CASES of every file in test/op."""
+    """The CASES of every file of operator tests."""
     cases: list[Op] = []
     for file in sorted(OP_TESTS.glob("test_*.py")):
-        module = importlib.import_module(file.stem)
+        module = importlib.import_module(f"{OPERATORS}.{file.stem}")
         cases += getattr(module, "CASES", [])
     return cases
 
 
-def overloads_of(cases: Iterable[Op]) -> set[str]:
+def overloads_reached(cases: Iterable[Op]) -> set[str]:
     """The overloads that the cases reach below autograd, forward and backward."""
     seen = SeenOverloads()
     for case in cases:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch.fx as fx
-from torch._dynamo.utils import counters
+
+from dicp.dynamo_bridge.backend import Backend, target_for_devices
+from dicp.target import SUFFIX, discover
+from dicp.torch_private import backend_registry, dynamo_counters
+
+
+def name_of(requested: str) -> str:
+    """The name of the backend `requested`, by default that of the target for CPU tensors."""
+    return requested or target_for_devices(set()).name + SUFFIX
 
 
 def find_backend(name: str) -> Callable[..., Any]:
@@ -16,13 +23,10 @@ def find_backend(name: str) -> Callable[..., Any]:
 
     Raises LookupError, naming what exists, when there is neither.
     """
-    known = torch._dynamo.list_backends(exclude_tags=())
+    known = torch.compiler.list_backends(exclude_tags=())
     if name in known:
-        found: Callable[..., Any] = torch._dynamo.lookup_backend(name)
+        found: Callable[..., Any] = backend_registry.lookup_backend(name)
         return found
-    from dicp.dynamo_bridge.backend import Backend
-    from dicp.target import discover
-
     targets = discover()
     if name not in targets:
         raise LookupError(f"no backend {name!r}; backends: {known}, targets: {sorted(targets)}")
@@ -36,8 +40,10 @@ class BackendUnderTest:
     than `frames()`, the number of times that a function was compiled.
     """
 
-    def __init__(self, name: str, device: str = "cpu") -> None:
+    def __init__(self, name: str, device: str = "cpu", allow_eager: bool = False) -> None:
         self.name = name
+        self.allow_eager = allow_eager
+        """Whether operators without a rule may run eagerly in cases that expect compiled ones."""
         self.device = device
         """Where the tests' tensors lie."""
         self.inner = find_backend(name)
@@ -64,13 +70,13 @@ class BackendUnderTest:
 
     def frames(self) -> int:
         """How many functions (or parts between graph breaks) were compiled since `start_over`."""
-        return int(counters["frames"]["ok"])
+        return int(dynamo_counters["frames"]["ok"])
 
     def start_over(self) -> None:
         """Forget every compiled graph, in Dynamo and in the counters."""
-        torch._dynamo.reset()
-        counters.clear()
+        torch.compiler.reset()
+        dynamo_counters.clear()
         self.graphs = 0
         reports = getattr(self.inner, "reports", None)
-        if hasattr(reports, "clear"):
+        if reports is not None:
             reports.clear()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from dicp.compare import Rule, check_tensor, significant_strides
-from support.backends import BackendUnderTest
+from dicp.testing.backends import BackendUnderTest
+from dicp.torch_private import pytree
 
 Numbers = tuple[Any, ...]
 
@@ -39,8 +39,8 @@ class Row:
 
     def inputs(self) -> list[torch.Tensor]:
         """Fresh copies of the tensors it takes."""
-        names = inspect.signature(self.arguments).parameters if self.tensors is None else ()
-        names = self.tensors or [name for name in names if name in TENSORS]
+        taken = inspect.signature(self.arguments).parameters if self.tensors is None else ()
+        names = self.tensors or [name for name in taken if name in TENSORS]
         return [TENSORS[name].clone() for name in names]
 
     def call(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:

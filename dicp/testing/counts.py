@@ -1,9 +1,12 @@
-"""What runs left to eager, counted per operator and per test: `--eager-nodes` prints it."""
+"""What runs left to eager, counted per operator and per test: `--eager-nodes` prints it, and
+`--results` writes it to a file with the outcomes."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +54,21 @@ def lines(config: pytest.Config) -> Iterator[str]:
             yield f"       {1 - eager / nodes:.1%} of {nodes} nodes compiled: {test}"
     whole = sum(not eager for _, eager in shares.values())
     yield f"{whole} of {len(shares)} tests left nothing to eager"
+
+
+def write(config: pytest.Config, stats: Mapping[str, Sequence[Any]], file: Path) -> None:
+    """Add this run's outcomes and eager operators to those in `file`: {"tests": {id: outcome},
+    "eager": {operator: {reason: number}}}. A test that ran again has its last outcome."""
+    known = read(file)
+    for outcome in ("passed", "failed", "error", "skipped"):
+        reports = [r for r in stats.get(outcome, ()) if hasattr(r, "nodeid")]
+        known["tests"].update((r.nodeid, outcome) for r in reports)
+    for (operator, reason), number in config.stash[EAGER_NODES].items():
+        reasons = known["eager"].setdefault(operator, {})
+        reasons[reason] = reasons.get(reason, 0) + number
+    file.write_text(json.dumps(known, indent=1, sort_keys=True))
+
+
+def read(file: Path) -> dict[str, Any]:
+    """What `write` wrote; nothing where there is no file."""
+    return json.loads(file.read_text()) if file.exists() else {"tests": {}, "eager": {}}

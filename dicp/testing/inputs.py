@@ -122,7 +122,7 @@ def map_specs(spec: Any, build: Callable[[T], torch.Tensor]) -> Any:
 def special_columns(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """`count` vectors that together hold every combination of the special values of a dtype."""
     if dtype.is_floating_point:
-        values = SPECIAL_FLOATS + NON_FINITE
+        values: tuple[float, ...] = SPECIAL_FLOATS + NON_FINITE
     else:
         info = torch.iinfo(dtype)
         values = tuple(v for v in (0, 1, 2, -1, -3, info.max, info.min) if v >= info.min)

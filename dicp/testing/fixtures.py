@@ -1,0 +1,184 @@
+"""Fixtures and hooks of dicp's tests; `dicp.pytest_plugin` loads them when an option is used."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dicp.config import is_set
+from dicp.pytest_plugin import option
+from dicp.testing import counts, sample
+
+TRACE_LOG = "torch.__trace"
+"""PyTorch's log of what it compiles."""
+DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --sample, keep a part of the tests."""
+    if not option(config, "sample"):
+        return
+    number, parts = sample.part(option(config, "sample"))
+    changed = sample.changed_files(config.rootpath)
+    kept = sample.sample([item.nodeid for item in items], number, parts, changed)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
+    config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
+    config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
+    wanted = option(config, "sample")
+    if wanted:  # workers of a parallel run are handed the options as they are
+        config.option.dicp_sample = "{1}:{0}".format(*sample.part(wanted))
+    logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
+    counts.start(config)
+    _use_testpaths_of_the_ini_file(config)
+    _use_a_cache_of_our_own(config)
+
+
+def _use_a_cache_of_our_own(config: pytest.Config) -> None:
+    """A session starts from an empty cache that its workers share, unless DICP_CACHE_DIR is set."""
+    if is_set("DICP_CACHE_DIR") or hasattr(config, "workerinput"):
+        return
+    folder = tempfile.mkdtemp(prefix="dicp-test-cache-")
+    environment = pytest.MonkeyPatch()
+    environment.setenv("DICP_CACHE_DIR", folder)
+
+    def remove() -> None:
+        environment.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    config.add_cleanup(remove)
+
+
+def _use_testpaths_of_the_ini_file(config: pytest.Config) -> None:
+    """`pytest -c some/list.ini` runs the list wherever it is started from.
+
+    pytest itself reads `testpaths` only when it is started in the folder of the ini file.
+    """
+    if config.args_source is not pytest.Config.ArgsSource.INVOCATION_DIR or not config.inipath:
+        return
+    listed = [config.inipath.parent / path for path in config.getini("testpaths")]
+    missing = [str(path) for path in listed if not path.exists()]
+    if missing:
+        raise pytest.UsageError(f"{config.inipath} lists what does not exist: {missing}")
+    if listed:
+        config.args = [str(path.resolve()) for path in listed]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes `dynamic` once per wanted value, one that takes `case` per CASES."""
+    if "case" in metafunc.fixturenames and hasattr(metafunc.module, "CASES"):
+        metafunc.parametrize("case", metafunc.module.CASES, ids=lambda case: case.name)
+    if "dynamic" in metafunc.fixturenames:
+        values = DYNAMIC_CHOICES[option(metafunc.config, "dynamic")]
+        if any(metafunc.definition.iter_markers("static_only")):
+            values = [value for value in values if not value]
+        if any(metafunc.definition.iter_markers("dynamic_only")):
+            values = [value for value in values if value]
+        metafunc.parametrize("dynamic", values, ids=["dynamic" if v else "static" for v in values])
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts raise KeyboardInterrupt, which a process started in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def backend_name(request: pytest.FixtureRequest) -> str:
+    from dicp.testing.backends import name_of
+
+    return name_of(option(request.config, "backend"))
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, backend_name: str) -> Any:
+    """The backend under test: pass it to `torch.compile(..., backend=backend)`."""
+    from dicp.testing import BackendUnderTest
+
+    eager = option(request.config, "allow-eager")
+    return BackendUnderTest(backend_name, option(request.config, "device"), allow_eager=eager)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`golden(path, text)`: the text stands in `path`; --update-golden writes it there."""
+
+    def check(path: Path, text: str) -> None:
+        if option(request.config, "update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), "no golden text: run with --update-golden and look at what it writes"
+        assert text == path.read_text(), f"if meant, run with --update-golden: {path.name}"
+
+    return check
+
+
+@pytest.fixture
+def check_op(
+    request: pytest.FixtureRequest, backend: Any, dynamic: bool
+) -> Iterator[Callable[..., None]]:
+    """`check_op(case)` or `check_op(fn, *input_specs, **options)`: see `dicp.testing.op`."""
+    from dicp.testing import Op, op
+
+    without = set(option(request.config, "without-dtypes").split(","))
+
+    def check(fn: Any, *specs: Any, **options: Any) -> None:
+        case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
+        kept = tuple(d for d in case.dtypes if str(d).removeprefix("torch.") not in without)
+        if kept:
+            replace(case, dtypes=kept).check(backend, dynamic)
+
+    yield check
+    counts.count(request.config, request.node.nodeid, backend)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of a parallel run hands what it counted to the process that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output.update(counts.hand_over(session.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    counts.take_over(node.config, getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if option(config, "results"):
+        counts.write(config, terminalreporter.stats, Path(option(config, "results")))
+    if not option(config, "eager-nodes"):
+        return
+    terminalreporter.section("operators left to eager")
+    for line in counts.lines(config):
+        terminalreporter.line(line)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No compiled code, default dtype or random state leaks from one test into the next."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    torch.manual_seed(0)
+    default_dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(default_dtype)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -1,0 +1,164 @@
+"""Packages that `new-vendor` writes: both families run, and what has no rule runs eagerly."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dicp.cli import app
+from dicp.dynamo_bridge.decompose import MUTATING
+from dicp.errors import NewVendorError, TargetNotFoundError
+from dicp.new_vendor import new_vendor
+from dicp.target import find_target, target_name
+from dicp.torch_private import OpOverload, all_decompositions
+from dicp.vendor_report import vendor_report
+
+ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = {"loopchip": "loop", "graphchip2": "graph"}
+
+PROGRAM = """
+import sys
+import torch
+import torch.nn.functional as F
+from dicp import Backend
+
+CASES = {
+    "pointwise": (lambda x, y: (torch.relu(x) * y - 1).exp() / 3, 0),
+    "reduction": (lambda x, y: (x + y).sum(-1) + x.amax(0).amax(), 0),
+    "softmax": (lambda x, y: torch.softmax(x * y, -1), 0),
+    "layer_norm": (lambda x, y: F.layer_norm(x, (8,)) * y, 1),
+    "matmul": (lambda x, y: torch.relu(x @ y.t()), None),
+    "pad": (lambda x, y: F.pad(x, (1, 2)).relu() + 1, None),
+    "diagonal": (lambda x, y: torch.diagonal(x) * 2, None),
+    "sort": (lambda x, y: torch.sort(x * 2)[0] + 1, 1),
+}
+for name in sys.argv[1:]:
+    for case, (fn, eager) in CASES.items():
+        for dynamic in (False, True):
+            torch.compiler.reset()
+            backend = Backend(name)
+            compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
+            for rows in (8, 5) if dynamic else (8,):
+                x = torch.rand(rows, 8)
+                y = torch.rand(rows, 8)
+                torch.testing.assert_close(compiled(x, y), fn(x, y))
+            ran = [node.op for node in backend.reports[0].nodes if node.decision == "eager"]
+            assert eager is None or len(ran) == eager, (name, case, ran)
+            assert backend.reports[0].counts["compiled"], (name, case)
+        x.requires_grad_()
+        (got,) = torch.autograd.grad(compiled(x, y).sum(), x)
+        (expected,) = torch.autograd.grad(fn(x, y).sum(), x)
+        torch.testing.assert_close(got, expected)
+        ops = [node.op for report in backend.reports for node in report.nodes]
+        assert not [op for op in ops if op.startswith("prims.")], (name, case, ops)
+print("all right")
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process where both packages are installed."""
+    folder = tmp_path_factory.mktemp("packages")
+    places = [str(ROOT)]
+    for name, family in FAMILIES.items():
+        new_vendor(name, family, folder / name)  # type: ignore[arg-type]
+        text = (folder / name / "pyproject.toml").read_text()
+        points = re.findall(r'\[project\.entry-points\."?([\w.]+)"?\]\n(\w+) = "(.*)"', text)
+        installed = folder / name / f"{name}_dicp-0.1.0.dist-info"
+        installed.mkdir()
+        lines = [f"[{group}]\n{key} = {value}\n" for group, key, value in points]
+        (installed / "entry_points.txt").write_text("".join(lines))
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dicp\n"
+                                            "Version: 0.1.0\n")  # fmt: skip
+        places.append(str(folder / name))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+
+def test_both_families_run_pointwise_reductions_norms_and_products(
+    packages: dict[str, str],
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *FAMILIES],
+        env=packages, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.stdout == "all right\n", found.stdout + found.stderr[-3000:]
+
+
+def test_packages_need_no_private_name(packages: dict[str, str]) -> None:
+    for place in packages["PYTHONPATH"].split(os.pathsep)[1:]:
+        for file in Path(place).rglob("*.py"):
+            imported = re.findall(
+                r"(?:from|import) (?:dicp|torch)[\w.]* import (.*)", file.read_text()
+            )
+            assert not [line for line in imported if re.search(r"(?<!\w)_", line)], file
+            used = re.findall(r"\b(?!self\b)\w+\._(?!_)\w+", file.read_text())
+            assert not used, (file, used)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("cpu", "is taken; installed targets are"),
+        ("dicp", "is taken"),
+        ("My-Chip", "is not a lower-case identifier"),
+        ("chipgraph", "is not a lower-case identifier"),
+        ("fresh", "is not empty"),
+    ],
+)
+def test_a_package_that_cannot_be_written_is_refused(
+    name: str, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "something").write_text("")
+    with pytest.raises(NewVendorError, match=problem):
+        new_vendor(name, "loop", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["something"]
+
+
+def test_decompositions_that_write_are_known() -> None:
+    """Where PyTorch's decomposition copies into a view, AOTAutograd rejects the graph."""
+    import inspect
+
+    found = set()
+    for op, rule in all_decompositions.items():
+        if isinstance(op, OpOverload) and not op._schema.is_mutable:
+            try:
+                text = inspect.getsource(inspect.unwrap(rule))
+            except (OSError, TypeError):
+                continue
+            found |= {op} if re.search(r"\bcopy_to\(|\.copy_\(", text) else set()
+    assert torch.ops.aten.constant_pad_nd.default in found
+    assert found <= MUTATING
+
+
+def test_vendor_report_counts_and_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(
+        '{"tests": {"op/test_a.py::x": "passed", "op/test_a.py::y": "failed",'
+        ' "test/model/test_llama.py::z": "passed"},'
+        ' "eager": {"aten.sort.default": {"no rule": 2}, "aten.mm.default": {"no rule": 7}}}'
+    )
+    report = vendor_report(find_target("cpu"), [file])
+    assert report.tests == {"passed": 1, "failed": 1} and report.models == {"passed": 1}
+    assert report.failures == ["op/test_a.py::y"]
+    assert [(step.op, step.times) for step in report.steps] == [
+        ("aten.mm.default", 7), ("aten.sort.default", 2),
+    ]  # fmt: skip
+    assert report.core["compiled"] > 100 and report.listed["no rule"] == 0
+    shown = CliRunner().invoke(app, ["vendor-report", "cpugraph", "--results", str(file)])
+    assert shown.exit_code == 0 and "failed: op/test_a.py::y" in shown.stdout
+    file.write_text("[]")
+    refused = CliRunner().invoke(app, ["vendor-report", "cpu", "--results", str(file)])
+    assert "holds no results of tests" in str(refused.exception)
+
+
+def test_a_backend_s_name_stands_for_its_target() -> None:
+    assert target_name("cpugraph") == target_name("cpu") == "cpu"
+    with pytest.raises(TargetNotFoundError):
+        target_name("nochip")
