@@ -63,7 +63,6 @@ class Functional:
     op: OpOverload
     outs: tuple[str, ...] = ()
     """Names of the arguments that receive the results."""
-    in_place: bool = False
 
 
 @dataclass
@@ -114,16 +113,8 @@ class Roads:
         return result
 
     def close(self) -> None:
-        """Let go of observers: the interpreter ends."""
+        """Drop the observers, as the interpreter ends."""
         self.observers.clear()
-
-    def watch(self, observer: Observer) -> None:
-        self.observers.append(observer)
-        self.update_watching()
-
-    def unwatch(self, observer: Observer) -> None:
-        self.observers.remove(observer)
-        self.update_watching()
 
     def update_watching(self) -> None:
         """Whether every call has to come through Python."""
@@ -366,7 +357,7 @@ def _functional_of(op: OpOverload) -> Functional | None:
         has = [(a.name, str(a.type)) for a in found._schema.arguments]
         returned = len(found._schema.returns)
         if not found._schema.is_mutable and has == wanted and returned == len(outs or written):
-            return Functional(found, tuple(outs or written), in_place)
+            return Functional(found, tuple(outs or written))
     return None
 
 
