@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 
-Optional = torch.Tensor | None
-
 
 def register(library: torch.library.Library) -> None:
     """Register the operators for the device in a library of ATen's implementations."""
@@ -42,8 +40,8 @@ def batch_norm_stats(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, tor
 
 def batch_norm_elemt(
     input: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     mean: torch.Tensor,
     invstd: torch.Tensor,
     eps: float,
@@ -60,8 +58,8 @@ def batch_norm_gather_stats_with_counts(
     input: torch.Tensor,
     mean: torch.Tensor,
     invstd: torch.Tensor,
-    running_mean: Optional,
-    running_var: Optional,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
     momentum: float,
     eps: float,
     counts: torch.Tensor,
@@ -85,7 +83,7 @@ def batch_norm_backward_reduce(
     input: torch.Tensor,
     mean: torch.Tensor,
     invstd: torch.Tensor,
-    weight: Optional,
+    weight: torch.Tensor | None,
     input_g: bool,
     weight_g: bool,
     bias_g: bool,
@@ -103,7 +101,7 @@ def batch_norm_backward_elemt(
     input: torch.Tensor,
     mean: torch.Tensor,
     invstd: torch.Tensor,
-    weight: Optional,
+    weight: torch.Tensor | None,
     sum_dy: torch.Tensor,
     sum_dy_xmu: torch.Tensor,
     count: torch.Tensor,
