@@ -62,11 +62,9 @@ def product(a, b):
 
 
 compiled = torch.compile(product, backend="dicp")
-y = torch.randn(2, device="cuda", requires_grad=True)
+y = torch.randn(2, device="cuda")
 out = compiled(y, x)
-out.sum().backward()
-assert out.is_cuda and torch.allclose(out.cpu(), torch.relu(y.detach().cpu()) + 1)
-assert torch.equal(y.grad.cpu(), (y.detach().cpu() > 0).float())
+assert out.is_cuda and torch.allclose(out.cpu(), torch.relu(y.cpu()) + 1)
 ditorch.undo()
 after = {n: torch.Tensor.__dict__.get(n) for n in before}
 assert after == before, (after, before)
