@@ -4,13 +4,15 @@
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of ten parts of the others, another one every eight hours; all, before a release:
 #                make ascend ASCEND_PARTS=1
+#   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
-#   make docs    draw the picture of the rooms from the code
+#   make docs    draw the picture of the rooms from the code, write what the operator tools print
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
 ASCEND_PARTS ?= 10
+MACA_PARTS ?= 40
 TOPS_PARTS ?= 40
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TORCH ?= torch==2.13.0
@@ -20,7 +22,7 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit ascend tops sanitize docs lint format env clean
+.PHONY: demo test unit ascend maca tops sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
@@ -34,11 +36,15 @@ unit: $(READY)
 ascend: $(READY)
 	$(PYTEST) --backend ascendgraph --sample $(ASCEND_PARTS) test/op test/model
 
+maca: $(READY)
+	$(PYTEST) --backend macagraph --sample $(MACA_PARTS) test/op
+
 tops: $(READY)
 	$(PYTEST) --backend topsgraph --dynamic false --sample $(TOPS_PARTS) test/op
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
+	$(RUN) docs/op_tools_output.py
 
 SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
     -fno-sanitize-recover=all

@@ -552,14 +552,15 @@ class ToolWarning(DicpWarning):
 
 
 class SpecializationWarning(DicpWarning):
-    """A graph is compiled for more sizes than are kept."""
+    """A graph is compiled for more sets of sizes than are kept."""
 
-    def __init__(self, graph: str, limit: int, symbols: Sequence[str]) -> None:
+    def __init__(self, limit: int, symbols: Sequence[str]) -> None:
         self.limit = limit
+        self.symbols = tuple(symbols)
         super().__init__(
-            f"{graph} has been compiled for more than {limit} sizes of {', '.join(symbols)}; the "
-            "least recently used are compiled again when they return. Pad these dimensions to a "
-            "few sizes, or set gears (DICP_GEARS) to have dicp do it."
+            f"a graph has been compiled for more than {limit} values of the sizes "
+            f"{', '.join(symbols)}; the least recently used programs are dropped and compiled "
+            "again when their sizes return. Pad the inputs to a few sizes to keep them all."
         )
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import fx
 
 from dicp.errors import UnsupportedOperatorError
+
+_TOOLS = str(Path(__file__).with_name("op_tools"))
+"""Where a tool is active, its own frame is the innermost one of a traced call."""
 
 LINE_OF = "dicp_line_of"
 """Key in `node.meta`: the name of the captured node whose `stack_trace` the node has."""
@@ -50,7 +54,8 @@ def user_lines(gm: fx.GraphModule) -> dict[str, str]:
 def user_line(node: fx.Node) -> str:
     """`file:line` of the innermost frame of the user's stack that the node came from."""
     trace = node.meta.get("stack_trace") or ""
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    lines = (line.strip() for line in trace.splitlines())
+    frames = [line for line in lines if line.startswith("File ") and _TOOLS not in line]
     if not frames:
         return ""
     parts = frames[-1].split('"')

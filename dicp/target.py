@@ -64,6 +64,7 @@ class Facts:
 
     dtypes: frozenset[torch.dtype]
     symbolic_shapes: bool = True
+    """Whether programs take symbolic sizes; else each set of sizes gets a graph of its own."""
     keep: frozenset[Any] = frozenset()
     """ATen overloads that are not decomposed for the target."""
     fusions: frozenset[str] = frozenset()

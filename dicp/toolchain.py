@@ -120,6 +120,23 @@ def compile_shared(
     Raises CompilerError with the compiler's first messages, and ToolchainError where there is no
     temporary folder to work in.
     """
+    content = compile_file(target, command, files, sources=sources, cautious=cautious, stop=stop)
+    if fault := fault_of(content, symbols):
+        text = f"error: the compiler wrote a shared object that cannot be used: {fault}"
+        raise CompilerError(target, command, text, sources)
+    return content
+
+
+def compile_file(
+    target: str,
+    command: Sequence[str],
+    files: Mapping[str, str],
+    *,
+    sources: Sequence[str] = (),
+    cautious: Sequence[str] = (),
+    stop: threading.Event | None = None,
+) -> bytes:
+    """As `compile_shared`, for an output of whatever format, such as a device's."""
     with _folder_with(target, files) as folder:
         try:
             result = run_tool(command, folder, COMPILE_SECONDS, stop=stop)
@@ -131,7 +148,7 @@ def compile_shared(
                 raise CompilerError(target, command, result.output + ended, sources)
             if not os.path.lexists(folder / OUTPUT):
                 raise CompilerError(target, command, result.output, sources)
-            return _built(folder / OUTPUT, symbols)
+            return _built(folder / OUTPUT)
         except _Unusable as fault:
             raise CompilerError(target, command, f"error: {fault}", sources) from fault
 
@@ -158,17 +175,14 @@ def no_space(target: str, error: OSError) -> ToolchainError:
     )  # fmt: skip
 
 
-def _built(path: Path, symbols: Collection[str]) -> bytes:
+def _built(path: Path) -> bytes:
     try:
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BUILT:
             raise _Unusable("the compiler wrote something else than a shared object")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise _Unusable(f"the shared object cannot be read: {error}") from error
-    if fault := fault_of(content, symbols):
-        raise _Unusable(f"the compiler wrote a shared object that cannot be used: {fault}")
-    return content
 
 
 # ---- running a tool ------------------------------------------------------------------------------

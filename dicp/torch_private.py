@@ -210,11 +210,6 @@ def pop_function_mode(mode: Any) -> None:
         overrides._push_mode(other)
 
 
-def unhooked_functions() -> Any:
-    """A context in which no TorchFunctionMode and no tensor subclass sees torch's functions."""
-    return torch._C.DisableTorchFunction()
-
-
 def current_stream(device: int) -> int:
     """The handle of a GPU's current stream, without creating a Python object for it."""
     return int(torch._C._cuda_getCurrentRawStream(device))  # type: ignore[attr-defined]
@@ -646,6 +641,32 @@ def guards_hold(expression: str, symints: list[torch.SymInt]) -> bool:
     shape_env = symints[0].node.shape_env
     hints = [_hint(symint) for symint in symints]
     return bool(shape_env.evaluate_guards_expression(expression, hints))
+
+
+def record_on_device(
+    run: Callable[[], list[Any]], device: torch.device
+) -> tuple[Callable[[], None], list[Any]]:
+    """Records the work that `run` puts on the stream, without executing it.
+
+    Returns the replay function and the results, which replays fill. Raises RuntimeError if the
+    driver cannot record some of the work.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        try:
+            # A stream of this device: PyTorch's default stream is of the first that recorded.
+            # Relaxed: a kernel may have to be loaded for the alignment of the recording's buffers.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="relaxed"):
+                outputs = run()
+        except RuntimeError:
+            # A failed recording leaves its stream current and the random generator waiting for
+            # the end of the recording.
+            torch.cuda.set_stream(before)
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+    return graph.replay, outputs
 
 
 # ---- the eager device ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 //   D_DECLARED      the functions of the C mathematical library are declared already
 //   D_NATIVE_MATH   exp, tanh, erf and what is made of them call that library in float, too; else
 //                   they are polynomials, which a compiler vectorizes
+//   D_HALVES        d_bf16, d_f16 and their conversions (d_from_bf16, d_to_bf16, ..) are defined
 //   D_FMA           d_madd is one rounding; known by itself for x86-64 and ARM
 //   D_CLAIM(p, x)   whether *p was 0 and has become x, atomically
 //   D_COLD          the qualifiers of a function that reports an error
@@ -20,8 +21,10 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long int64_t;
 typedef unsigned long uint64_t;
+#ifndef D_HALVES
 typedef uint16_t d_bf16;
 typedef uint16_t d_f16;
+#endif
 #ifndef INT64_MIN
 #define INT64_MIN (-0x7fffffffffffffffL - 1)
 #endif
@@ -84,13 +87,13 @@ d_inline double d_erf(double x) { return erf(x); }
 // ---- 16-bit floats: stored as bits, computed in float --------------------------------------
 d_inline uint32_t d_bits(float x) { uint32_t u; D_NATIVE(memcpy)(&u, &x, 4); return u; }
 d_inline float d_float(uint32_t u) { float x; D_NATIVE(memcpy)(&x, &u, 4); return x; }
+#ifndef D_HALVES
 d_inline float d_from_bf16(d_bf16 x) { return d_float((uint32_t)x << 16); }
 d_inline d_bf16 d_to_bf16(float x) {
   const uint32_t u = d_bits(x);
   const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
   return x != x ? (d_bf16)0x7fc0 : (d_bf16)rounded;
 }
-d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
 d_inline float d_from_f16(d_f16 h) {
   // No intermediate is a subnormal float, so the result is right where subnormals are flushed to 0.
   const uint32_t sign = ((uint32_t)h & 0x8000u) << 16, size = (uint32_t)h & 0x7fffu;
@@ -109,6 +112,8 @@ d_inline d_f16 d_to_f16(float x) {
   const uint32_t magnitude = u >= 0x47800000u ? large : finite;
   return (d_f16)(magnitude | (sign >> 16));
 }
+#endif
+d_inline float d_round_bf16(float x) { return d_from_bf16(d_to_bf16(x)); }
 d_inline float d_round_f16(float x) { return d_from_f16(d_to_f16(x)); }
 
 // ---- floats to integers ------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
+from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, around
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import GraphReport, Observer
 from dicp.dynamo_bridge.partition import PartitionedExecutable, split_data_dependent
@@ -97,6 +98,7 @@ class Compilation:
         self.cache = Cache.open(config)
         self.lines: Mapping[str, str] = user_lines(gm)
         self.identity = ""
+        self.inspected = active_inspector() is not None
         self.choice = OperatorChoice.of(config)
         self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
 
@@ -109,7 +111,7 @@ class Compilation:
             self.on_report(report)
             return self.gm.forward
 
-        return self._attempt(lambda: self._capture(example_inputs), eagerly)
+        return around(self._attempt(lambda: self._capture(example_inputs), eagerly))
 
     def _attempt(self, work: Callable[[], Any], eagerly: Callable[[], Any]) -> Any:
         """Does `work`; where that fails, raises or runs eagerly as `on_compile_error` says."""
@@ -140,7 +142,7 @@ class Compilation:
             identity=self.identity,
             joint_passes=self._joint_passes,
             recompute_operands=target.facts.recomputes_operands,
-            cache=self.cache if not config.freeze else None,
+            cache=self.cache if not config.freeze and not self.inspected else None,
             before_capture=lambda: target.prepare(self.gm, train, self.cache, config),
         )
 
@@ -218,7 +220,7 @@ class Compilation:
             return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            cache = self.cache if config.dump is None else None
+            cache = self.cache if config.dump is None and not self.inspected else None
             slot = find_graph(cache, gm, info, self.identity)
         if slot.found is not None:
             report.cache = "graph"
@@ -229,6 +231,7 @@ class Compilation:
         context = PassContext(
             facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
         )
+        captured = _copy(gm) if self.inspected else gm
         with hidden(gm.graph):
             run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
         frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
@@ -240,6 +243,10 @@ class Compilation:
             )
             return CompiledGraph(None, FrozenExecutable(once, rest))
         artifact, run = self._build(gm, info, observer)
+        if self.inspected:
+            made_kernels = tuple(report.kernels[kernels:])
+            parts = (gm, captured, info, made_kernels, self.target, config, self.cache, run)
+            return CompiledGraph(None, InspectedGraph(*parts))
         made = (report.kind, tuple(report.nodes[nodes:]), tuple(report.kernels[kernels:]))
         stored = StoredGraph(artifact, made, sources)
         return CompiledGraph(store_graph(self.cache, slot, stored), run)

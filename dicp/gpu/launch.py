@@ -205,10 +205,13 @@ class DeviceSegment:
             if result:
                 position = next(k for k, x in enumerate(launches) if x[4] is parameters)
                 step = self.steps[position]
+                reason = (
+                    f"{driver.describe(result)}, with {programs} blocks of {threads} threads and "
+                    f"{shared} bytes of dynamic shared memory"
+                )
                 raise LaunchError(
-                    driver.target, step["kernel"], driver.describe(result),
-                    tuple(map(str, step["origins"])),
-                )  # fmt: skip
+                    driver.target, step["kernel"], reason, tuple(map(str, step["origins"]))
+                )
 
     def _prepare(self, misaligned: frozenset[int]) -> list[tuple[Any, ...]]:
         plan = self.device.plan
@@ -236,6 +239,13 @@ class DeviceSegment:
         function = self.device.driver.function(self.device.index, binary)
         threads = self.device.driver.lanes * binary.warps
         return function, programs, threads, binary.shared, parameters
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a GPU; of the current one if `device` names none."""
+    if device.index is not None:
+        return device.index
+    return int(torch.get_device_module(device).current_device())
 
 
 class StreamPool:

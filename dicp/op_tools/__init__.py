@@ -4,6 +4,7 @@ Each tool is started and stopped, a context manager and a decorator; `apply_feat
 chosen operators. docs/op_tools.md shows each on a real training step.
 """
 
+from dicp.op_tools import compiled as compiled
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import OpCapture
 from dicp.op_tools.cast import OpDtypeCast

@@ -40,6 +40,8 @@ class Record:
     comparisons: list[Comparison] = field(default_factory=list)
     note: str = ""
     judged_by: str = "tolerance"
+    nodes: str = ""
+    """Of a kernel: its operators and their names in the graph."""
 
     @property
     def ok(self) -> bool:

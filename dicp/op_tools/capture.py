@@ -82,10 +82,10 @@ class OpCapture(Feature):
         folder = self._folder_of(call)
         facts = self._facts(call)
         rows = argument_rows(call)
-        self._save(folder / "input", {"args": call.args, "kwargs": call.kwargs}, facts)
+        self.save(folder / "input", {"args": call.args, "kwargs": call.kwargs}, facts)
         edges = InputEdges.of(call.args, call.kwargs)
         result = proceed(call)
-        self._save(folder / "output", result, facts)
+        self.save(folder / "output", result, facts)
         self.say(call.heading())
         self.say(argument_table([*rows, *result_rows(call.name, result)]))
         watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
@@ -97,8 +97,8 @@ class OpCapture(Feature):
     def _gradients(
         self, call: Call, folder: Path, facts: Mapping[str, Any], found: Gradients
     ) -> None:
-        self._save(folder / "grad_outputs", found.outputs, facts)
-        self._save(folder / "grad_inputs", found.inputs, facts)
+        self.save(folder / "grad_outputs", found.outputs, facts)
+        self.save(folder / "grad_inputs", found.inputs, facts)
         self.say(call.heading("backward"))
         self.say(argument_table(gradient_rows(call.name, found)))
 
@@ -125,7 +125,8 @@ class OpCapture(Feature):
             facts["random_state"] = bytes(torch.get_rng_state().numpy()).hex()
         return facts
 
-    def _save(self, path: Path, value: Any, facts: Mapping[str, Any]) -> None:
+    def save(self, path: Path, value: Any, facts: Mapping[str, Any]) -> None:
+        """Save a value, unless the capture has ended."""
         if self._stopped:
             return
         size = sum(t.numel() * t.element_size() for t in trees.tensors(value))
@@ -138,11 +139,26 @@ class OpCapture(Feature):
         try:
             storage.save(path, value, facts)
         except (OSError, RuntimeError) as error:
-            with self._lock:
-                if not self._stopped:
-                    self._stopped = f"{type(error).__name__}: {error}"
-                    text = f"op_capture stops, the program goes on: {path}: {self._stopped}"
-                    warnings.warn(ToolWarning(text), stacklevel=2)
+            self._stop_capturing(path, error)
             return
         self.saved.append(path)
         self.say(f"{path} saved")
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a text file beside what was saved."""
+        if self._stopped:
+            return
+        try:
+            path.write_text(text)
+        except OSError as error:
+            self._stop_capturing(path, error)
+            return
+        self.say(f"{path} saved")
+
+    def _stop_capturing(self, path: Path, error: Exception) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = f"{type(error).__name__}: {error}"
+        text = f"op_capture stops, the program goes on: {path}: {self._stopped}"
+        warnings.warn(ToolWarning(text), stacklevel=3)

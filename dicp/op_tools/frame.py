@@ -234,8 +234,6 @@ class Frame:
         self._lock = threading.RLock()
         self._wrapped: dict[tuple[int, str], tuple[Any, Callable[..., Any], int]] = {}
         self._running: weakref.WeakSet[Feature] = weakref.WeakSet()
-        self.on_change: list[Callable[[], None]] = []
-        """Called after features came or went."""
         atexit.register(self._finish)
 
     # ---- features -------------------------------------------------------------------------------
@@ -251,7 +249,6 @@ class Frame:
             if not self._running:
                 self._wrap_collectives()
             self._running.add(feature)
-        self._changed()
 
     def remove(self, feature: Feature) -> None:
         thread = self._thread
@@ -263,11 +260,6 @@ class Frame:
             self._running.discard(feature)
             if not self._running:
                 self._unwrap_collectives()
-        self._changed()
-
-    def _changed(self) -> None:
-        for listener in self.on_change:
-            listener()
 
     @property
     def features(self) -> list[Feature]:

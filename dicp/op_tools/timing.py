@@ -183,6 +183,8 @@ class OpTimeMeasure(Feature):
         ):
             groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
             for record in self.results:
+                if record.estimated:
+                    continue
                 groups[key(record)].append(record.elapsed)
             total = sum(map(sum, groups.values())) or 1.0
             rows = [

@@ -22,6 +22,7 @@ from dicp.loop.lowering import RuleTable
 from dicp.target import Artifact, Executable, LowerContext, Source, Target
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.target import LIBRARY_RULES
+from dicp.vendor.maca import MacaTarget
 from dicp.vendor.triton import TritonTarget
 
 
@@ -61,6 +62,10 @@ class Recorder(Recording, CpuTarget):
 
 class TritonRecorder(Recording, TritonTarget):
     """The GPU's programs."""
+
+
+class MacaRecorder(Recording, MacaTarget):
+    """The programs of a GPU that is programmed thread by thread."""
 
 
 def record(

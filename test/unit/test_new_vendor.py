@@ -27,7 +27,11 @@ PROGRAM = """
 import sys
 import torch
 import torch.nn.functional as F
+from dataclasses import replace
 from dicp import Backend
+from dicp.dynamo_bridge.decompose import decompositions
+from dicp.loop.lowering import RULES
+from dicp.target import find_target
 
 CASES = {
     "pointwise": (lambda x, y: (torch.relu(x) * y - 1).exp() / 3, 0),
@@ -58,6 +62,28 @@ for name in sys.argv[1:]:
         torch.testing.assert_close(got, expected)
         ops = [node.op for report in backend.reports for node in report.nodes]
         assert not [op for op in ops if op.startswith("prims.")], (name, case, ops)
+
+def with_all_rules(name):
+    # The loop vendor's code generator, given every kind of kernel.
+    target = find_target(name)
+    decompositions.cache_clear()
+    type(target).rules = RULES
+    type(target).facts = replace(target.facts, keep=RULES.ops())
+    x, i = torch.randn(6, 40), torch.randint(0, 6, (9,))
+    for fn in (
+        lambda: x.cumsum(1) * 2,
+        lambda: (x * 2).argmax(1),
+        lambda: torch.zeros(6, 40).index_add(0, i, x[i]),
+        lambda: (x.relu() * 3).sum(0),
+        lambda: F.gelu(x).softmax(-1).bfloat16().sum(-1),
+        lambda: torch.cat([F.embedding(i, x), x * 2], 0).flip(1),
+    ):
+        torch.compiler.reset()
+        backend = Backend(name, cache=False)
+        torch.testing.assert_close(torch.compile(fn, backend=backend)(), fn())
+        assert not backend.reports[0].counts["eager"], backend.reports[0]
+
+with_all_rules(sys.argv[1])
 print("all right")
 """
 

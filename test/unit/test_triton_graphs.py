@@ -22,7 +22,7 @@ from dicp.gpu.graph_capture import CapturedProgram, capture_obstacle
 from dicp.gpu.thresholds import MAX_CAPTURES
 from dicp.loop.runtime.device import WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.vendor.triton.capture import record_on_device
+from dicp.torch_private import record_on_device
 from dicp.vendor.triton.simulator import Simulator
 
 

@@ -63,16 +63,15 @@ class _Row:
         for one, other in (expr.args, expr.args[::-1]) if len(expr.args) == 2 else ():
             if self._varies(other):
                 continue
-            if expr.op == "eq" and isinstance(one, IndexValue):
-                if one.index.coefficient(self.along) == 1:
-                    return self._reached(one.index, other)
-                return None
+            index = one.index if expr.op == "eq" and isinstance(one, IndexValue) else None
+            if index is not None and index.coefficient(self.along) == 1:
+                return self._first_match(index, other)
             found = self._test(one) if expr.op in ("logical_and", "bitwise_and") else None
             if found is not None:
                 return expr.with_args((found, other))
         return None
 
-    def _reached(self, index: Index, place: Expr) -> Expr | None:
+    def _first_match(self, index: Index, place: Expr) -> Expr | None:
         """The condition that `index`, which grows by one per iteration, takes the value `place`."""
         first = Index(index.const, tuple(t for t in index.terms if t[0] != self.along))
         if self.along in first.variables():

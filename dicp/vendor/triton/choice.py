@@ -24,9 +24,8 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
 from dicp.loop.schedule.kernels import Schedule
 from dicp.target import Executable
-from dicp.torch_private import disable_current_modes
+from dicp.torch_private import disable_current_modes, record_on_device
 from dicp.vendor.triton.builder import Builder, Job, Plan, triton_version
-from dicp.vendor.triton.capture import record_on_device
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.render import render

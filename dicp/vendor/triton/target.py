@@ -15,31 +15,26 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
-from dicp.gpu import graph_capture
 from dicp.gpu.build import Variant
-from dicp.gpu.launch import Device, StreamPool
-from dicp.gpu.library import ATTENTION, OWN_RULES, GpuLowering
+from dicp.gpu.launch import Device, index_of
+from dicp.gpu.library import OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
-from dicp.gpu.scalars import scalars_to_device
 from dicp.gpu.split import PartitionedSum, split_reductions, split_unfused
+from dicp.gpu.target import GpuTarget
 from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
 from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.program import LoopProgram
-from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool
+from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.schedule.kernels import Step, schedule
-from dicp.loop.target import KernelSources, LoopTarget
+from dicp.loop.target import KernelSources
 from dicp.target import (
     Artifact,
     Check,
-    Decision,
-    Executable,
     Facts,
-    LowerContext,
 )
 from dicp.template import render_template
 from dicp.torch_private import first_sizes
@@ -51,7 +46,6 @@ from dicp.vendor.triton.builder import (
     device_functions,
     triton_version,
 )
-from dicp.vendor.triton.capture import record_on_device
 from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
@@ -70,7 +64,7 @@ class TritonLowering(GpuLowering):
     device_facts = GPU
 
 
-class TritonTarget(LoopTarget):
+class TritonTarget(GpuTarget):
     """Compiles for the GPU the tensors lie on; CPU tensors are run by Triton's interpreter."""
 
     name = "triton"
@@ -83,32 +77,14 @@ class TritonTarget(LoopTarget):
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
-    rules = OWN_RULES
     lowering = TritonLowering
     bakes_lines = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._pools: dict[int, StreamPool] = {}
         self._workers = Workers()
 
-    def unsupported(self, node: fx.Node) -> str:
-        if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
-            return ""
-        return super().unsupported(node)
-
-    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
-        if ATTENTION.get(node.target) is not None:
-            return self.decide(node)
-        return super().decide_on(device, node, config)
-
     # ---- from graph to source -------------------------------------------------------------------
-
-    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
-        device = self.device_of(gm)
-        if device != "cpu":
-            scalars_to_device(gm, torch.device(device))
-        return super().lower(gm, context)
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
@@ -180,22 +156,6 @@ class TritonTarget(LoopTarget):
         plan = Plan(sources.program, sources.texts, architecture(sources.device))
         index = index_of(sources.device)
         return Device(plan, self._builder(cache, config), find_driver(), index)
-
-    def pool(self, device: torch.device) -> Pool:
-        if device.type == "cpu":
-            return self.host_pool
-        return self._pools.setdefault(index_of(device), StreamPool(device))
-
-    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
-        executable = self.executable(artifact, cache, config)
-        program, device = artifact.program["program"], executable.loaded.device
-        if device.type == "cpu" or config.mode not in graph_capture.MODES:
-            return executable
-        # A recording has its own workspaces, which are not lent to runs on other streams.
-        recorded = self.executable(artifact, cache, config, OwnMemory(device))
-        return graph_capture.CapturedProgram(
-            program, executable, program["static"], record_on_device, recorded
-        )
 
     def _builder(self, cache: Cache, config: Config) -> Builder:
         return Builder(cache, self._workers, config.jobs)
@@ -278,11 +238,6 @@ def _scheduled(
         return steps, partitions
     split_unfused(graph, first, partitions, GPU)
     return schedule(graph, fuse, CROSS_ROW).steps, ()
-
-
-def index_of(device: torch.device) -> int:
-    """The number of a GPU; of the current one if `device` names none."""
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def kernel_file(sources: KernelSources) -> str:

@@ -1,0 +1,93 @@
+"""How tools look into compiled graphs while they run, at no cost where no tool is active.
+
+A graph that is compiled while an inspector is active keeps what it was compiled from, bypasses the
+caches, and asks the inspector at every run. Any other graph has no trace of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.target import Executable, KernelReport, LowerContext, Target
+
+
+@dataclass(frozen=True, eq=False)
+class InspectedGraph:
+    """A compiled graph and what it was compiled from. Called like its executable.
+
+    gm: the graph that was lowered. captured: a copy of it from before the passes.
+    """
+
+    gm: fx.GraphModule
+    captured: fx.GraphModule
+    info: GraphInfo
+    kernels: tuple[KernelReport, ...]
+    target: Target
+    config: Config
+    cache: Cache
+    executable: Executable
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        inspector = active_inspector()
+        if inspector is None:
+            return self.executable(inputs)
+        return inspector.run(self, inputs)
+
+    def compile(self, gm: fx.GraphModule) -> tuple[Executable, tuple[KernelReport, ...]]:
+        """A changed copy of the lowered graph, compiled by the same target and options."""
+        static = frozenset(self.info.static_inputs)
+        context = LowerContext(self.config, self.info.kind, static, self.target.name)
+        program = self.target.lower(gm, context)
+        source = self.target.render(program, self.config)
+        artifact = self.target.build(program, source, self.cache, self.config)
+        return self.target.load(artifact, self.cache, self.config), tuple(program.kernels())
+
+
+class Inspector(Protocol):
+    """A tool that looks into compiled graphs."""
+
+    def active(self) -> bool:
+        """Whether it looks at what is compiled and run now."""
+
+    def run(self, graph: InspectedGraph, inputs: list[Any]) -> Any:
+        """Run the graph and look at it; returns what the graph returns."""
+
+    def outside(self) -> AbstractContextManager[None]:
+        """A context for PyTorch's code around the graphs of one call."""
+
+
+_inspectors: list[Inspector] = []
+
+
+def register_inspector(inspector: Inspector) -> None:
+    """Make an inspector known for good; it is asked each time whether it is active."""
+    _inspectors.append(inspector)
+
+
+def active_inspector() -> Inspector | None:
+    return next((each for each in _inspectors if each.active()), None)
+
+
+def around(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, in the inspector's context where one is active now."""
+    if active_inspector() is None:
+        return run
+
+    def inspected(*inputs: Any) -> Any:
+        inspector = active_inspector()
+        if inspector is None:
+            return run(*inputs)
+        with inspector.outside():
+            return run(*inputs)
+
+    if getattr(run, "_boxed_call", False):
+        inspected._boxed_call = True  # type: ignore[attr-defined]
+    return inspected

@@ -1,0 +1,60 @@
+"""The base class of targets that are GPUs: stream pools, captured graphs, attention's calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.gpu import graph_capture
+from dicp.gpu.launch import StreamPool, index_of
+from dicp.gpu.library import ATTENTION, OWN_RULES
+from dicp.gpu.scalars import scalars_to_device
+from dicp.loop.program import LoopProgram
+from dicp.loop.runtime.device import OwnMemory, Pool
+from dicp.loop.target import LoopTarget
+from dicp.target import Artifact, Decision, Executable, LowerContext
+from dicp.torch_private import record_on_device
+
+
+class GpuTarget(LoopTarget):
+    """A GPU that PyTorch knows; CPU tensors are for the vendor's simulator."""
+
+    rules = OWN_RULES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pools: dict[int, StreamPool] = {}
+
+    def unsupported(self, node: fx.Node) -> str:
+        if ATTENTION.get(node.target) is not None:  # dicp generates no code for its RNG state
+            return ""
+        return super().unsupported(node)
+
+    def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
+        if ATTENTION.get(node.target) is not None:
+            return self.decide(node)
+        return super().decide_on(device, node, config)
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> LoopProgram:
+        device = self.device_of(gm)
+        if device != "cpu":
+            scalars_to_device(gm, torch.device(device))
+        return super().lower(gm, context)
+
+    def pool(self, device: torch.device) -> Pool:
+        if device.type == "cpu":
+            return self.host_pool
+        return self._pools.setdefault(index_of(device), StreamPool(device))
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        executable = self.executable(artifact, cache, config)
+        program, device = artifact.program["program"], executable.loaded.device
+        if device.type == "cpu" or config.mode not in graph_capture.MODES:
+            return executable
+        # A recording has its own workspaces, which are not lent to runs on other streams.
+        recorded = self.executable(artifact, cache, config, OwnMemory(device))
+        return graph_capture.CapturedProgram(
+            program, executable, program["static"], record_on_device, recorded
+        )

@@ -1,0 +1,388 @@
+"""The tools inside compiled graphs: the graph step by step through its provenance map.
+
+A graph is compiled once more with every tensor that crosses from one kernel to another as a result.
+These are what the kernels really compute; each kernel is judged alone, on the real inputs that it
+had, so that errors do not add up. For a kernel that diverges, every operator's own result is made a
+result of the graph, which shows the operator that diverges.
+
+The program always gets what the unchanged graph computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.inspection import InspectedGraph, register_inspector
+from dicp.op_tools.autocompare import OpAutoCompare, Record
+from dicp.op_tools.capture import CAPTURES, OpCapture
+from dicp.op_tools.frame import FRAME
+from dicp.op_tools.graph_reference import (
+    Evaluator,
+    is_random_node,
+    is_tensor,
+    mutated_inputs,
+    placeholders,
+    reproducer,
+    tensor_nodes,
+)
+from dicp.op_tools.records import CallId, Place, heading, logger
+from dicp.op_tools.tables import table
+from dicp.op_tools.timing import OpTimeMeasure, Timing
+from dicp.op_tools.verdict import COLUMNS, Comparison, compare
+from dicp.origin import user_line
+from dicp.target import KernelReport
+from dicp.torch_private import profiling
+
+Group = tuple[str, list[fx.Node]]
+"""A kernel's name and its nodes; an operator outside of kernels is a group of its own."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A graph compiled with intermediate tensors (`names`) as results after its own `count`."""
+
+    executable: Any
+    kernels: tuple[KernelReport, ...]
+    names: list[str]
+    count: int
+
+
+@dataclass(frozen=True)
+class Values:
+    """What one run really computed, by the name of the graph's node, and the graph's results."""
+
+    real: dict[str, Any]
+    outputs: Sequence[Any]
+
+
+class CompiledGraphs:
+    """Looks into the graphs of dicp's backends while a tool runs in the calling thread."""
+
+    def __init__(self) -> None:
+        self._steps: WeakKeyDictionary[InspectedGraph, dict[str, Steps]] = WeakKeyDictionary()
+
+    def active(self) -> bool:
+        return FRAME.anywhere
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        with FRAME.unhooked():
+            yield
+
+    def run(self, graph: InspectedGraph, inputs: list[Any]) -> Any:
+        features = FRAME.features
+        with FRAME.unhooked(), torch.no_grad():
+            timers = [f for f in features if isinstance(f, OpTimeMeasure)]
+            checks = [f for f in features if isinstance(f, (OpAutoCompare, OpCapture))]
+            if not checks:
+                return _timed(graph, inputs, timers)
+            before = _copies(graph, inputs)
+            state = torch.get_rng_state()
+            outputs = _timed(graph, list(inputs), timers)
+            inputs.clear()
+            after = torch.get_rng_state()
+            try:
+                torch.set_rng_state(state)
+                self._look(graph, before, outputs, checks)
+            except Exception as error:  # a tool's own defect must not end the program
+                name = type(error).__name__
+                logger().warning(f"a compiled graph cannot be looked into: {name}: {error}")
+            finally:
+                torch.set_rng_state(after)
+            return outputs
+
+    def _look(
+        self, graph: InspectedGraph, inputs: list[Any], outputs: Sequence[Any], features: Any
+    ) -> None:
+        steps = self._compiled(graph, "kernels", _crossing(graph))
+        values = _run(graph, steps, inputs)
+        groups = _groups(graph, steps.kernels)
+        for feature in features:
+            if isinstance(feature, OpCapture):
+                for name, nodes in groups:
+                    _capture(feature, graph, name, nodes, values)
+            elif not self._diverges(feature, graph, groups, values):
+                _judge_graph(feature, graph, values, inputs, outputs)
+
+    def _diverges(
+        self, feature: OpAutoCompare, graph: InspectedGraph, groups: list[Group], values: Values
+    ) -> bool:
+        """Judge every kernel, and look into those that diverge."""
+        wrong: list[Group] = []
+        for name, nodes in groups:
+            record = _judged(feature, graph, name, nodes, values)
+            if record is None:
+                continue
+            feature.keep(record)
+            if not record.ok:
+                _print(feature, record)
+                wrong.append((name, nodes))
+        if wrong:
+            self._inside(feature, graph, wrong, values)
+        return bool(wrong)
+
+    def _inside(
+        self, feature: OpAutoCompare, graph: InspectedGraph, wrong: list[Group], outer: Values
+    ) -> None:
+        """Name the operators that diverge in these kernels, each on its own real inputs."""
+        extra = _crossing(graph).union(*(tensor_nodes(nodes) for _, nodes in wrong))
+        steps = self._compiled(graph, " ".join(name for name, _ in wrong), extra)
+        values = _run(graph, steps, [outer.real[n.name] for n in placeholders(graph.gm)])
+        for name, nodes in wrong:
+            found = False
+            for node in nodes:
+                record = _judged(feature, graph, str(node.target), [node], values)
+                if record is None or record.ok:
+                    continue
+                found, record.kind = True, "operator"
+                feature.keep(record)
+                _print(feature, record)
+                where = user_line(node) or "an unknown line"
+                operator = f"{node.target} ({node.name}) at {where}"
+                logger().info(f"diverging kernel: {name}; operator: {operator}")
+            if not found:
+                logger().info(
+                    f"diverging kernel: {name}; its operators agree one by one: the fault is in "
+                    "how they are fused"
+                )
+
+    def _compiled(self, graph: InspectedGraph, key: str, extra: set[str]) -> Steps:
+        known = self._steps.setdefault(graph, {})
+        if key not in known:
+            known[key] = _with_results(graph, extra)
+        return known[key]
+
+
+# ---- graphs with more results --------------------------------------------------------------------
+
+
+def _with_results(graph: InspectedGraph, extra: set[str]) -> Steps:
+    """The lowered graph with these nodes as further results, compiled."""
+    copy = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    output: Any = copy.graph_copy(graph.gm.graph, mapping)
+    chosen = [node for node in graph.gm.graph.nodes if node.name in extra]
+    made = copy.output((*output, *(mapping[node] for node in chosen)))
+    made.meta = dict(graph.gm.graph.output_node().meta)
+    executable, kernels = graph.compile(fx.GraphModule(graph.gm, copy))
+    return Steps(executable, kernels, [node.name for node in chosen], len(output))
+
+
+def _run(graph: InspectedGraph, steps: Steps, inputs: Sequence[Any]) -> Values:
+    results = steps.executable(_copies(graph, inputs))
+    names = [node.name for node in placeholders(graph.gm)]
+    real = dict(zip(names, inputs, strict=True))
+    real |= dict(zip(steps.names, results[steps.count :], strict=True))
+    return Values(real, results[: steps.count])
+
+
+def _copies(graph: InspectedGraph, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, with copies of those that the graph overwrites."""
+    changed = mutated_inputs(graph.captured) | mutated_inputs(graph.gm)
+    nodes = placeholders(graph.gm)
+    return [
+        value.clone() if node.name in changed and isinstance(value, torch.Tensor) else value
+        for node, value in zip(nodes, inputs, strict=True)
+    ]
+
+
+def _crossing(graph: InspectedGraph) -> set[str]:
+    """The nodes whose tensors pass from one kernel to another, to a call or out of the graph."""
+    homes: dict[str, set[int]] = {}
+    for number, kernel in enumerate(graph.kernels):
+        for origin in kernel.origins:
+            homes.setdefault(origin.node, set()).add(number)
+    found = set()
+    for node in graph.gm.graph.nodes:
+        if node.op != "call_function" or not is_tensor(node):
+            continue
+        own = homes.get(node.name, set())
+        users = [homes.get(user.name, set()) for user in node.users]
+        if not own or is_random_node(node) or any(not (user and user <= own) for user in users):
+            found.add(node.name)
+    return found
+
+
+def _groups(graph: InspectedGraph, kernels: Sequence[KernelReport]) -> list[Group]:
+    """Kernels with their nodes, and each other operator alone, in the graph's order."""
+    order = {node.name: k for k, node in enumerate(graph.gm.graph.nodes)}
+    nodes = {node.name: node for node in graph.gm.graph.nodes}
+    groups: list[Group] = []
+    for kernel in kernels:
+        names = sorted({o.node for o in kernel.origins if o.node in order}, key=order.__getitem__)
+        if names:
+            groups.append((kernel.name, [nodes[name] for name in names]))
+    seen = {node.name for _, members in groups for node in members}
+    groups += [(str(nodes[n].target), [nodes[n]]) for n in tensor_nodes(nodes.values()) - seen]
+    return sorted(groups, key=lambda group: order[group[1][-1].name])
+
+
+# ---- verdicts ------------------------------------------------------------------------------------
+
+
+def _judged(
+    feature: OpAutoCompare, graph: InspectedGraph, name: str, nodes: list[fx.Node], values: Values
+) -> Record | None:
+    """One kernel's results against float64 and against eager, both on the inputs it really had."""
+    wanted = [n for n in nodes if isinstance(values.real.get(n.name), torch.Tensor)]
+    wanted = [n for n in wanted if not is_random_node(n)]
+    if not wanted:
+        return None
+    record = Record(name, CallId.new(), _place(nodes), "kernel", judged_by="fp64")
+    record.nodes = ", ".join(f"{n.target} ({n.name})" for n in nodes)
+    inside = {node.name for node in nodes}
+    wide = Evaluator(graph.gm, values.real, inside, widen=True)
+    same = Evaluator(graph.gm, values.real, inside, widen=False)
+    for node in wanted:
+        got = values.real[node.name]
+        try:
+            reference, eager = wide.value(node), same.value(node)
+        except Exception as error:  # operators raise whatever they like
+            text = (str(error).splitlines() or [""])[0]
+            record.note = f"no CPU form: {type(error).__name__}: {text}"
+            continue
+        comparison = compare(str(node.target), f"{name} {node.name}", got, reference, eager)
+        record.comparisons.append(_with_dtype(comparison, got, eager))
+    return record
+
+
+def _judge_graph(
+    feature: OpAutoCompare, graph: InspectedGraph, values: Values, inputs: list[Any],
+    outputs: Sequence[Any],
+) -> None:  # fmt: skip
+    """Where every kernel agrees alone: the real results, and the passes before lowering."""
+    record = Record("graph", CallId.new(), Place(), "graph", judged_by="fp64")
+    record.nodes = f"{graph.info.kind} graph"
+    for place, (got, own) in enumerate(zip(outputs, values.outputs, strict=True)):
+        if isinstance(got, torch.Tensor):
+            record.comparisons.append(compare("graph", f"graph output[{place}]", got, own, own))
+    if not any(map(is_random_node, graph.captured.graph.nodes)):
+        record.comparisons += _against_captured(graph, inputs, outputs)
+    feature.keep(record)
+    if not record.ok:
+        _print(feature, record)
+        logger().info(
+            "every kernel agrees alone and the graph does not: the fault is in a graph pass, in "
+            "the order of the kernels or in their memory"
+        )
+
+
+def _against_captured(
+    graph: InspectedGraph, inputs: list[Any], outputs: Sequence[Any]
+) -> list[Comparison]:
+    """The graph's results against the graph from before the passes, in float64 and in eager."""
+    real = {n.name: v for n, v in zip(placeholders(graph.captured), inputs, strict=True)}
+    everything = [node.name for node in graph.captured.graph.nodes]
+    wide = Evaluator(graph.captured, real, everything, widen=True)
+    same = Evaluator(graph.captured, real, everything, widen=False)
+    wanted: Any = graph.captured.graph.output_node().args[0]
+    found = []
+    for place, (node, got) in enumerate(zip(wanted, outputs, strict=True)):
+        if isinstance(node, fx.Node) and isinstance(got, torch.Tensor):
+            eager = same.value(node)
+            name = f"captured output[{place}]"
+            comparison = compare("graph", name, got, wide.value(node), eager)
+            found.append(_with_dtype(comparison, got, eager))
+    return found
+
+
+def _with_dtype(comparison: Comparison, got: torch.Tensor, eager: Any) -> Comparison:
+    """A result in another dtype than eager's has failed, whatever its values."""
+    if not isinstance(eager, torch.Tensor) or got.dtype == eager.dtype:
+        return comparison
+    info = f"Inconsistent dtypes: {got.dtype} {eager.dtype}"
+    return Comparison(
+        comparison.name, False, comparison.cosine, comparison.max_abs, comparison.max_relative,
+        comparison.tolerance, info, comparison.ratio, False,
+    )  # fmt: skip
+
+
+def _place(nodes: Sequence[fx.Node]) -> Place:
+    """The last of the nodes' lines that is known."""
+    for node in reversed(nodes):
+        file, _, line = user_line(node).rpartition(":")
+        if file:
+            return Place(file, int(line), "")
+    return Place()
+
+
+def _print(feature: OpAutoCompare, record: Record) -> None:
+    feature.say(heading(record.operator, record.id, record.place, record.kind, record.nodes))
+    feature.say(table(COLUMNS, [c.row() for c in record.comparisons]))
+    feature.say(record.verdicts())
+
+
+# ---- capture and time ----------------------------------------------------------------------------
+
+
+def _capture(
+    feature: OpCapture, graph: InspectedGraph, name: str, nodes: list[fx.Node], values: Values
+) -> None:
+    """A kernel's real inputs and results, and a script that runs its operators."""
+    number = CallId.new()
+    folder = feature.folder / CAPTURES / name / str(os.getpid()) / str(number.number) / number.time
+    script, given = reproducer(graph.gm, nodes, values.real, graph.target.name)
+    results = {n.name: values.real[n.name] for n in nodes if n.name in values.real}
+    facts = {"operator": name, "kernel": [str(n.target) for n in nodes],
+             "forward_id": str(number), "source": str(_place(nodes))}  # fmt: skip
+    feature.save(folder / "input", {"args": tuple(given), "kwargs": {}}, facts)
+    feature.save(folder / "output", results, facts)
+    feature.write(folder / "reproduce.py", script)
+
+
+def _timed(graph: InspectedGraph, inputs: list[Any], timers: Sequence[OpTimeMeasure]) -> Any:
+    """Run the graph, each kernel in its own range of a profiler where there are timers."""
+    if not timers or profiling():
+        return graph.executable(inputs)
+    with torch.profiler.profile() as profile:
+        outputs = graph.executable(inputs)
+    spent: dict[str, list[float]] = {}
+    for event in profile.events():
+        if event.name.startswith("dicp::"):
+            device = getattr(event, "device_time_total", 0)
+            spent.setdefault(event.name, []).append((device or event.cpu_time_total) / 1e3)
+    for timer in timers:
+        for record in _timings(graph, spent):
+            timer.keep(record)
+    return outputs
+
+
+def _timings(graph: InspectedGraph, spent: Mapping[str, list[float]]) -> Iterator[Timing]:
+    """A timing per kernel, and for each of its operators a share by the bytes of its result."""
+    nodes = {node.name: node for node in graph.gm.graph.nodes}
+    left = {name: list(times) for name, times in spent.items()}
+    for kernel in graph.kernels:
+        operators = dict.fromkeys(origin.op for origin in kernel.origins)
+        ranges = (f"dicp::{kernel.name[:9]} {' '.join(operators)}"[:200], f"dicp::{kernel.name}")
+        times = next((left[name] for name in ranges if left.get(name)), None)
+        if not times:
+            continue
+        inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]
+        total, number = times.pop(0), CallId.new()
+        yield Timing(kernel.name, number, _place(inside), total)
+        sizes = [_bytes(node) for node in inside]
+        if len(inside) > 1 and any(sizes):
+            for node, size in zip(inside, sizes, strict=True):
+                share = total * size / sum(sizes)
+                yield Timing(str(node.target), number, _place([node]), share, estimated=True)
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    try:
+        return int(value.numel()) * value.dtype.itemsize
+    except Exception:  # a size known only at run time
+        return value.dtype.itemsize
+
+
+register_inspector(CompiledGraphs())

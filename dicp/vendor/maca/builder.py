@@ -1,0 +1,50 @@
+"""Kernels for a device, in the variants that launches need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.gpu import build
+from dicp.gpu.build import Binary
+from dicp.gpu.launch import LaunchPlan
+from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.toolchain import device_compiler, driver_api
+from dicp.vendor.maca.units import Units
+
+
+@dataclass(frozen=True)
+class Job(build.Job):
+    """A kernel that a unit will hold."""
+
+
+class Plan(LaunchPlan[Job]):
+    """The launch plan of a program; kernels look at alignment when they run."""
+
+    job_type = Job
+
+
+class Builder:
+    """Compiled kernels by job: from the cache, or from the device's compiler."""
+
+    def __init__(self, cache: Cache, config: Config) -> None:
+        self.cache = cache
+        self.config = config
+        self.lanes = driver_api(config)[2]
+
+    def build(self, jobs: Sequence[Job]) -> list[Binary]:
+        found: dict[tuple[str, bool], Binary] = {}
+        for wide in (False, True):
+            wanted = {j.name: j for j in jobs if j.variant.wide == wide}
+            if not wanted:
+                continue
+            units = Units(device_compiler(self.config, not wide), self.cache, self.config.jobs)
+            bodies = {name: job.body for name, job in wanted.items()}
+            keys = units.build(bodies, {name: job.origins for name, job in wanted.items()})
+            for name, job in wanted.items():
+                warps = job.launch["warps"] * GPU.lanes // self.lanes
+                code = units.content(keys[name])
+                found[name, wide] = Binary(code, name, 0, warps, job.blocks())
+        return [found[job.name, job.variant.wide] for job in jobs]

@@ -1,0 +1,245 @@
+// Device functions of generated kernels: what a thread, a wave and a block share. The same text
+// compiles with mxcc (waves of 64), through the CUDA compatibility header (32), and on the host,
+// where shim.h emulates the device.
+#pragma once
+#if defined(__MACACC__) || defined(__MACA__)
+#include "native.h"
+#elif defined(__CUDACC__)
+#include "compat.h"
+#else
+#include "shim.h"
+#endif
+#ifdef D_HALVES
+typedef __half d_f16;
+typedef __maca_bfloat16 d_bf16;
+d_inline float d_from_f16(d_f16 x) { return __half2float(x); }
+d_inline d_f16 d_to_f16(float x) { return __float2half_rn(x); }
+d_inline float d_from_bf16(d_bf16 x) { return __bfloat162float(x); }
+d_inline d_bf16 d_to_bf16(float x) { return __float2bfloat16_rn(x); }
+#endif
+#include "scalar.h"
+#ifndef D_HOST
+#define status nullptr
+#endif
+
+#ifdef D_NARROW
+typedef int32_t d_index;  // every index of the launch fits
+#else
+typedef int64_t d_index;
+#endif
+#ifndef D_CHECKED
+template <class T> using d_global = T*;
+template <class T, int N> using d_shared = T[N];
+#endif
+
+// ---- adjacent elements in one access -------------------------------------------------------------
+template <int bytes> struct d_bytes;
+template <> struct d_bytes<1> { typedef uint8_t type; };
+template <> struct d_bytes<2> { typedef uint16_t type; };
+template <> struct d_bytes<4> { typedef uint32_t type; };
+template <> struct d_bytes<8> { typedef uint64_t type; };
+template <int bytes> struct d_word;  // as atomics take it
+template <> struct d_word<4> { typedef unsigned type; };
+template <> struct d_word<8> { typedef unsigned long long type; };
+struct alignas(16) d_words { uint32_t w[4]; };
+template <> struct d_bytes<16> { typedef d_words type; };
+
+template <int N, class T, class P> d_inline void d_load(T* to, P from) {
+#ifndef D_HOST
+  typedef typename d_bytes<N * sizeof(T)>::type V;
+  if ((uint64_t)from % sizeof(V) == 0) {
+    *(V*)to = *(const V*)from;
+    return;
+  }
+#endif
+  D_UNROLL(16)
+  for (int k = 0; k < N; ++k) to[k] = from[k];
+}
+template <int N, class T, class P> d_inline void d_store(P to, const T* from) {
+#ifndef D_HOST
+  typedef typename d_bytes<N * sizeof(T)>::type V;
+  if ((uint64_t)to % sizeof(V) == 0) {
+    *(V*)to = *(const V*)from;
+    return;
+  }
+#endif
+  D_UNROLL(16)
+  for (int k = 0; k < N; ++k) to[k] = from[k];
+}
+
+// ---- reductions ----------------------------------------------------------------------------------
+// Lanes read from lanes above them. What a lane near the end of its group reads comes from another
+// group and is not used: a group's first lane has the group's result.
+struct d_op_sum { template <class T> d_inline T of(T a, T b) { return (T)(a + b); } };
+struct d_op_prod { template <class T> d_inline T of(T a, T b) { return (T)(a * b); } };
+struct d_op_max { template <class T> d_inline T of(T a, T b) { return d_maximum(a, b); } };
+struct d_op_min { template <class T> d_inline T of(T a, T b) { return d_minimum(a, b); } };
+struct d_op_any { template <class T> d_inline T of(T a, T b) { return (T)(a | b); } };
+struct d_op_all { template <class T> d_inline T of(T a, T b) { return (T)(a & b); } };
+
+template <class Op, int N, class T> d_inline T d_in_wave(T x) {
+#ifdef D_AT_ONCE
+  return d_in_group<N>(x, [](T* row) {
+    for (int step = N / 2; step > 0; step /= 2)
+      for (int k = 0; k < step; ++k) row[k] = Op::of(row[k], row[k + step]);
+    for (int k = 1; k < N; ++k) row[k] = row[0];
+  }, N);
+#endif
+  D_UNROLL(6)
+  for (int step = N / 2; step > 0; step /= 2) x = Op::of(x, d_lane_above(x, step));
+  return d_lane_at(x, d_lane() & ~(N - 1));
+}
+// The reduction over each N adjacent threads of a block; every thread gets it. `room` has an element
+// per 32 threads.
+template <class Op, int N, class T, class R> d_inline T d_reduce(T x, R& room) {
+  if constexpr (N <= D_WAVE) {
+    return d_in_wave<Op, N>(x);
+  } else {
+    x = d_in_wave<Op, D_WAVE>(x);
+    if (d_lane() == 0) room[d_thread() / D_WAVE] = x;
+    d_barrier();
+    const int first = d_thread() / N * (N / D_WAVE);
+    x = room[first];
+    for (int k = 1; k < N / D_WAVE; ++k) x = Op::of(x, (T)room[first + k]);
+    return x;
+  }
+}
+// The reduction over threads that are X apart, of which there are R; `room` has an element a thread.
+template <class Op, int X, int R, class T, class S> d_inline T d_reduce_apart(T x, S& room) {
+  if constexpr (R == 1) {
+    return x;
+  } else {
+    room[d_thread()] = x;
+    d_barrier();
+    const int column = d_thread() % X;
+    x = room[column];
+    for (int k = 1; k < R; ++k) x = Op::of(x, (T)room[column + k * X]);
+    return x;
+  }
+}
+// Pairs of a value and its position: of equals, and of NaNs, the first position wins.
+#define d_pair_merge(kind) \
+  struct d_first_##kind { \
+    template <class T> d_inline void take(T& x, int64_t& at, T y, int64_t y_at) { \
+      const bool same = !d_better_##kind(x, y); \
+      const bool other = d_better_##kind(y, x) | (same & (y_at < at)); \
+      x = other ? y : x; \
+      at = other ? y_at : at; \
+    } \
+  };
+d_pair_merge(max) d_pair_merge(min)
+template <class Op, int N, class T> d_inline void d_pair_in_wave(T& x, int64_t& at) {
+  for (int step = N / 2; step > 0; step /= 2) {
+    const T y = d_lane_above(x, step);
+    const int64_t y_at = d_lane_above(at, step);
+    Op::take(x, at, y, y_at);
+  }
+  x = d_lane_at(x, d_lane() & ~(N - 1));
+  at = d_lane_at(at, d_lane() & ~(N - 1));
+}
+template <class Op, int N, class T, class R, class P>
+d_inline void d_reduce_pair(T& x, int64_t& at, R& room, P& places) {
+  if constexpr (N <= D_WAVE) {
+    d_pair_in_wave<Op, N>(x, at);
+  } else {
+    d_pair_in_wave<Op, D_WAVE>(x, at);
+    if (d_lane() == 0) {
+      room[d_thread() / D_WAVE] = x;
+      places[d_thread() / D_WAVE] = at;
+    }
+    d_barrier();
+    const int first = d_thread() / N * (N / D_WAVE);
+    x = room[first];
+    at = places[first];
+    for (int k = 1; k < N / D_WAVE; ++k)
+      Op::take(x, at, (T)room[first + k], (int64_t)places[first + k]);
+  }
+}
+template <class Op, int X, int R, class T, class S, class P>
+d_inline void d_reduce_pair_apart(T& x, int64_t& at, S& room, P& places) {
+  if constexpr (R > 1) {
+    room[d_thread()] = x;
+    places[d_thread()] = at;
+    d_barrier();
+    const int column = d_thread() % X;
+    x = room[column];
+    at = places[column];
+    for (int k = 1; k < R; ++k)
+      Op::take(x, at, (T)room[column + k * X], (int64_t)places[column + k * X]);
+  }
+}
+
+// ---- scans ---------------------------------------------------------------------------------------
+// The scan over each N adjacent threads, begun from `carry`, which becomes its last value. `room` has
+// an element per 32 threads.
+template <class Op, int N, class T, class R> d_inline T d_scan(T x, T& carry, R& room) {
+  constexpr int G = N < D_WAVE ? N : D_WAVE;
+  const int at = d_lane() & (G - 1);
+#ifdef D_AT_ONCE
+  x = d_in_group<G>(x, [](T* row) {
+    for (int k = 1; k < G; ++k) row[k] = Op::of(row[k - 1], row[k]);
+  }, G);
+#else
+  D_UNROLL(6)
+  for (int step = 1; step < G; step *= 2) {
+    const T y = d_lane_below(x, step);
+    x = at >= step ? Op::of(y, x) : x;
+  }
+#endif
+  if constexpr (N <= D_WAVE) {
+    x = Op::of(carry, x);
+    carry = d_lane_at(x, d_lane() | (G - 1));
+    return x;
+  } else {
+    const int wave = d_thread() / D_WAVE, first = d_thread() / N * (N / D_WAVE);
+    d_barrier();  // the previous scan's values have been read
+    if (at == D_WAVE - 1) room[wave] = x;
+    d_barrier();
+    T before = carry;
+    for (int k = first; k < first + N / D_WAVE; ++k) {
+      before = k == wave ? carry : before;
+      carry = Op::of(carry, (T)room[k]);
+    }
+    x = Op::of(before, x);
+    return x;
+  }
+}
+
+// ---- colliding stores ----------------------------------------------------------------------------
+#ifdef D_HOST
+#define d_atomic(op) \
+  template <class P, class T> d_inline void d_atomic_##op(P to, d_index at, T x) { \
+    T& place = d_atomic_place(to, at); \
+    place = d_op_##op::of(place, x); \
+  }
+d_atomic(sum) d_atomic(prod) d_atomic(max) d_atomic(min)
+#else
+template <class T> d_inline void d_atomic_sum(T* to, d_index at, T x) { atomicAdd(to + at, x); }
+d_inline void d_atomic_sum(int64_t* to, d_index at, int64_t x) {
+  atomicAdd((unsigned long long*)to + at, (unsigned long long)x);
+}
+template <class Op, class T> d_inline void d_exchanged(T* to, T x) {
+  typedef typename d_word<sizeof(T)>::type W;
+  W old = *(W*)to, known;
+  do {
+    known = old;
+    T next;
+    memcpy(&next, &known, sizeof(T));
+    next = Op::of(next, x);
+    W word;
+    memcpy(&word, &next, sizeof(T));
+    old = atomicCAS((W*)to, known, word);
+  } while (old != known);
+}
+template <class T> d_inline void d_atomic_prod(T* to, d_index at, T x) {
+  d_exchanged<d_op_prod>(to + at, x);
+}
+template <class T> d_inline void d_atomic_max(T* to, d_index at, T x) {
+  d_exchanged<d_op_max>(to + at, x);
+}
+template <class T> d_inline void d_atomic_min(T* to, d_index at, T x) {
+  d_exchanged<d_op_min>(to + at, x);
+}
+d_inline void d_atomic_max(int32_t* to, d_index at, int32_t x) { atomicMax(to + at, x); }
+d_inline void d_atomic_min(int32_t* to, d_index at, int32_t x) { atomicMin(to + at, x); }
+#endif

@@ -1,0 +1,1 @@
+"""MACA C++ of loop kernels."""

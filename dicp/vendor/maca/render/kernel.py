@@ -1,0 +1,83 @@
+"""MACA C++ of a kernel: its parameters, its body, and the function that runs it on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dicp.codegen.types import STORAGE_TYPE
+from dicp.gpu.tiles import numel
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Size
+from dicp.loop.ir.kernel import Kernel, kernel_name
+from dicp.loop.passes.one_hot import without_one_hot_sums
+from dicp.origin import Origin
+from dicp.serialize import encode_size
+from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.render.pointwise import Pointwise
+from dicp.vendor.maca.render.reduction import Reduction
+
+
+@dataclass(frozen=True)
+class MacaKernel:
+    """A rendered kernel: equal work has equal `body`, hence an equal name.
+
+    `body` names the kernel KERNEL, a macro.
+    """
+
+    name: str
+    body: str
+    args: tuple[Ref, ...]
+    symbols: tuple[Size, ...]
+    kernel: Kernel
+    sites: tuple[tuple[str, Origin | None], ...]
+    """Operator and origin of each runtime check in the code, for error messages."""
+    extra: Mapping[str, Any]
+    """The launch: axes with their sizes and blocks, and waves of a block."""
+
+
+def render(kernel: Kernel) -> MacaKernel:
+    kernel = without_one_hot_sums(kernel)
+    writer = (Reduction if kernel.reduction else Pointwise)(kernel)
+    lines = writer.lines()
+    block = writer.block.rows if isinstance(writer, Reduction) else writer.block.points
+    rows = numel(kernel.parallel)
+    blocks = f"({writer.text_of(rows)} + {block - 1}) / {block}"
+    together = any("__syncthreads" in x or "d_reduce" in x or "d_scan" in x for x in lines)
+    body = "\n".join(
+        [
+            f"D_KERNEL void __launch_bounds__({writer.threads}) KERNEL(",
+            f"    {', '.join(_parameters(writer))}) {{", *lines, "}",
+            "#ifdef D_HOST", "D_LAUNCHER(KERNEL) {",
+            *(f"  const d_index {n} = sizes[{k}];" for k, n in enumerate(writer.symbols.values())),
+            f"  d_run_{'together' if together else 'independent'}"
+            f"({{(unsigned)({blocks})}}, {{{writer.threads}}}, [&] {{",
+            f"    KERNEL({', '.join(_arguments(writer))});", "  });", "}", "#endif",
+        ]
+    )  # fmt: skip
+    axes = {"x": {"size": encode_size(rows), "block": block},
+            "r": {"size": encode_size(numel(kernel.reduction)), "block": 1}}  # fmt: skip
+    launch = {
+        "grid": ["x"], "axes": axes, "warps": writer.threads // GPU.lanes, "whole": True,
+        "reaches": list(writer.reaches),
+    }  # fmt: skip
+    return MacaKernel(
+        kernel_name(kernel.origins, body), body, tuple(writer.args), tuple(writer.symbols), kernel,
+        tuple(writer.sites), {"launch": launch},
+    )  # fmt: skip
+
+
+def _pointer(writer: Pointwise | Reduction, ref: Ref) -> str:
+    const = "" if ref.root in writer.stored else "const "
+    return f"{const}{STORAGE_TYPE[ref.dtype]}"
+
+
+def _parameters(writer: Pointwise | Reduction) -> list[str]:
+    pointers = [f"d_global<{_pointer(writer, ref)}> {name}" for ref, name in writer.args.items()]
+    return [*pointers, *(f"const d_index {name}" for name in writer.symbols.values())]
+
+
+def _arguments(writer: Pointwise | Reduction) -> list[str]:
+    pointers = [f"({_pointer(writer, r)}*)args[{k}]" for k, r in enumerate(writer.args)]
+    return [*pointers, *writer.symbols.values()]

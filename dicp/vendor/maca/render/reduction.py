@@ -1,0 +1,249 @@
+"""Reductions and scans: the threads of a group share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.codegen.emitter import accumulator_type, is_place, local, margin
+from dicp.codegen.spelling import combine
+from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.gpu.threads import (
+    Access,
+    RowThreads,
+    column_threads,
+    is_along,
+    row_threads,
+    unconditional_reads,
+)
+from dicp.gpu.tiles import numel
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, Named, Read, Ref
+from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.render.points import Points
+
+LEAST_WAVE = 32
+"""Lanes of the smallest wave: shared memory has an element per so many threads."""
+
+
+class Reduction(Points):
+    """One row per group of threads, phase after phase.
+
+    Every thread of a block reaches every barrier: rows past the end count as the last row, without
+    points and without stores.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.columns = kernel.kind == "outer_reduction"
+        """Whether the threads of a group are a block's rows apart: adjacent ones share columns."""
+        self.block: RowThreads = (column_threads if self.columns else row_threads)(kernel, GPU)
+        self.shared: list[str] = []
+        """Declarations of shared memory."""
+        self._written: set[Ref] = set()
+
+    @property
+    def threads(self) -> int:
+        return self.block.threads
+
+    def lines(self) -> list[str]:
+        kernel, block = self.kernel, self.block
+        rows = self._size(numel(kernel.parallel))
+        row = self._push(kernel.parallel, 1)
+        group, thread = ("% {0}", "/ {0}") if self.columns else ("/ {1}", "% {1}")
+        own, at = (text.format(block.rows, block.group) for text in (group, thread))
+        row.lines += [
+            f"  const d_index own_row = (d_index)blockIdx.x * {block.rows} + threadIdx.x {own};",
+            f"  const bool live = own_row < {rows};",
+            f"  const d_index row = live ? own_row : {rows} - 1;",
+            f"  const d_index at = threadIdx.x {at};",
+            *(f"  {text}" for text in self._digits("row", kernel.parallel)),
+        ]  # fmt: skip
+        if block.steps is not None:
+            row.lines += self._preloads()
+        for phase in kernel.phases:
+            self._wait_for_stores(phase)
+            if phase.level == "parallel":
+                self._row_phase(phase)
+            elif any(isinstance(s, Scan) for s in phase.stmts):
+                self._scan_phase(phase)
+            else:
+                self._reduce_phase(phase)
+        return [*(f"  __shared__ {text};" for text in self.shared), *row.lines]
+
+    # ---- values ---------------------------------------------------------------------------------
+
+    def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
+        if isinstance(expr, Named) and expr.op == "scratch" and self.block.steps is None:
+            return self.value(self.saves[expr.name].value, guard, guard_depth)
+        return super().value(expr, guard, guard_depth)
+
+    def _inner_position(self) -> str:
+        return "step" if self.block.width == 1 else f"step * {self.block.width} + lane"
+
+    def _reads(self, phase: Phase) -> set[Ref]:
+        """The buffers that the phase reads, including those for rematerialized scratch values."""
+        seen: set[Expr] = set()
+        used = [e for s in phase.stmts for e in ir.walk(s.value, seen)]
+        for name in {e.name for e in used if isinstance(e, Named) and e.op == "scratch"}:
+            used += ir.walk(self.saves[name].value, seen)
+        return {e.ref.root for e in used if isinstance(e, Read)}
+
+    def _wait_for_stores(self, phase: Phase) -> None:
+        """A barrier before reads of elements that another thread of the block may have stored."""
+        if self._reads(phase) & self._written:
+            self.scopes[-1].lines.append("  __syncthreads();")
+            self._written.clear()
+        self._written |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
+
+    def _preloads(self) -> list[str]:
+        """Loads into registers what several phases read at every point."""
+        block, (*_, last) = self.block, self.kernel.reduction
+        assert block.steps is not None
+        phases = [p for p in self.kernel.phases if p.level == "reduction"]
+        uses: dict[Access, int] = {}
+        for phase in phases:
+            for access in unconditional_reads(phase.stmts):
+                uses[access] = uses.get(access, 0) + 1
+        loops = set(self.kernel.reduction)
+        wanted = [
+            (ref, index) for (ref, index), count in uses.items()
+            if count > 1 and ref.root not in self.stored and index.is_affine
+            and index.variables() & loops and (block.width == 1 or is_along(index, last))
+        ]  # fmt: skip
+        lines: list[str] = []
+        for ref, index in wanted:
+            name = self._array_name()
+            size = block.steps * block.width
+            scope = self._push(self.kernel.reduction, 3)
+            scope.lines += [
+                margin(3) + text for text in self._digits("point", self.kernel.reduction)
+            ]
+            place = f"{self._arg(ref)} + ({self._index(index)})"
+            to = f"{name} + step * {block.width}"
+            scope.lines.append(f"{margin(3)}d_load<{block.width}>({to}, {place});")
+            self._pop(scope)
+            lines += [f"  {self._element(ref)} {name}[{size}];", *self._loop(scope.lines)]
+            self.preloaded[ref, index] = name
+        return lines
+
+    # ---- phases ---------------------------------------------------------------------------------
+
+    def _row_phase(self, phase: Phase) -> None:
+        """Values of the row, which every thread of the group has; the first one stores them."""
+        scope = self.scopes[-1]
+        stores = [s for s in phase.stmts if isinstance(s, Store)]
+        self._stmts([s for s in phase.stmts if not isinstance(s, Store)], scope)
+        if stores:
+            inner = self._push((), 2)
+            self._stmts(stores, inner)
+            self._pop(inner)
+            scope.lines += self._guarded("live && at == 0", inner.lines, 1)
+
+    def _loop(self, body: list[str]) -> list[str]:
+        """`body` at each group of adjacent points of the thread, the first of which is `point`."""
+        block, count = self.block, self._size(numel(self.kernel.reduction))
+        wide = f" * {block.width}" if block.width != 1 else ""
+        if block.steps is None:
+            apart = block.group * block.width
+            return [
+                f"  for (d_index point = at{wide}; live && point < {count}; point += {apart}) {{",
+                *body, "  }",
+            ]  # fmt: skip
+        return [
+            "  #pragma unroll", f"  for (int step = 0; step < {block.steps}; ++step) {{",
+            f"    const d_index point = (step * {block.group} + at){wide};",
+            *self._guarded(f"live && point < {count}", body, 2), "  }",
+        ]  # fmt: skip
+
+    def _reduce_phase(self, phase: Phase) -> None:
+        scope = self.scopes[-1]
+        kept = self.block.steps is not None
+        stmts = [s for s in phase.stmts if kept or not isinstance(s, ScratchStore)]
+        reduces = [s for s in stmts if isinstance(s, Reduce)]
+        if not stmts:
+            return
+        scope.lines += [f"  {self._declare(s)}" for s in reduces]
+        for s in stmts:
+            if isinstance(s, ScratchStore):
+                size = (self.block.steps or 0) * self.block.width
+                scope.lines.append(f"  {VALUE_TYPE[s.dtype]} saved_{s.name}[{size}];")
+        if self.block.width == 1:
+            self._stage_preloaded(stmts)
+        loops = self.kernel.reduction
+        indent = 3 if kept else 2
+        body = self._points(stmts, loops, "point", self.block.width, indent)
+        self.staged.clear()
+        scope.lines += self._loop(body)
+        for stmt in reduces:
+            scope.lines.append(f"  {self._join(stmt)}")
+
+    def _stage_preloaded(self, stmts: Sequence[Stmt]) -> None:
+        for access in unconditional_reads(stmts):
+            if access in self.preloaded:
+                self.staged[access] = f"{self.preloaded[access]}[step]"
+
+    def _join(self, stmt: Reduce) -> str:
+        """The reduction over the threads of the group."""
+        block, name = self.block, local(stmt.name)
+        apart = "_apart" if self.columns else ""
+        sizes = f"{block.rows}, {block.group}" if self.columns else f"{block.group}"
+        room = self._shared(accumulator_type(stmt), f"room_{stmt.name}")
+        if is_place(stmt):
+            places = self._shared("int64_t", f"places_{stmt.name}")
+            kind = f"d_reduce_pair{apart}<d_first_{stmt.op[3:]}, {sizes}>"
+            return f"{kind}({name}, at_{stmt.name}, {room}, {places});"
+        return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {room});"
+
+    def _shared(self, ctype: str, name: str) -> str:
+        size = self.threads if self.columns else max(1, self.threads // LEAST_WAVE)
+        self.shared.append(f"d_shared<{ctype}, {size}> {name}")
+        return name
+
+    # ---- scans ----------------------------------------------------------------------------------
+
+    def _scan_phase(self, phase: Phase) -> None:
+        """Every thread takes part in each exchange; those past the end have the start value."""
+        scope, block = self.scopes[-1], self.block
+        count = self._size(numel(self.kernel.reduction))
+        scans = [s for s in phase.stmts if isinstance(s, Scan)]
+        reduces = [s for s in phase.stmts if isinstance(s, Reduce)]
+        scope.lines += [f"  {self._declare(s)}" for s in reduces]
+        for s in scans:
+            ctype = accumulator_type(s)
+            scope.lines.append(f"  {ctype} carry_{s.name} = {start_value(s.op, s.dtype)};")
+        body = self._push(self.kernel.reduction, 2)
+        body.lines += [
+            "    const d_index own_point = chunk + at;",
+            f"    const bool inside = own_point < {count};",
+            "    const d_index point = inside ? own_point : 0;",
+            *(f"    {text}" for text in self._digits("point", self.kernel.reduction)),
+        ]
+        stmts = [s for s in phase.stmts if not isinstance(s, (Store, ScratchStore))]
+        self._stmts(stmts, body)
+        inner = self._push((), 3)
+        self._stmts([s for s in phase.stmts if isinstance(s, Store)], inner)
+        self._pop(inner)
+        self._pop(body)
+        scope.lines += [
+            f"  for (d_index chunk = 0; chunk < {count}; chunk += {block.group}) {{",
+            *body.lines, *self._guarded("live && inside", inner.lines, 2), "  }",
+            *(f"  {self._join(s)}" for s in reduces),
+        ]  # fmt: skip
+
+    def _combine(self, stmt: Reduce | Scan, value: str, position: str) -> str:
+        if isinstance(stmt, Reduce):
+            text = super()._combine(stmt, value, position)
+            scanning = any(s is stmt for p in self.kernel.phases for s in p.stmts
+                           if any(isinstance(o, Scan) for o in p.stmts))  # fmt: skip
+            return f"if (inside) {{ {text} }}" if scanning else text
+        ctype, carry = accumulator_type(stmt), f"carry_{stmt.name}"
+        name = local(stmt.name)
+        if self.block.group == 1:
+            combined = combine(stmt.op, carry, value)
+            return f"const {ctype} {name} = {carry} = ({ctype})({combined});"
+        start = start_value(stmt.op, stmt.dtype)
+        text = f"inside ? ({ctype})({value}) : ({ctype})({start})"
+        room = self._shared(ctype, f"room_{stmt.name}")
+        operator = f"d_op_{stmt.op}, {self.block.group}"
+        return f"const {ctype} {name} = d_scan<{operator}>({text}, {carry}, {room});"

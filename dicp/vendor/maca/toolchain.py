@@ -1,0 +1,171 @@
+"""Compilers of MACA C++ for a device: mxcc, and NVRTC through the compatibility header."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dicp import toolchain as host
+from dicp.cache import key_of
+from dicp.config import COUNT, PATH, WORDS, Config, vendor_option
+from dicp.errors import CompilerError, ToolchainError
+from dicp.gpu.module_driver import DriverApi
+from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.units import TARGET, UNIT, Compiler, header_texts
+
+COMPILER = Path("mxgpu_llvm", "bin", "mxcc")
+MACA_PATH = "/opt/maca"
+OPTIONS = (
+    vendor_option("maca_path", PATH, "MACA_PATH", "the folder of the MACA toolkit",
+                  default=Path(MACA_PATH), changes_code=False),
+    vendor_option("maca_flags", WORDS, "DICP_MACA_FLAGS",
+                  "further flags of mxcc; --offload-arch=.. names a chip that is not at hand",
+                  default=("--offload-arch=native",)),
+    vendor_option("maca_nvidia", COUNT, "DICP_MACA_NVIDIA",
+                  "the compute capability, such as 90, of the NVIDIA GPU that kernels are compiled "
+                  "for by NVRTC in the place of a MetaX one; 0: none", default=0),
+)  # fmt: skip
+NVRTC_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+
+MACA_API = DriverApi(
+    target=TARGET, device_type="cuda", libraries=("libmcruntime.so",), load="mcModuleLoadData",
+    function="mcModuleGetFunction", launch="mcModuleLaunchKernel", describe="mcGetErrorName",
+    describe_writes=False, no_context=-1, no_binary=209,
+    fix="Install the MACA toolkit, or name its folder in MACA_PATH.",
+)  # fmt: skip
+CUDA_API = DriverApi(
+    target=TARGET, device_type="cuda", libraries=("libcuda.so.1", "libcuda.so"),
+    load="cuModuleLoadData", function="cuModuleGetFunction", launch="cuLaunchKernel",
+    describe="cuGetErrorName", describe_writes=True, no_context=201, no_binary=209,
+    fix="Install the NVIDIA driver.",
+)  # fmt: skip
+"""209: mcErrorNoKernelImageForDevice and CUDA_ERROR_NO_BINARY_FOR_GPU."""
+
+
+@dataclass(frozen=True)
+class Mxcc:
+    """MetaX's compiler."""
+
+    command: tuple[str, ...]
+    version: str
+    narrow: bool = True
+    """Whether indices have 32 bits."""
+
+    @property
+    def identity(self) -> str:
+        return key_of(self.version, *self.command, str(self.narrow), *header_texts().values())
+
+    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+        width = ["-DD_NARROW"] if self.narrow else []
+        command = [*self.command, *width, UNIT, "-o", host.OUTPUT]
+        return host.compile_file(TARGET, command, {UNIT: text, **header_texts()}, sources=sources)
+
+
+def find_mxcc(config: Config, narrow: bool) -> Mxcc:
+    """The compiler of the MACA toolkit.
+
+    Raises ToolchainError, which names the path looked for.
+    """
+    root = Path(config.vendor["maca_path"])
+    path = root / COMPILER
+    if not path.exists():
+        raise ToolchainError(
+            TARGET, "mxcc", f"{path} does not exist",
+            "Install the MACA toolkit, or name its folder in MACA_PATH.",
+        )  # fmt: skip
+    (program, *_), version = host.find_compiler(TARGET, str(path))
+    flags = ("-x", "maca", "--fatbin", f"-I{root / 'include'}", "-O3", "-fPIC", "-std=c++17")
+    return Mxcc((program, *flags, *config.vendor["maca_flags"]), version, narrow)
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """NVIDIA's runtime compiler, which every CUDA build of PyTorch brings."""
+
+    arch: int
+    narrow: bool = True
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        width = ("-DD_NARROW",) if self.narrow else ()
+        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *width)
+
+    @property
+    def identity(self) -> str:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        version = f"nvrtc {major.value}.{minor.value}"
+        return key_of(version, *self.flags, *header_texts().values())
+
+    def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
+        library, program, headers = _nvrtc(), ctypes.c_void_p(), header_texts()
+        _check(library.nvrtcCreateProgram(
+            ctypes.byref(program), text.encode(), UNIT.encode(), len(headers),
+            _texts(list(headers.values())), _texts(list(headers)),
+        ))  # fmt: skip
+        try:
+            flags = _texts(self.flags)
+            if library.nvrtcCompileProgram(program, len(self.flags), flags):
+                log = _output(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+                command = ["nvrtc", *self.flags, UNIT]
+                raise CompilerError(TARGET, command, log.rstrip(b"\0").decode(), sources)
+            return _output(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def device_compiler(config: Config, narrow: bool = True) -> Compiler:
+    """The compiler for the device that the options name. Raises ToolchainError."""
+    arch = config.vendor["maca_nvidia"]
+    return Nvrtc(arch, narrow) if arch else find_mxcc(config, narrow)
+
+
+def driver_api(config: Config) -> tuple[DriverApi, tuple[str, ...], int, str]:
+    """The driver library's functions, folders to look for it in, lanes of a wave, architecture."""
+    arch = config.vendor["maca_nvidia"]
+    if arch:
+        return CUDA_API, (), 32, f"sm_{arch}"
+    folder = str(Path(config.vendor["maca_path"]) / "lib")
+    return MACA_API, (folder,), GPU.lanes, " ".join(config.vendor["maca_flags"])
+
+
+@lru_cache(maxsize=1)
+def _nvrtc() -> Any:
+    """NVRTC's library: the one that PyTorch has loaded, or one on the loader's path.
+
+    Raises ToolchainError.
+    """
+    folder = Path(torch.__file__).parents[1] / "nvidia"
+    near = [str(path) for path in sorted(folder.glob("*/lib/libnvrtc.so.1?"))]
+    for name in (*NVRTC_LIBRARIES, *near):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise ToolchainError(
+        TARGET, "NVRTC", f"none of {', '.join((*NVRTC_LIBRARIES, *near))} can be loaded",
+        "Install a CUDA build of torch, or the package nvidia-cuda-nvrtc.",
+    )  # fmt: skip
+
+
+def _check(result: int) -> None:
+    if result:
+        raise ToolchainError(TARGET, "NVRTC", f"it fails with status {result}", "Reinstall it.")
+
+
+def _texts(items: Sequence[str]) -> Any:
+    return (ctypes.c_char_p * max(1, len(items)))(*(item.encode() for item in items))
+
+
+def _output(size: Any, get: Any, program: Any) -> bytes:
+    length = ctypes.c_size_t()
+    _check(size(program, ctypes.byref(length)))
+    content = ctypes.create_string_buffer(length.value)
+    _check(get(program, content))
+    return content.raw

@@ -1,0 +1,28 @@
+"""The process monitor: rows of a process that runs, and an error for one that does not."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from dicp.op_tools.process_monitor import main
+
+
+def test_rows_of_a_process(capsys: pytest.CaptureFixture[str]) -> None:
+    pid = str(os.getpid())
+    assert main(["--pid", pid, "--interval", "0.01", "--label", "me", "--rows", "3"]) == 0
+    path = Path(capsys.readouterr().out.removesuffix(" saved\n"))
+    assert path.parent == Path("op_tools_results/process_monitor_result")
+    assert re.fullmatch(rf"process_monitor_result_\w+_pid{pid}_me_[\d-]+\.csv", path.name)
+    head, *rows = list(csv.reader(path.open()))
+    assert head[:3] == ["runningtime(Seconds)", "time_str", "time(Seconds)"] and len(rows) == 3
+    assert all(float(row[3]) > 10 for row in rows)
+
+
+def test_a_process_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--pid", "4194305"]) == 2
+    assert "process 4194305 cannot be watched" in capsys.readouterr().err

@@ -1,0 +1,341 @@
+"""Autocompare, time, fallback, cast, observe and overflow check in eager code."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dicp import op_tools
+from dicp.errors import OverflowFoundError, ToolVariableError
+from dicp.op_tools.autocompare import Record
+from dicp.op_tools.records import CallId, Place
+from dicp.op_tools.verdict import Comparison, compare, tolerance
+
+
+def compared(tool: op_tools.OpAutoCompare) -> dict[str, Comparison]:
+    return {c.name: c for record in tool.results for c in record.comparisons}
+
+
+def test_autocompare_compares_inputs_outputs_and_gradients() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    y = torch.zeros(3, 4)
+    index = torch.tensor([[0, 1, 2, 0]])
+    with op_tools.OpAutoCompare(quiet=True) as tool:
+        z = torch.sort(x, dim=1)[0]
+        (z * 2).sum().backward()
+        y.scatter_add_(0, index, torch.ones(1, 4))
+        y.copy_(torch.ones(3, 4))
+        x.detach().clone().requires_grad_().mul(2).relu_().sum().backward()
+    found = compared(tool)
+    assert {
+        "torch.sort input", "torch.sort output[0]", "torch.sort output[1]", "torch.sort grad[0]",
+        "torch.Tensor.scatter_add_ input[0]", "torch.Tensor.scatter_add_ output",
+        "torch.Tensor.copy_ input[0]", "torch.Tensor.copy_ input[1]", "torch.Tensor.relu_ grad[0]",
+    } <= found.keys()  # fmt: skip
+    assert tool.failures == []
+    assert found["torch.sort output[0]"].error_info == (
+        "Inconsistent dtypes: torch.float32 torch.float64"
+    )
+
+
+def test_gradients_of_bf16_are_judged_with_bf16s_tolerance(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = torch.randn(8, 8, dtype=torch.bfloat16, requires_grad=True)
+    with op_tools.OpAutoCompare() as tool:
+        F.linear(x, x).sum().backward()
+    found = compared(tool)["torch.nn.functional.linear grad[0]"]
+    assert (found.tolerance.atol, found.tolerance.rtol) == (1e-3, 1e-3)
+    text = capsys.readouterr().out
+    assert "cpu_dtype_cast_info(from:to): {torch.bfloat16: torch.float64}" in text
+    ids = re.findall(r"forward_id:(\S+)", text)
+    assert ids and all(re.fullmatch(r"\d+/[\d-]+", i) for i in ids), "an id and no function's repr"
+
+
+@pytest.fixture
+def wrong_sin() -> object:
+    library = torch.library.Library("aten", "IMPL")
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        right = torch.cos(x.double() - torch.pi / 2).to(x.dtype)
+        return right if x.dtype == torch.float64 else right + 1e-3
+
+    library.impl("sin", wrong, "CPU", allow_override=True)
+    yield
+    library._destroy()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_operator_is_named_and_saved(
+    wrong_sin: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.randn(5)
+    with op_tools.OpAutoCompare() as tool:
+        torch.cos(torch.sin(torch.tanh(x)))  # here
+    (record,) = tool.failures
+    assert record.operator == "torch.sin" and "# here" in str(record.place)
+    assert record.ratio > 40
+    text = capsys.readouterr().out
+    assert "verdicts: tolerance False" in text and "torch.sin inputs(cpu)" in text
+    assert "first failure: torch.sin " in text
+    saved = next(Path("op_tools_results/op_capture_results/torch.sin").rglob("autocompare"))
+    names = {str(p.relative_to(saved).parts[2:]) for p in saved.rglob("*.json")}
+    assert names == {f"('{s}', '{f}.json')" for s in ("device", "cpu") for f in ("input", "output")}
+    with op_tools.OpAutoCompare(style="line"):
+        torch.sin(x)
+    out = capsys.readouterr().out
+    assert re.search(r"^OpAutoCompareHook: torch.sin allclose: False max_diff: 0\.00\d{7}$",
+                     out, re.M)  # fmt: skip
+    with op_tools.OpAutoCompare(quiet=True, ignore_index=0) as tool:
+        torch.sin(x)
+    assert tool.failures == []
+
+
+def test_tolerances_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    half, ints = torch.ones(1).half(), torch.ones(1, dtype=torch.int64)
+    defaults = {torch.float16: 1e-4, torch.bfloat16: 1e-3, torch.float32: 1e-5,
+                torch.float64: 1e-8, torch.int64: 1e-3, torch.bool: 1e-3}  # fmt: skip
+    for dtype, want in defaults.items():
+        assert tolerance("torch.add", torch.ones(1).to(dtype)).rtol == want
+    assert tolerance("torch.add", 2.0).atol == 1e-6 and tolerance("torch.add", None).atol == 0
+    monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE", "1,2")
+    assert tolerance("torch.add", ints).rtol == 2
+    monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE_FLOAT16", "3,4")
+    assert tolerance("torch.add", half).rtol == 4
+    monkeypatch.setenv("ADD_AUTOCOMPARE_ERROR_TOLERANCE_FLOAT16", "5,6")
+    assert tolerance("torch.add", half).rtol == 6
+    assert tolerance("torch.sub", half).rtol == 4
+    result = compare("torch.add", "torch.add grad[0]", half, half.double())
+    assert result.tolerance.atol == 5, "the operator's, although the row's name has a suffix"
+    monkeypatch.setenv("AUTOCOMPARE_ERROR_TOLERANCE_FLOAT16", "a")
+    with pytest.raises(ToolVariableError, match=r"TOLERANCE_FLOAT16 is 'a'; expected two numbers"):
+        tolerance("torch.sub", half)
+
+
+def test_comparing_values() -> None:
+    nan, inf = float("nan"), float("inf")
+
+    def allclose(a: object, b: object) -> bool:
+        return compare("o", "o", torch.tensor(a), torch.tensor(b)).allclose
+
+    assert allclose([nan, inf, 1.0], [nan, inf, 1.0]) and allclose([], [])
+    assert not allclose([nan], [1.0]) and not allclose([inf], [-inf]) and not allclose([1.0], [inf])
+    shape = compare("o", "o", torch.ones(2), torch.ones(3))
+    assert shape.error_info == "Inconsistent shape: (2,) (3,)" and not shape.allclose
+    assert compare("o", "o", torch.ones(2), -torch.ones(2)).cosine == pytest.approx(-1)
+    record = Record("o", CallId.new(), Place(), "forward", [
+        Comparison("a", True, 1.0), Comparison("b", True, 0.25)])  # fmt: skip
+    assert record.cosine == 0.25, "the lowest of all, not the highest"
+    assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
+
+
+def test_random_operators_and_those_without_a_cpu_form(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x = torch.randn(64)
+    with op_tools.OpAutoCompare() as tool:
+        F.dropout(x, 0.5)
+        torch.nn.init.normal_(x)
+        x.resize_(0)
+    assert tool.failures == []
+    notes = {r.operator: r.note for r in tool.results}
+    assert notes["torch.nn.functional.dropout"] == "random operator: shape and dtype only"
+    assert notes["torch.nn.init.normal_"] == "random operator: shape and dtype only"
+
+    def no_reference(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise RuntimeError("no kernel for Double")
+        return x + 1
+
+    module = type(op_tools)("third_party_f64")
+    no_reference.__module__, no_reference.__qualname__ = "third_party_f64", "no_reference"
+    module.no_reference = no_reference
+    import sys
+
+    sys.modules["third_party_f64"] = module
+    y = torch.ones(2)
+    with op_tools.apply_feature("third_party_f64.no_reference", "autocompare"):
+        assert module.no_reference(y).tolist() == [2, 2], "the program goes on"
+    assert "no CPU form: no kernel for Double" in capsys.readouterr().out
+
+
+def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "2")
+    x = torch.ones(2)
+    with op_tools.OpAutoCompare(quiet=True), op_tools.OpTimeMeasure(quiet=True):
+        for _ in range(7):
+            torch.add(x, 1)
+    for folder, first in (
+        ("op_autocompare_result", "forward_id"),
+        ("op_time_measure_result", "name"),
+    ):
+        (file,) = Path("op_tools_results", folder).iterdir()
+        rows = list(csv.reader(file.open()))
+        assert [row[0] for row in rows].count(first) == 1 and len(rows) > 7
+    assert rows[0] == ["name", "forward_id", "forward_elasped", "backward_elasped", "unit",
+                       "input", "output", "grad_inputs", "grad_outputs"]  # fmt: skip
+    assert re.fullmatch(r"op_elasped_info_pid\d+_[\d-]+\.csv", file.name)
+    monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", "many")
+    with (
+        pytest.raises(ToolVariableError, match="OP_TOOLS_MAX_CACHE_SIZE is 'many'"),
+        op_tools.OpTimeMeasure(quiet=True),
+    ):
+        torch.add(x, 1)
+
+
+def test_time_forward_and_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    with op_tools.OpTimeMeasure(["torch.Tensor.matmul"]) as tool:
+        (x @ x).sum().backward()
+    (record,) = tool.results
+    assert record.forward > 0 and record.backward > 0
+    text = capsys.readouterr().out
+    assert re.search(r"\| +name +\| +forward_id +\| forward_elasped \| unit \|", text)
+    assert re.search(r"\| torch.Tensor.matmul \| [\d/-]+ +\| +\d+\.\d{8} +\| +ms +\|", text)
+    assert "backward_elasped | unit |" in text and "own 0.0" in text and "share" in text
+    with op_tools.OpTimeMeasure(["torch.div"], style="line"):
+        torch.div(x, 2)
+    out = capsys.readouterr().out
+    assert re.search(r"^SyncExecuteTimer: torch.div forward elasped \d+\.\d{8} ms$", out, re.M)
+
+
+def test_fallback_keeps_dtype_graph_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 4, dtype=torch.float16, requires_grad=True)
+    out = torch.empty(3, 4)
+    z = torch.zeros(3)
+    with op_tools.OpFallback():
+        y = torch.nn.functional.gelu(x)
+        torch.add(torch.ones(3, 4), 1, out=out)
+        alias = z.add_(2)
+    assert y.dtype == torch.float16 and y.requires_grad
+    y.sum().backward()
+    assert x.grad is not None and out.unique().tolist() == [2]
+    assert alias is z and z.tolist() == [2, 2, 2]
+    text = capsys.readouterr().out
+    assert "dtype_convert_back_dict:{}" in text
+    for name in ("input(device)", "input(cpu)", "output(device)", "output(cpu)"):
+        assert f"torch.nn.functional.gelu {name}" in text
+
+
+def test_fallback_widens_what_the_cpu_does_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+    def picky(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float16:
+            raise RuntimeError("\"picky\" not implemented for 'Half'")
+        return x * 2
+
+    import sys
+
+    module = type(op_tools)("third_party_half")
+    picky.__module__, picky.__qualname__, module.picky = "third_party_half", "picky", picky
+    sys.modules["third_party_half"] = module
+    x = torch.ones(3).half().requires_grad_()
+    with op_tools.apply_feature("third_party_half.picky", "fallback"):
+        y = module.picky(x)
+    assert y.dtype == torch.float16 and y.requires_grad and y.tolist() == [2, 2, 2]
+    assert "dtype_convert_back_dict:{torch.float32: torch.float16}" in capsys.readouterr().out
+
+
+def test_cast_rules_are_read_at_each_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.randn(4, 4, dtype=torch.bfloat16)
+    inside = []
+
+    def run(dtype: torch.dtype = torch.bfloat16) -> str:
+        with op_tools.OpDtypeCast() as _, op_tools.OpObserve():
+            y = F.linear(x.to(dtype), x.to(dtype))
+            x.view(16)
+        inside.append(y.dtype)
+        assert y.dtype == dtype
+        return capsys.readouterr().out
+
+    text = run()
+    assert re.search(
+        r"\| torch.nn.functional.linear \| +input\[0\] +\| torch.bfloat16 -> torch.float32 \| "
+        r"\{torch.float16: torch.float32, torch.bfloat16: torch.float32\} \|", text)  # fmt: skip
+    assert "torch.float32 -> torch.bfloat16" in text
+    assert "OpDtypeCastHook on torch.Tensor.view" not in text
+    monkeypatch.setenv("OP_DTYPE_CAST_DICT", "torch.bfloat16->torch.double, half->float")
+    assert "torch.bfloat16 -> torch.float64" in run()
+    assert "torch.float16 -> torch.float32" in run(torch.float16)
+    assert "->" not in run(torch.float64)
+    monkeypatch.setenv("OP_DTYPE_CAST_DICT", "bfloat16=float")
+    with pytest.raises(ToolVariableError, match="OP_DTYPE_CAST_DICT is 'bfloat16=float'"):
+        run()
+
+
+def test_cast_in_place_writes_the_programs_tensor() -> None:
+    x = torch.ones(3, dtype=torch.bfloat16)
+    with op_tools.OpDtypeCast(quiet=True):
+        y = x.mul_(3)
+    assert y is x and x.dtype == torch.bfloat16 and x.tolist() == [3, 3, 3]
+
+
+def test_overflow_names_the_first_offender(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.full((3,), 300.0).half()
+    with op_tools.OpOverflowCheck(only_bad=True) as tool:
+        torch.tanh(x)
+        y = torch.mul(x, x)  # too large
+        torch.add(y, 1)
+    first = tool.first
+    assert first is not None and first.operator == "torch.mul" and "too large" in str(first.place)
+    text = capsys.readouterr().out
+    assert "torch.tanh outputs" not in text and "norm_inf" in text
+    assert "first inf or nan in torch.mul outputs: torch.mul " in text
+    with (
+        pytest.raises(OverflowFoundError, match="torch.mul: torch.mul outputs holds inf or nan"),
+        op_tools.OpOverflowCheck(raise_on_bad=True, quiet=True),
+    ):
+        torch.mul(x, x)
+    with op_tools.OpOverflowCheck():
+        torch.add(torch.tensor([3.0, 4.0]), 0)
+    row = next(r for r in capsys.readouterr().out.splitlines() if "torch.add outputs" in r)
+    cells = [c.strip() for c in row.strip("|").split("|")]
+    assert cells[1:] == ["False", "3", "4", "3.5", "0.5", "7", "5", "4"]
+
+
+def test_a_bf16_training_step_is_unchanged_under_all_tools(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(50, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 50)
+        ).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        tokens = torch.arange(20) % 50
+        for _ in range(2):
+            loss = F.cross_entropy(model(tokens), tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [loss, *model.parameters()]
+
+    want = train()
+    compare_tool = op_tools.OpAutoCompare(quiet=True, rule="fp64")
+    with op_tools.OpCapture(quiet=True, first=2), compare_tool, op_tools.OpTimeMeasure(quiet=True):
+        got = train()
+    assert all(map(torch.equal, got, want))
+    assert compare_tool.failures == [], [r.operator for r in compare_tool.failures]
+
+
+def test_collectives_are_captured_and_timed() -> None:
+    import torch.distributed as dist
+
+    plain = dist.all_reduce
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(3)
+        capture = op_tools.OpCapture(["torch.distributed.*"], quiet=True)
+        with capture, op_tools.OpTimeMeasure(["torch.distributed.*"], quiet=True) as timer:
+            dist.all_reduce(x)
+    finally:
+        dist.destroy_process_group()
+    assert [r.name for r in timer.results] == ["torch.distributed.all_reduce"]
+    assert {path.name for path in capture.saved} == {"input", "output"}
+    assert dist.all_reduce is plain, "nothing stays wrapped"

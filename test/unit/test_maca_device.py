@@ -1,0 +1,201 @@
+"""Compiling and launching MACA C++ for a device: what can be said of it without one.
+
+The toolkit is a stand-in that writes down what it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorder import MacaRecorder, record
+from torch._dynamo.exc import BackendCompilerFailed
+
+from dicp import torch_private
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import CompilerError, LaunchError, ToolchainError
+from dicp.gpu.launch import Device
+from dicp.gpu.module_driver import ModuleDriver, open_driver
+from dicp.serialize import evaluate_size
+from dicp.vendor.maca import MacaTarget
+from dicp.vendor.maca.builder import Builder, Plan
+from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.toolchain import driver_api, find_mxcc
+from dicp.vendor.triton import TritonTarget
+
+MXCC = """#!/bin/sh
+echo "$@" >> {folder}/commands
+case "$1" in --version) echo "mxcc stand-in 1.0"; exit 0;; esac
+if [ -e {folder}/fail ]; then echo "unit.maca:7:3: error: no such type"; exit 1; fi
+cat unit.maca > unit.so
+"""
+RUNTIME = """
+extern "C" {
+unsigned long seen[8];
+int load_result, launch_result;
+int mcModuleLoadData(void** module, const char*) { *module = (void*)5; return load_result; }
+int mcModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
+const char* mcGetErrorName(int code) { return code == 719 ? "mcErrorLaunchFailure" : "mcError"; }
+int mcModuleLaunchKernel(void* f, unsigned x, unsigned, unsigned, unsigned threads, unsigned,
+                         unsigned, unsigned shared, void* stream, void** parameters, void**) {
+  unsigned long now[] = {(unsigned long)f, x, threads, shared, (unsigned long)stream,
+                         *(unsigned long*)parameters[0], *(unsigned long*)parameters[1],
+                         *(unsigned*)parameters[2]};
+  for (int k = 0; k < 8; ++k) seen[k] = now[k];
+  return launch_result;
+}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a toolkit whose compiler copies, and whose runtime keeps its last launch."""
+    folder = tmp_path_factory.mktemp("maca")
+    compiler = folder / "mxgpu_llvm" / "bin" / "mxcc"
+    compiler.parent.mkdir(parents=True)
+    compiler.write_text(MXCC.format(folder=folder))
+    compiler.chmod(0o755)
+    (folder / "lib").mkdir()
+    (folder / "runtime.cpp").write_text(RUNTIME)
+    built = str(folder / "lib" / "libmcruntime.so")
+    command = ["g++", "-shared", "-fPIC", str(folder / "runtime.cpp"), "-o", built]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def config_with(folder: Path, **options: Any) -> Config:
+    config = Config.from_env({}, MacaTarget.options)
+    return config.with_options({"maca_path": str(folder), **options}, vendor=MacaTarget.options)
+
+
+@pytest.fixture
+def driver(toolkit: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleDriver]:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *index: "MetaX C500")
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 77)
+    monkeypatch.setattr(ModuleDriver, "enter", lambda self, device: None)
+    library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
+    yield open_driver(*driver_api(config_with(toolkit)))
+    for name in ("load_result", "launch_result"):
+        ctypes.c_int.in_dll(library, name).value = 0
+    (toolkit / "fail").unlink(missing_ok=True)
+
+
+def set_result(toolkit: Path, name: str, value: int) -> None:
+    library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
+    ctypes.c_int.in_dll(library, name).value = value
+
+
+def plan_of(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Plan:
+    target = record(fn, *inputs, target=MacaRecorder(), **options)
+    (program,) = target.programs
+    return Plan(program.plain, program.kernel_texts, 0)
+
+
+def sizes_of(plan: Plan) -> dict[str, int]:
+    return dict(zip(plan.program["symbols"], (40, 25), strict=False))
+
+
+def segment_of(plan: Plan, toolkit: Path, cache: Path, driver: ModuleDriver) -> Any:
+    config = config_with(toolkit, cache_dir=cache)
+    device = Device(plan, Builder(Cache.open(config), config), driver, 0)
+    table = (ctypes.c_void_p * len(plan.buffers))()
+    for k in range(len(plan.buffers)):
+        table[k] = 0x7F00_0000_1000 + 4096 * k
+    sizes = sizes_of(plan)
+    steps = [s for s in plan.program["steps"] if "kernel" in s]
+    return device.segment(steps, sizes, table, None), steps
+
+
+def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver
+) -> None:
+    plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
+    segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
+    assert segment.run() == 0
+    command = (toolkit / "commands").read_text().splitlines()[-1]
+    for flag in ("-x maca", "--fatbin", "--offload-arch=native", "-O3", "-std=c++17", "-DD_NARROW"):
+        assert flag in command
+    library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
+    seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
+    block, warps = step["launch"]["axes"]["x"]["block"], step["launch"]["warps"]
+    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), GPU.lanes * warps, 0, 77]
+    size = evaluate_size(step["symbols"][0], sizes_of(plan))
+    assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
+
+
+def test_large_tensors_get_kernels_with_wide_indices(toolkit: Path, tmp_path: Path) -> None:
+    plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
+    step = next(s for s in plan.program["steps"] if "kernel" in s)
+    config = config_with(toolkit, cache_dir=tmp_path)
+    names = list(plan.program["symbols"])
+    for sizes, narrow in (((40, 25), True), ((1 << 20, 1 << 12), False)):
+        variant = plan.variant(step, dict(zip(names, sizes, strict=True)))
+        Builder(Cache.open(config), config).build([plan.job(step, variant)])
+        command = (toolkit / "commands").read_text().splitlines()[-1]
+        assert ("-DD_NARROW" in command) == narrow
+
+
+def test_a_refused_launch_names_kernel_grid_and_status(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver
+) -> None:
+    plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
+    segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
+    set_result(toolkit, "launch_result", 719)
+    threads = GPU.lanes * step["launch"]["warps"]
+    wanted = f"(?s){step['kernel']}.*mcErrorLaunchFailure.*blocks of {threads} threads.*aten.relu"
+    with pytest.raises(LaunchError, match=wanted):
+        segment.run()
+
+
+def test_code_for_another_chip_names_both(
+    toolkit: Path, tmp_path: Path, driver: ModuleDriver
+) -> None:
+    segment, _ = segment_of(plan_of(torch.relu, torch.ones(40, 25)), toolkit, tmp_path, driver)
+    set_result(toolkit, "load_result", 209)
+    with pytest.raises(ToolchainError, match=r"--offload-arch=native.*MetaX C500"):
+        segment.run()
+
+
+def test_the_compilers_first_error_names_the_users_line(toolkit: Path, tmp_path: Path) -> None:
+    plan = plan_of(lambda x: torch.relu(x) + 3, torch.ones(40, 25))
+    config = config_with(toolkit, cache_dir=tmp_path)
+    (toolkit / "fail").touch()
+    wanted = r"(?s)no such type.*aten\.relu.*test_maca_device\.py:\d+"
+    with pytest.raises(CompilerError, match=wanted):
+        Builder(Cache.open(config), config).build(plan.jobs())
+
+
+def test_a_missing_toolkit_is_named_with_its_path(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    wanted = rf"{missing}/mxgpu_llvm/bin/mxcc.*MACA_PATH"
+    with pytest.raises(ToolchainError, match=wanted):
+        find_mxcc(config_with(Path(missing)), True)
+    backend = Backend("maca", cache_dir=tmp_path, runs_on="device", maca_path=missing)
+    with pytest.raises(BackendCompilerFailed, match=wanted):
+        torch.compile(torch.relu, backend=backend)(torch.ones(3))
+    api, _, lanes, arch = driver_api(config_with(Path(missing)))
+    with pytest.raises(ToolchainError, match=rf"{missing}/lib/libmcruntime\.so.*MACA_PATH"):
+        open_driver(api, (f"{missing}/lib",), lanes, arch)
+
+
+def test_metax_builds_of_pytorch_prefer_this_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MacaTarget().priority < TritonTarget().priority
+    monkeypatch.setattr(torch, "__version__", "2.6.0+metax3.2")
+    assert MacaTarget().priority > TritonTarget().priority
+
+
+def test_the_same_operators_are_compiled_as_for_other_gpus() -> None:
+    assert MacaTarget.rules is TritonTarget.rules
+    assert MacaTarget.facts.dtypes == TritonTarget.facts.dtypes
+    assert MacaTarget.facts.fusions == TritonTarget.facts.fusions

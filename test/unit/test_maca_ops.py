@@ -1,0 +1,133 @@
+"""Operator cases on the emulated GPU, which looks for races and for accesses out of range.
+
+A choice of cases that meets every form of kernel; `test/maca_scripts` runs all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import BackendUnderTest
+from torch import Tensor
+from torch.testing import assert_close
+
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
+from dicp.target import find_target
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
+
+CHOSEN = {
+    "test_pointwise": ("where", "pow_ints"),
+    "test_reduction": ("sum_dims", "argmax", "amax_amin", "any_all", "var"),
+    "test_normalization": ("layer_norm", "batch_norm_training"),
+    "test_scan": ("cumsum",),
+    "test_shape": ("cat", "permute"),
+    "test_indexing": ("scatter_add", "scatter_reduce_amin", "index_put"),
+    "test_embedding": ("embedding",),
+    "test_loss": ("cross_entropy",),
+    "test_pooling": ("max_pool2d",),
+}
+"""Names of cases by the file they stand in."""
+WAVE_OF_32 = ("sum_dims", "argmax", "layer_norm", "cumsum")
+
+
+def chosen() -> list[Any]:
+    found = []
+    for module, names in CHOSEN.items():
+        cases = {case.name: case for case in importlib.import_module(module).CASES}
+        found += [cases[name] for name in names]
+    return found
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache folder of this file's tests."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+def emulated(kept: Path, **options: Any) -> BackendUnderTest:
+    backend = BackendUnderTest("macagraph")
+    backend.inner = Backend("maca", cache_dir=kept, maca_checked=True, **options)
+    return backend
+
+
+@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
+def test_operator(case: Any, kept: Path) -> None:
+    case.check(emulated(kept), dynamic=case.name in ("softmax", "sum_dims", "cat"))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in chosen() if c.name in WAVE_OF_32], ids=lambda case: case.name
+)
+def test_operator_in_waves_of_32(case: Any, kept: Path) -> None:
+    case.check(emulated(kept, maca_wave=32), dynamic=False)
+
+
+def compiled(fn: Callable[..., Any], kept: Path, **options: Any) -> Any:
+    torch._dynamo.reset()
+    backend = Backend("maca", cache_dir=kept, maca_checked=True)
+    return torch.compile(fn, backend=backend, **options)
+
+
+def draws(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        F.dropout(x, 0.3), torch.rand_like(x), torch.randn_like(x), torch.rand_like(x.double()),
+        torch.randint(0, 1000, (64,)),
+    )  # fmt: skip
+
+
+def test_random_numbers_are_those_of_the_host(kept: Path) -> None:
+    x = torch.ones(33, 7)
+    torch.manual_seed(11)
+    device = compiled(draws, kept)(x)
+    torch._dynamo.reset()
+    torch.manual_seed(11)
+    host = torch.compile(draws, backend=Backend("cpu", cache_dir=kept))(x)
+    for one, other in zip(host, device, strict=True):
+        assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_other_sizes_need_no_other_kernel(kept: Path) -> None:
+    fn = compiled(lambda x: (x.softmax(-1), x.sum(0)), kept, dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows, columns in ((3, 5), (64, 700), (200, 17), (2, 9000)):
+            x = torch.randn(rows, columns)
+            for found, wanted in zip(fn(x), (x.softmax(-1), x.sum(0)), strict=True):
+                assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_index_out_of_range_names_operator_and_line(kept: Path) -> None:
+    fn = compiled(lambda x, i: x[i] + 1, kept)
+    with pytest.raises(IndexOutOfBoundsError, match=r"index.*test_maca_ops\.py:\d+"):
+        fn(torch.ones(4), torch.tensor([1, 4]))
+
+
+def test_a_division_by_zero_names_operator_and_line(kept: Path) -> None:
+    fn = compiled(lambda x, y: x // y, kept)
+    with pytest.raises(IntegerDivisionByZeroError, match=r"test_maca_ops\.py:\d+"):
+        fn(torch.ones(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32))
+
+
+def test_the_emulation_warns_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find_target("maca"), "_warned", False)
+    with pytest.warns(SimulatorWarning, match="an emulation of the GPU") as seen:
+        compiled(lambda x: x + 1, kept)(torch.ones(3))
+        compiled(lambda x: x + 2, kept)(torch.ones(3))
+    assert len([w for w in seen if issubclass(w.category, SimulatorWarning)]) == 1
+
+
+def test_doctor_says_what_runs_in_the_place_of_the_chip() -> None:
+    from dicp.config import Config
+
+    target = find_target("maca")
+    checks = {c.name: c for c in target.doctor(Config.from_env({}, target.options))}
+    assert "/opt/maca" in checks["mxcc"].detail and "MACA_PATH" in checks["mxcc"].fix
+    assert checks["simulator"].ok and checks["build"].ok

@@ -1,0 +1,37 @@
+"""The text of generated MACA C++: golden files show every change of code generation.
+
+`pytest test/unit/test_maca_text.py --update-golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from recorder import MacaRecorder, portable, record
+from test_triton_text import GRAPHS
+
+from dicp.config import Config
+
+GOLDEN = Path(__file__).parent / "golden" / "maca"
+FAMILIES = (
+    "broadcast", "softmax", "layer_norm", "column_sum", "argmax", "cumsum", "dropout", "embedding",
+    "pad", "dynamic", "integers",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
+    fn, inputs, options = GRAPHS[name]()
+    target = record(fn, *inputs, target=MacaRecorder(), **options)
+    config = Config.from_env({}, target.options)
+    parts = [
+        f"==== {report.kind}\n{target.render(program, config).files['kernels.maca']}"
+        for report, program in zip(target.reports, target.programs, strict=True)
+    ]
+    golden(GOLDEN / f"{name}.txt", portable("\n".join(parts)))
+
+
+def test_golden_files_all_belong_to_a_graph() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(FAMILIES)
