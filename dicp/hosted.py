@@ -6,6 +6,7 @@ device's memory through host views, and its results are allocated there.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.errors import InvalidTargetError
 from dicp.rules import DecisionKind
 from dicp.target import (
     Artifact,
@@ -36,7 +38,10 @@ _PLACES = "places"
 def host_target() -> Target:
     """The target of highest priority that compiles for the host."""
     names = [name for name, point in discover().items() if not point.value.startswith(__name__)]
-    found = [find_target(name) for name in sorted(names)]
+    found = []
+    for name in sorted(names):
+        with contextlib.suppress(InvalidTargetError):  # another vendor's package is damaged
+            found.append(find_target(name))
     return max((t for t in found if t.device_type == "cpu"), key=lambda target: target.priority)
 
 
