@@ -25,7 +25,7 @@ from dicp.errors import (
     TargetNotFoundError,
 )
 from dicp.target import SUFFIX, Target, discover, find_target
-from dicp.torch_private import register_repeatedly
+from dicp.torch_private import actual_device_type, register_repeatedly
 
 KEPT_REPORTS = 256
 KEPT_PROGRAMS = 16
@@ -78,7 +78,9 @@ class Backend:
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
         # A zero-dimensional CPU tensor combines with tensors on any device.
-        devices = {x.device.type for x in tensors if x.ndim or x.device.type != "cpu"}
+        devices = {
+            actual_device_type(x.device.type) for x in tensors if x.ndim or x.device.type != "cpu"
+        }
         devices -= {"meta"}
         if self.target_name is None:
             chosen = options.get("target") or config.target

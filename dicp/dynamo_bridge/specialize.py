@@ -7,6 +7,7 @@ copy is made without tracing again: its symbols are replaced by the sizes of a c
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.errors import SpecializationWarning
 from dicp.target import Executable
 from dicp.torch_private import first_sizes, free_symbols, is_plain_symbol, number_at, pytree
 
@@ -113,6 +115,7 @@ class PerSizeExecutable:
         self._compile = compile
         self._programs: OrderedDict[Sizes, Executable] = OrderedDict()
         self._lock = threading.Lock()
+        self._warned = False
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         sizes = self._sizes(inputs)
@@ -133,6 +136,10 @@ class PerSizeExecutable:
         self._programs[sizes] = program
         if len(self._programs) > MOST_SIZES:
             self._programs.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                names = sorted(map(str, self._sources))
+                warnings.warn(SpecializationWarning(MOST_SIZES, names), stacklevel=2)
 
     def _sizes(self, inputs: Sequence[Any]) -> Sizes:
         return tuple(

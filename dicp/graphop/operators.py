@@ -70,6 +70,8 @@ class Ops(Builder):
         kind = self.names.get(kind, kind)
         prototype = self.dialect.prototypes.get(kind)
         found = None if prototype is None else prototype.input(port)
+        if prototype is not None and found is not None and found.same_as:
+            found = prototype.input(found.same_as)
         return found is not None and self._takes(kind, found, dtype)
 
     def _takes(self, kind: str, port: Port, dtype: torch.dtype) -> bool:

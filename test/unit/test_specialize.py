@@ -15,7 +15,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge import specialize
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.observe import GraphReport
-from dicp.errors import FallbackWarning
+from dicp.errors import FallbackWarning, SpecializationWarning
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 
@@ -85,9 +85,11 @@ def test_programs_of_old_sizes_are_dropped_and_found_on_disk(
 ) -> None:
     monkeypatch.setattr(specialize, "MOST_SIZES", 2)
     compiled = Compiled(lambda x: (x * 2).sum(0), tmp_path)
-    for size in (4, 5, 6, 4, 6):
-        x = torch.randn(size, 3)
-        torch.testing.assert_close(compiled.fn(x), (x * 2).sum(0))
+    with pytest.warns(SpecializationWarning, match="more than 2 values of the sizes s") as warned:
+        for size in (4, 5, 6, 4, 6):
+            x = torch.randn(size, 3)
+            torch.testing.assert_close(compiled.fn(x), (x * 2).sum(0))
+    assert len([w for w in warned if w.category is SpecializationWarning]) == 1
     found = [report.cache for report in compiled.reports]
     assert found == ["cold", "cold", "cold", "graph"], "size 4 was dropped, size 6 was not"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from dicp.dtypes import HALVES
 from dicp.graphop.builder import Dialect
 from dicp.graphop.operators import Operand, Ops
 from dicp.graphop.program import Value
@@ -139,8 +138,3 @@ def known(value: Value) -> list[Any]:
     if value.known is None:
         raise NoRule("sizes that depend on data")
     return list(value.known)
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What a 16-bit type is computed in."""
-    return torch.float32 if dtype in HALVES else dtype

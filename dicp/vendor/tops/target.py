@@ -65,7 +65,7 @@ class TopsTarget(GraphTarget):
         results = node.meta.get("val")
         unread = results if isinstance(results, (tuple, list)) else ()  # such as saved statistics
         if any(0 in t.shape for t in tensors if not any(t is result for result in unread)):
-            return "HLIR has no empty tensors"
+            return "an empty tensor, which HLIR does not have"
         return ""
 
     def fuse(

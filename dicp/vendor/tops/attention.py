@@ -1,0 +1,107 @@
+"""Attention and its gradient, unfused: PyTorch has no decomposition of the gradient, and its own of
+the forward operator leaves no logarithms of sums for it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dicp.graphop.operators import Ops
+from dicp.graphop.program import Value
+from dicp.rules import NoRule, RuleTable
+
+aten = torch.ops.aten
+RULES = RuleTable()
+
+
+def _scores(
+    g: Ops, q: Value, k: Value, is_causal: bool, mask: Value | None, scale: float | None
+) -> tuple[Value, float]:
+    """scale q k^T + mask in at least float32, and the scale."""
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = g.mul(g.wide(_product(g, q, _turned(g, k))), factor)
+    if is_causal:
+        inside = g.op("Tril", g.full(scores.shape[-2:], 1, torch.int32), diagonal=0)
+        scores = g.where(g.truth(inside), scores, -math.inf, scores.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = g.where(mask, scores, -math.inf, scores.dtype)
+    elif mask is not None:
+        scores = g.op("Add", scores, g.cast(mask, scores.dtype))
+    return scores, factor
+
+
+def _product(g: Ops, x: Value, y: Value) -> Value:
+    return g.op("BatchMatMul", x, y)
+
+
+def _turned(g: Ops, x: Value) -> Value:
+    return g.transpose(x, [0, 1, 3, 2])
+
+
+def _weights(g: Ops, scores: Value) -> Value:
+    """softmax(scores); rows without any key get 0."""
+    top = g.reduce("ReduceMax", scores, [3], True)
+    weights = g.op("Softmax", scores, axes=[3])
+    return g.where(g.op("IsInf", top), 0.0, weights, scores.dtype)
+
+
+def _per_query(g: Ops, x: Value, q: Value) -> Value:
+    """Keys or values repeated for each head of the queries that shares them."""
+    n, heads, *rest = x.shape
+    if g.same(heads, q.shape[1]):
+        return x
+    times = q.shape[1] // heads
+    spread = g.broadcast(g.unsqueeze(x, 2), [n, heads, times, *rest])
+    return g.reshape(spread, [n, heads * times, *rest])
+
+
+def _shared(g: Ops, grad: Value, x: Value) -> Value:
+    """The gradient of keys or values, summed over the heads that share them."""
+    n, heads, *rest = x.shape
+    if g.same(heads, grad.shape[1]):
+        return grad
+    return g.reduce("ReduceSum", g.reshape(grad, [n, heads, -1, *rest]), [2], False)
+
+
+def _check(dropout_p: float) -> None:
+    if dropout_p:
+        raise NoRule("attention with dropout")
+
+
+@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention(
+    g: Ops, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, Value]:  # fmt: skip
+    """softmax(scores) v, and the logarithms of the sums: log sum exp(scores - m) + m."""
+    _check(dropout_p)
+    k, v = (_per_query(g, t, q) for t in (k, v))
+    scores, _ = _scores(g, q, k, is_causal, attn_mask, scale)
+    top = g.reduce("ReduceMax", scores, [3], True)
+    top = g.where(g.op("IsInf", top), 0.0, top, top.dtype)
+    total = g.reduce("ReduceSum", g.op("Exp", g.op("Sub", scores, top)), [3], True)
+    lse = g.op("Add", g.op("Log", total), top)
+    out = _product(g, g.cast(_weights(g, scores), v.dtype), v)
+    return out, g.cast(g.squeeze(lse, [3]), g.meta[1].dtype)
+
+
+@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def attention_backward(
+    g: Ops, dy: Value, q: Value, k: Value, v: Value, out: Value, lse: Value, dropout_p: float,
+    is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """With p the weights: ds = p (dy v^T - sum(p dy v^T)), dq = ds k, dk = ds^T q, dv = p^T dy."""
+    _check(dropout_p)
+    shared = (k, v)
+    k, v = (_per_query(g, t, q) for t in shared)
+    scores, factor = _scores(g, q, k, is_causal, attn_mask, scale)
+    weights = _weights(g, scores)
+    dy, q, k, v = (g.wide(t) for t in (dy, q, k, v))
+    inner = _product(g, dy, _turned(g, v))
+    delta = g.reduce("ReduceSum", g.op("Mul", weights, inner), [3], True)
+    grads = g.mul(g.op("Mul", weights, g.op("Sub", inner, delta)), factor)
+    keys, values = _product(g, _turned(g, grads), q), _product(g, _turned(g, weights), dy)
+    found = (_product(g, grads, k), _shared(g, keys, shared[0]), _shared(g, values, shared[1]))
+    dq, dk, dv = (g.cast(t, m.dtype) for t, m in zip(found, g.meta, strict=True))
+    return dq, dk, dv
