@@ -4,6 +4,7 @@ python -m dicp doctor [--backend NAME]
 python -m dicp ops --backend NAME
 python -m dicp cache info|clear|gc
 python -m dicp config
+python -m dicp device ops|check LIBRARY
 python -m dicp new-vendor NAME --family loop|graph [--package DIR]
 python -m dicp vendor-report NAME [--results FILE]
 """
@@ -40,6 +41,8 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(help="Look at and clean up the disk cache.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
+device_app = typer.Typer(help="The eager device and its vendors' runtimes.", no_args_is_help=True)
+app.add_typer(device_app, name="device")
 
 Backend = Annotated[str, typer.Option("--backend", help="A backend or target name.")]
 
@@ -84,6 +87,36 @@ def ops(backend: Backend) -> None:
     counts = Counter(row.decision for row in rows)
     listed = ", ".join(f"{counts[decision]} {decision}" for decision in sorted(counts))
     console.print(Text(f"{len(rows)} operators: {listed}"))
+
+
+@device_app.command("ops")
+def device_ops() -> None:
+    """List every ATen operator, the road it takes on the eager device, and its dtypes there."""
+    from dicp.device import registered  # registers the device in this process
+    from dicp.device.listing import rows
+
+    found = rows(registered)
+    table = _table("operator", "road", "dtypes", title="operators of the device")
+    for row in found:
+        table.add_row(*_cells(row.operator, row.road, row.dtypes))
+    console = _console()
+    console.print(table)
+    counts = Counter(row.road for row in found)
+    listed = ", ".join(f"{counts[road]} {road}" for road in sorted(counts))
+    console.print(Text(f"{len(found)} operators: {listed}"))
+
+
+@device_app.command("check")
+def device_check(library: Path) -> None:
+    """Test a vendor's runtime library against the interface; fails if anything is wrong."""
+    from dicp.runtime_check import check_library
+
+    findings = check_library(library)
+    console = _console()
+    for finding in findings:
+        console.print(Text(f"{'ok' if finding.ok else 'FAILED':8}{finding.name} {finding.detail}"))
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("new-vendor")

@@ -478,6 +478,53 @@ class CaptureFormatError(DicpError, ValueError):
         )
 
 
+class DeviceRegistrationError(DicpError):
+    """The eager device cannot be registered in this process."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        self.problem = problem
+        super().__init__(f"the eager device cannot be registered: {problem}. {_sentence(fix)}")
+
+
+class MixedDevicesError(DicpError):
+    """An operator of the device was given tensors of two devices."""
+
+    def __init__(self, operator: str, name: str, place: Any, other: str, elsewhere: Any) -> None:
+        self.operator = operator
+        super().__init__(
+            f"{operator}: argument {name!r} lies on {place} and argument {other!r} on "
+            f"{elsewhere}; move one of them with .to()."
+        )
+
+
+class RuntimeLibraryError(DicpError):
+    """A vendor's runtime library lacks functions of the interface."""
+
+    def __init__(self, path: str, missing: Sequence[str]) -> None:
+        self.path = path
+        self.missing = tuple(missing)
+        super().__init__(
+            f"{path} lacks functions of the device runtime interface: {', '.join(missing)}. "
+            "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
+            "library against it."
+        )
+
+
+class VendorNotFoundError(DicpError):
+    """DIPU_DEVICE names a vendor whose runtime is not installed."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        listed = ", ".join(sorted(known)) if known else "none"
+        super().__init__(
+            f"DIPU_DEVICE is {name!r}, and no installed package registers a runtime of that name."
+            f"{_did_you_mean(_nearest(name, known))} Installed: {listed}. A runtime is registered "
+            "by an entry point in the group 'dicp.devices'; unset DIPU_DEVICE for the simulated "
+            "chip."
+        )
+
+
 class DicpWarning(UserWarning):
     """Base of all warnings given by dicp."""
 

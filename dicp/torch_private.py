@@ -74,7 +74,7 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch._logging._internal import log_state, trace_log
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     ShapeEnv,
@@ -798,3 +798,67 @@ def record_on_device(
             generator.graphsafe_set_state(generator.clone_state())
             raise
     return graph.replay, outputs
+
+
+# ---- the eager device ----------------------------------------------------------------------------
+
+from torch.fx.experimental.proxy_tensor import make_fx
+
+privateuse1_name = torch._C._get_privateuse1_backend_name
+register_device_module = torch._register_device_module
+_get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+
+
+def true_device(tensor: torch.Tensor) -> torch.device:
+    """A tensor's device, whatever name the attribute `device` shows."""
+    if torch._C._len_torch_function_stack() == 0:
+        return _get_device(tensor)  # type: ignore[no-any-return]
+    with torch._C.DisableTorchFunction():  # a mode would look the attribute up again
+        return _get_device(tensor)  # type: ignore[no-any-return]
+
+
+def is_wrapped_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for a Python number, which promotes no dtype."""
+    return bool(getattr(tensor, "_is_wrapped_number", lambda: False)())
+
+
+def traced_guards(graph: fx.GraphModule) -> str:
+    """The conditions on sizes under which a graph traced with symbolic sizes holds; "" for none."""
+    inputs = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    env = getattr(graph, "shape_env", None)
+    if env is None:
+        return ""
+    return str(env.produce_guards_expression(inputs) or "")
+
+
+def traced_guards_hold(graph: fx.GraphModule, guards: str, inputs: Sequence[Any]) -> bool:
+    """Whether `inputs` satisfy the guards of a traced graph."""
+    return bool(graph.shape_env.evaluate_guards_expression(guards, inputs))
+
+
+def dispatches_alone(op: OpOverload, key: str) -> bool:
+    """Whether `op` has a kernel of its own for a dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def actual_device_type(kind: str) -> str:
+    """The device type behind a name: a registered device may answer to the name of another."""
+    module = getattr(torch, privateuse1_name(), None)
+    return str(getattr(module, "answers_to", {}).get(kind, kind))
+
+
+def aten_names() -> list[tuple[str, str]]:
+    """The names of all ATen operators, each with that of its overload ("" for the unnamed one)."""
+    names = (n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    return [(base, overload) for base, _, overload in (n[6:].partition(".") for n in names)]
+
+
+def aten_operators() -> list[OpOverload]:
+    """All ATen operators that Python can call."""
+    found = []
+    for base, overload in aten_names():
+        packet = getattr(torch.ops.aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if isinstance(op, OpOverload):
+            found.append(op)
+    return found

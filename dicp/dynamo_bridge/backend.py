@@ -31,6 +31,7 @@ from dicp.target import SUFFIX, Target, discover, find_target
 from dicp.torch_private import (
     HOST,
     GraphBreaks,
+    actual_device_type,
     register_repeatedly,
     trace_recurrent_modules,
 )
@@ -94,7 +95,9 @@ class Backend:
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
         # A zero-dimensional CPU tensor combines with tensors on any device.
-        devices = {x.device.type for x in tensors if x.ndim or x.device.type != HOST}
+        devices = {
+            actual_device_type(x.device.type) for x in tensors if x.ndim or x.device.type != HOST
+        }
         devices -= {"meta"}
         if self.target_name is None:
             chosen = options.get("target") or config.target

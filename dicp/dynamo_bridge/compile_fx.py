@@ -75,6 +75,20 @@ def compile_fx(
     return Compilation(gm, target, config, on_report).run(example_inputs)
 
 
+def compile_aten(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], target: Target, config: Config
+) -> tuple[CompiledGraph, GraphReport]:
+    """Compile a functional ATen graph without gradients, traced outside of Dynamo.
+
+    Its output is a list. The eager device compiles its operators by this. Raises every error.
+    """
+    reports: list[GraphReport] = []
+    compiling = Compilation(gm, target, replace(config, on_compile_error="raise"), reports.append)
+    compiling.identify()
+    graph = compiling.compile_graph(gm, example_inputs, GraphInfo("inference"))
+    return graph, reports[-1]
+
+
 class Compilation:
     """The compilation of one Dynamo graph to a callable."""
 
@@ -122,20 +136,13 @@ class Compilation:
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target, config = self.target, self.config
         decompose_traces(self.gm)
-        self.identity = key_of(
-            own_version(),
-            source_of(type(target)),
-            torch.__version__,
-            target.name,
-            target.fingerprint(config),
-            config.key(target.options),
-        )
+        self.identify()
         train = wants_gradients(example_inputs)
         return compile_graphs(
             self.gm,
             example_inputs,
             decompositions=decompositions(target, self.choice),
-            compile_graph=self._compile_graph,
+            compile_graph=self.compile_graph,
             load_graph=self._load_graph,
             identity=self.identity,
             joint_passes=self._joint_passes,
@@ -144,13 +151,25 @@ class Compilation:
             before_capture=lambda: target.prepare(self.gm, train, self.cache, config),
         )
 
+    def identify(self) -> None:
+        """Set `identity`, the key of everything outside of the graph that changes the code."""
+        target, config = self.target, self.config
+        self.identity = key_of(
+            own_version(),
+            source_of(type(target)),
+            torch.__version__,
+            target.name,
+            target.fingerprint(config),
+            config.key(target.options),
+        )
+
     def _joint_passes(self, joint: fx.GraphModule, inputs: Any) -> None:
         context = PassContext(self.target.facts, self.config, "joint", Inference.of(joint))
         self.choice.mark(joint.graph, self.functions, DYNAMO)
         with hidden(joint.graph):
             run_passes(joint, graph_passes(self.config, "joint"), context)
 
-    def _compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
+    def compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
         """Compile one functional ATen graph: forward, backward or inference."""
         # A pass that fails leaves its graph half rewritten.
         original = _copy(gm) if self.config.on_compile_error == "eager" else gm

@@ -16,6 +16,7 @@ from dicp.errors import (
     DeviceError,
     DeviceMemoryError,
     DeviceMovedError,
+    DeviceRegistrationError,
     DicpError,
     DicpWarning,
     GraphRejectedError,
@@ -26,11 +27,13 @@ from dicp.errors import (
     IntegerDivisionByZeroError,
     InvalidTargetError,
     LaunchError,
+    MixedDevicesError,
     ModelMismatchError,
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
     ResultMismatchError,
+    RuntimeLibraryError,
     SimulatorForbiddenError,
     SizeMismatchError,
     TargetNotFoundError,
@@ -39,9 +42,32 @@ from dicp.errors import (
     UnknownFeatureError,
     UnknownOptionError,
     UnsupportedOperatorError,
+    VendorNotFoundError,
 )
 
 CASES: list[tuple[DicpError, str]] = [
+    (
+        DeviceRegistrationError("PrivateUse1 is named 'other' already", "Import one of them"),
+        "the eager device cannot be registered: PrivateUse1 is named 'other' already. Import one "
+        "of them.",
+    ),
+    (
+        MixedDevicesError("add.out", "self", "dipu:0", "other", "cpu"),
+        "add.out: argument 'self' lies on dipu:0 and argument 'other' on cpu; move one of them "
+        "with .to().",
+    ),
+    (
+        RuntimeLibraryError("libfoo.so", ["dicp_rt_fill", "dicp_rt_free"]),
+        "libfoo.so lacks functions of the device runtime interface: dicp_rt_fill, dicp_rt_free. "
+        "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
+        "library against it.",
+    ),
+    (
+        VendorNotFoundError("droplit", ["droplet"]),
+        "DIPU_DEVICE is 'droplit', and no installed package registers a runtime of that name. "
+        "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
+        "the group 'dicp.devices'; unset DIPU_DEVICE for the simulated chip.",
+    ),
     (
         UnknownOptionError("cahce", ["fuse", "cache"]),
         "unknown option 'cahce'. Did you mean 'cache'? Valid options: cache, fuse. "

@@ -57,13 +57,18 @@ class Native:
     libraries: Sequence[NativeLibrary] = ()
     """The shared objects of `functions`, kept loaded."""
 
+    @property
+    def entry(self) -> int:
+        """The address of `run_segment`."""
+        return ctypes.cast(self.run_segment, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
     def segment(
         self,
         launches: Sequence[Mapping[str, Any]],
         symbols: Mapping[str, int],
         table: Any,
         status: Any,
-    ) -> Segment:
+    ) -> _HostSegment:
         array = (Launch * len(launches))()
         keep: list[Any] = []
         for entry, step in zip(array, launches, strict=True):
@@ -90,6 +95,11 @@ class _HostSegment:
 
     def run_one(self, position: int) -> int:
         return int(self._one(position))
+
+    @property
+    def launches(self) -> tuple[int, int]:
+        """Address and length of the array of launches."""
+        return ctypes.addressof(self._keep[-3]), len(self._keep[-3])
 
 
 class WorkspacePool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.loop.runtime.device import DeviceRuntime, Pool
-from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram
+from dicp.loop.runtime.plan import ExecutionPlan, LoadedProgram, NativeCall
 from dicp.loop.thresholds import MAX_PLANS
 from dicp.serialize import decode_constant
 from dicp.torch_private import (
@@ -41,11 +41,7 @@ class LoopExecutable:
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         key = self._sizes(inputs) if self._sources else ()
-        idle = self._plans.get(key)
-        if idle is None:
-            idle = self._plans[key] = []
-            if len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
+        idle = self._idle(key)
         try:
             bound = idle.pop()
         except IndexError:
@@ -54,6 +50,33 @@ class LoopExecutable:
             return bound.run(inputs)
         finally:
             idle.append(bound)
+
+    def prepare(self, inputs: Sequence[Any]) -> ExecutionPlan:
+        """Make the plan for `inputs` now, so that a run allocates its results and workspace only.
+
+        Raises what a run raises for inputs that eager rejects.
+        """
+        key = self._sizes(inputs)
+        idle = self._idle(key)
+        try:
+            bound = idle.pop()
+        except IndexError:
+            bound = self._bind(key, inputs)
+        idle.append(bound)
+        return bound
+
+    def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
+        """The run for `inputs` as one native call, if that is all it is."""
+        return self.prepare(inputs).native_call()
+
+    def _idle(self, key: tuple[int, ...]) -> list[ExecutionPlan]:
+        """The plans for one set of sizes that no run uses now."""
+        idle = self._plans.get(key)
+        if idle is None:
+            idle = self._plans[key] = []
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return idle
 
     def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The values of the program's symbols."""

@@ -23,7 +23,7 @@ from dicp.errors import (
     ResultMismatchError,
     SizeMismatchError,
 )
-from dicp.loop.runtime.device import DeviceRuntime, Pool
+from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
 from dicp.torch_private import (
@@ -35,6 +35,32 @@ from dicp.torch_private import (
 
 Environment = list[Any]
 """The tensors of a run, indexed by buffer."""
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """A plan that is one native call: what another caller needs to make it without Python.
+
+    run: address of `int64 run(launches, count, table, status)`, 0 or one more than the launch that
+        failed.
+    table: the addresses of constants; those of inputs and outputs are filled in at every call.
+    inputs: slot and position of each input.
+    outputs: slot, shape, strides and dtype of each tensor to allocate.
+    results: positions among `outputs`.
+    aliases: slot, slot of its base, and offset in bytes.
+    keep: what must live as long as the addresses.
+    """
+
+    run: int
+    launches: int
+    count: int
+    table: Sequence[int]
+    inputs: Sequence[tuple[int, int]]
+    outputs: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]]
+    results: Sequence[int]
+    aliases: Sequence[tuple[int, int, int]]
+    keep: Any
+
 
 RunStep = Callable[[Environment], None]
 Getter = Callable[[Environment], Any]
@@ -382,6 +408,36 @@ class ExecutionPlan:
                 raise SizeMismatchError(operator, line, requirement["detail"], left, right)
             if requirement["kind"] == "indexable" and left == 0 and right > 0:
                 raise IndexOutOfBoundsError(operator, line, None, 0)
+
+    def native_call(self) -> NativeCall | None:
+        """The plan as one native call; None if it has library calls, workspace or random seeds."""
+        place, runtime = self.placement, self.loaded.runtime
+        pieces = place.pieces()
+        launches = [piece.launches for piece in pieces if piece.launches]
+        simple = len(launches) == 1 and not any(piece.call for piece in pieces)
+        if not simple or self._workspace.offsets or self._seeds or not isinstance(runtime, Native):
+            return None
+        fresh = [slot for piece in pieces for slot in piece.fresh]
+        holders = [self._holder(slot) for slot in fresh]
+        results = self.loaded.program["outputs"]
+        if not all(is_ref(r) and r["ref"] in holders for r in results):
+            return None
+        segment = runtime.segment(launches[0], self.symbols, self.table, self.status)
+        address, count = segment.launches
+        made = [self.buffers[holder] for holder in holders]
+        given = {slot for _, slot in place.inputs}
+        moving = [slot for slot in (*given, *fresh) if slot in place.aliases]
+        return NativeCall(
+            runtime.entry,
+            address,
+            count,
+            [entry or self._no_memory for entry in self.table],
+            [(slot, position) for position, slot in place.inputs],
+            [(s, b.shape, b.strides, b.dtype) for s, b in zip(fresh, made, strict=True)],
+            [holders.index(r["ref"]) for r in results],
+            [(alias, slot, offset) for slot in moving for alias, offset in place.aliases[slot]],
+            (self, segment),
+        )
 
     # ---- every run ------------------------------------------------------------------------------
 

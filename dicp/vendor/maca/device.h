@@ -86,7 +86,7 @@ template <class Op, int N, class T> d_inline T d_in_wave(T x) {
   }, N);
 #endif
   D_UNROLL(6)
-  for (int step = N / 2; step > 0; step /= 2) x = Op::of(x, d_lane_above(x, step));
+  for (int step = N / 2; step > 0; step /= 2) x = Op::of(x, (T)d_lane_above(x, step));  // short integers arrive as int
   return d_lane_at(x, d_lane() & ~(N - 1));
 }
 // The reduction over each N adjacent threads of a block; every thread gets it. `room` has an element

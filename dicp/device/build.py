@@ -1,0 +1,89 @@
+"""The native part of the device: compiled once by the project's toolchain, kept in its cache."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sysconfig
+from collections.abc import Mapping
+from ctypes import CDLL
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dicp.cache import Cache, Entry, key_of
+from dicp.config import Config
+from dicp.toolchain import OUTPUT, compile_shared, find_compiler, load_library
+
+FOLDER = Path(__file__).parent / "native"
+MODULE = "dicp_device_native"
+USER = "the eager device"
+_SIMULATOR = ("simulator.cpp", "runtime.h")
+_MODULE_FILES = (
+    "binding.cpp", "operators.cpp", "device.cpp", "memory.cpp",
+    "operators.h", "device.h", "memory.h", "runtime.h",
+)  # fmt: skip
+
+
+def load_simulator(config: Config) -> CDLL:
+    """The simulated chip's runtime. Raises ToolchainError and CompilerError."""
+    command, version = find_compiler(USER, config.cxx)
+    arguments = [*command, "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"]
+    symbols = ["dicp_rt_device_count"]
+    entry = _built(config, _SIMULATOR, (*arguments, "-o", OUTPUT), version, symbols)
+    return load_library(USER, entry, symbols)
+
+
+def load_module(config: Config) -> ModuleType:
+    """The Python module that registers allocator, guard, hooks and operators when it is loaded.
+
+    Raises ToolchainError and CompilerError.
+    """
+    command, version = find_compiler(USER, config.cxx)
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    folders = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
+    arguments = [
+        *command, "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread",
+        *(f"-I{folder}" for folder in folders),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    ]  # fmt: skip
+    libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
+    symbols = [f"PyInit_{MODULE}"]
+    parts = (*arguments, "-o", OUTPUT)
+    entry = _built(config, _MODULE_FILES, parts, version, symbols, libraries)
+    return _imported(entry.path(OUTPUT))
+
+
+def _built(
+    config: Config,
+    names: tuple[str, ...],
+    arguments: tuple[str, ...],
+    version: str,
+    symbols: list[str],
+    libraries: list[str] | tuple[str, ...] = (),
+) -> Entry:
+    files = {name: (FOLDER / name).read_text() for name in names}
+    sources = [name for name in names if name.endswith(".cpp")]
+    command = [*arguments, *sources, *libraries]
+    key = key_of(files, command, version, torch.__version__)
+    build = partial(_compile, command, files, symbols)
+    return Cache.open(config).get_or_build("device", key, build)
+
+
+def _compile(
+    command: list[str], files: Mapping[str, str], symbols: list[str]
+) -> Mapping[str, bytes]:
+    return {OUTPUT: compile_shared(USER, command, files, symbols)}
+
+
+def _imported(path: Path) -> ModuleType:
+    loader: Any = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
+    spec = importlib.util.spec_from_loader(MODULE, loader, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,58 @@
+"""Composite operators forced to the CPU: PyTorch takes them apart before the device sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dicp.device.patterns import Patterns
+from dicp.device.roads import Roads, name_of
+from dicp.torch_private import OpOverload, aten_operators, dispatches_alone
+
+MOST_OPERATORS = 64
+"""An entry that matches more, such as `.*`, forces the parts anyway."""
+
+
+class ForcedComposites:
+    """Lets the parts of a composite operator that a pattern names run on the CPU."""
+
+    def __init__(self, roads: Roads) -> None:
+        self.roads = roads
+        self.library = torch.library.Library("aten", "IMPL")
+        self.known: set[str] = set()
+
+    def update(self, patterns: Patterns) -> None:
+        """Intercept the composite operators that `patterns` name."""
+        if not patterns:
+            return
+        found = [op for op in _composites() if patterns.match(name_of(op))]
+        if len(found) > MOST_OPERATORS:
+            return
+        for op in found:
+            if name_of(op) not in self.known:
+                self.known.add(name_of(op))
+                self.library.impl(op, self._forced(op), "AutogradPrivateUse1")
+
+    def _forced(self, op: OpOverload) -> Callable[..., Any]:
+        name, roads = name_of(op), self.roads
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not roads.forced.match(name):
+                return op.decompose(*args, **kwargs)
+            roads.say_once(f"force fallback has been set, {name} will be fallback to cpu")
+            roads.counts.add(name, "forced")
+            with roads.forcing():
+                return op.decompose(*args, **kwargs)
+
+        return run
+
+
+def _composites() -> list[OpOverload]:
+    return [
+        op
+        for op in aten_operators()
+        if dispatches_alone(op, "CompositeImplicitAutograd")
+        and not dispatches_alone(op, "PrivateUse1")
+    ]

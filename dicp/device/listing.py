@@ -1,0 +1,50 @@
+"""Which road every ATen operator takes on the device: `python -m dicp device ops`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dicp.device.registration import Registered
+from dicp.device.roads import Roads, name_of
+from dicp.torch_private import OpOverload, all_decompositions, aten_operators, dispatches_alone
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator, its road, and the dtypes it takes there."""
+
+    operator: str
+    road: str
+    dtypes: str
+
+
+def rows(made: Registered) -> list[Row]:
+    """A row for each ATen operator that PyTorch does not take apart by itself."""
+    facts = sorted(str(d).removeprefix("torch.") for d in made.target.facts.dtypes)
+    of_target, every = ", ".join(facts), "all"
+    found = []
+    for op in aten_operators():
+        if not dispatches_alone(op, "CPU"):
+            continue
+        road = road_of(made.roads, op)
+        dtypes = of_target if road in ("compiled", "library", "decomposed") else every
+        found.append(Row(name_of(op), road, dtypes))
+    return sorted(found, key=lambda row: row.operator)
+
+
+def road_of(roads: Roads, op: OpOverload) -> str:
+    """The road of an operator whose arguments the target takes."""
+    name = name_of(op)
+    if dispatches_alone(op, "PrivateUse1") and not dispatches_alone(op, "CPU"):
+        return "native"
+    if roads.forced.match(name):
+        return "forced to cpu"
+    if roads.is_random(op):
+        return "random state"
+    form = roads.functional(op)
+    kind = roads.target.rule_kind(form.op) if form is not None else None
+    if kind in ("compiled", "library", "view"):
+        return str(kind)
+    if form is not None and form.op in all_decompositions:
+        return "decomposed"
+    return "cpu"

@@ -1,0 +1,647 @@
+#include "operators.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty_cpu_dispatch.h>
+#include <ATen/ops/empty_strided_cpu_dispatch.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+namespace dicp {
+
+namespace {
+
+const c10::DispatchKeySet kDeviceKeys(c10::DispatchKey::PrivateUse1);
+const c10::DispatchKeySet kHostKeys(c10::DispatchKey::CPU);
+
+// Keys that a host kernel is called without: this side of the call has dealt with them.
+const c10::DispatchKeySet kHandled =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+struct Held {
+  c10::Storage storage;
+};
+
+void release_held(void* context) { delete static_cast<Held*>(context); }
+
+// Memory of `storage` as `place` sees it; the storage lives as long as the memory is used.
+c10::DataPtr share(const c10::Storage& storage, c10::Device place) {
+  return {storage.unsafeGetStorageImpl()->mutable_data(), new Held{storage}, &release_held, place};
+}
+
+// As `share`, but a host storage that nobody else holds gives its memory away.
+c10::DataPtr moved_or_shared(const c10::Storage& storage, c10::Device place) {
+  if (storage.use_count() > 1) return share(storage, place);
+  auto data = storage.unsafeGetStorageImpl()->set_data_ptr({nullptr, storage.device()});
+  data.unsafe_set_device(place);
+  return data;
+}
+
+Block* block_under(const c10::DataPtr& data) {
+  if (data.get_deleter() != &release_held) return block_of(data);
+  return block_under(static_cast<Held*>(data.get_context())->storage.data_ptr());
+}
+
+at::Tensor over(const c10::Storage& storage, c10::DispatchKeySet keys, const at::Tensor& like,
+                int64_t offset) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, like.dtype());
+  auto* impl = made.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), offset);
+  return made;
+}
+
+// From the first to the last element that a tensor's strides reach.
+size_t extent_bytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return size_t(last + 1) * tensor.element_size();
+}
+
+bool on_this_kind(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kType;
+}
+
+void check_memory(const at::Tensor& tensor) {
+  const auto needed = extent_bytes(tensor);
+  const auto start = size_t(tensor.storage_offset()) * tensor.element_size();
+  TORCH_CHECK(needed == 0 || start + needed <= tensor.storage().nbytes(),
+              "use after free: a tensor of sizes ", tensor.sizes(), " on ", tensor.device(),
+              " has no memory any more (its storage holds ", tensor.storage().nbytes(),
+              " bytes, it needs ", start + needed, ")");
+}
+
+}  // namespace
+
+// ---- host views -----------------------------------------------------------------------------------
+
+at::Tensor HostCall::view_of(const at::Tensor& tensor) {
+  check_memory(tensor);
+  const auto& storage = tensor.storage();
+  if (host_addressable()) {
+    auto& host = host_storages_[storage.unsafeGetStorageImpl()];
+    if (!host) {
+      host = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                          share(storage, c10::kCPU), c10::GetCPUAllocator(), true);
+      device_storages_.emplace(host.unsafeGetStorageImpl(), storage);
+    }
+    auto made = over(host, kHostKeys, tensor, tensor.storage_offset());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+      made.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return made;
+  }
+  const auto bytes = extent_bytes(tensor);
+  auto flat = at::detail::empty_cpu({int64_t(bytes)}, at::kByte);
+  if (bytes > 0)
+    check(runtime().copy_to_host(tensor.device().index(), flat.data_ptr(), tensor.data_ptr(), bytes,
+                                 nullptr),
+          "copying to the host");
+  return over(flat.storage(), kHostKeys, tensor, 0);
+}
+
+at::Tensor HostCall::on_host(const at::Tensor& tensor) {
+  if (!on_this_kind(tensor)) return tensor;
+  TORCH_CHECK(tensor.layout() == at::kStrided, "the device has no ", tensor.layout(), " tensors");
+  for (const auto& pair : pairs_)
+    if (pair.device.is_same(tensor)) return pair.host;
+  auto host = view_of(tensor);
+  if (tensor.is_conj()) host._set_conj(true);
+  if (tensor.is_neg()) host._set_neg(true);
+  pairs_.push_back({tensor, host});
+  return host;
+}
+
+c10::IValue HostCall::on_host(const c10::IValue& value) {
+  if (value.isTensor()) return on_host(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorList()) list.push_back(on_host(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+      list.push_back(tensor ? std::optional<at::Tensor>(on_host(*tensor)) : std::nullopt);
+    return list;
+  }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    c10::impl::GenericList list(value.toList().elementType());  // lists of lists of tensors
+    for (const c10::IValue item : value.toList()) list.push_back(on_host(item));
+    return list;
+  }
+  if (value.isDevice() && value.toDevice().type() == kType) return c10::Device(c10::kCPU);
+  if (value.isGenerator()) return host_generator(value.toGenerator());
+  return value;
+}
+
+at::Tensor HostCall::on_device(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() != c10::kCPU) return tensor;
+  for (const auto& pair : pairs_)
+    if (pair.host.is_same(tensor)) return pair.device;
+  if (tensor.layout() != at::kStrided) return tensor;
+  const c10::Device place(kType, c10::DeviceIndex(device_));
+  auto* impl = tensor.storage().unsafeGetStorageImpl();
+  auto known = device_storages_.find(impl);
+  at::Tensor made;
+  if (known != device_storages_.end()) {
+    made = over(known->second, kDeviceKeys, tensor, tensor.storage_offset());
+  } else if (host_addressable() && (impl->nbytes() == 0 || block_of(impl->data_ptr()))) {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
+                         moved_or_shared(tensor.storage(), place), device_allocator(), true);
+    device_storages_.emplace(impl, storage);
+    made = over(storage, kDeviceKeys, tensor, tensor.storage_offset());
+  } else {
+    made = at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), device_allocator(),
+                                             kDeviceKeys, tensor.scalar_type());
+    copy_from(tensor, made, false);
+  }
+  if (tensor.is_conj()) made._set_conj(true);
+  if (tensor.is_neg()) made._set_neg(true);
+  return made;
+}
+
+c10::IValue HostCall::on_device(const c10::IValue& value) {
+  if (value.isTensor()) return on_device(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorList()) list.push_back(on_device(tensor));
+    return list;
+  }
+  if (value.isList() && value.toList().elementType()->kind() == c10::TypeKind::ListType) {
+    c10::impl::GenericList list(value.toList().elementType());  // lists of lists of tensors
+    for (const c10::IValue item : value.toList()) list.push_back(on_device(item));
+    return list;
+  }
+  return value;
+}
+
+void HostCall::take_over(const Pair& pair) {
+  auto* impl = pair.device.unsafeGetTensorImpl();
+  const auto& storage = pair.device.storage();
+  const auto& grown = pair.host.storage();
+  if (grown.nbytes() > storage.nbytes()) {
+    const c10::Device place(kType, c10::DeviceIndex(device_));
+    auto* to = storage.unsafeGetStorageImpl();
+    if (host_addressable() && block_of(grown.data_ptr())) {
+      to->set_data_ptr_noswap(share(grown, place));
+      to->set_nbytes(grown.nbytes());
+    } else {
+      to->set_data_ptr_noswap(device_allocator()->allocate(grown.nbytes()));
+      to->set_nbytes(grown.nbytes());
+      check(runtime().copy_to_device(device_, to->mutable_data(), grown.data(), grown.nbytes(),
+                                     nullptr),
+            "copying to the device");
+    }
+  }
+  impl->set_sizes_and_strides(pair.host.sizes(), pair.host.strides(), pair.host.storage_offset());
+}
+
+void HostCall::copy_back(const Pair& pair) {
+  const auto bytes = extent_bytes(pair.device);
+  if (bytes > 0)
+    check(runtime().copy_to_device(pair.device.device().index(), pair.device.data_ptr(),
+                                   pair.host.data_ptr(), bytes, nullptr),
+          "copying to the device");
+}
+
+void HostCall::write_back() {
+  for (const auto& pair : pairs_) {
+    if (pair.host.sizes() != pair.device.sizes() || pair.host.strides() != pair.device.strides())
+      take_over(pair);
+    else if (!host_addressable())
+      copy_back(pair);
+  }
+}
+
+int device_of(const torch::jit::Stack& stack, size_t first) {
+  int asked = -1;
+  const auto look = [](const at::Tensor& tensor) {
+    return on_this_kind(tensor) ? int(tensor.device().index()) : -1;
+  };
+  for (size_t k = first; k < stack.size(); ++k) {
+    const auto& value = stack[k];
+    int found = -1;
+    if (value.isTensor()) {
+      found = look(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList())
+        if (found < 0) found = look(tensor);
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList())
+        if (found < 0 && tensor) found = look(*tensor);
+    } else if (value.isDevice() && value.toDevice().type() == kType && asked < 0) {
+      asked = value.toDevice().has_index() ? value.toDevice().index() : current_device();
+    }
+    if (found >= 0) return found;
+  }
+  return asked >= 0 ? asked : current_device();
+}
+
+void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int device) {
+  const auto count = op.schema().arguments().size();
+  const size_t first = stack->size() - count;
+  c10::impl::ExcludeDispatchKeyGuard handled(kHandled);
+  wait_for_queue(device);
+  HostCall call(device);
+  for (size_t k = first; k < stack->size(); ++k) (*stack)[k] = call.on_host((*stack)[k]);
+  {
+    HostMemoryOnDevice memory(device);
+    op.callBoxed(stack);
+  }
+  call.write_back();
+  for (size_t k = first; k < stack->size(); ++k) (*stack)[k] = call.on_device((*stack)[k]);
+}
+
+// ---- plans ----------------------------------------------------------------------------------------
+
+namespace {
+
+template <class T>
+void append(std::string& key, const T& value) {
+  key.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+bool append_tensor(const at::Tensor& tensor, std::string& key) {
+  if (!tensor.defined()) {
+    key.push_back('u');
+    return true;
+  }
+  auto* impl = tensor.unsafeGetTensorImpl();
+  if (tensor.layout() != at::kStrided || tensor.is_conj() || tensor.is_neg() ||
+      impl->is_python_dispatch())
+    return false;
+  key.push_back('t');
+  key.push_back(char(tensor.scalar_type()));
+  key.push_back(char(tensor.device().type()));
+  key.push_back(char(tensor.device().index()));
+  key.push_back(char(impl->is_wrapped_number()));
+  key.push_back(char(tensor.dim()));
+  for (auto size : tensor.sizes()) append(key, size);
+  for (auto stride : tensor.strides()) append(key, stride);
+  return true;
+}
+
+bool append_value(const c10::IValue& value, std::string& key) {
+  if (value.isTensor()) return append_tensor(value.toTensor(), key);
+  if (value.isNone()) {
+    key.push_back('n');
+  } else if (value.isInt()) {
+    key.push_back('i');
+    append(key, value.toInt());
+  } else if (value.isDouble()) {
+    key.push_back('d');
+    append(key, value.toDouble());
+  } else if (value.isBool()) {
+    key.push_back(value.toBool() ? 'y' : 'f');
+  } else if (value.isString()) {
+    key.push_back('s');
+    key += value.toStringRef();
+    key.push_back('\0');
+  } else if (value.isIntList()) {
+    key.push_back('l');
+    for (auto item : value.toIntVector()) append(key, item);
+    key.push_back(']');
+  } else if (value.isDevice()) {
+    key.push_back('v');
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Whether writing `out` could change what a kernel has yet to read of `input`.
+bool endangers(const Plan& plan, const at::Tensor& out, const at::Tensor& input) {
+  if (out.storage().data() != input.storage().data()) return false;
+  const auto* a = static_cast<const char*>(out.data_ptr());
+  const auto* b = static_cast<const char*>(input.data_ptr());
+  if (a + extent_bytes(out) <= b || b + extent_bytes(input) <= a) return false;
+  const bool same = a == b && out.sizes() == input.sizes() && out.strides() == input.strides() &&
+                    out.scalar_type() == input.scalar_type();
+  return !(same && plan.pointwise);
+}
+
+struct Task {
+  std::shared_ptr<Plan> plan;
+  std::vector<at::Tensor> numbers;  // host tensors: a queued kernel reads them later
+  std::vector<void*> table;
+  int64_t status[4] = {0, 0, 0, 0};
+};
+
+int run_task(void* argument) {
+  std::unique_ptr<Task> task(static_cast<Task*>(argument));
+  const auto& plan = *task->plan;
+  const auto stopped = plan.run(plan.launches, plan.count, task->table.data(), task->status);
+  if (stopped == 0) return 0;
+  std::string text = plan.name;
+  switch (task->status[0]) {
+    case 2: text += ": integer division by zero"; break;
+    case 3: text += ": no memory for scratch space"; break;
+    default:
+      text += ": index " + std::to_string(task->status[2]) + " is out of bounds for size " +
+              std::to_string(task->status[3]);
+  }
+  note_error(text);
+  return 1;
+}
+
+}  // namespace
+
+bool signature(const torch::jit::Stack& stack, size_t first, std::string& key) {
+  for (size_t k = first; k < stack.size(); ++k)
+    if (!append_value(stack[k], key)) return false;
+  return true;
+}
+
+bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
+              torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  const at::Tensor* tensors[16];
+  size_t count = 0;
+  int device = -1;
+  for (size_t k = first; k < stack->size() && count < 16; ++k) {
+    const auto& value = (*stack)[k];
+    if (!value.isTensor()) continue;
+    tensors[count] = &value.toTensor();
+    if (device < 0 && on_this_kind(*tensors[count])) device = tensors[count]->device().index();
+    ++count;
+  }
+  if (device < 0) return false;
+  auto task = std::make_unique<Task>();
+  task->plan = plan;
+  task->table = plan->table;
+  for (const auto& input : plan->inputs) {
+    const auto& tensor = *tensors[input.argument];
+    if (on_this_kind(tensor)) {
+      check_memory(tensor);
+      for (const auto& output : plan->outputs)
+        if (output.argument >= 0 && endangers(*plan, *tensors[output.argument], tensor))
+          return false;
+    } else {
+      task->numbers.push_back(tensor);
+    }
+    task->table[size_t(input.slot)] = tensor.data_ptr();
+  }
+  const auto stream = current_stream(device);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(plan->outputs.size());
+  for (const auto& output : plan->outputs) {
+    outputs.push_back(output.argument >= 0
+                          ? *tensors[output.argument]
+                          : at::Tensor(at::detail::empty_strided_generic(
+                                output.sizes, output.strides, device_allocator(), kDeviceKeys,
+                                output.dtype)));
+    if (output.argument >= 0) check_memory(outputs.back());
+    if (auto* at = outputs.back().data_ptr()) task->table[size_t(output.slot)] = at;
+  }
+  for (const auto& alias : plan->aliases)
+    task->table[size_t(alias.slot)] =
+        static_cast<char*>(task->table[size_t(alias.base)]) + alias.offset;
+  check(runtime().stream_launch(handle(stream), &run_task, task.release(), plan->bytes),
+        "launching");
+  stack->resize(first);
+  for (int k : plan->results) stack->push_back(outputs[size_t(k)]);
+  return true;
+}
+
+// ---- native operators -----------------------------------------------------------------------------
+
+void copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (to.numel() == 0) return;
+  const auto& ours = on_this_kind(to) ? to : from;
+  const int device = ours.device().index();
+  const bool plain = from.scalar_type() == to.scalar_type() && from.sizes() == to.sizes() &&
+                     from.strides() == to.strides() && from.is_non_overlapping_and_dense() &&
+                     from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
+  if (plain) {
+    if (on_this_kind(from)) check_memory(from);
+    if (on_this_kind(to)) check_memory(to);
+    auto* const target = to.data_ptr();
+    const auto* const source = from.data_ptr();
+    const size_t bytes = to.nbytes();
+    const bool one_device = on_this_kind(from) && on_this_kind(to);
+    const bool later = one_device ? from.device() == to.device()
+                                  : non_blocking && is_pinned(on_this_kind(to) ? source : target);
+    auto stream = later ? handle(current_stream(device)) : nullptr;
+    if (!later) {
+      wait_for_queue(device);
+      if (one_device) wait_for_queue(from.device().index());
+    }
+    int status;
+    if (!one_device)
+      status = on_this_kind(to) ? runtime().copy_to_device(device, target, source, bytes, stream)
+                                : runtime().copy_to_host(device, target, source, bytes, stream);
+    else if (from.device() == to.device())
+      status = runtime().copy_on_device(device, target, source, bytes, stream);
+    else
+      status = runtime().copy_between(device, target, from.device().index(), source, bytes, stream);
+    check(status, "copying");
+    return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard handled(kHandled);
+  wait_for_queue(device);
+  if (on_this_kind(from)) wait_for_queue(from.device().index());
+  HostCall call(device);
+  auto source = call.on_host(from);
+  call.on_host(to).copy_(source);
+  call.write_back();
+}
+
+namespace {
+
+c10::Device placed(std::optional<at::Device> device) {
+  const int index = device && device->has_index() ? device->index() : current_device();
+  return {kType, c10::DeviceIndex(index)};
+}
+
+at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
+  TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "the device has no ", *layout,
+              " tensors");
+  c10::DeviceGuard guard(placed(device));
+  return at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
+                                   c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<at::Device> device, std::optional<bool> pin) {
+  TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
+  c10::DeviceGuard guard(placed(device));
+  return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
+                                           c10::dtype_or_default(dtype));
+}
+
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
+}
+
+at::Tensor view(const at::Tensor& self, c10::IntArrayRef sizes) {
+  return at::native::view(self, sizes);
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides) {
+  return at::native::_reshape_alias(self, sizes, strides);
+}
+
+at::Tensor unfold(const at::Tensor& self, int64_t dim, int64_t size, int64_t step) {
+  return at::native::unfold(self, dim, size, step);
+}
+
+void grow_storage(c10::StorageImpl* storage, size_t bytes) {
+  if (bytes > storage->nbytes())
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(
+        c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), bytes);
+}
+
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef sizes,
+                         std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(sizes);
+  const auto bytes = at::detail::computeStorageNbytesContiguous(
+      sizes, self.element_size(), size_t(self.storage_offset()));
+  grow_storage(self.storage().unsafeGetStorageImpl(), bytes);
+  if (format) impl->empty_tensor_restride(*format);
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
+                        c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  auto* impl = self.unsafeGetTensorImpl();
+  const auto bytes = at::detail::computeStorageNbytes(sizes, strides, self.element_size(),
+                                                      size_t(offset));
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  if (self.numel() > 0) grow_storage(impl->unsafe_storage().unsafeGetStorageImpl(), bytes);
+  return self;
+}
+
+at::Tensor& set_source(at::Tensor& self, at::Storage source) {
+  const auto length = int64_t(source.nbytes() / self.element_size());
+  return set_storage(self, std::move(source), 0, {length}, {1});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.unsafeGetTensorImpl() == source.unsafeGetTensorImpl()) return self;
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(),
+                     source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  c10::DeviceGuard guard(self.device());
+  c10::Storage fresh(c10::Storage::use_byte_size_t(), 0, device_allocator()->allocate(0),
+                     device_allocator(), true);
+  return set_storage(self, std::move(fresh), 0, {0}, {1});
+}
+
+at::Scalar local_scalar(const at::Tensor& self) {
+  wait_for_queue(self.device().index());
+  HostCall call(self.device().index());
+  return at::native::_local_scalar_dense_cpu(call.on_host(self));
+}
+
+at::Tensor copy_from_kernel(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (from.sizes() != to.sizes()) {
+    copy_from(from.expand_as(to), to, non_blocking);
+  } else {
+    copy_from(from, to, non_blocking);
+  }
+  return to;
+}
+
+at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.sizes() != from.sizes()) to.resize_(from.sizes());
+  copy_from(from, to, false);
+  return to;
+}
+
+void record_stream(at::Tensor& self, at::Stream stream) {
+  if (Block* block = block_under(self.storage().data_ptr()))
+    pool_at(block->device).record(block, handle(stream));
+}
+
+// Under the mock, factories asked for the other device's name make tensors of this device.
+at::Tensor mock_empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                      std::optional<at::Layout> layout, std::optional<at::Device> device,
+                      std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  return empty(sizes, dtype, layout, placed(device), pin, format);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+  m.impl("_reshape_alias", &reshape_alias);
+  m.impl("unfold", &unfold);
+  m.impl("resize_", &resize);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_source);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_nothing);
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("_copy_from", &copy_from_kernel);
+  m.impl("_copy_from_and_resize", &copy_and_resize);
+  m.impl("record_stream", &record_stream);
+}
+
+namespace {
+
+void collective(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  // Gloo splits the gathered tensor along its first dimension, which may be 1.
+  if (op.schema().name() == "c10d::_allgather_base_")
+    for (size_t k = first; k < first + 2; ++k)
+      (*stack)[k] = (*stack)[k].toTensor().view({-1});
+  call_on_host(op, stack, device_of(*stack, first));
+}
+
+// Takes the notice that kernels are replaced, which is meant here.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+// PyTorch's kernels of collectives look for a backend of the tensors' device; these pass host views
+// to the backend of the host.
+void register_collectives() {
+  static torch::Library* library = nullptr;
+  if (library) return;
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  library = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1,
+                               __FILE__, __LINE__);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) continue;
+    auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    const auto full = name.name.substr(6) + (name.overload_name.empty() ? "" : ".") +
+                      name.overload_name;
+    library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+  }
+}
+
+void register_mock_factories(bool on) {
+  static std::unique_ptr<torch::Library> library;
+  library = nullptr;
+  if (!on) return;
+  library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
+                                             __FILE__, __LINE__);
+  library->impl("empty.memory_format", &mock_empty);
+  library->impl("empty_strided", &empty_strided);
+}
+
+}  // namespace dicp

@@ -1,0 +1,79 @@
+// Operators on the device: host views of its tensors, native operators, plans of compiled kernels.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+
+namespace dicp {
+
+// Host tensors over the memory of device tensors, for one call. On a runtime whose memory the host
+// cannot address they are copies, which `write_back` copies to the device.
+class HostCall {
+ public:
+  explicit HostCall(int device) : device_(device) {}
+  at::Tensor on_host(const at::Tensor& tensor);
+  c10::IValue on_host(const c10::IValue& value);
+  at::Tensor on_device(const at::Tensor& tensor);
+  c10::IValue on_device(const c10::IValue& value);
+  // Sizes and memory of tensors that the call resized, and contents where they were copied.
+  void write_back();
+
+ private:
+  struct Pair {
+    at::Tensor device, host;
+  };
+  at::Tensor view_of(const at::Tensor& tensor);
+  void take_over(const Pair& pair);
+  void copy_back(const Pair& pair);
+  int device_;
+  std::vector<Pair> pairs_;
+  std::unordered_map<c10::StorageImpl*, c10::Storage> host_storages_, device_storages_;
+};
+
+// Runs an operator by its host kernel, on host views of the tensors.
+void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int device);
+// The device of the first device tensor in the arguments, else of the first device argument.
+int device_of(const torch::jit::Stack& stack, size_t first);
+
+struct PlannedTensor {
+  int slot = 0;
+  int argument = -1;  // its position among the call's tensors; -1: a fresh result
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype = at::kFloat;
+};
+
+struct PlannedAlias {
+  int slot = 0, base = 0;
+  int64_t offset = 0;
+};
+
+// A compiled operator, ready to run for one exact signature of arguments.
+struct Plan {
+  int64_t (*run)(void* launches, int64_t count, void* table, void* status) = nullptr;
+  void* launches = nullptr;
+  int64_t count = 0;
+  std::vector<void*> table;
+  std::vector<PlannedTensor> inputs, outputs;
+  std::vector<PlannedAlias> aliases;
+  std::vector<int> results;  // positions among outputs, in the order of the operator's results
+  size_t bytes = 0;
+  bool pointwise = false;  // a result may lie exactly on an input
+  std::shared_ptr<void> keep;
+  std::string name;
+};
+
+// The exact signature of a call's arguments; false where no plan may serve it.
+bool signature(const torch::jit::Stack& stack, size_t first, std::string& key);
+bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
+              torch::jit::Stack* stack);
+
+void copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
+
+}  // namespace dicp

@@ -1,0 +1,133 @@
+"""Registering the device with PyTorch, once in a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp import runtime_interface as interface
+from dicp.config import Config, DeviceSettings
+from dicp.device import build, sync_batch_norm
+from dicp.device.composite import ForcedComposites
+from dicp.device.distributed import register_backend
+from dicp.device.module import DipuModule, device
+from dicp.device.output import say
+from dicp.device.patterns import Patterns
+from dicp.device.roads import DEVICE_TYPE, Roads
+from dicp.device.tools import AutoCompare, Dump
+from dicp.errors import DeviceRegistrationError
+from dicp.hosted import host_target
+from dicp.target import Target
+from dicp.torch_private import privateuse1_name, register_device_module
+
+UNNAMED = "privateuseone"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The device of this process."""
+
+    module: DipuModule
+    native: Any
+    roads: Roads
+    settings: DeviceSettings
+    target: Target
+
+
+def register(settings: DeviceSettings, config: Config) -> Registered:
+    """Register the device as `dipu`.
+
+    Raises DeviceRegistrationError where another plugin has taken PrivateUse1, and what loading the
+    runtime raises: VendorNotFoundError, RuntimeLibraryError, ToolchainError.
+    """
+    taken = privateuse1_name()
+    if taken != UNNAMED:
+        raise DeviceRegistrationError(
+            f"PrivateUse1 is named {taken!r} already and cannot be named {DEVICE_TYPE!r} as well",
+            f"Import either the package that registers {taken!r} or this one, not both.",
+        )
+    runtime, path = _runtime(settings, config)
+    addresses = interface.addresses(runtime, path)
+    target = host_target()
+    torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    native = build.load_module(config)
+    native.start(addresses, settings.algorithm, settings.max_split_mb << 20, settings.collect_above)
+    roads = Roads(native, target, config, settings)
+    module = DipuModule(native, roads, settings)
+    device.__vendor__ = settings.vendor or "simulated"
+    register_device_module(DEVICE_TYPE, module)
+    native.set_handler(roads)
+    library = torch.library.Library("aten", "IMPL")
+    sync_batch_norm.register(library)
+    _observe(roads, settings)
+    if settings.memory_check:
+        _watch_memory(native, settings)
+    if torch.distributed.is_available():
+        register_backend(native)
+    os.register_at_fork(after_in_child=module.mark_forked)
+    made = Registered(module, native, roads, settings, target)
+    native.hold((runtime, library))
+    atexit.register(_at_exit, made)
+    return made
+
+
+def _observe(roads: Roads, settings: DeviceSettings) -> None:
+    roads.forced_changed = ForcedComposites(roads).update
+    roads.forced_changed(roads.forced)
+    compared = Patterns("DIPU_AUTOCOMPARE_OPS_LIST", settings.compared)
+    if compared:
+        roads.observers.append(AutoCompare(roads, compared))
+    if settings.dumps:
+        roads.observers.append(Dump(None))
+    roads.update_watching()
+    if settings.synchronous:
+        say("DIPU_SYNC_EXEC_MODE: every operator is waited for")
+
+
+def _runtime(settings: DeviceSettings, config: Config) -> tuple[Any, str]:
+    if settings.vendor and settings.vendor != "simulated":
+        return interface.load_vendor(settings.vendor)
+    library = build.load_simulator(config)
+    visible = settings.visible
+    count = settings.simulated if visible is None else len(visible)
+    library.dicp_simulator_devices(count)
+    return library, "the simulated chip"
+
+
+def _watch_memory(native: Any, settings: DeviceSettings) -> None:
+    def where() -> str:
+        return "".join(traceback.format_stack(sys._getframe(1)))
+
+    def show(line: str) -> None:
+        say(line)
+
+    native.watch_memory(
+        True, settings.backtraces, settings.max_blocks, settings.log_interval, where, show
+    )
+
+
+def _at_exit(made: Registered) -> None:
+    native, settings = made.native, made.settings
+    if made.module._is_in_bad_fork():
+        return
+    if settings.memory_check:
+        _report_leaks(made)
+    made.roads.close()
+    native.close()
+
+
+def _report_leaks(made: Registered) -> None:
+    leaks = made.module.memory_leaks()
+    say(made.native.checker_line("going to destruction. "))
+    for block in leaks:
+        place = f", allocated at\n{block['where']}" if block["where"] else ""
+        size, address, index = block["size"], block["address"], block["device"]
+        line = f"block of {size} bytes at {address:#x} on {DEVICE_TYPE}:{index} is not freed"
+        say(f"dipu memory checker: {line}{place}")

@@ -1,0 +1,467 @@
+"""How every operator of the device is executed: its road.
+
+In order: forced to the CPU; drawn from the device's random state; a library call or one compiled
+operator of the device's target; PyTorch's decomposition into other operators of the device; the
+CPU, said once. Views and allocations are native and never come here.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import local
+from typing import Any
+
+import torch
+
+from dicp.config import Config, DeviceSettings
+from dicp.device.compile import Call, CompiledOperator, NotCompiled, OperatorCompiler
+from dicp.device.output import say
+from dicp.device.patterns import Patterns
+from dicp.errors import FallbackWarning, MixedDevicesError
+from dicp.target import Target
+from dicp.torch_private import (
+    OpOverload,
+    all_decompositions,
+    pytree,
+    schema_of,
+    true_device,
+)
+
+logger = logging.getLogger("dicp.device")
+
+Observer = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Callable[[], Any]], Any]
+"""Runs an operator by its last argument, and looks at what goes in and comes out."""
+
+RANDOM = frozenset({
+    "bernoulli", "bernoulli_", "binomial", "cauchy_", "exponential_", "geometric_", "log_normal_",
+    "multinomial", "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "random_", "randperm", "rrelu_with_noise", "uniform_",
+})  # fmt: skip
+"""Operators that draw numbers; one road for all, and never compared with the CPU."""
+WITHOUT_GENERATOR = frozenset({"native_dropout"})
+"""Random operators without an argument for a generator."""
+
+
+DEVICE_TYPE = "dipu"
+MOST_TENSORS = 16
+"""The number of tensor arguments that a plan of the native part takes."""
+
+
+def name_of(op: OpOverload) -> str:
+    """`add.out`, or `relu` for an overload without a name."""
+    schema = schema_of(op)
+    name = schema.name.split("::")[-1]
+    return f"{name}.{schema.overload_name}" if schema.overload_name else name
+
+
+def packet_name(op: OpOverload) -> str:
+    return str(schema_of(op).name.split("::")[-1])
+
+
+@dataclass(frozen=True)
+class Functional:
+    """The functional overload behind an operator, and where its results go."""
+
+    op: OpOverload
+    outs: tuple[str, ...] = ()
+    """Names of the arguments that receive the results."""
+
+
+@dataclass
+class RoadCounts:
+    """How often each operator took which road."""
+
+    taken: dict[tuple[str, str], int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, road: str, reason: str = "") -> None:
+        self.taken[name, road] = self.taken.get((name, road), 0) + 1
+        if reason:
+            self.reasons[name] = reason
+
+
+class Roads:
+    """The Python side of every operator: decides its road once, and installs the fast ones."""
+
+    def __init__(
+        self, native: Any, target: Target, config: Config, settings: DeviceSettings
+    ) -> None:
+        self.native, self.target, self.settings = native, target, settings
+        unasked = replace(config, eager_ops=(), native_ops=())  # the roads see to these lists
+        self.compiler = OperatorCompiler(target, unasked)
+        self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
+        self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
+        self.observers: list[Observer] = []
+        self.counts = RoadCounts()
+        self._said: set[str] = set()
+        self._functional: dict[OpOverload, Functional | None] = {}
+        self._here = local()
+        self.forced_changed: Callable[[Patterns], None] = lambda patterns: None
+
+    # ---- entry ----------------------------------------------------------------------------------
+
+    def __call__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.settings.check_device:
+            check_devices(op, args, kwargs)
+
+        def run() -> Any:
+            return self.run(op, args, kwargs)
+
+        for observer in self.observers:
+            run = _observed(observer, op, args, kwargs, run)
+        result = run()
+        if self.settings.synchronous:
+            self.native.synchronize(self.native.current_device())
+        return result
+
+    def close(self) -> None:
+        """Drop the observers, as the interpreter ends."""
+        self.observers.clear()
+
+    def update_watching(self) -> None:
+        """Whether every call has to come through Python."""
+        settings = self.settings
+        on = bool(self.observers) or settings.synchronous or settings.check_device
+        self.native.set_watching(on)
+
+    @contextmanager
+    def forcing(self) -> Iterator[None]:
+        """Operators inside run on the CPU: the parts of a forced composite operator."""
+        before = getattr(self._here, "forcing", False)
+        self._here.forcing = True
+        self.native.set_watching(True)  # so that no part takes a faster road
+        try:
+            yield
+        finally:
+            self._here.forcing = before
+            self.update_watching()
+
+    def set_fallback_ops(self, patterns: Sequence[str]) -> None:
+        """Run the operators that match on the CPU, and no others."""
+        self.forced = Patterns("set_fallback_ops", ",".join(patterns))
+        self.native.forget_roads()
+        self.forced_changed(self.forced)
+
+    # ---- roads ----------------------------------------------------------------------------------
+
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = name_of(op)
+        if getattr(self._here, "forcing", False):
+            return self.on_host(op, args, kwargs)
+        if self.forced.match(name):
+            self.say_once(f"force fallback has been set, {name} will be fallback to cpu")
+            self.counts.add(name, "forced")
+            return self.on_host(op, args, kwargs)
+        if self.is_random(op):
+            return self._random(op, args, kwargs)
+        try:
+            if self.kept.match(name):
+                raise NotCompiled("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS keeps PyTorch's own")
+            return self._by_target(op, name, args, kwargs)
+        except NotCompiled as reason:
+            return self._decomposed_or_on_cpu(op, name, args, kwargs, str(reason))
+
+    def is_random(self, op: OpOverload) -> bool:
+        name = packet_name(op)
+        return name in RANDOM or name in WITHOUT_GENERATOR
+
+    def _random(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.counts.add(name_of(op), "random")
+        if packet_name(op) in WITHOUT_GENERATOR:
+            return _dropout(*args, **kwargs)
+        if any(argument.name == "generator" for argument in schema_of(op).arguments):
+            given = kwargs.get("generator")
+            if given is None:
+                generator = self.native.default_generator(self.index_of(args, kwargs))
+                kwargs = {**kwargs, "generator": generator}
+        return self.on_host(op, args, kwargs)
+
+    def on_host(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        schema = schema_of(op)
+        return self.native.host_call(schema.name, schema.overload_name, args, kwargs)
+
+    def _by_target(
+        self, op: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        functional = self.functional(op)
+        if functional is None:
+            raise NotCompiled("it writes to its arguments in a way of its own")
+        kind = self.target.rule_kind(functional.op)
+        if kind == "library" and self.native.host_addressable():
+            self.counts.add(name, "library")
+            self.native.run_on_host(schema_of(op).name, schema_of(op).overload_name)
+            return self.on_host(op, args, kwargs)
+        if kind is None and functional.op not in all_decompositions:
+            raise NotCompiled("the target has no rule for it")
+        result = self._compiled(op, functional, args, kwargs)
+        self.counts.add(name, "compiled")
+        return result
+
+    # ---- the compiled road ----------------------------------------------------------------------
+
+    def _compiled(
+        self, op: OpOverload, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the compiled operator, and where it is one native call, install it for the next."""
+        given = bound(op, args, kwargs)
+        outs = [given[name] for name in form.outs]
+        if outs:  # whose dtypes do not depend on whether a number is a tensor
+            given = _with_tensors_for_numbers(op, given)
+        inputs = {argument.name: given[argument.name] for argument in schema_of(form.op).arguments}
+        device = self.index_of(args, kwargs)
+        call = self.native.HostCall(device)
+        self.native.wait_for_queue(device)
+        positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
+        prepared = Call(form.op, positional, named, tuple(out.dtype for out in outs))
+        compiled, tensors = self.compiler.compiled(prepared)
+        prepare = getattr(compiled.executable, "prepare", None)
+        if prepare is not None:
+            prepare(tensors)
+        with self.native.HostMemory(device):
+            results = [call.on_device(r) for r in compiled(tensors)]
+        for out, result in zip(outs, results, strict=bool(outs)):
+            if out.shape != result.shape:
+                out.resize_(result.shape)
+            out.copy_(result)
+        copied = any(a is not b for a, b in zip(_tensors(prepared), tensors, strict=True))
+        if not copied and self.native.host_addressable():
+            self._install(op, form, given, (args, kwargs), compiled, tensors)
+        if outs:
+            return outs[0] if len(outs) == 1 else tuple(outs)
+        return results[0] if compiled.single else tuple(results)
+
+    def index_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """The index of the device that a call runs on."""
+        place = place_of(args, kwargs)
+        if place is None or place.index is None:
+            return int(self.native.current_device())
+        return place.index
+
+    def _install(
+        self,
+        op: OpOverload,
+        form: Functional,
+        given: Mapping[str, Any],
+        called: tuple[tuple[Any, ...], dict[str, Any]],
+        compiled: CompiledOperator,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        """Let the native part run calls of the same signature, if they are one native call."""
+        native_call = getattr(compiled.executable, "native_call", None)
+        plan = native_call(tensors) if native_call is not None else None
+        if plan is None:
+            return
+        top = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+        names = [a.name for a in schema_of(form.op).arguments if a.name in top]
+        if len(names) != len(tensors) or len(top) > MOST_TENSORS:
+            return  # tensors in lists
+        outputs: list[dict[str, Any]] = []
+        for slot, shape, strides, dtype in plan.outputs:
+            fresh = {"sizes": list(shape), "strides": list(strides), "dtype": dtype}
+            outputs.append({"slot": slot, "argument": -1, **fresh})
+        for name, number in zip(form.outs, plan.results, strict=bool(form.outs)):
+            out, (_, shape, strides, dtype) = given[name], plan.outputs[number]
+            if tuple(out.shape) != shape or out.dtype != dtype or not _laid_out(out, strides):
+                return
+            outputs[number]["argument"] = top.index(name)
+        kept = {
+            "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
+            "inputs": [{"slot": s, "argument": top.index(names[p])} for s, p in plan.inputs],
+            "outputs": outputs, "aliases": plan.aliases, "results": plan.results,
+            "pointwise": torch.Tag.pointwise in form.op.tags, "keep": plan.keep,
+            "bytes": sum(t.numel() * t.element_size() for t in tensors),
+        }  # fmt: skip
+        self.native.install(schema_of(op).name, schema_of(op).overload_name, *called, kept)
+
+    # ---- what the target does not take ----------------------------------------------------------
+
+    def _decomposed_or_on_cpu(
+        self,
+        op: OpOverload,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: str,
+    ) -> Any:
+        form = self.functional(op)
+        rule = all_decompositions.get(form.op) if form is not None else None
+        running: set[str] = self._here.__dict__.setdefault("running", set())
+        if form is not None and rule is not None and name not in running:
+            running.add(name)
+            try:
+                result = self._decomposed(op, form, rule, args, kwargs)
+                self.counts.add(name, "decomposed", reason)
+                return result
+            except (NotImplementedError, TypeError):
+                pass
+            finally:
+                running.discard(name)
+        self.counts.add(name, "cpu", reason)
+        self._say_fallback(name, reason)
+        return self.on_host(op, args, kwargs)
+
+    def _decomposed(
+        self,
+        op: OpOverload,
+        form: Functional,
+        rule: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        given = bound(op, args, kwargs)
+        outs = [given[name] for name in form.outs]
+        inputs = {a.name: given[a.name] for a in schema_of(form.op).arguments}
+        positional, named = _arguments_of(form.op, inputs)
+        result = rule(*positional, **named)
+        if not outs:
+            return result
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        for out, value in zip(outs, results, strict=True):
+            if out.shape != value.shape:
+                out.resize_(value.shape)
+            out.copy_(value)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _say_fallback(self, name: str, reason: str) -> None:
+        if self.settings.log_fallback:
+            logger.warning("%s runs on the CPU: %s", name, reason)
+        if name not in self._said:
+            self._said.add(name)
+            message = f"{name} runs on the CPU, once for each call: {reason}"
+            warnings.warn(FallbackWarning(message), stacklevel=4)
+
+    def say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            say(line)
+
+    def functional(self, op: OpOverload) -> Functional | None:
+        """The functional overload behind `op`; None if there is none with the same arguments."""
+        if op not in self._functional:
+            self._functional[op] = _functional_of(op)
+        return self._functional[op]
+
+
+def _functional_of(op: OpOverload) -> Functional | None:
+    schema = schema_of(op)
+    if not schema.is_mutable:
+        return Functional(op)
+    written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    outs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
+    name = packet_name(op)
+    in_place = not outs and name.endswith("_") and len(written) == 1
+    if not outs and not in_place:
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_") if in_place else name, None)
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        has = [(a.name, str(a.type)) for a in schema_of(found).arguments]
+        returned = len(schema_of(found).returns)
+        if not schema_of(found).is_mutable and has == wanted and returned == len(outs or written):
+            return Functional(found, tuple(outs or written))
+    return None
+
+
+def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, in the schema's order, defaults included."""
+    found: dict[str, Any] = {}
+    for k, argument in enumerate(schema_of(op).arguments):
+        if k < len(args) and not argument.kwarg_only:
+            found[argument.name] = args[k]
+        else:
+            default = argument.default_value if argument.has_default_value() else None
+            found[argument.name] = kwargs.get(argument.name, default)
+    return found
+
+
+def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers given for tensors become tensors, so that code is compiled for any number."""
+    changed = dict(given)
+    for argument in schema_of(op).arguments:
+        value = given[argument.name]
+        if isinstance(value, (bool, int, float)) and str(argument.type) == "Tensor":
+            kind = torch.float64 if isinstance(value, float) else None
+            changed[argument.name] = torch.tensor(value, dtype=kind)
+    return changed
+
+
+def _arguments_of(
+    op: OpOverload, given: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`given` as positional and named arguments of `op`."""
+    arguments = schema_of(op).arguments
+    positional = tuple(given[a.name] for a in arguments if not a.kwarg_only)
+    return positional, {a.name: given[a.name] for a in arguments if a.kwarg_only}
+
+
+def _map_tensors(change: Callable[[torch.Tensor], torch.Tensor], given: Any) -> Any:
+    """`given` with host tensors for device tensors, and the host for the device."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    return pytree.tree_map(one, given)
+
+
+def _tensors(call: Call) -> list[torch.Tensor]:
+    return [leaf for leaf in call.leaves()[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size < 2 or a == b for size, a, b in pairs)
+
+
+def place_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+    """The device of the first device tensor among the arguments, else the device asked for."""
+    asked = None
+    for leaf in pytree.tree_leaves((list(args), dict(kwargs))):
+        if isinstance(leaf, torch.Tensor) and true_device(leaf).type == DEVICE_TYPE:
+            return true_device(leaf)
+        if isinstance(leaf, torch.device) and leaf.type == DEVICE_TYPE:
+            asked = leaf
+    return asked
+
+
+def check_devices(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises MixedDevicesError unless every tensor lies on the operator's device.
+
+    Numbers may lie on the host: tensors without dimensions.
+    """
+    found: tuple[str, torch.device] | None = None
+    for name, value in bound(op, args, kwargs).items():
+        for tensor in pytree.tree_leaves(value):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            place = true_device(tensor)
+            if place.type != DEVICE_TYPE and tensor.dim() == 0:
+                continue
+            if found is None:
+                found = (name, place)
+            elif place != found[1]:
+                raise MixedDevicesError(name_of(op), *found, name, place)
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[Any, Any]:
+    """`native_dropout`: the result and the mask of kept elements."""
+    if not (train or train is None) or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p)
+    return input * mask * (1.0 / (1.0 - p) if p < 1 else 0.0), mask
+
+
+def _observed(
+    observer: Observer,
+    op: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: Callable[[], Any],
+) -> Callable[[], Any]:
+    return lambda: observer(op, args, kwargs, run)

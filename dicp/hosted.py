@@ -1,0 +1,174 @@
+"""The target of the simulated chip: code of the host's target, run on the chip's memory.
+
+Graphs of the eager device's tensors are compiled as graphs of host tensors. A run sees the
+device's memory through host views, and its results are allocated there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.errors import InvalidTargetError
+from dicp.rules import DecisionKind
+from dicp.target import (
+    Artifact,
+    Check,
+    Decision,
+    Executable,
+    LowerContext,
+    Source,
+    Target,
+    discover,
+    find_target,
+)
+from dicp.torch_private import FakeTensor, pytree, true_device
+
+DEVICE_TYPE = "dipu"
+_PLACES = "places"
+
+
+def host_target() -> Target:
+    """The target of highest priority that compiles for the host."""
+    names = [name for name, point in discover().items() if not point.value.startswith(__name__)]
+    found = []
+    for name in sorted(names):
+        with contextlib.suppress(InvalidTargetError):  # another vendor's package is damaged
+            found.append(find_target(name))
+    return max((t for t in found if t.device_type == "cpu"), key=lambda target: target.priority)
+
+
+class HostedTarget(Target):
+    """The host's target for tensors of the eager device."""
+
+    name = DEVICE_TYPE
+    device_type = DEVICE_TYPE
+
+    def __init__(self) -> None:
+        self.host = host_target()
+        self.facts = self.host.facts
+        self.options = self.host.options
+
+    def decide(self, node: fx.Node) -> Decision:
+        return self.host.decide(node)
+
+    def rule_kind(self, op: Any) -> DecisionKind | None:
+        return self.host.rule_kind(op)
+
+    def prepare(self, gm: fx.GraphModule, train: bool, cache: Cache, config: Config) -> None:
+        self.host.prepare(gm, train, cache, config)
+
+    def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
+        places = output_places(gm)
+        move_to_host(gm)
+        program = self.host.lower(gm, replace(context, target=self.host.name))
+        return _Hosted(program, places)
+
+    def render(self, program: Any, config: Config) -> Source:
+        return self.host.render(program.inner, config)
+
+    def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
+        built = self.host.build(program.inner, source, cache, config)
+        kept = {**built.program, _PLACES: program.places}
+        return replace(built, target=self.name, program=kept)
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        program = {name: value for name, value in artifact.program.items() if name != _PLACES}
+        inner = replace(artifact, target=self.host.name, program=program)
+        return _HostedExecutable(self.host.load(inner, cache, config), artifact.program[_PLACES])
+
+    def fingerprint(self, config: Config) -> str:
+        return self.host.fingerprint(config)
+
+    def doctor(self, config: Config) -> list[Check]:
+        return self.host.doctor(config)
+
+
+class _Hosted:
+    """A program of the host's target, and the device of each result: an index, or None."""
+
+    def __init__(self, inner: Any, places: Sequence[int | None]) -> None:
+        self.inner, self.places = inner, list(places)
+
+    @property
+    def nodes(self) -> Any:
+        return self.inner.nodes
+
+    def text(self) -> str:
+        return str(self.inner.text())
+
+    def kernels(self) -> Any:
+        return self.inner.kernels()
+
+
+class _HostedExecutable:
+    """Runs on host views of its inputs, which are device tensors and host numbers."""
+
+    def __init__(self, inner: Executable, places: Sequence[int | None]) -> None:
+        self.inner, self.places = inner, places
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        on_device = [x for x in inputs if isinstance(x, torch.Tensor) and _on_device(x)]
+        if not on_device and all(place is None for place in self.places):
+            return self.inner(inputs)
+        native = torch.get_device_module(DEVICE_TYPE).native
+        index = native.current_device()
+        for place in self.places:
+            index = index if place is None else place
+        call = native.HostCall(index)
+        native.wait_for_queue(index)
+        on_host = [call.on_host(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+        inputs.clear()
+        prepare = getattr(self.inner, "prepare", None)
+        if prepare is not None:
+            prepare(on_host)
+        with native.HostMemory(index):
+            results = self.inner(on_host)
+        return [
+            result if place is None or not isinstance(result, torch.Tensor)
+            else call.on_device(result)
+            for result, place in zip(results, self.places, strict=True)
+        ]  # fmt: skip
+
+
+def _on_device(tensor: torch.Tensor) -> bool:
+    return bool(true_device(tensor).type == DEVICE_TYPE)
+
+
+def output_places(gm: fx.GraphModule) -> list[int | None]:
+    """The device index of each result of a graph; None for host tensors and other values."""
+    (outputs,) = next(iter(gm.graph.find_nodes(op="output"))).args
+    places: list[int | None] = []
+    for node in outputs:  # type: ignore[union-attr]
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        place = value.device if isinstance(value, torch.Tensor) else torch.device("cpu")
+        places.append(None if place.type == "cpu" else place.index or 0)
+    return places
+
+
+def move_to_host(gm: fx.GraphModule) -> None:
+    """Replace devices by the host's, in arguments and in what is known of the nodes' values."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, FakeTensor) and value.device.type != "cpu":
+            with value.fake_mode:
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cpu"
+                )
+        return value
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
+        node.args = fx.node.map_aggregate(node.args, moved)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)
+    gm.recompile()

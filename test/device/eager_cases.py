@@ -1,0 +1,99 @@
+"""The operator cases of test/op, eager on the device: python eager_cases.py PART PARTS [NAME...]
+
+Runs every case of its part (with names: of these files) with its inputs on the device, forward and
+backward, against the CPU. Prints cases that differ, operators that ran on the CPU and why, and the
+share of operators that did not.
+"""
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "op")]
+warnings.simplefilter("ignore")
+
+import dicp.device as device  # noqa: E402
+from dicp.torch_private import pytree  # noqa: E402
+
+FILES = sorted(path.stem for path in (ROOT / "op").glob("test_*.py"))
+
+
+def moved(value, place):
+    return pytree.tree_map(
+        lambda leaf: leaf.to(place) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
+
+
+def run(case, arguments, flags, place):
+    """Results and gradients of a case, on the CPU."""
+    given = moved(arguments, place)
+    tensors = [t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+    wanted = []
+    for tensor, flag in zip(tensors, flags, strict=False):
+        if flag and tensor.is_floating_point():
+            wanted.append(tensor.requires_grad_())
+    with torch.device(place):
+        result = case.fn(*given)
+    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    total = [t.double().sum() for t in leaves if t.requires_grad]
+    grads = torch.autograd.grad(sum(total), wanted, allow_unused=True) if total and wanted else ()
+    return moved([t.detach() for t in leaves] + [g for g in grads if g is not None], "cpu")
+
+
+def problem(case):
+    """Why a case differs from the CPU; empty where it agrees."""
+    variant = case.variants()[0]
+    flags = case.grad_flags()
+    try:
+        expected = run(case, case.build(variant, {}), flags, "cpu")
+    except Exception:
+        return ""  # what the case is about fails eagerly too
+    try:
+        found = run(case, case.build(variant, {}), flags, "dipu")
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    if len(expected) != len(found):
+        return f"{len(found)} results, expected {len(expected)}"
+    for k, (a, b) in enumerate(zip(expected, found, strict=True)):
+        try:
+            torch.testing.assert_close(b, a, rtol=2e-3, atol=2e-3, equal_nan=True)
+        except AssertionError as error:
+            return f"result {k}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def main() -> None:
+    part, parts, *names = sys.argv[1:]
+    cases = []
+    for name in names or FILES:
+        module = importlib.import_module(name)
+        cases += [(name, case) for case in getattr(module, "CASES", ())]
+    failed = 0
+    for name, case in cases[int(part) :: int(parts)]:
+        if "rand" in name:
+            continue
+        torch.manual_seed(0)
+        text = problem(case)
+        if text:
+            failed += 1
+            print(f"{name} {case.name}: {text}", flush=True)
+    taken = device.dipu.road_counts()
+    on_cpu = sorted({name for name, road in taken if road == "cpu"})
+    for name in on_cpu:
+        print(f"cpu: {name}: {device.registered.roads.counts.reasons.get(name, '')[:160]}")
+    calls = sum(taken.values())
+    there = sum(n for (name, road), n in taken.items() if road == "cpu")
+    operators = len({name for name, _ in taken})
+    ran = len(cases[int(part) :: int(parts)])
+    print(
+        f"CASES {ran} failed {failed}; operators {operators} on cpu {len(on_cpu)}; "
+        f"calls {calls} on cpu {there}"
+    )
+
+
+if __name__ == "__main__":
+    main()

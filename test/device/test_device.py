@@ -1,0 +1,431 @@
+"""The eager device: each test runs one program, as the device is registered once in a process."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULE = """
+import io, os, tempfile, threading, time
+import torch, torch_dipu
+from torch_dipu import dipu
+
+# names and values
+x = torch.randn(3, 4, device="dipu")
+assert str(x.device) == "dipu:0" and x.is_dipu and not x.is_cuda
+assert dipu.device.__dipu__ == "dipu" and dipu.device.__diputype__ == "dipu"
+assert torch.accelerator.current_accelerator().type == "dipu"
+assert torch.empty(2, device=dipu.device.__dipu__ + ":0").device.index == 0
+assert dipu.device_count() == 2 and dipu.get_device_name() == "simulated chip"
+assert torch.equal((x + x).cpu(), x.cpu() * 2)
+
+# two devices
+y = x.to("dipu:1")
+assert y.device.index == 1 and torch.equal(y.cpu(), x.cpu())
+with dipu.device(1):
+    assert dipu.current_device() == 1 and torch.ones(1, device="dipu").device.index == 1
+try:
+    dipu.set_device(7)
+except RuntimeError as error:
+    assert "valid indices are 0 to 1" in str(error), error
+else:
+    raise AssertionError("device 7")
+
+# views, strides, storages
+t = x.t()
+assert torch.equal((t * 2).cpu(), t.cpu() * 2) and t.data_ptr() == x.data_ptr()
+assert torch.equal((x[:, ::2] + x[:1, ::2]).cpu(), x.cpu()[:, ::2] + x.cpu()[:1, ::2])
+before = x.clone()
+x[1:, 1].add_(5)
+before[1:, 1] += 5
+assert torch.equal(x.cpu(), before.cpu())
+assert torch.equal(x.masked_fill(x > 0, 1.5).cpu(), x.cpu().masked_fill(x.cpu() > 0, 1.5))
+assert torch.equal(torch.cat([x, x]).cpu(), torch.cat([x.cpu()] * 2))
+out = torch.empty(0, device="dipu")
+torch.add(x, x, out=out)
+assert out.shape == x.shape and torch.equal(out.cpu(), x.cpu() * 2)
+def overlapping():
+    z = x.clone()
+    try:
+        z.add_(z[0])
+    except RuntimeError as error:
+        assert "single memory location" in str(error), error
+    else:
+        raise AssertionError("eager refuses operands that overlap")
+overlapping()
+for _ in range(3):  # the plan of the harmless form must not serve the overlapping one
+    z, w = x.clone(), x.clone()
+    z.add_(w[0])
+    assert torch.equal(z.cpu(), x.cpu() + x.cpu()[0])
+    overlapping()
+
+# random state
+torch.manual_seed(3); a = torch.rand(4, device="dipu")
+state = dipu.get_rng_state(); b = torch.rand(4, device="dipu")
+dipu.set_rng_state(state); assert torch.equal(b, torch.rand(4, device="dipu"))
+torch.manual_seed(3); assert torch.equal(a, torch.rand(4, device="dipu"))
+g = torch.Generator(device="dipu").manual_seed(5)
+first = torch.randn(3, generator=g, device="dipu")
+assert torch.equal(first, torch.randn(3, generator=g.manual_seed(5), device="dipu"))
+kept = torch.nn.functional.dropout(torch.ones(1000, device="dipu"), 0.25)
+assert 0.6 < (kept != 0).float().mean().item() < 0.9
+assert abs(kept.max().item() - 1 / 0.75) < 1e-6
+
+# streams and events: ordered, asynchronous
+side = dipu.Stream()
+start, end = dipu.Event(enable_timing=True), dipu.Event(enable_timing=True)
+big = torch.zeros(4, device="dipu")
+big.add_(0.5); big.add_(0.5)  # the first call of a form compiles it, in step with the host
+with dipu.stream(side):
+    assert dipu.current_stream() == side
+    start.record()
+    began = time.perf_counter()
+    dipu._sleep(200_000_000)
+    big.add_(1.0)
+    assert time.perf_counter() - began < 0.15, "the stream blocks its caller"
+    assert not side.query()
+    end.record()
+dipu.current_stream().wait_event(end)
+assert (big + 1).cpu().tolist() == [3.0] * 4
+end.synchronize()
+assert start.elapsed_time(end) >= 190 and side.query()
+
+# a copy from pinned memory is asynchronous, one from other memory is not
+pinned = torch.ones(4).pin_memory()
+assert pinned.is_pinned() and not torch.ones(4).is_pinned()
+dipu._sleep(100_000_000)
+target = pinned.to("dipu", non_blocking=True)
+pinned.fill_(9)
+assert target.cpu().tolist() == [9.0] * 4
+
+# an error inside the queue is raised at the synchronization
+index = torch.tensor([0, 1], device="dipu")
+table = torch.zeros(3, 2, device="dipu")
+torch.index_select(table, 0, index)
+bad = torch.tensor([0, 9], device="dipu")
+try:
+    for _ in range(3):
+        torch.index_select(table, 0, bad)
+    dipu.synchronize()
+except (RuntimeError, IndexError) as error:
+    assert "9" in str(error) and "index" in str(error), error
+else:
+    raise AssertionError("no error for an index out of bounds")
+dipu.synchronize()
+
+# save and load, pickles of modules
+buffer = io.BytesIO()
+torch.save({"x": x, "v": x[1:]}, buffer)
+buffer.seek(0)
+loaded = torch.load(buffer)
+assert loaded["x"].device.type == "dipu" and torch.equal(loaded["v"].cpu(), x[1:].cpu())
+buffer.seek(0)
+assert torch.load(buffer, map_location="cpu")["x"].device.type == "cpu"
+
+# memory statistics
+del loaded
+dipu.empty_cache()
+held = dipu.memory_allocated()
+dipu.reset_peak_memory_stats()
+block = torch.empty(1 << 20, dtype=torch.uint8, device="dipu")
+assert dipu.memory_allocated() - held == 1 << 20 <= dipu.max_memory_allocated()
+assert dipu.memory_reserved() >= dipu.memory_allocated()
+assert dipu.memory_stats()["allocation.all.current"] > 0
+snapshot = dipu.memory_snapshot()
+assert any(b["address"] == block.data_ptr() for s in snapshot for b in s["blocks"])
+del block
+assert dipu.memory_allocated() == held
+dipu.set_per_process_memory_fraction(0.001)
+limit = int(dipu.mem_get_info()[1] * 0.001)
+try:
+    torch.empty(limit * 2, dtype=torch.uint8, device="dipu")
+except torch.OutOfMemoryError as error:
+    text = str(error)
+    assert f"requested {limit * 2} bytes" in text and "largest live blocks:" in text, text
+    assert "bytes at 0x" in text
+else:
+    raise AssertionError("memory without end")
+dipu.set_per_process_memory_fraction(1.0)
+x.untyped_storage().resize_(0)
+try:
+    x + 1
+except RuntimeError as error:
+    assert "use after free" in str(error), error
+else:
+    raise AssertionError("a tensor without memory was read")
+
+# threads, each with its own current device and stream
+seen = []
+def other():
+    dipu.set_device(1)
+    with dipu.stream(dipu.Stream()):
+        seen.append((torch.ones(8, device="dipu") * 3).sum().item())
+threads = [threading.Thread(target=other) for _ in range(4)]
+[t.start() for t in threads]; [t.join() for t in threads]
+assert seen == [24.0] * 4 and dipu.current_device() == 0
+
+# fork
+pid = os.fork()
+if pid == 0:
+    try:
+        torch.ones(1, device="dipu")
+    except RuntimeError as error:
+        os._exit(0 if "forked" in str(error) else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print("all well")
+"""
+
+
+def test_module(run: Any) -> None:
+    done = run(MODULE, DIPU_MOCK_CUDA="false", DIPU_SIMULATED_DEVICES="2")
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
+ALLOCATOR = """
+import random, torch, torch_dipu
+from torch_dipu import dipu
+random.seed(0)
+held = []
+for step in range(2000):
+    if held and random.random() < 0.5:
+        tensor, value = held.pop(random.randrange(len(held)))
+        assert (tensor.cpu() == value).all()
+    else:
+        size = random.choice([1, 100, 513, 4096, 70000, 1 << 20, 3 << 20])
+        held.append((torch.full((size,), step % 200, dtype=torch.uint8).to("dipu"), step % 200))
+    if len(held) > 40:
+        held = held[20:]
+places = sorted((b["address"], b["size"]) for b in dipu.memory_leaks())
+assert all(a + n <= b for (a, n), (b, _) in zip(places, places[1:])), "blocks overlap"
+held.clear()
+del tensor
+assert dipu.memory_allocated() == 0, dipu.memory_allocated()
+side = dipu.Stream()
+block = torch.zeros(1 << 16, device="dipu")
+address = block.data_ptr()
+with dipu.stream(side):
+    dipu._sleep(50_000_000)
+block.record_stream(side)
+del block
+again = torch.zeros(1 << 16, device="dipu")
+assert again.data_ptr() != address, "memory that another stream uses was given away"
+del again
+dipu.synchronize()
+dipu.empty_cache()
+assert dipu.memory_reserved() == 0, dipu.memory_reserved()
+print("all well")
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["BF", "BS", "RAW", "TORCH"])
+def test_allocator(run: Any, algorithm: str) -> None:
+    done = run(ALLOCATOR, DIPU_DEVICE_MEMCACHING_ALGORITHM=algorithm, DIPU_MOCK_CUDA="false")
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
+LEAK = """
+import torch, torch_dipu
+def leak():
+    return torch.ones(1 << 18, device="dipu")
+kept = leak()
+others = [torch.ones(8, device="dipu") for _ in range(6)]
+others.clear()
+"""
+
+
+def test_memory_checker(run: Any) -> None:
+    done = run(
+        LEAK,
+        DIPU_MEM_CHECK="1", DIPU_MEM_CHECK_ENABLE_BACKTRACE="1", DIPU_MEM_CHECK_LOG_INTERVAL="5",
+        DIPU_MEM_CHECK_MAX_BLOCK="4", DIPU_MOCK_CUDA="false",
+    )  # fmt: skip
+    form = (
+        r"dipu memory checker: {}current block num = \d+, total_size = \d+(B|KB|MB), "
+        r"insert count = \d+, max block num = 4, log interval = 5"
+    )
+    lines = done.stdout.splitlines()
+    order = ["", "there may be memory leak. ", "going to destruction. "]
+    found = [
+        k for kind in order for k, line in enumerate(lines) if re.fullmatch(form.format(kind), line)
+    ]
+    assert len(found) >= 3 and found[-1] == max(found), done.stdout
+    leaked = lines[found[-1] + 1 :]
+    assert "block of 1048576 bytes" in leaked[0] and "is not freed" in leaked[0], done.stdout
+    assert any("in leak" in line for line in leaked), "the backtrace names the function"
+
+
+ROADS = """
+import torch, torch_dipu
+from torch_dipu import dipu
+x = torch.randn(4, 3, device="dipu", requires_grad=True)
+y = (x + x).sum(); y.backward()
+assert x.grad.cpu().tolist() == [[2.0] * 3] * 4
+torch.add(x.detach(), 1)  # the sum of the gradients of both operands was forced too
+torch.nn.functional.conv2d(torch.randn(1, 2, 4, 4, device="dipu"),
+                           torch.randn(2, 2, 3, 3, device="dipu"))
+torch.rsqrt(x.detach().abs())
+counts = dipu.road_counts()
+assert counts["add.out", "forced"] == 3 and ("rsqrt.out", "compiled") not in counts, counts
+dipu.set_fallback_ops(["mul.*"])
+torch.add(x.detach(), 1); x.detach() * 2
+after = dipu.road_counts()
+assert after["add.out", "forced"] == 3 and after["mul.out", "forced"] == 1, after
+"""
+
+
+def test_forced_fallback(run: Any) -> None:
+    done = run(
+        ROADS,
+        DIPU_FORCE_FALLBACK_OPS_LIST="add.out,conv2d", DIPU_MOCK_CUDA="false",
+        DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS="rsqrt.out",
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    for name in ("add.out", "conv2d", "mul.out"):
+        said = f"force fallback has been set, {name} will be fallback to cpu"
+        assert lines.count(said) == 1, done.stdout
+
+
+COMPARED = """
+import torch, torch_dipu, dicp.device
+from dicp.device.roads import Roads
+x = torch.ones(4, 5, 5, device="dipu")
+torch.add(x, x)
+torch.nn.functional.dropout(x, 0.5)
+real = Roads._by_target
+def wrong(self, op, name, args, kwargs):
+    result = real(self, op, name, args, kwargs)
+    return result.add_(1) if name == "mul.out" else result
+Roads._by_target = wrong
+x * 3
+torch.sub(x, x)
+"""
+
+
+def test_autocompare(run: Any) -> None:
+    done = run(
+        COMPARED, DIPU_AUTOCOMPARE_OPS_LIST="(add|mul|sub|bernoulli_)(..*)?", DIPU_MOCK_CUDA="false"
+    )
+    text = done.stdout
+    start = text.index("dipu_add_out_autocompare")
+    lines = text[start:].splitlines()
+    tensor = (
+        r"  numel:100, sizes:\[4, 5, 5\], stride:\[25, 5, 1\], is_view:0, "
+        r"TensorOptions\(dtype=float, device={}, layout=Strided, requires_grad=false \(default\), "
+        r"pinned_memory=false \(default\), memory_format=\(nullopt\)\), data_ptr:0x[0-9a-f]+"
+    )
+    assert lines[1] == "autocompare:    add.out out:"
+    assert re.fullmatch(tensor.format("cpu"), lines[2]), lines[2]
+    assert re.fullmatch(tensor.format("dipu:0"), lines[3]), lines[3]
+    assert lines[4] == "  allclose" and "autocompare:    add.out self:" in text
+    assert "bernoulli" not in text, "random operators are not compared"
+    bad = [line for line in text.splitlines() if "not_close" in line]
+    assert bad and all("max diff: 1, MAE: 1" in line for line in bad), text
+    assert "not_close" not in text[text.index("dipu_sub_out_autocompare") :]
+
+
+DUMPED = """
+import torch, torch_dipu
+from torch_dipu import dipu
+x = torch.ones(3, 4, device="dipu")
+with dipu.dump_op_args(2):
+    torch.add(x, 3)
+torch.add(x, 4)
+"""
+
+
+def test_dump(run: Any) -> None:
+    lines = run(DUMPED, DIPU_MOCK_CUDA="false").stdout.splitlines()
+    assert re.fullmatch(r"\[dipu_add_out:6\]:add.out  \S+", lines[0]), lines
+    assert lines[1].startswith("  add.out: self:numel:12, sizes:[3, 4]"), lines
+    assert "  add.out: other:3" in lines and "  add.out: alpha:1" in lines
+    assert sum(line.startswith("[dipu_add_out") for line in lines) == 1
+
+
+ERRORS = {
+    "pattern": (
+        "import torch_dipu",
+        {"DIPU_FORCE_FALLBACK_OPS_LIST": "add.out,(("},
+        r"DIPU_FORCE_FALLBACK_OPS_LIST is 'add.out,\(\('; expected regular expressions",
+    ),
+    "vendor": ("import torch_dipu", {"DIPU_DEVICE": "nobody"}, "DIPU_DEVICE is 'nobody'"),
+    "second name": (
+        "import torch; torch.utils.rename_privateuse1_backend('other'); import torch_dipu",
+        {},
+        "named 'other' already and cannot be named 'dipu'",
+    ),
+    "mixed": (
+        "import torch, torch_dipu; torch.ones(2, device='dipu') + torch.ones(2)",
+        {"DIPU_CHECK_TENSOR_DEVICE": "1", "DIPU_MOCK_CUDA": "0"},
+        "(add.out: argument 'self' lies on dipu:0 and argument 'other' on cpu|two devices)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(run: Any, name: str) -> None:
+    program, variables, expected = ERRORS[name]
+    done = run(program, ok=False, **variables)
+    assert done.returncode != 0 and re.search(expected, done.stderr), done.stderr[-800:]
+
+
+VENDOR = """
+import torch, torch_dipu
+from torch_dipu import dipu
+assert dipu.get_device_name() == "droplet" and dipu.device.__vendor__ == "droplet"
+x = torch.randn(5, 3, device="dipu", requires_grad=True)
+w = torch.randn(3, 2, device="dipu")
+y = torch.relu(x @ w).sum()
+y.backward()
+h = x.detach().cpu().requires_grad_()
+torch.relu(h @ w.cpu()).sum().backward()
+torch.testing.assert_close(x.grad.cpu(), h.grad)
+z = x.detach().t()
+z[1:].mul_(2)
+assert torch.equal(z.cpu()[1:], h.detach().t()[1:] * 2)
+assert torch.equal(torch.sort(z).values.cpu(), torch.sort(z.cpu()).values)
+print("all well")
+"""
+
+
+def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
+    """A vendor's runtime by entry point: the template, whose memory the host does not address."""
+    info = tmp_path / "droplet-1.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: droplet\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text("[dicp.devices]\ndroplet = droplet:library\n")
+    tmp_path.joinpath("droplet.py").write_text(
+        "from dicp.runtime_template import HostRuntime\n"
+        "runtime = HostRuntime('droplet')\n"
+        "def library():\n    return runtime.library()\n"
+    )
+    done = run(VENDOR, PYTHONPATH=str(tmp_path), DIPU_DEVICE="droplet", DIPU_MOCK_CUDA="0")
+    assert done.stdout.splitlines()[-1] == "all well"
+
+
+def test_runtime_check(tmp_path: Path) -> None:
+    """The simulated chip and the template pass; a library that lacks functions is told so."""
+    from dicp.runtime_check import check_library, check_runtime
+    from dicp.runtime_template import HostRuntime
+
+    source = ROOT / "dicp/device/native/simulator.cpp"
+    library = tmp_path / "libchip.so"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-o", str(library)]
+    subprocess.run([*command, str(source)], check=True)
+    findings = check_library(library)
+    assert len(findings) == 7 and [f for f in findings if not f.ok] == []
+    runtime = HostRuntime()
+    functions = runtime.library()
+    assert [f for f in check_runtime(functions) if not f.ok] == []
+
+    text = source.read_text().replace("dicp_rt_fill(", "dicp_rt_fil(")
+    broken = tmp_path / "broken.cpp"
+    broken.write_text(text.replace('#include "runtime.h"', f'#include "{source.parent}/runtime.h"'))
+    subprocess.run([*command[:-1], str(tmp_path / "libbroken.so"), str(broken)], check=True)
+    assert [f.name for f in check_library(tmp_path / "libbroken.so")] == ["dicp_rt_fill"]

@@ -1,0 +1,83 @@
+"""Programs written for CUDA, unchanged on the device."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _losses(text: str) -> tuple[list[float], str]:
+    line = next(line for line in text.splitlines() if line.startswith("LOSSES"))
+    *losses, same = line.split()[1:]
+    return [float(loss) for loss in losses], same
+
+
+def test_training_of_a_transformer(run: Any) -> None:
+    """Loader with pinned memory, autocast, GradScaler, clipping, checkpoint; ditorch's one line."""
+    program = HERE / "cuda_training.py"
+    expected, _ = _losses(run(program, "cpu").stdout)
+    done = run(program, "ditorch")
+    found, same = _losses(done.stdout)
+    assert found == pytest.approx(expected, rel=2e-2) and same == "True"
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert "ditorch: simulated torch_dipu:" in done.stdout
+
+
+def test_two_processes(run: Any) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    assert "DDP agrees" in run(HERE / "ddp_training.py", str(port)).stdout
+
+
+UNDO = """
+import torch
+before = {n: torch.Tensor.__dict__.get(n) for n in ("to", "cuda", "is_cuda", "device")}
+functions = {n: getattr(torch.cuda, n) for n in ("is_available", "Stream", "memory_allocated")}
+start = torch.amp.autocast_mode.autocast.__init__
+import ditorch
+assert ditorch.framework == "torch_dipu" and ditorch.arch == "simulated"
+x = torch.ones(2, device="cuda")
+assert x.is_cuda and x.to("cuda") is x and str(x.device) == "cuda:0"
+assert torch.cuda.is_available() and torch.cuda.get_device_name(0) == "simulated chip"
+assert torch.zeros_like(x, device="cuda:0").device == x.device == torch.device("cuda:0")
+assert torch.tensor([1.0], device="cuda").is_cuda and torch.randperm(4, device="cuda").is_cuda
+assert torch.cpu.is_available() and torch.ones(2).device.type == "cpu"
+assert isinstance(torch.Generator(device="cuda"), torch.Generator)
+with torch.cuda.stream(torch.cuda.Stream()):
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+torch.cuda.synchronize()
+with torch.autocast("cuda", dtype=torch.float16):
+    assert (x[None] @ x[:, None]).dtype == torch.float16
+with torch.device("cuda"):
+    assert torch.ones(1).is_cuda
+def product(a, b):
+    return torch.relu(a * b) + torch.ones(2, device="cuda")
+
+
+compiled = torch.compile(product, backend="dicp")
+y = torch.randn(2, device="cuda")
+out = compiled(y, x)
+assert out.is_cuda and torch.allclose(out.cpu(), torch.relu(y.cpu()) + 1)
+ditorch.undo()
+after = {n: torch.Tensor.__dict__.get(n) for n in before}
+assert after == before, (after, before)
+assert {n: getattr(torch.cuda, n) for n in functions} == functions
+assert torch.amp.autocast_mode.autocast.__init__ is start and not torch.cuda.is_available()
+assert str(x.device) == "dipu:0"
+try:
+    torch.ones(1, device="cuda")
+except (RuntimeError, AssertionError, NotImplementedError):
+    print("all well")
+"""
+
+
+def test_names_and_undo(run: Any) -> None:
+    """The names of CUDA that a program uses, a compiled function, and everything put back."""
+    assert run(UNDO).stdout.splitlines()[-1] == "all well"

@@ -1,0 +1,1 @@
+"""Tests of programs that were written for torch_dipu."""
