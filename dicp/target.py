@@ -189,6 +189,9 @@ class Target(abc.ABC):
     facts: Facts
     priority: int = 0
     """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
+    limits: Sequence[str] = ()
+    """How the reasons begin for which calls stay eager that nothing of the vendor's could compute:
+    its hardware lacks the dtype, or its library the operator."""
     options: Sequence[Option] = ()
     """Options of this target's own, made by `dicp.config.vendor_option`; their values are in
     `Config.vendor`."""

@@ -107,6 +107,7 @@ class OperatorCompiler:
         self, call: Call, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]
     ) -> CompiledOperator:
         run, single = _as_function(call, leaves, spec)
+        tensors = _distinct(tensors)
         try:
             graph = make_fx(
                 run, decomposition_table=decompositions(self.target), tracing_mode="symbolic"
@@ -140,6 +141,16 @@ def _as_function(
         return [r if d is None else r.to(d) for r, d in zip(results, wanted, strict=True)]
 
     return run, lambda: single[0]
+
+
+def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors; copies of those given before, which would be traced as one input."""
+    seen: set[int] = set()
+    found = []
+    for tensor in tensors:
+        found.append(tensor.clone() if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return found
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

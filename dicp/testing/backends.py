@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from dicp.dynamo_bridge.backend import Backend, target_for_devices
-from dicp.target import SUFFIX, discover
+from dicp.target import SUFFIX, discover, find_target
 from dicp.torch_private import backend_registry, dynamo_counters
 
 
@@ -63,6 +63,12 @@ class BackendUnderTest:
     def is_dicp(self) -> bool:
         """Whether the backend keeps reports of what it compiled."""
         return hasattr(self.inner, "reports")
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """How the reasons begin for which the target may leave a call to eager in any case."""
+        target = self.name.removesuffix(SUFFIX)
+        return tuple(find_target(target).limits) if target in discover() else ()
 
     def reports(self, since: int = 0) -> list[Any]:
         """The graph reports from number `since` on; empty for a backend that keeps none."""

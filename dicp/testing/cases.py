@@ -7,7 +7,6 @@ graph fails to compile or to run is each variant tried alone, to name the culpri
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,8 +31,6 @@ from dicp.torch_private import OpOverload, dynamo_config, pytree
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTS = (torch.int64, torch.int32, torch.uint8, torch.bool)
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
-STATED_LIMITS = re.compile(r"dtype |an empty tensor|HLIR has ")
-"""Why a target leaves calls to eager that no operator of its vendor's could compute."""
 ALL_LAYOUTS = (*LAYOUTS, "channels_last", "offset")
 
 
@@ -319,7 +316,7 @@ class Op:
             for report in backend.reports():
                 for kind, number in report.counts.items():
                     counts[kind] = counts.get(kind, 0) + number
-                limits = [n for n in report.nodes if STATED_LIMITS.match(n.reason)]
+                limits = [n for n in report.nodes if n.reason.startswith(backend.limits)]
                 counts["eager"] = counts.get("eager", 0) - len(limits)
                 limited += len(limits)
             native = counts.get("compiled", 0) + counts.get("library", 0) + counts.get("view", 0)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dicp.config import default_cache_dir
-
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -20,7 +18,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run() -> Run:
     """`run(program, *arguments, ok=True, NAME=value)`: a Python program with its environment.
 
-    The user's own cache is used: the native part takes most of a minute to compile.
+    They share the cache of the tests, since the native part takes most of a minute to compile.
     """
 
     def run_program(
@@ -31,8 +29,7 @@ def run() -> Run:
             command = [sys.executable, str(program)]
         given = [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join([str(ROOT), *filter(None, given)])
-        cache = os.environ.get("DEVICE_TEST_CACHE", str(default_cache_dir()))
-        variables = {**os.environ, "PYTHONPATH": path, "DICP_CACHE_DIR": cache, **environment}
+        variables = {**os.environ, "PYTHONPATH": path, **environment}
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, timeout=280, env=variables,
             cwd=ROOT,

@@ -29,10 +29,12 @@ from dicp.errors import (
     LaunchError,
     MixedDevicesError,
     ModelMismatchError,
+    NewVendorError,
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
     ResultMismatchError,
+    ResultsFileError,
     RuntimeLibraryError,
     SimulatorForbiddenError,
     SizeMismatchError,
@@ -67,6 +69,15 @@ CASES: list[tuple[DicpError, str]] = [
         "DIPU_DEVICE is 'droplit', and no installed package registers a runtime of that name. "
         "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
         "the group 'dicp.devices'; unset DIPU_DEVICE for the simulated chip.",
+    ),
+    (
+        NewVendorError("cpu", "is a target already"),
+        "vendor 'cpu' is a target already. For example: "
+        "python -m dicp new-vendor mychip --family loop --package mychip_dicp",
+    ),
+    (
+        ResultsFileError(Path("a.json"), "it is no JSON"),
+        "'a.json' holds no results of tests: it is no JSON. `pytest --results FILE` writes them.",
     ),
     (
         UnknownOptionError("cahce", ["fuse", "cache"]),
