@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dicp.errors import (
     SimulatorWarning,
     ToolchainError,
 )
+from dicp.graphop.target import GraphUnit
 from dicp.vendor.ascend import AscendTarget
 from dicp.vendor.ascend import target as target_module
 from dicp.vendor.ascend.prototypes import PROTOTYPES
@@ -467,14 +468,14 @@ def test_float32_is_kept_unless_less_is_asked_for(
 def test_a_refused_operator(
     rejected: str, simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Any, name: str, text: str, *rest: Any) -> str:
-        called = re.search(r'Op\("(cos\d+)", "Cos"\)', text)
+    def refuse(self: Any, unit: GraphUnit, *rest: Any) -> Mapping[str, bytes]:
+        called = re.search(r'Op\("(cos\d+)", "Cos"\)', unit.text)
         if called is not None:
             raise GraphRejectedError("ascend", f"[Node: {called[1]}] no kernel")
-        return original(self, name, text, *rest)
+        return original(self, unit, *rest)
 
-    original = target_module.AscendTarget._build_graph
-    monkeypatch.setattr(target_module.AscendTarget, "_build_graph", refuse)
+    original = target_module.AscendTarget.compile
+    monkeypatch.setattr(target_module.AscendTarget, "compile", refuse)
     backend = Backend("ascend", **simulated, rejected=rejected)
     compiled = torch.compile(lambda x: torch.cos(torch.exp(x)) + 1, backend=backend)
     x = torch.rand(4)
@@ -528,14 +529,14 @@ def test_an_old_cann_runs_eagerly_where_that_is_wanted(
 def test_several_refused_operators_each_run_eagerly(
     simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Any, name: str, text: str, *rest: Any) -> str:
-        called = re.search(r'Op\("(\w+)", "(?:Cos|Sin)"\)', text)
+    def refuse(self: Any, unit: GraphUnit, *rest: Any) -> Mapping[str, bytes]:
+        called = re.search(r'Op\("(\w+)", "(?:Cos|Sin)"\)', unit.text)
         if called is not None:
             raise GraphRejectedError("ascend", f"[Node: {called[1]}] no kernel")
-        return original(self, name, text, *rest)
+        return original(self, unit, *rest)
 
-    original = target_module.AscendTarget._build_graph
-    monkeypatch.setattr(target_module.AscendTarget, "_build_graph", refuse)
+    original = target_module.AscendTarget.compile
+    monkeypatch.setattr(target_module.AscendTarget, "compile", refuse)
     backend = Backend("ascend", **simulated, rejected="eager")
     fn = torch.compile(lambda x: torch.cos(torch.exp(x)) + torch.sin(x), backend=backend)
     with warnings.catch_warnings(record=True) as caught:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import BackendUnderTest
 from torch import Tensor
 from torch.testing import assert_close
 
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, SimulatorWarning
 from dicp.target import find_target
+from dicp.testing import BackendUnderTest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
 

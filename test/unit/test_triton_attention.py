@@ -24,7 +24,7 @@ from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.passes.base import PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.joint import merge_equal_nodes
-from dicp.gpu.graph_capture import why_not
+from dicp.gpu.graph_capture import capture_obstacle
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget
 
@@ -260,7 +260,7 @@ def test_overloads_of_forward_and_backward_are_called(fn: Any) -> None:
     names = [s["call"] for s in steps if "call" in s]
     assert len(names) == 2 and all("_scaled_dot_product_" in name for name in names)
     assert {n.decision for n in program.nodes if "attention" in n.op} == {"library"}
-    assert program.plain["device"] == "cuda:0" and not why_not(program.plain)
+    assert program.plain["device"] == "cuda:0" and not capture_obstacle(program.plain)
     buffers, outputs = program.plain["buffers"], program.plain["outputs"]
     strides = [tuple(buffers[o["ref"]]["strides"]) for o in outputs]
     assert strides == [tuple(e) for e in expected]

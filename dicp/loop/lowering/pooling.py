@@ -118,8 +118,11 @@ class Adaptive:
 
     def taps(self) -> Size:
         """The largest number of points in a window; where sizes are symbolic, one more perhaps."""
+        exact = quotient(self.size, self.out)
+        if exact is not None:
+            return exact
         if isinstance(self.size, int) and isinstance(self.out, int):
-            return -(-self.size // self.out) + (self.size % self.out != 0)
+            return -(-self.size // self.out) + 1
         return normal(floor_division(self.size + self.out - 1, self.out) + 1)
 
     def start(self, o: Index) -> Index:
