@@ -58,12 +58,17 @@ struct dicp_rt_event_s {
   std::shared_ptr<Event> event = std::make_shared<Event>();
 };
 
+struct Task {
+  std::function<int()> run;
+  std::function<void()> finished;  // called once the stream no longer counts the task
+};
+
 struct dicp_rt_stream_s {
   int device = 0;
   std::mutex mutex;      // of the queue and its state
   std::mutex executing;  // held by whoever runs a task
   std::condition_variable changed;
-  std::deque<std::function<int()>> tasks;
+  std::deque<Task> tasks;
   size_t pending = 0;
   bool stopping = false;
   int error = 0;
@@ -71,15 +76,17 @@ struct dicp_rt_stream_s {
   std::thread worker;
 
   // A small task of an idle stream runs at once: waking a thread costs more than the task.
-  int submit(std::function<int()> task, size_t bytes) {
+  int submit(Task task, size_t bytes) {
     std::unique_lock<std::mutex> lock(mutex);
     if (pending == 0 && bytes <= kInline && executing.try_lock()) {
       ++pending;
       lock.unlock();
-      const int result = task();
+      const int result = task.run();
       lock.lock();
       finish(result);
       executing.unlock();
+      lock.unlock();
+      if (task.finished) task.finished();
       return 0;
     }
     ++pending;
@@ -109,11 +116,16 @@ struct dicp_rt_stream_s {
       int result;
       {
         std::lock_guard<std::mutex> alone(executing);
-        result = task();
+        result = task.run();
       }
-      task = nullptr;
+      const auto finished = std::move(task.finished);
+      task = {};
       lock.lock();
       finish(result);
+      if (!finished) continue;
+      lock.unlock();
+      finished();
+      lock.lock();
     }
   }
 
@@ -181,7 +193,7 @@ int copy(void* to, const void* from, size_t bytes, dicp_rt_stream stream) {
     std::memmove(to, from, bytes);
     return 0;
   };
-  return stream ? stream->submit(task, bytes) : task();
+  return stream ? stream->submit({task, {}}, bytes) : task();
 }
 
 }  // namespace
@@ -351,7 +363,7 @@ int dicp_rt_fill(int device, void* to, int value, size_t bytes, dicp_rt_stream s
     std::memset(to, value, bytes);
     return 0;
   };
-  return stream ? stream->submit(task, bytes) : task();
+  return stream ? stream->submit({task, {}}, bytes) : task();
 }
 
 int dicp_rt_stream_create(int device, int priority, dicp_rt_stream* stream) {
@@ -405,11 +417,11 @@ int dicp_rt_stream_wait(dicp_rt_stream stream, dicp_rt_event event) {
     shared->changed.wait(lock, [&] { return shared->done >= wanted; });
     return 0;
   };
-  return stream->submit(task, kInline + 1);  // never at once: it would block the caller
+  return stream->submit({task, {}}, kInline + 1);  // never at once: it would block the caller
 }
 
 int dicp_rt_stream_launch(dicp_rt_stream stream, dicp_rt_task task, void* argument, size_t bytes) {
-  return stream->submit([=] { return task(argument); }, bytes);
+  return stream->submit({[=] { return task(argument); }, {}}, bytes);
 }
 
 int dicp_rt_event_create(int device, int timing, dicp_rt_event* event) {
@@ -432,14 +444,17 @@ int dicp_rt_event_record(dicp_rt_event event, dicp_rt_stream stream) {
     std::lock_guard<std::mutex> lock(shared->mutex);
     version = ++shared->recorded;
   }
-  auto task = [shared, version] {
+  auto record = [shared] {
     std::lock_guard<std::mutex> lock(shared->mutex);
-    shared->done = version;
     shared->when = Clock::now();
-    shared->changed.notify_all();
     return 0;
   };
-  return stream->submit(task, 0);
+  auto finished = [shared, version] {  // whoever waited for it finds the stream idle
+    std::lock_guard<std::mutex> lock(shared->mutex);
+    shared->done = version;
+    shared->changed.notify_all();
+  };
+  return stream->submit({record, finished}, 0);
 }
 
 int dicp_rt_event_done(dicp_rt_event event, int* done) {
