@@ -301,6 +301,8 @@ def index_add(g: Ops, x: Value, dim: int, index: Value, source: Value, *, alpha:
     dim %= x.ndim
     shape = [1] * x.ndim
     shape[dim] = source.shape[dim]
+    if not g.same_shape(source.shape, [*x.shape[:dim], shape[dim], *x.shape[dim + 1 :]]):
+        raise NoRule("slices of other sizes, which eager refuses")
     places = g.broadcast(g.reshape(index, shape), source.shape)
     return _scatter(g, x, dim, places, _times(g, source, alpha), "add")
 
