@@ -7,6 +7,7 @@ never does, the library comes from a table of processors and the next process me
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -95,14 +96,25 @@ def verdict(cache: Cache, which: ShapeClass) -> Verdict:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     key = key_of("products", which, cpu_model(), torch.__version__, f"{threads} of {cpus}")
-    entry = cache.get("calibration", key)
-    if entry is not None:
-        return Verdict(**json.loads(entry.read("verdict.json")))
+    with contextlib.suppress(LookupError):
+        return _stored(cache, key)
     found = _measured(which)
     if found.stable:
         text = json.dumps(asdict(found)).encode()
         cache.get_or_build("calibration", key, lambda: {"verdict.json": text})
     return found
+
+
+@lru_cache(maxsize=16)
+def _stored(cache: Cache, key: str) -> Verdict:
+    """The verdict kept under `key`, read once: lowering asks for it at every product.
+
+    Raises LookupError, which is not remembered, where there is none.
+    """
+    entry = cache.get("calibration", key)
+    if entry is None:
+        raise LookupError(key)
+    return Verdict(**json.loads(entry.read("verdict.json")))
 
 
 @lru_cache(maxsize=8)
