@@ -5,7 +5,6 @@ A choice of cases that meets every form of kernel; `test/maca_scripts` runs all 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.chosen import cases_named
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -39,14 +39,6 @@ CHOSEN = {
 WAVE_OF_32 = ("sum_dims", "argmax", "layer_norm", "cumsum")
 
 
-def chosen() -> list[Any]:
-    found = []
-    for module, names in CHOSEN.items():
-        cases = {case.name: case for case in importlib.import_module(module).CASES}
-        found += [cases[name] for name in names]
-    return found
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache folder of this file's tests."""
@@ -59,13 +51,13 @@ def emulated(kept: Path, **options: Any) -> BackendUnderTest:
     return backend
 
 
-@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases_named(CHOSEN), ids=lambda case: case.name)
 def test_operator(case: Any, kept: Path) -> None:
     case.check(emulated(kept), dynamic=case.name in ("softmax", "sum_dims", "cat"))
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in chosen() if c.name in WAVE_OF_32], ids=lambda case: case.name
+    "case", [c for c in cases_named(CHOSEN) if c.name in WAVE_OF_32], ids=lambda case: case.name
 )
 def test_operator_in_waves_of_32(case: Any, kept: Path) -> None:
     case.check(emulated(kept, maca_wave=32), dynamic=False)

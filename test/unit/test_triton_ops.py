@@ -5,7 +5,6 @@ A choice of cases that meets every form of kernel; `test/triton_scripts` runs al
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.chosen import cases_named
 
 from dicp.cache import Cache
 from dicp.config import Config
@@ -71,14 +71,6 @@ CHOSEN = {
 """Names of cases by the file they stand in."""
 
 
-def chosen() -> list[Any]:
-    found = []
-    for module, names in CHOSEN.items():
-        cases = {case.name: case for case in importlib.import_module(module).CASES}
-        found += [cases[name] for name in names]
-    return found
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache folder of this file's tests."""
@@ -92,7 +84,7 @@ def interpreted(kept: Path) -> Iterator[BackendUnderTest]:
     yield backend
 
 
-@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases_named(CHOSEN), ids=lambda case: case.name)
 def test_operator(case: Any, interpreted: BackendUnderTest) -> None:
     case.check(interpreted, dynamic=False)
 
@@ -101,7 +93,7 @@ DYNAMIC = ("add", "sum_dims", "softmax", "cumsum", "constant_pad", "scatter_add"
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in chosen() if c.name in DYNAMIC], ids=lambda case: case.name
+    "case", [c for c in cases_named(CHOSEN) if c.name in DYNAMIC], ids=lambda case: case.name
 )
 def test_operator_of_any_size(case: Any, interpreted: BackendUnderTest) -> None:
     case.check(interpreted, dynamic=True)
@@ -142,7 +134,7 @@ def test_every_kernel_is_built_for_two_chips(tmp_path: Path) -> None:
     """In the compiler's processes: this one interprets."""
     backend = BackendUnderTest("tritongraph")
     backend.inner = Backend("triton", cache_dir=tmp_path)
-    for case in chosen():
+    for case in cases_named(CHOSEN):
         if case.name in BUILT:
             case.check(backend, dynamic=case.name == "softmax")
     config = Config(cache_dir=tmp_path)
