@@ -146,7 +146,7 @@ def test_the_program_gets_what_the_graph_computes() -> None:
     assert tool.failures == []
 
 
-def test_a_lost_dtype_and_a_fault_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from dicp.dynamo_bridge import compile_fx
     from dicp.dynamo_bridge.passes.base import Pass
 

@@ -45,7 +45,7 @@ CUDA_API = DriverApi(
     describe="cuGetErrorName", describe_writes=True, no_context=201, no_binary=209,
     fix="Install the NVIDIA driver.",
 )  # fmt: skip
-"""209: mcErrorNoKernelImageForDevice and CUDA_ERROR_NO_BINARY_FOR_GPU."""
+"""209 is CUDA_ERROR_NO_BINARY_FOR_GPU; that MetaX numbers its error alike is assumed."""
 
 
 @dataclass(frozen=True)
