@@ -10,13 +10,19 @@ from jinja2 import Environment, StrictUndefined, Template
 
 
 @lru_cache(maxsize=64)
-def _template(path: Path) -> Template:
+def _template(path: Path, autoescape: bool) -> Template:
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=autoescape,
+    )  # fmt: skip
     return environment.from_string(path.read_text())
 
 
 def render_template(path: Path, **values: Any) -> str:
     """The skeleton file at `path` filled in; raises jinja2.UndefinedError for a missing value."""
-    return _template(path).render(**values)
+    return _template(path, False).render(**values)
+
+
+def render_html(path: Path, **values: Any) -> str:
+    """As `render_template`, for HTML: values are escaped unless they are marked as safe."""
+    return _template(path, True).render(**values)

@@ -137,6 +137,7 @@ class Compilation:
         target, config = self.target, self.config
         decompose_traces(self.gm)
         self.identify()
+        cached = not config.freeze and not self.inspected and config.dump is None
         train = wants_gradients(example_inputs)
         return compile_graphs(
             self.gm,
@@ -147,7 +148,7 @@ class Compilation:
             identity=self.identity,
             joint_passes=self._joint_passes,
             recompute_operands=target.facts.recomputes_operands,
-            cache=self.cache if not config.freeze and not self.inspected else None,
+            cache=self.cache if cached else None,
             before_capture=lambda: target.prepare(self.gm, train, self.cache, config),
         )
 
@@ -296,11 +297,12 @@ class Compilation:
         report.kernels = [*report.kernels, *program.kernels()]
         with observer.stage("render"):
             source = target.render(program, config)
-        observer.program(program, source)
+        observer.program(target, program, source, gm)
         with observer.stage("build"):
             artifact = target.build(program, source, self.cache, config)
         with observer.stage("load"):
-            return artifact, target.load(artifact, self.cache, config)
+            run = target.load(artifact, self.cache, config)
+        return artifact, observer.timed(run, target, program, gm)
 
     def _load(self, stored: StoredGraph, observer: Observer) -> Executable:
         with observer.stage("load"):

@@ -115,6 +115,9 @@ class TopsTarget(GraphTarget):
     def fingerprint(self, config: Config) -> str:
         return key_of(find_toolchain(config).identity)
 
+    def simulated(self, config: Config) -> bool:
+        return find_toolchain(config).simulated
+
     def simulated_counts(self) -> Mapping[str, int]:
         """What the simulator has run in this process: launches, operators, transposes."""
         return next((d.simulator.counts for d in self._drivers.values() if d.simulator), {})
