@@ -37,6 +37,7 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
 
 template <class T> struct d_products {
   typedef d_cell<T> cell;
+  typedef d_tile_rows<cell> tile_rows;
   int64_t batches, rows, columns, depth;
   d_matrix<T> a, b;
   const T* bias;
@@ -78,9 +79,9 @@ template <class T> struct d_products {
   }
   // A tile of `most` rows, its columns in one vector or two.
   template <class O> static auto tile_of(int64_t most, bool narrow) {
-    return most == d_short ? d_tile_to<d_short, 2, cell, O>
-           : narrow        ? d_tile_to<d_rows, 1, cell, O>
-                           : d_tile_to<d_rows, 2, cell, O>;
+    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, cell, O>
+           : narrow               ? d_tile_to<tile_rows::most, 1, cell, O>
+                                  : d_tile_to<tile_rows::most, 2, cell, O>;
   }
   // Up to `most` rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
@@ -100,7 +101,7 @@ template <class T> struct d_products {
       }
       if (!last) continue;
       const float* more = done + begin ? before : nullptr;
-      float room[d_panel], tile[d_rows * d_panel];
+      float room[d_panel], tile[tile_rows::most * d_panel];
       const float* add = bias && !by_row ? columns_of_bias(column + j, wide, room) : nullptr;
       if (plain) {
         tile_of<T>(most, wide <= d_lanes)(part - begin, from.after(begin),
@@ -114,14 +115,14 @@ template <class T> struct d_products {
   // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
   void prefetch(const T* line, int64_t left) const {
     constexpr int64_t step = d_line / sizeof(T);
-    for (int64_t r = 0; r < d_least(left, d_rows); ++r)
+    for (int64_t r = 0; r < d_least(left, tile_rows::most); ++r)
       for (int64_t k = 0; k < depth; k += step) __builtin_prefetch(line + r * a.row + k);
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
-  int64_t copies() const { return d_block_rows * d_left_step; }
+  int64_t copies() const { return tile_rows::block * d_left_step; }
   int64_t sums() const { return copies() + d_depth * d_panel * most(); }
   int64_t room(int64_t high) const {
-    return sums() + (parted() ? d_round_up(high, d_rows) : d_rows) * d_panel * most();
+    return sums() + (parted() ? d_round_up(high, tile_rows::most) : tile_rows::most) * d_panel * most();
   }
   // `count` rows from `row` on and `n` columns from `column` on, of one batch.
   void task(int64_t batch, int64_t row, int64_t count, int64_t column, int64_t n,
@@ -150,11 +151,11 @@ template <class T> struct d_products {
     float* before = room + sums();
     for (int64_t i = 0, high, end = 0; i < count; i += high) {
       const T* line = lines + i * a.row;
-      cell* copy = (cell*)room + (reads_a() ? 0 : i % d_block_rows * d_left_step);
+      cell* copy = (cell*)room + (reads_a() ? 0 : i % tile_rows::block * d_left_step);
       const bool next = i == end;
-      if (next) end = reads_a() ? count : d_least(count, end + d_block_rows);
+      if (next) end = reads_a() ? count : d_least(count, end + tile_rows::block);
       const int64_t left = end - i;
-      const int64_t most = d_takes_short(left) ? d_short : d_rows;
+      const int64_t most = d_takes_short<cell>(left) ? tile_rows::few : tile_rows::most;
       high = d_least(left, most);
       if (reads_a() && high == most) {
         from.a = (const cell*)line, from.a_row = a.row / d_held<cell>, from.a_step = a.column;
@@ -211,12 +212,13 @@ template <class T> struct d_products {
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
     int64_t parts = (rows + d_high - 1) / d_high;
-    while (batches * strips * parts < threads && rows > parts * 2 * d_rows) ++parts;
-    const int64_t step = d_round_up((rows + parts - 1) / parts, d_rows);
+    while (batches * strips * parts < threads && rows > parts * 2 * tile_rows::most) ++parts;
+    const int64_t step = d_round_up((rows + parts - 1) / parts, tile_rows::most);
     const d_rooms rooms(room(step));
     if (!rooms.at) return;
 #pragma omp parallel if (batches * rows * columns * depth > 50000)
     {
+      const d_tiles_held held;
       float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
       for (int64_t task = 0; task < batches * parts * strips; ++task) {

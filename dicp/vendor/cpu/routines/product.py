@@ -100,7 +100,7 @@ class Products:
 
     def bmm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
-        if not multiplies(a, b) or out.strides[-1] != 1 or is_few(a.shape[1]):
+        if not multiplies(lw, a, b) or out.strides[-1] != 1 or is_few(a.shape[1]):
             return lw.call(aten.bmm.default, (a, b), out_variant=aten.bmm.out)[0]
         return _product(lw, a, b, out)
 
@@ -134,19 +134,22 @@ class Products:
         return _product(lw, x, transposed, out, bias, activation)
 
 
-def product_sizes(node: fx.Node) -> tuple[Size, Size, Size] | None:
-    """Rows, depth and columns of a product of two float32 matrices; None for other nodes."""
+def product_sizes(
+    node: fx.Node, dtype: torch.dtype = torch.float32
+) -> tuple[Size, Size, Size] | None:
+    """Rows, depth and columns of a product of two matrices of `dtype`; None for other nodes."""
     if node.target not in (aten.mm.default, aten.addmm.default, operators.linear):
         return None
     out, left = node.meta["val"], node.args[node.target is aten.addmm.default]
     assert isinstance(left, fx.Node)
-    if out.dtype != torch.float32 or out.ndim != 2:
+    if out.dtype != dtype or out.ndim != 2:
         return None
     return out.shape[0], left.meta["val"].shape[1], out.shape[1]
 
 
 def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | None) -> bool:
-    if not multiplies(a, b, *more) or out.strides[-1] != 1:
+    which = shape_class(a.shape[0], a.shape[1], b.shape[1])
+    if not multiplies(lw, a, b, *more, which=which) or out.strides[-1] != 1:
         return False
     transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
     return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed)
