@@ -104,6 +104,13 @@ template <class T> d_inline int64_t d_cells_of(int64_t count) {
   return (count + d_held<d_cell<T>> - 1) / d_held<d_cell<T>>;
 }
 
+// Products of the cells in two vectors, added to the sums of their lanes.
+d_inline void d_join_lanes(d_vec& sum, d_vec a, d_vec b, const float*) { sum += a * b; }
+#if defined(__AVX512BF16__)
+d_inline void d_join_lanes(d_vec& sum, d_vec a, d_vec b, const d_pair*) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+#endif
 // One vector of B, or two.
 template <int V = 2> d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec right) {
   sum[0] += a * left;
@@ -363,6 +370,14 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
 // ---- copies ---------------------------------------------------------------------------------
 d_inline void d_transpose_words(d_words* rows) {
   d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
+}
+// The same for vectors of floats. Copies, as a template's parameter has no attributes: neither aliases
+// nor vectors at any address.
+d_inline void d_transpose_floats(d_vec* rows) {
+  alignas(64) d_words words[d_lanes];
+  __builtin_memcpy(words, rows, sizeof words);
+  d_transpose_words(words);
+  __builtin_memcpy(rows, words, sizeof words);
 }
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
 #pragma GCC unroll 16

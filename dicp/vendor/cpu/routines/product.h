@@ -11,6 +11,8 @@ constexpr int64_t d_depth = 512;  // cells that are summed before the next ones 
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
+constexpr int64_t d_most_dots = 12;     // rows of C up to which its numbers are dot products
+constexpr int64_t d_most_flipped = 64;  // rows of C up to which its transpose is computed
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
 template <class T> struct d_matrix {
@@ -35,6 +37,47 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
   }
 }
 
+// sums[w * R + r] = the dot product of row w of `left` and row r of `right`, both of `cells` cells.
+// `right` ends in zeros up to a whole vector.
+template <int W, int R, class C>
+d_inline void d_dot_products(int64_t cells, const C* left, int64_t left_row, const C* right,
+                             int64_t right_row, float* sums) {
+  constexpr int count = W * R, squares = (count + d_lanes - 1) / d_lanes;
+  d_vec sum[squares * d_lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < squares * d_lanes; ++i) sum[i] = d_vec{};
+  int64_t k = 0;
+  const auto add = [&](const auto& part) __attribute__((always_inline)) {
+    d_vec b[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row + k);
+#pragma GCC unroll 8
+    for (int w = 0; w < W; ++w) {
+      const d_vec a = part(left + w * left_row + k);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], left);
+    }
+  };
+  for (; k + d_lanes <= cells; k += d_lanes)
+    add([](const C* at) __attribute__((always_inline)) { return *(const d_vec*)at; });
+  if (k < cells) {
+    const int64_t rest = (cells - k) * sizeof(C);
+    add([=](const C* at) {
+      d_vec some = {};
+      __builtin_memcpy(&some, at, rest);
+      return some;
+    });
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < squares; ++i) {
+    d_transpose_floats(sum + i * d_lanes);
+    d_vec total = sum[i * d_lanes];
+#pragma GCC unroll 16
+    for (int j = 1; j < d_lanes; ++j) total += sum[i * d_lanes + j];
+    __builtin_memcpy(sums + i * d_lanes, &total, sizeof total);
+  }
+}
+
 template <class T> struct d_products {
   typedef d_cell<T> cell;
   typedef d_tile_rows<cell> tile_rows;
@@ -44,6 +87,7 @@ template <class T> struct d_products {
   bool by_row;  // the bias: a number for each row of C, else for each column
   T* c;
   int64_t c_batch, c_row, activation;
+  int64_t c_column = 1;
 
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
@@ -67,8 +111,21 @@ template <class T> struct d_products {
       ((d_vec*)tile)[2 * r + 1] += d_wide(bias[row + r]);
     }
     d_activate(activation, tile, high * d_panel);
+    if (c_column != 1) return keep_transposed(tile, high, wide, out);
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
+  }
+  // Stores a tile whose columns are rows in memory.
+  void keep_transposed(const float* tile, int64_t high, int64_t wide, T* out) const {
+    for (int64_t r = 0; r < high; r += d_lanes)
+      for (int64_t j = 0; j < wide; j += d_lanes) {
+        d_vec square[d_lanes + 1] = {};
+        for (int64_t i = 0; i < d_least(high - r, d_lanes); ++i)
+          square[i] = *(const d_vec*)(tile + (r + i) * d_panel + j);
+        d_transpose_floats(square);
+        for (int64_t i = 0; i < d_least(wide - j, d_lanes); ++i)
+          d_keep_part(out + (j + i) * c_column + r, square + i, d_least(high - r, d_lanes));
+      }
   }
   // The bias of `wide` columns as a panel of floats, in `room` if they do not lie as one.
   const float* columns_of_bias(int64_t column, int64_t wide, float* room) const {
@@ -89,7 +146,7 @@ template <class T> struct d_products {
                     int64_t done, int64_t part, d_tile_operands<cell> from, int64_t panel,
                     float* before, T* out) const {
     const int64_t step = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
-    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row;
+    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row && c_column == 1;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
       const int64_t wide = d_least(n - j, d_panel);
       const auto sum = tile_of<float>(most, wide <= d_lanes);
@@ -109,7 +166,7 @@ template <class T> struct d_products {
         continue;
       }
       sum(part - begin, from.after(begin), {add, more, step, tile, d_panel, d_panel});
-      complete(tile, row, high, wide, out + j);
+      complete(tile, row, high, wide, out + j * c_column);
     }
   }
   // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
@@ -129,7 +186,7 @@ template <class T> struct d_products {
             float* room) const {
     const T* from_a = a.data + batch * a.batch + row * a.row;
     const T* from_b = b.data + batch * b.batch + column * b.column;
-    T* out = c + batch * c_batch + row * c_row + column;
+    T* out = c + batch * c_batch + row * c_row + column * c_column;
     cell* panels = (cell*)(room + copies());
     for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
       const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
@@ -204,8 +261,73 @@ template <class T> struct d_products {
       }
     }
   }
+  // The transposed product: rows of B's transpose are read in place, as they lie in a linear layer's
+  // weights, and A is packed instead. C is written in columns.
+  d_products transposed() const {
+    return {batches, columns, rows, depth, {b.data, b.batch, b.column, b.row},
+            {a.data, a.batch, a.column, a.row}, bias, bias && !by_row, c, c_batch, 1, activation, c_row};
+  }
+  // Whether packing B costs more than writing C in columns; the rows must fill vectors.
+  bool flips() const {
+    return rows <= d_most_flipped && 5 * rows >= 4 * d_round_up(rows, d_lanes) && rows < columns &&
+           reads_transposed();
+  }
+  // Whether rows of B's transpose are read in place.
+  bool reads_transposed() const { return b.row == 1 && c_column == 1 && transposed().reads_a(); }
+  // Whether few rows are multiplied by B as it lies, with vectors along the depth.
+  bool by_dots() const {
+    return rows <= d_most_dots && reads_transposed();
+  }
+  static constexpr int64_t d_strip = 64;  // columns of a task
+  // W columns of R rows, for all rows; `copy` holds A.
+  template <int W, int R>
+  void dots(const cell* copy, int64_t step, const cell* line, float* to) const {
+    float sums[(W * R + d_lanes - 1) / d_lanes * d_lanes];
+    for (int64_t r = 0; r < rows; r += R) {
+      d_dot_products<W, R>(cells(), line, b.column / d_held<cell>, copy + r * step, step, sums);
+      for (int64_t i = 0; i < d_least(rows - r, R); ++i)
+        for (int w = 0; w < W; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
+    }
+  }
+  void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
+    float tile[d_most_dots * d_strip];
+    const T* lines = b.data + batch * b.batch + column * b.column;
+    const auto line = [&](int64_t j) { return (const cell*)(lines + j * b.column); };
+    int64_t j = 0;
+    if (rows == 1)
+      for (; j + 8 <= n; j += 8) dots<8, 1>(copy, step, line(j), tile + j);
+    else if (rows % 4 == 1 || rows % 4 == 2)
+      for (; j + 4 <= n; j += 4) dots<4, 3>(copy, step, line(j), tile + j);
+    else
+      for (; j + 4 <= n; j += 4) dots<4, 4>(copy, step, line(j), tile + j);
+    for (; j < n; ++j) dots<1, 4>(copy, step, line(j), tile + j);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = tile + r * d_strip;
+      if (bias)
+        for (int64_t i = 0; i < n; ++i) row[i] += d_wide(bias[by_row ? r : column + i]);
+      d_activate(activation, row, n);
+      d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
+    }
+  }
+  void run_by_dots() const {
+    const int64_t step = d_round_up(cells(), d_lanes) + d_lanes, size = (rows + 3) * step;
+    const int64_t strips = (columns + d_strip - 1) / d_strip;
+    const d_rooms room(batches * size, 1);
+    if (!room.at) return;
+    cell* copies = (cell*)room.at;
+    d_clear(copies, 0, batches * size);
+    for (int64_t k = 0; k < batches; ++k)
+      d_lines(a.data + k * a.batch, a.row, a.column, rows, depth, copies + k * size, step);
+#pragma omp parallel for schedule(static) if (batches * rows * columns * depth > 50000)
+    for (int64_t task = 0; task < batches * strips; ++task) {
+      const int64_t batch = task / strips, column = task % strips * d_strip;
+      strip_of_dots(batch, column, d_least(columns - column, d_strip), copies + batch * size, step);
+    }
+  }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
   void run() const {
+    if (by_dots()) return run_by_dots();
+    if (flips()) return transposed().run();
     const int64_t threads = d_threads();
     if constexpr (sizeof(T) == sizeof(float))
       if (by_depth(threads)) return run_by_depth(threads);
