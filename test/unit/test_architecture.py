@@ -48,10 +48,6 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
-    "runtime_interface": 1,
-    "runtime_check": 2,
-    "runtime_template": 2,
-    "hosted": 4,
     "device": 8,
     "switch": 9,
     "new_vendor": 8,
@@ -74,7 +70,7 @@ NOT_VENDORS = re.compile(
 )
 # Rooms in which users name PyTorch's devices, "cpu" among them.
 NAME_DEVICES = frozenset(
-    {"op_tools", "conformance", "device", "switch", "testing", "fuzz", "hosted", "pytest_plugin"}
+    {"op_tools", "conformance", "device", "switch", "testing", "fuzz", "pytest_plugin"}
 )
 # The eager device and its switch answer to the names of the device that they stand in for.
 STAND_INS = frozenset({"device", "switch"})
