@@ -80,8 +80,6 @@ PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "she
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
 SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
 FILE_LINES = 800
-# Re-exports of PyTorch, two releases of some, behind one rule: it is to become a package.
-LONG_FILES = {("torch_private",): 900}
 FUNCTION_LINES = 60
 
 
@@ -293,7 +291,7 @@ def no_print(module: Module) -> Breaches:
 
 def readable_sizes(module: Module) -> Breaches:
     lines = module.text.count("\n")
-    if lines > LONG_FILES.get(module.name, FILE_LINES):
+    if lines > FILE_LINES:
         yield f"{lines} lines"
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
