@@ -352,6 +352,7 @@ class StandIn:
         self.cuLaunchKernel = Entry(self._launch)
         self.cuModuleLoadData = Entry(self._load)
         self.cuModuleGetFunction = Entry(self._function)
+        self.cuModuleUnload = Entry(lambda *args: 0)
         self.cuFuncSetAttribute = Entry(lambda *args: 0)
         self.cuGetErrorString = Entry(lambda code, text: 0)
         self.context = 1
