@@ -960,8 +960,8 @@ def test_parents_that_are_fine(tmp_path: Path, form: str) -> None:
 
 
 def test_clear_of_some_kinds_leaves_the_others(tmp_path: Path) -> None:
-    kept = Cache(tmp_path, 2**20)
+    kept, key = Cache(tmp_path / "cache", 2**20), key_of("any")
     for kind in ("unit", "graph", "aot"):
-        kept.put(kind, "key", {"text": b"x"})
+        kept.put(kind, key, {"text": b"x"})
     assert [row.kind for row in kept.clear("graph", "aot").kinds] == ["aot", "graph"]
-    assert kept.get("unit", "key") and not kept.get("graph", "key")
+    assert kept.get("unit", key) and not kept.get("graph", key)
