@@ -58,7 +58,7 @@ class _Assembler:
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
-            "buckets": list(low.context.config.gears),
+            "buckets": list(low.context.config.shape_buckets),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
         return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
