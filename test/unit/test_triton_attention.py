@@ -23,7 +23,7 @@ from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.passes.base import PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.passes.joint import merge_equal_nodes
+from dicp.dynamo_bridge.passes.redundancy import merge_equal_nodes
 from dicp.gpu.graph_capture import capture_obstacle
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget

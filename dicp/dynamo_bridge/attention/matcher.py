@@ -25,9 +25,8 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.inference import (
-    value_of,
-)
+from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     HUGE,
@@ -53,12 +52,9 @@ from dicp.dynamo_bridge.fuse.terms import (
     op,
     reshape_source,
     rounded_source,
-    same_sizes,
-    sizes_of,
     widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.passes.canonicalize import permutation_of, uniform_value
 from dicp.torch_private import (
     HOST,
     expression_of,
