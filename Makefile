@@ -6,7 +6,7 @@
 #                make ascend ASCEND_PARTS=1
 #   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
-#   make docs    draw the picture of the rooms from the code, write what the operator tools print
+#   make docs    draw the pictures and list the settings from the code, write what the tools print
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
@@ -44,6 +44,7 @@ tops: $(READY)
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
+	$(RUN) docs/environment.py
 	$(RUN) docs/op_tools_output.py
 
 SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \

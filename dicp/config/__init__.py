@@ -5,7 +5,13 @@ This package alone reads the process environment. `OPTIONS` is the one table beh
 An environment variable that is set but empty counts as unset.
 """
 
-from dicp.config.device import DeviceSettings, SwitchSettings, dump_level
+from dicp.config.device import (
+    DEVICE_VARIABLES,
+    SWITCH_VARIABLES,
+    DeviceSettings,
+    SwitchSettings,
+    dump_level,
+)
 from dicp.config.kinds import (
     BOOLEAN,
     COMMAND,
@@ -17,22 +23,16 @@ from dicp.config.kinds import (
     SIZES,
     WORDS,
     Kind,
-    Option,
 )
 from dicp.config.process import environment, is_set, tool_variable, vendor_variable
-from dicp.config.settings import (
-    OPTIONS,
-    PREFERRED_NATIVE,
-    Config,
-    asked,
-    default_cache_dir,
-    vendor_option,
-)
+from dicp.config.settings import OPTIONS, PREFERRED_NATIVE, Config, asked, default_cache_dir
+from dicp.config.table import Option, vendor_option
 
 __all__ = [
     "BOOLEAN",
     "COMMAND",
     "COUNT",
+    "DEVICE_VARIABLES",
     "NAME",
     "OPERATORS",
     "OPTIONAL_PATH",
@@ -40,6 +40,7 @@ __all__ = [
     "PATH",
     "PREFERRED_NATIVE",
     "SIZES",
+    "SWITCH_VARIABLES",
     "WORDS",
     "Config",
     "DeviceSettings",

@@ -3,147 +3,183 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dicp.config.kinds import BOOLEAN, COUNT, Invalid, Kind, choice, parse_count
-from dicp.errors import ConfigValueError
+from dicp.config.kinds import BOOLEAN, COUNT, INDICES, TEXT, Invalid, Kind, choice
+from dicp.config.table import Option, options_of, read, setting
 
-_ALGORITHMS = ("BF", "BS", "RAW", "TORCH")
+_ALLOCATOR = ("max_split_size_mb", "garbage_collection_threshold")
+
+
+def _parse_allocator(text: Any) -> dict[str, float]:
+    """`max_split_size_mb:128,garbage_collection_threshold:0.8` as numbers."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition(":")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise Invalid from None
+    if not found.keys() <= set(_ALLOCATOR):
+        raise Invalid
+    return found
+
+
+ALLOCATOR = Kind(
+    "name:number,...",
+    f"entries name:number separated by commas, of {', '.join(_ALLOCATOR)}",
+    "Correct or drop the entry.",
+    _parse_allocator,
+)
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What the eager device reads from the environment, once, when it is registered.
+    """What the eager device reads from the environment, once, when it is registered."""
 
-    `fallback`, `kept` and `compared` are texts of patterns, separated by commas.
-    """
-
-    vendor: str = ""
-    simulated: int = 1
-    visible: tuple[int, ...] | None = None
-    mock: bool = True
-    show_as_mocked: bool = True
-    fallback: str = ""
-    kept: str = ""
-    compared: str = ""
-    dumps: bool = False
-    """Whether DIPU_DUMP_OP_ARGS is set, so that it has to be read at every call."""
-    log_fallback: bool = False
-    check_device: bool = False
-    synchronous: bool = False
-    memory_check: bool = False
-    backtraces: bool = False
-    max_blocks: int = 10000
-    log_interval: int = 1000
-    algorithm: str = "BF"
-    max_split_mb: int = 0
-    collect_above: float = 0.0
+    vendor: str = setting(
+        TEXT, "DIPU_DEVICE", "the vendor's runtime; empty: the simulated chip", default=""
+    )
+    simulated: int = setting(
+        COUNT, "DIPU_SIMULATED_DEVICES", "how many devices the simulated chip has", default=1
+    )
+    visible: tuple[int, ...] | None = setting(
+        INDICES, "DIPU_VISIBLE_DEVICES", "the devices in use, in order; unset: all", default=None
+    )
+    mock: bool = setting(BOOLEAN, "DIPU_MOCK_CUDA", "CUDA's names mean the device", default=True)
+    show_as_mocked: bool = setting(
+        BOOLEAN,
+        "DIPU_PYTHON_DEVICE_AS_CUDA",
+        "tensors of the device say that their device is CUDA",
+        default=True,
+    )
+    show_switched: bool = setting(
+        BOOLEAN,
+        "DITORCH_SHOW_DEVICE_AS_CUDA",
+        "the same under ditorch's name; both must be on",
+        default=True,
+    )
+    fallback: str = setting(
+        TEXT,
+        "DIPU_FORCE_FALLBACK_OPS_LIST",
+        "operators that run on the CPU: regular expressions separated by commas",
+        default="",
+    )
+    kept: str = setting(
+        TEXT,
+        "DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS",
+        "operators that the target does not compile: PyTorch decomposes them, or the CPU runs them",
+        default="",
+    )
+    compared: str = setting(
+        TEXT,
+        "DIPU_AUTOCOMPARE_OPS_LIST",
+        "operators whose results are compared with the CPU's: patterns as above",
+        default="",
+    )
+    dumped: str = setting(
+        TEXT,
+        "DIPU_DUMP_OP_ARGS",
+        "what is printed of each call: 1 names, 2 arguments too, 3 values too; if it is set at the "
+        "start, it is read at every call",
+        default="",
+    )
+    log_fallback: bool = setting(
+        BOOLEAN, "DIPU_LOG_FALLBACK_INFO", "log operators that run on the CPU", default=False
+    )
+    check_device: bool = setting(
+        BOOLEAN, "DIPU_CHECK_TENSOR_DEVICE", "check the devices of operands", default=False
+    )
+    synchronous: bool = setting(
+        BOOLEAN, "DIPU_SYNC_EXEC_MODE", "wait for the device after every operator", default=False
+    )
+    memory_check: bool = setting(
+        BOOLEAN, "DIPU_MEM_CHECK", "report blocks of memory that are never freed", default=False
+    )
+    backtraces: bool = setting(
+        BOOLEAN, "DIPU_MEM_CHECK_ENABLE_BACKTRACE", "with the place of each", default=False
+    )
+    max_blocks: int = setting(
+        COUNT, "DIPU_MEM_CHECK_MAX_BLOCK", "how many blocks are reported", default=10000
+    )
+    log_interval: int = setting(
+        COUNT, "DIPU_MEM_CHECK_LOG_INTERVAL", "allocations between two reports", default=1000
+    )
+    algorithm: str = setting(
+        choice("BF", "BS", "RAW", "TORCH"),
+        "DIPU_DEVICE_MEMCACHING_ALGORITHM",
+        "the allocator: best fit, size buckets, none, or as PyTorch's",
+        default="BF",
+    )
+    allocator: Mapping[str, float] = setting(
+        ALLOCATOR,
+        "DIPU_TORCH_ALLOCATOR_CONF",
+        "limits of the allocator that is as PyTorch's",
+        factory=dict,
+    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> DeviceSettings:
         """The settings of this process. Raises ConfigValueError."""
-        given = _Variables(os.environ if environ is None else environ)
-        options = _allocator_options(given.text("DIPU_TORCH_ALLOCATOR_CONF"))
-        visible = given.text("DIPU_VISIBLE_DEVICES")
-        return cls(
-            vendor=given.text("DIPU_DEVICE"),
-            simulated=given.count("DIPU_SIMULATED_DEVICES", 1),
-            visible=_indices("DIPU_VISIBLE_DEVICES", visible) if visible else None,
-            mock=given.boolean("DIPU_MOCK_CUDA", True),
-            show_as_mocked=given.boolean("DIPU_PYTHON_DEVICE_AS_CUDA", True)
-            and given.boolean("DITORCH_SHOW_DEVICE_AS_CUDA", True),
-            fallback=given.text("DIPU_FORCE_FALLBACK_OPS_LIST"),
-            kept=given.text("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS"),
-            compared=given.text("DIPU_AUTOCOMPARE_OPS_LIST"),
-            dumps=bool(given.text("DIPU_DUMP_OP_ARGS")),
-            log_fallback=given.boolean("DIPU_LOG_FALLBACK_INFO", False),
-            check_device=given.boolean("DIPU_CHECK_TENSOR_DEVICE", False),
-            synchronous=given.boolean("DIPU_SYNC_EXEC_MODE", False),
-            memory_check=given.boolean("DIPU_MEM_CHECK", False),
-            backtraces=given.boolean("DIPU_MEM_CHECK_ENABLE_BACKTRACE", False),
-            max_blocks=given.count("DIPU_MEM_CHECK_MAX_BLOCK", 10000),
-            log_interval=given.count("DIPU_MEM_CHECK_LOG_INTERVAL", 1000),
-            algorithm=given.one_of("DIPU_DEVICE_MEMCACHING_ALGORITHM", _ALGORITHMS, "BF"),
-            max_split_mb=int(options.get("max_split_size_mb", 0)),
-            collect_above=float(options.get("garbage_collection_threshold", 0.0)),
-        )
+        return cls(**_given(DEVICE_VARIABLES, environ))
+
+    @property
+    def shows_as_mocked(self) -> bool:
+        """Whether tensors of the device say that their device is CUDA."""
+        return self.show_as_mocked and self.show_switched
+
+    @property
+    def dumps(self) -> bool:
+        """Whether DIPU_DUMP_OP_ARGS is set, so that it has to be read at every call."""
+        return bool(self.dumped)
+
+    @property
+    def max_split_mb(self) -> int:
+        """The largest block that may be split, in MiB; 0: any."""
+        return int(self.allocator.get("max_split_size_mb", 0))
+
+    @property
+    def collect_above(self) -> float:
+        """The share of memory in use from which unused blocks are freed; 0: never."""
+        return float(self.allocator.get("garbage_collection_threshold", 0.0))
 
 
 def dump_level() -> int:
     """DIPU_DUMP_OP_ARGS, which is read at every call of an operator."""
-    return _Variables(os.environ).count("DIPU_DUMP_OP_ARGS", 0)
+    text = os.environ.get("DIPU_DUMP_OP_ARGS", "").strip()
+    return int(_LEVEL.parse(text, "environment variable DIPU_DUMP_OP_ARGS")) if text else 0
+
+
+_LEVEL = Option("level", COUNT, (), 0, "", changes_code=False)
 
 
 @dataclass(frozen=True)
 class SwitchSettings:
     """What `import ditorch` reads from the environment."""
 
-    device: str = ""
-    disabled: bool = False
-    compiled: bool = False
+    device: str = setting(
+        TEXT,
+        "DITORCH_DEVICE DIPU_DEVICE",
+        "the plugin or vendor to switch to; empty: the first that is installed",
+        default="",
+    )
+    disabled: bool = setting(BOOLEAN, "DITORCH_DISABLE_MOCK", "replace nothing", default=False)
+    compiled: bool = setting(
+        BOOLEAN, "DITORCH_COMPILE", "modules run compiled by backend='dicp'", default=False
+    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> SwitchSettings:
-        given = _Variables(os.environ if environ is None else environ)
-        return cls(
-            device=given.text("DITORCH_DEVICE") or given.text("DIPU_DEVICE"),
-            disabled=given.boolean("DITORCH_DISABLE_MOCK", False),
-            compiled=given.boolean("DITORCH_COMPILE", False),
-        )
+        """The settings of this process. Raises ConfigValueError."""
+        return cls(**_given(SWITCH_VARIABLES, environ))
 
 
-class _Variables:
-    """Typed reads of environment variables; an empty one counts as unset."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
-
-    def text(self, name: str) -> str:
-        return self.environ.get(name, "").strip()
-
-    def _parsed(self, name: str, kind: Kind, default: Any) -> Any:
-        given = self.text(name)
-        if not given:
-            return default
-        try:
-            return kind.parse(given)
-        except Invalid:
-            source = f"environment variable {name}"
-            raise ConfigValueError(source, given, kind.expected, kind.fix) from None
-
-    def boolean(self, name: str, default: bool) -> bool:
-        return bool(self._parsed(name, BOOLEAN, default))
-
-    def count(self, name: str, default: int) -> int:
-        return int(self._parsed(name, COUNT, default))
-
-    def one_of(self, name: str, values: Sequence[str], default: str) -> str:
-        return str(self._parsed(name, choice(*values), default))
+DEVICE_VARIABLES = options_of(DeviceSettings)
+SWITCH_VARIABLES = options_of(SwitchSettings)
 
 
-def _indices(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(parse_count(part.strip()) for part in text.split(","))
-    except Invalid:
-        source = f"environment variable {name}"
-        fix = "Give indices separated by commas."
-        raise ConfigValueError(source, text, "device indices such as 0,1", fix) from None
-
-
-def _allocator_options(text: str) -> dict[str, float]:
-    """`max_split_size_mb:128,garbage_collection_threshold:0.8` as numbers."""
-    known = ("max_split_size_mb", "garbage_collection_threshold")
-    found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition(":")
-        try:
-            if name.strip() not in known:
-                raise ValueError
-            found[name.strip()] = float(value)
-        except ValueError:
-            expected = f"entries name:number separated by commas, of {', '.join(known)}"
-            source = "environment variable DIPU_TORCH_ALLOCATOR_CONF"
-            raise ConfigValueError(source, text, expected, "Correct or drop the entry.") from None
-    return found
+def _given(options: tuple[Option, ...], environ: Mapping[str, str] | None) -> dict[str, Any]:
+    given = os.environ if environ is None else environ
+    return read(options, {name: text.strip() for name, text in given.items()})

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicp.errors import ConfigValueError
-
 _BOOLEANS = {
     **dict.fromkeys(("1", "true", "on", "yes"), True),
     **dict.fromkeys(("0", "false", "off", "no"), False),
@@ -32,25 +30,6 @@ class Kind:
     parse: Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class Option:
-    """One row of the table of settings."""
-
-    name: str
-    kind: Kind
-    environment: tuple[str, ...]
-    default: Any
-    meaning: str
-    changes_code: bool
-
-    def parse(self, value: object, source: str) -> Any:
-        """`value` as this option's type. Raises ConfigValueError naming `source`."""
-        try:
-            return self.kind.parse(value)
-        except Invalid:
-            raise ConfigValueError(source, value, self.kind.expected, self.kind.fix) from None
-
-
 def _parse_boolean(value: Any) -> bool:
     parsed = _BOOLEANS.get(str(value).strip().lower())
     if parsed is None:
@@ -58,7 +37,7 @@ def _parse_boolean(value: Any) -> bool:
     return parsed
 
 
-def parse_count(value: Any) -> int:
+def _parse_count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise Invalid
     try:
@@ -98,7 +77,7 @@ def _parse_sizes(value: Any) -> tuple[int, ...]:
     words = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(words, Sequence):
         raise Invalid
-    sizes = tuple(parse_count(word) for word in words)
+    sizes = tuple(_parse_count(word) for word in words)
     if list(sizes) != sorted(set(sizes)) or 0 in sizes:
         raise Invalid
     return sizes
@@ -121,6 +100,14 @@ def _parse_name(value: Any) -> str:
     if not isinstance(value, str) or len(value.split()) > 1:
         raise Invalid
     return value.strip()
+
+
+def _parse_text(value: Any) -> str:
+    return str(value).strip()
+
+
+def _parse_indices(value: Any) -> tuple[int, ...]:
+    return tuple(_parse_count(part.strip()) for part in str(value).split(","))
 
 
 def _parse_command(value: Any) -> str:
@@ -146,7 +133,7 @@ BOOLEAN = Kind(
     "Use 1 to switch it on and 0 to switch it off.",
     _parse_boolean,
 )
-COUNT = Kind("int", "a whole number, 0 or more", "Give it in digits.", parse_count)
+COUNT = Kind("int", "a whole number, 0 or more", "Give it in digits.", _parse_count)
 PATH = Kind("path", "the path of a folder", "Give a path, such as ~/.cache/dicp.", _parse_path)
 OPTIONAL_PATH = Kind(
     "path",
@@ -178,4 +165,8 @@ WORDS = Kind(
     "compiler flags, such as '-O2 -g'",
     "Give one text as in a shell, with every quotation closed, or a list of texts.",
     _parse_words,
+)
+TEXT = Kind("text", "a text", "Give a text.", _parse_text)
+INDICES = Kind(
+    "indices", "device indices such as 0,1", "Give indices separated by commas.", _parse_indices
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,45 +21,16 @@ from dicp.config.kinds import (
     PATH,
     SIZES,
     WORDS,
-    Kind,
-    Option,
     choice,
 )
 from dicp.config.process import processors
+from dicp.config.table import Option, options_of, read, setting
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
 
 def default_cache_dir() -> Path:
     """The user's cache folder for dicp, at the operating system's standard place."""
     return platformdirs.user_cache_path("dicp", appauthor=False)
-
-
-def _setting(
-    kind: Kind,
-    environment: str,
-    meaning: str,
-    *,
-    default: object = MISSING,
-    factory: Callable[[], Any] | None = None,
-    default_text: str = "",
-    changes_code: bool = False,
-) -> Any:
-    metadata = {
-        "kind": kind,
-        "environment": tuple(environment.split()),
-        "meaning": meaning,
-        "default_text": default_text or _as_text(default),
-        "changes_code": changes_code,
-    }
-    if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return "" if value is None or value == () else str(value)
 
 
 RENAMED = {"gears": "shape_buckets"}
@@ -73,52 +44,52 @@ PREFERRED_NATIVE = "DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS"
 class Config:
     """All settings of one compilation. Values are checked and normalized on construction."""
 
-    cache_dir: Path = _setting(
+    cache_dir: Path = setting(
         PATH,
         "DICP_CACHE_DIR",
         "folder in which the disk cache makes one of its own, private to the user",
         factory=default_cache_dir,
         default_text="the user's cache folder",
     )
-    cache: bool = _setting(
+    cache: bool = setting(
         BOOLEAN, "DICP_CACHE", "keep compiled results on disk between processes", default=True
     )
-    cache_size_mb: int = _setting(
+    cache_size_mb: int = setting(
         COUNT,
         "DICP_CACHE_SIZE_MB",
         "least recently used entries go when the cache is larger than this",
         default=4096,
     )
-    dump: Path | None = _setting(
+    dump: Path | None = setting(
         OPTIONAL_PATH,
         "DICP_DUMP",
         "folder for the graph after each stage, the program and the generated source",
         default=None,
     )
-    timings: bool = _setting(
+    timings: bool = setting(
         BOOLEAN, "DICP_TIMINGS", "report the seconds of each stage of a compilation", default=False
     )
-    fallback: Literal["auto", "error"] = _setting(
+    fallback: Literal["auto", "error"] = setting(
         choice("auto", "error"),
         "DICP_FALLBACK",
         "an operator the target does not compile runs eagerly, or is an error",
         default="auto",
         changes_code=True,
     )
-    on_compile_error: Literal["raise", "eager"] = _setting(
+    on_compile_error: Literal["raise", "eager"] = setting(
         choice("raise", "eager"),
         "DICP_ON_COMPILE_ERROR",
         "a failed compilation raises, or runs the graph eagerly with one warning",
         default="raise",
     )
-    eager_ops: tuple[str, ...] = _setting(
+    eager_ops: tuple[str, ...] = setting(
         OPERATORS,
         "DICP_EAGER_OPS DIPU_FORCE_FALLBACK_OPS_LIST",
         "operators that stay eager calls: regular expressions of names such as conv2d, add.out",
         default=(),
         changes_code=True,
     )
-    native_ops: tuple[str, ...] = _setting(
+    native_ops: tuple[str, ...] = setting(
         OPERATORS,
         f"DICP_NATIVE_OPS {PREFERRED_NATIVE}",
         "operators that may be neither left to eager nor decomposed, else it is an error "
@@ -126,14 +97,14 @@ class Config:
         default=(),
         changes_code=True,
     )
-    rejected: Literal["error", "eager"] = _setting(
+    rejected: Literal["error", "eager"] = setting(
         choice("error", "eager"),
         "DICP_REJECTED",
         "an operator that the vendor's graph compiler refuses is an error, or runs eagerly",
         default="error",
         changes_code=True,
     )
-    precision: Literal["keep", "fast", "half"] = _setting(
+    precision: Literal["keep", "fast", "half"] = setting(
         choice("keep", "fast", "half"),
         "DICP_PRECISION",
         "keep: float32 is computed as such; fast: the vendor may multiply it in reduced precision "
@@ -141,48 +112,48 @@ class Config:
         default="keep",
         changes_code=True,
     )
-    runs_on: Literal["auto", "device", "simulator"] = _setting(
+    runs_on: Literal["auto", "device", "simulator"] = setting(
         choice("auto", "device", "simulator"),
         "DICP_RUNS_ON",
         "run on the device, on the target's simulator, or on whichever is there",
         default="auto",
         changes_code=True,
     )
-    cxx: str = _setting(
+    cxx: str = setting(
         COMMAND,
         "DICP_CXX CXX",
         "C++ compiler; empty: the first of g++, clang++ that is found",
         default="",
         changes_code=True,
     )
-    cxx_flags: tuple[str, ...] = _setting(
+    cxx_flags: tuple[str, ...] = setting(
         WORDS,
         "DICP_CXX_FLAGS",
         "flags added after dicp's own when generated C++ is compiled",
         default=(),
         changes_code=True,
     )
-    compile_jobs: int = _setting(
+    compile_jobs: int = setting(
         COUNT,
         "DICP_COMPILE_JOBS",
         "compilers run side by side; 0: one per processor",
         default=0,
     )
-    fuse: bool = _setting(
+    fuse: bool = setting(
         BOOLEAN,
         "DICP_FUSE",
         "fuse subgraphs such as attention and norms",
         default=True,
         changes_code=True,
     )
-    layout: bool = _setting(
+    layout: bool = setting(
         BOOLEAN,
         "DICP_LAYOUT",
         "choose memory formats per operator, such as channels-last convolutions",
         default=True,
         changes_code=True,
     )
-    shape_buckets: tuple[int, ...] = _setting(
+    shape_buckets: tuple[int, ...] = setting(
         SIZES,
         "DICP_SHAPE_BUCKETS DICP_GEARS",
         "sizes that symbolic dimensions are padded up to, where that changes no result: one static "
@@ -190,35 +161,35 @@ class Config:
         default=(),
         changes_code=True,
     )
-    fallback_random: bool = _setting(
+    fallback_random: bool = setting(
         BOOLEAN,
         "DICP_FALLBACK_RANDOM",
         "draw random numbers with the eager operators, bit for bit",
         default=False,
         changes_code=True,
     )
-    freeze: bool = _setting(
+    freeze: bool = setting(
         BOOLEAN,
         "DICP_FREEZE",
         "inference only: treat parameters as constants and fold them",
         default=False,
         changes_code=True,
     )
-    check_bounds: bool = _setting(
+    check_bounds: bool = setting(
         BOOLEAN,
         "DICP_CHECK_BOUNDS",
         "indices from tensors are checked; off: an index out of range is undefined behaviour",
         default=True,
         changes_code=True,
     )
-    rnn: bool = _setting(
+    rnn: bool = setting(
         BOOLEAN,
         "DICP_RNN",
         "trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager: sets "
         "torch._dynamo.config.allow_rnn for the process",
         default=False,
     )
-    target: str = _setting(
+    target: str = setting(
         NAME,
         "DICP_TARGET",
         "the target that backend='dicp' compiles for; empty: the one of highest priority for the "
@@ -227,7 +198,7 @@ class Config:
         changes_code=False,
     )
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
-        _setting(
+        setting(
             choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
             "DICP_MODE",
             "as torch.compile's mode",
@@ -259,9 +230,9 @@ class Config:
         _warn_unknown_variables(environ, vendor)
         own = {option.name: option.default for option in vendor}
         return cls(
-            **_read(OPTIONS, environ),
+            **read(OPTIONS, environ),
             native_ops_preferred=_is_preference(environ),
-            vendor={**own, **_read(vendor, environ)},
+            vendor={**own, **read(vendor, environ)},
         )
 
     def with_options(
@@ -319,34 +290,7 @@ def asked(name: str, options: Mapping[str, Any]) -> bool:
     option = next(option for option in OPTIONS if option.name == name)
     if name in options:
         return bool(option.parse(options[name], f"option {name!r}"))
-    return bool(_read([option], os.environ).get(name, False))
-
-
-def vendor_option(
-    name: str,
-    kind: Kind,
-    environment: str,
-    meaning: str,
-    *,
-    default: Any,
-    changes_code: bool = True,
-) -> Option:
-    """An option that a target adds to the table: `Target.options` lists them.
-
-    `environment` names its variables, separated by spaces; `default` is a value of its kind.
-    """
-    return Option(name, kind, tuple(environment.split()), default, meaning, changes_code)
-
-
-def _read(options: Sequence[Option], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The values of those `options` that the environment sets."""
-    values: dict[str, Any] = {}
-    for option in options:
-        variable = next((name for name in option.environment if environ.get(name)), None)
-        if variable is not None:
-            source = f"environment variable {variable}"
-            values[option.name] = option.parse(environ[variable], source)
-    return values
+    return bool(read([option], os.environ).get(name, False))
 
 
 def _present_name(option: str) -> str:
@@ -381,16 +325,4 @@ def _warn_unknown_variables(environ: Mapping[str, str], vendor: Sequence[Option]
             )
 
 
-def _option(setting: Field[Any]) -> Option:
-    metadata = setting.metadata
-    return Option(
-        setting.name,
-        metadata["kind"],
-        metadata["environment"],
-        metadata["default_text"],
-        metadata["meaning"],
-        metadata["changes_code"],
-    )
-
-
-OPTIONS: tuple[Option, ...] = tuple(_option(f) for f in fields(Config) if f.metadata)
+OPTIONS: tuple[Option, ...] = options_of(Config)
