@@ -61,9 +61,9 @@ def test_the_settings_are_written_from_the_tables() -> None:
 
 def test_a_picture_that_the_code_does_not_have_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- pipeline -->\nold\n<!-- end -->\n<!-- folders -->\n<!-- end -->\n")
+    page.write_text("<!-- pipeline -->\nstale\n<!-- end -->\n<!-- folders -->\n<!-- end -->\n")
     text = script("rooms").page(page)
-    assert "old" not in text and "capture --> partition --> passes --> lower" in text
+    assert "stale" not in text and "capture --> partition --> passes --> lower" in text
     assert "dynamo_bridge[dynamo_bridge] --> target[target]" in text
 
 
