@@ -117,7 +117,7 @@ class StoredGraph:
 
 def _plain_origin(value: Any) -> dict[str, Any]:
     if not isinstance(value, Origin):
-        raise TypeError(f"{type(value).__name__} has no plain form")
+        raise TypeError(f"{type(value).__name__} has no serialized form")
     return {_ORIGIN: [value.node, value.op, value.line_of]}
 
 

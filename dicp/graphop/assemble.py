@@ -1,4 +1,4 @@
-"""Steps in plain form: what is stored with the built graphs, and what the runtime walks."""
+"""Serialized steps: what is stored with the built graphs, and what the runtime walks."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class _Assembler:
         }
 
     def encode(self, value: Any) -> Any:
-        """An argument in plain form."""
+        """A serialized argument."""
         return encode_argument(value, self._leaf, self._object)
 
     def _leaf(self, value: Any) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""AOTAutograd's road and its stored results, with a toy compiler that interprets JSON."""
+"""The stages of AOTAutograd and its stored results, with a toy compiler that interprets JSON."""
 
 from __future__ import annotations
 

@@ -168,10 +168,10 @@ def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
 
 
 def _matched(out: fx.Node, context: PassContext) -> Match | None:
-    if out.target not in attention.WRITTEN_OUT.term.roots():
+    if out.target not in attention.DECOMPOSED.term.roots():
         return None
-    found = attention.WRITTEN_OUT.term.match(out, Match({}))
-    return next((m for m in found if attention.WRITTEN_OUT.guard(m, context)), None)
+    found = attention.DECOMPOSED.term.match(out, Match({}))
+    return next((m for m in found if attention.DECOMPOSED.guard(m, context)), None)
 
 
 def _pair(
