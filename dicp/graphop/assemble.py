@@ -129,7 +129,7 @@ class _Assembler:
             "shape": [plain_size(s) for s in fake.shape],
             "dtype": dtype_name(fake.dtype),
             "order": list(result.order),
-            **({"over": True} if result.way == "over" else {}),
+            **({"into_input": True} if result.placement == "into_input" else {}),
         }
 
     def _call(self, call: EagerCall) -> dict[str, Any]:
