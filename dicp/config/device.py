@@ -48,11 +48,16 @@ class DeviceSettings:
     visible: tuple[int, ...] | None = setting(
         INDICES, "DIPU_VISIBLE_DEVICES", "the devices in use, in order; unset: all", default=None
     )
-    mock: bool = setting(BOOLEAN, "DIPU_MOCK_CUDA", "CUDA's names mean the device", default=True)
+    mock: bool = setting(
+        BOOLEAN,
+        "DIPU_MOCK_CUDA",
+        "the names of the device that it stands in for mean this one",
+        default=True,
+    )
     show_as_mocked: bool = setting(
         BOOLEAN,
         "DIPU_PYTHON_DEVICE_AS_CUDA",
-        "tensors of the device say that their device is CUDA",
+        "tensors say that they are on the device that this one stands in for",
         default=True,
     )
     show_switched: bool = setting(
@@ -127,7 +132,7 @@ class DeviceSettings:
 
     @property
     def shows_as_mocked(self) -> bool:
-        """Whether tensors of the device say that their device is CUDA."""
+        """Whether tensors say that they are on the device that this one stands in for."""
         return self.show_as_mocked and self.show_switched
 
     @property
