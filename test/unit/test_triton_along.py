@@ -22,6 +22,8 @@ from dicp.vendor.triton import target
 from dicp.vendor.triton.builder import Plan, Workers
 from dicp.vendor.triton.facts import GPU
 
+pytestmark = pytest.mark.sweep
+
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias)

@@ -31,6 +31,8 @@ from dicp.vendor.triton.choice import Autotuner
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.simulator import Simulator
 
+pytestmark = pytest.mark.sweep
+
 SMALL = Tiling(16, 32, 16, 2, 2)
 IN_PARTS = Tiling(16, 32, 16, 2, 2, 3)
 
