@@ -111,6 +111,9 @@ class MacaTarget(GpuTarget):
 
     # ---- identity and health --------------------------------------------------------------------
 
+    def simulated(self, config: Config) -> bool:
+        return not torch.cuda.is_available()
+
     def fingerprint(self, config: Config) -> str:
         deterministic = str(torch.are_deterministic_algorithms_enabled())
         if torch.cuda.is_available():
