@@ -16,7 +16,7 @@ from dicp.vendor.cpu.calibration import ShapeClass
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tile.h", "gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
+HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
            "im2col.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
@@ -33,6 +33,7 @@ GROUPS = {
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
+    "dots": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",

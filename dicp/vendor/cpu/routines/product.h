@@ -4,79 +4,14 @@
 // of B are vectors if its columns are adjacent. Other operands are packed by the thread that reads
 // them, block by block, so that a block stays in its cache.
 #pragma once
-#include "exp.h"
-#include "gemm.h"
+#include "dots.h"
 
 constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
-constexpr int64_t d_most_dots = 12;     // rows of C up to which its numbers are dot products
 constexpr int64_t d_most_flipped = 64;  // rows of C up to which its transpose is computed
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
-
-template <class T> struct d_matrix {
-  const T* data;
-  int64_t batch, row, column;
-};
-
-enum d_activation { d_none, d_relu, d_gelu, d_gelu_tanh, d_silu, d_tanh_, d_sigmoid_ };
-
-template <class F> d_inline void d_apply(float* c, int64_t n, F f) {
-#pragma omp simd
-  for (int64_t j = 0; j < n; ++j) c[j] = f(c[j]);
-}
-static void d_activate(int64_t kind, float* c, int64_t n) {
-  switch (kind) {
-    case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
-    case d_gelu: return d_apply(c, n, [](float x) { return d_gelu_of(x); });
-    case d_gelu_tanh: return d_apply(c, n, [](float x) { return x * d_normal_cdf_tanh(x); });
-    case d_silu: return d_apply(c, n, [](float x) { return x * d_logistic(x); });
-    case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
-    case d_sigmoid_: return d_apply(c, n, [](float x) { return d_logistic(x); });
-  }
-}
-
-// sums[w * R + r] = the dot product of row w of `left` and row r of `right`, both of `cells` cells.
-// `right` ends in zeros up to a whole vector.
-template <int W, int R, class C>
-d_inline void d_dot_products(int64_t cells, const C* left, int64_t left_row, const C* right,
-                             int64_t right_row, float* sums) {
-  constexpr int count = W * R, squares = (count + d_lanes - 1) / d_lanes;
-  d_vec sum[squares * d_lanes];
-#pragma GCC unroll 16
-  for (int i = 0; i < squares * d_lanes; ++i) sum[i] = d_vec{};
-  int64_t k = 0;
-  const auto add = [&](const auto& part) __attribute__((always_inline)) {
-    d_vec b[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row + k);
-#pragma GCC unroll 8
-    for (int w = 0; w < W; ++w) {
-      const d_vec a = part(left + w * left_row + k);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], left);
-    }
-  };
-  for (; k + d_lanes <= cells; k += d_lanes)
-    add([](const C* at) __attribute__((always_inline)) { return *(const d_vec*)at; });
-  if (k < cells) {
-    const int64_t rest = (cells - k) * sizeof(C);
-    add([=](const C* at) {
-      d_vec some = {};
-      __builtin_memcpy(&some, at, rest);
-      return some;
-    });
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < squares; ++i) {
-    d_transpose_floats(sum + i * d_lanes);
-    d_vec total = sum[i * d_lanes];
-#pragma GCC unroll 16
-    for (int j = 1; j < d_lanes; ++j) total += sum[i * d_lanes + j];
-    __builtin_memcpy(sums + i * d_lanes, &total, sizeof total);
-  }
-}
 
 template <class T> struct d_products {
   typedef d_cell<T> cell;
@@ -278,51 +213,8 @@ template <class T> struct d_products {
   bool by_dots() const {
     return rows <= d_most_dots && reads_transposed();
   }
-  static constexpr int64_t d_strip = 64;  // columns of a task
-  // W columns of R rows, for all rows; `copy` holds A.
-  template <int W, int R>
-  void dots(const cell* copy, int64_t step, const cell* line, float* to) const {
-    float sums[(W * R + d_lanes - 1) / d_lanes * d_lanes];
-    for (int64_t r = 0; r < rows; r += R) {
-      d_dot_products<W, R>(cells(), line, b.column / d_held<cell>, copy + r * step, step, sums);
-      for (int64_t i = 0; i < d_least(rows - r, R); ++i)
-        for (int w = 0; w < W; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
-    }
-  }
-  void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
-    float tile[d_most_dots * d_strip];
-    const T* lines = b.data + batch * b.batch + column * b.column;
-    const auto line = [&](int64_t j) { return (const cell*)(lines + j * b.column); };
-    int64_t j = 0;
-    if (rows == 1)
-      for (; j + 8 <= n; j += 8) dots<8, 1>(copy, step, line(j), tile + j);
-    else if (rows % 4 == 1 || rows % 4 == 2)
-      for (; j + 4 <= n; j += 4) dots<4, 3>(copy, step, line(j), tile + j);
-    else
-      for (; j + 4 <= n; j += 4) dots<4, 4>(copy, step, line(j), tile + j);
-    for (; j < n; ++j) dots<1, 4>(copy, step, line(j), tile + j);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* row = tile + r * d_strip;
-      if (bias)
-        for (int64_t i = 0; i < n; ++i) row[i] += d_wide(bias[by_row ? r : column + i]);
-      d_activate(activation, row, n);
-      d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
-    }
-  }
   void run_by_dots() const {
-    const int64_t step = d_round_up(cells(), d_lanes) + d_lanes, size = (rows + 3) * step;
-    const int64_t strips = (columns + d_strip - 1) / d_strip;
-    const d_rooms room(batches * size, 1);
-    if (!room.at) return;
-    cell* copies = (cell*)room.at;
-    d_clear(copies, 0, batches * size);
-    for (int64_t k = 0; k < batches; ++k)
-      d_lines(a.data + k * a.batch, a.row, a.column, rows, depth, copies + k * size, step);
-#pragma omp parallel for schedule(static) if (batches * rows * columns * depth > 50000)
-    for (int64_t task = 0; task < batches * strips; ++task) {
-      const int64_t batch = task / strips, column = task % strips * d_strip;
-      strip_of_dots(batch, column, d_least(columns - column, d_strip), copies + batch * size, step);
-    }
+    d_dots<T, T>{batches, rows, columns, depth, a, b, bias, by_row, c, c_batch, c_row, activation}.run();
   }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
   void run() const {

@@ -15,7 +15,7 @@ from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, is_few, multiplies, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies, rows_of
 
 aten = torch.ops.aten
 
@@ -34,6 +34,9 @@ MAX_PACKING = 1 << 19
 """Elements of the second operand, per row of the first, up to which packing it pays off."""
 
 
+CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+MAX_DOTS = 12
+"""Rows up to which products are dot products (`d_most_dots`)."""
 MAX_FLIPPED = 64
 """Rows up to which a right operand that is column-major, as weights are, may be read in place."""
 
@@ -115,6 +118,9 @@ class Products:
 
     def mm(self, lw: Lowering, a: Value, b: Value) -> Value:
         (out,) = lw.results()
+        weights = _bytes_of(lw, a, out)
+        if weights is not None:
+            return _by_bytes(lw, a, weights, out)
         past_blas = self.is_past_blas(a, b)
         own = past_blas and _fits_product(lw, out, a, b)
         return _product(lw, a, b, out) if own else library.mm(lw, a, b, past_blas)
@@ -163,3 +169,29 @@ def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | Non
     transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
     in_place = lw.realize(b).strides[0] == 1
     return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, in_place)
+
+
+def _bytes_of(lw: Lowering, a: Value, out: Ref) -> Ref | None:
+    """The int8 matrix that the right operand of a product of few rows is converted from.
+
+    Quantized weights are so read once, as they lie, and not converted in memory at every run. None
+    where the product has too many rows, or the matrix is not column-major.
+    """
+    assert lw.node is not None
+    cast = lw.node.args[1]
+    few = isinstance(a.shape[0], int) and a.shape[0] <= MAX_DOTS
+    if not (few and is_taken(a) and out.dtype == a.dtype and out.strides[-1] == 1):
+        return None
+    if not isinstance(cast, fx.Node) or cast.target not in CONVERSIONS:
+        return None
+    weights = lw.env.get(cast.args[0])
+    if not isinstance(weights, Value) or weights.dtype != torch.int8 or weights.ndim != 2:
+        return None
+    ref = lw.realize(weights)
+    return ref if ref.strides[0] == 1 else None
+
+
+def _by_bytes(lw: Lowering, a: Value, weights: Ref, out: Ref) -> Value:
+    left = lw.realize(a)
+    sizes = [*out.shape, a.shape[1], *left.strides, weights.strides[1], out.strides[0]]
+    return call(lw, "dicp_dots_of_bytes", (left, weights), (out,), sizes)[0]
