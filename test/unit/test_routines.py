@@ -195,6 +195,38 @@ def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch
     assert steps == wanted[:1], "batches"
 
 
+@by_dtype
+@pytest.mark.parametrize("level", ["native", "x86-64-v3"])
+def test_quantized_weights_are_read_as_bytes(
+    tmp_path: Path, level: str, dtype: torch.dtype
+) -> None:
+    """Weight-only int8 as torchao writes it: the weights are never converted in memory."""
+
+    def quantized(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        y = torch.mm(x.reshape(-1, x.shape[-1]), w.t().to(x.dtype))
+        return (y * scale).reshape(*x.shape[:-1], -1) + bias
+
+    flags = Config(cache_dir=tmp_path, cxx_flags=(f"-march={level}",))
+    name = named("dicp_dots_of_bytes", dtype)
+    for rows, depth, columns in ((1, 67, 130), (2, 64, 7), (6, 33, 65), (12, 200, 64)):
+        x, scale, bias = (
+            torch.randn(*n).to(dtype) for n in ((2, rows // 2 or 1, depth), (columns,), (columns,))
+        )
+        x = x if rows > 1 else x[:1]
+        w = torch.randint(-128, 128, (columns, depth), dtype=torch.int8)
+        steps = check(tmp_path, quantized, x, w, scale, bias, config=flags)
+        assert [s for s in steps if "dicp" in s] == [name], steps
+        assert sum("pointwise" in s or "_to_copy" in s for s in steps) <= 1, "only the scale"
+    many = torch.randn(13, 1, 67).to(dtype), torch.randint(-9, 9, (130, 67), dtype=torch.int8)
+    wide = torch.randn(130).to(dtype)
+    assert name not in check(tmp_path, quantized, *many, wide, wide, config=flags)
+    row_major = check(
+        tmp_path, lambda x, w: x @ w.to(x.dtype), x[0], w[:, : x.shape[2]].t().contiguous(),
+        config=flags,
+    )  # fmt: skip
+    assert name not in row_major
+
+
 def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
     assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [

@@ -16,8 +16,8 @@ from dicp.vendor.cpu.calibration import ShapeClass
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
 
 FOLDER = Path(__file__).parent
-HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
-           "im2col.h")  # fmt: skip
+HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h",
+           "depthwise.h", "im2col.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
