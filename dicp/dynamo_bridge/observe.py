@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -10,19 +11,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import fx
 
 from dicp.config import Config
 from dicp.dynamo_bridge.recording import (
+    FORMAT,
     PROGRAM,
     REPORT,
     TIMES,
-    graph_record,
     program_record,
+    source_lines,
     write_record,
 )
 from dicp.dynamo_bridge.timed import TimedExecutable
+from dicp.origin import origin_of
 from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
 from dicp.torch_private import GraphBreak, frame_seconds
 
@@ -49,6 +53,19 @@ class GraphReport:
         fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
+
+    def as_record(self) -> dict[str, Any]:
+        """The report as JSON values, for a dump."""
+        nodes = [
+            {"node": n.name, "op": n.op, "line": n.user_line, "decision": n.decision,
+             "reason": n.reason}
+            for n in self.nodes
+        ]  # fmt: skip
+        return {
+            "format": FORMAT, "kind": self.kind, "name": self.name, "cache": self.cache,
+            "created": self.created, "pid": os.getpid(), "stages": self.stages, "nodes": nodes,
+            "lines": source_lines(n.user_line for n in self.nodes),
+        }  # fmt: skip
 
     def drop_programs(self) -> None:
         """Drop the kernels' programs, but keep their names and operators."""
@@ -88,6 +105,14 @@ def breaks_text(breaks: Sequence[GraphBreak]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def eager_nodes(
+    gm: fx.GraphModule, reason: str = "the code could not be built"
+) -> list[NodeReport]:
+    """The report on a graph that runs operator by operator."""
+    calls = ("call_function", "call_method", "call_module")
+    return [NodeReport(origin_of(n), "eager", reason) for n in gm.graph.nodes if n.op in calls]
+
+
 class FrontEnd:
     """Measures PyTorch's share of a compilation up to `finish`: Dynamo, then AOTAutograd."""
 
@@ -103,7 +128,7 @@ class FrontEnd:
         if reports:
             reports[0].stages = {**stages, **reports[0].stages}
             if reports[0].record is not None:
-                write_record(reports[0].record, graph_record(reports[0]))
+                write_record(reports[0].record, reports[0].as_record())
         if config.timings:
             sys.stderr.write(f"dicp: front end: {_milliseconds(stages)}\n")
 
@@ -178,7 +203,7 @@ class Observer:
     def finish(self) -> None:
         if self._folder is not None:
             self.report.record = self._next(REPORT)
-            write_record(self.report.record, graph_record(self.report))
+            write_record(self.report.record, self.report.as_record())
             self._write("report.txt", f"{self.report}\n")
         if self.config.timings:
             total = sum(self.report.stages.values())

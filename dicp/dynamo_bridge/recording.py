@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import linecache
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -22,26 +21,9 @@ from dicp.outline import Step
 from dicp.target import Program, Source, Target
 from dicp.torch_private import GraphBreak, first_sizes
 
-if TYPE_CHECKING:
-    from dicp.dynamo_bridge.observe import GraphReport
-
 FORMAT = 1
 REPORT, PROGRAM, TIMES, BREAKS = "report.json", "program.json", "times.json", "breaks_{pid}.json"
 """Names of the files; those of a graph's folder have a number in front."""
-
-
-def graph_record(report: GraphReport) -> dict[str, Any]:
-    """How a graph was compiled: kind, stages in seconds, the decision on every operator."""
-    nodes = [
-        {"node": n.name, "op": n.op, "line": n.user_line, "decision": n.decision,
-         "reason": n.reason}
-        for n in report.nodes
-    ]  # fmt: skip
-    return {
-        "format": FORMAT, "kind": report.kind, "name": report.name, "cache": report.cache,
-        "created": report.created, "pid": os.getpid(), "stages": report.stages, "nodes": nodes,
-        "lines": _source_lines(n.user_line for n in report.nodes),
-    }  # fmt: skip
 
 
 def program_record(
@@ -66,7 +48,7 @@ def program_record(
     shared = Counter(origin.node for step in outline.steps for origin in step.origins)
     steps = [asdict(step) | {"flops": _sum(step, flops, shared)} for step in outline.steps]
     tensors = [asdict(tensor) for tensor in outline.tensors]
-    lines = _source_lines(o.user_line for step in outline.steps for o in step.origins)
+    lines = source_lines(o.user_line for step in outline.steps for o in step.origins)
     return record | {
         "steps": steps, "tensors": tensors, "workspace": outline.workspace, "lines": lines,
     }  # fmt: skip
@@ -85,10 +67,10 @@ def _sum(step: Step, flops: Mapping[str, int], steps_of: Mapping[str, int]) -> i
 def breaks_record(breaks: Sequence[GraphBreak]) -> dict[str, Any]:
     """What Dynamo left to Python."""
     return {"format": FORMAT, "breaks": [asdict(each) for each in breaks],
-            "lines": _source_lines(each.place for each in breaks)}  # fmt: skip
+            "lines": source_lines(each.place for each in breaks)}  # fmt: skip
 
 
-def _source_lines(places: Iterable[str]) -> dict[str, str]:
+def source_lines(places: Iterable[str]) -> dict[str, str]:
     """The text of each `file:line`."""
     found = {}
     for place in dict.fromkeys(filter(None, places)):

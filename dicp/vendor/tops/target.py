@@ -112,11 +112,11 @@ class TopsTarget(GraphTarget):
 
     # ---- identity and health --------------------------------------------------------------------
 
-    def fingerprint(self, config: Config) -> str:
-        return key_of(find_toolchain(config).identity)
-
     def simulated(self, config: Config) -> bool:
         return find_toolchain(config).simulated
+
+    def fingerprint(self, config: Config) -> str:
+        return key_of(find_toolchain(config).identity)
 
     def simulated_counts(self) -> Mapping[str, int]:
         """What the simulator has run in this process: launches, operators, transposes."""
