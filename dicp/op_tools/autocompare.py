@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from dicp.op_tools.names import is_constructor, is_in_place, is_random
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
 from dicp.op_tools.reference import Reference, expected
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
-from dicp.op_tools.verdict import COLUMNS, Comparison, compare
+from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 from dicp.torch_private import version_of
 
 RESULTS = "op_autocompare_result"
@@ -176,7 +175,7 @@ class OpAutoCompare(Feature):
         ):
             if name in outputs and place != self.ignore_index:
                 k = outputs[name]
-                record.comparisons[k] = _with_promise(record.comparisons[k], value, promise)
+                record.comparisons[k] = as_promised(record.comparisons[k], value, promise)
 
     def _pairs(self, operator: str, got: Any, reference: Any, eager: Any) -> list[Comparison]:
         left, right, third = list(got), list(reference), list(eager)
@@ -403,20 +402,4 @@ def _ignored(comparison: Comparison) -> Comparison:
     return Comparison(
         comparison.name, True, comparison.cosine, comparison.max_abs, comparison.max_relative,
         comparison.tolerance, "ignored (ignore_index)",
-    )  # fmt: skip
-
-
-def _with_promise(comparison: Comparison, got: Any, promised: Any) -> Comparison:
-    """A result whose dtype or shape is not what PyTorch's own inference says is wrong."""
-    if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
-        return comparison
-    if got.dtype != promised.dtype:
-        info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
-    elif got.shape != promised.shape:
-        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
-    else:
-        return comparison
-    return Comparison(
-        comparison.name, False, comparison.cosine, comparison.max_abs, comparison.max_relative,
-        comparison.tolerance, info, math.inf, False,
     )  # fmt: skip

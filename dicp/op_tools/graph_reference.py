@@ -67,7 +67,21 @@ class Evaluator:
             return value
         return trees.map_tensors(value, lambda t: copied(t, self.rules.get(t.dtype, t.dtype)))
 
+    def _drawn(self, node: fx.Node) -> Any:
+        """A random operator's value, drawn in its own dtype: another would draw other numbers."""
+
+        def narrowed(operand: fx.Node) -> Any:
+            value, promised = self._known[operand], operand.meta.get("val")
+            tensors = isinstance(value, torch.Tensor) and isinstance(promised, torch.Tensor)
+            return value.to(promised.dtype) if tensors else value
+
+        target: Any = node.target
+        args, kwargs = map_arg((node.args, node.kwargs), narrowed)
+        return self._widened(target(*args, **kwargs))
+
     def _computed(self, node: fx.Node) -> Any:
+        if is_random_node(node):
+            return self._drawn(node)
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         target: Any = node.target
         name = str(target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,6 +124,19 @@ def compare(operator: str, name: str, got: Any, reference: Any, eager: Any = Non
     return Comparison(
         name, same, float(same), far, far, allowed, "" if same else "Inconsistent values", far, same
     )
+
+
+def as_promised(comparison: Comparison, got: Any, promised: Any) -> Comparison:
+    """The comparison, failed where `got` has another dtype or shape than `promised`."""
+    if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
+        return comparison
+    if got.dtype != promised.dtype:
+        info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
+    elif got.shape != promised.shape:
+        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
+    else:
+        return comparison
+    return replace(comparison, allclose=False, error_info=info, ratio=math.inf, fp64=False)
 
 
 def _compare_numbers(name: str, got: Any, reference: Any, allowed: Tolerance) -> Comparison:
