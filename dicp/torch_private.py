@@ -151,7 +151,8 @@ def compiled_call(module: Any) -> Any:
 
 
 def set_compiled_call(module: Any, call: Any) -> None:
-    module._compiled_call_impl = call
+    """Let the module's calls run `call`; one that is a module does not become a part of it."""
+    module.__dict__["_compiled_call_impl"] = call
 
 
 class _BackendTable(dict[str, Any]):

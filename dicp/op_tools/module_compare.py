@@ -271,7 +271,7 @@ class Comparing:
             for module in own.modules():
                 if not any(True for _ in module.children()):
                     alike = copy.copy(module)  # the same parameters and buffers, not compiled
-                    set_compiled_call(module, self.tested.compiled(alike).__call__)
+                    set_compiled_call(module, self.tested.compiled(alike))
         return own, own
 
 
