@@ -14,7 +14,7 @@ import torch
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
-from dicp.op_tools.capture import CAPTURES, FOLDER
+from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import is_constructor, is_in_place, is_random
@@ -133,7 +133,7 @@ class OpAutoCompare(Feature):
         self._check_promises(record, result, promised)
         if not record.ok:
             self._save(call, reference, result, wanted)
-        self._report(record, call, result, reference)
+        self._report(record, call, result, reference, wanted)
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before)
         return result
@@ -197,7 +197,7 @@ class OpAutoCompare(Feature):
         leaves = labelled(result, f"{call.name} output")
         record.comparisons = [Comparison(name, True) for name, _ in leaves]
         self._check_promises(record, result, promised)
-        self._report(record, call, result, None)
+        self._report(record, call, result, None, None)
 
     def _no_reference(self, call: Call, error: Exception) -> None:
         record = self._record(call, "forward")
@@ -252,12 +252,12 @@ class OpAutoCompare(Feature):
         self._keep(record)
         if self.style == "line":
             self._print_line(record)
-        elif not record.ok or self.verbose:
-            self._print(record, call, reference)
-            self.say(argument_table([(f"{call.name} grad[{k}]", g)
-                                     for k, g in enumerate(found.inputs)]))  # fmt: skip
-        else:
-            self._print(record, call, reference)
+            return
+        self._print(record, call, reference)
+        if not record.ok or self.verbose:
+            rows = gradient_rows(call.name, found)
+            cpu = Gradients([g if g is None else g.cpu() for g in found.outputs], list(wanted))
+            self.say(argument_table([*rows, *gradient_rows(call.name, cpu, "(cpu)")]))
 
     # ---- records --------------------------------------------------------------------------------
 
@@ -277,7 +277,9 @@ class OpAutoCompare(Feature):
         if full:
             self.flush()
 
-    def _report(self, record: Record, call: Call, result: Any, reference: Reference | None) -> None:
+    def _report(
+        self, record: Record, call: Call, result: Any, reference: Reference | None, wanted: Any
+    ) -> None:
         self._keep(record)
         if self.style == "line":
             self._print_line(record)
@@ -289,8 +291,9 @@ class OpAutoCompare(Feature):
                 *labelled(result, f"{call.name} outputs"),
             ]
             if reference is not None:
-                cpu = labelled_arguments(reference.args, reference.kwargs, "inputs(cpu)")
-                rows += [(f"{call.name} {name}", value) for name, value in cpu]
+                name = call.name
+                rows += labelled_arguments(reference.args, reference.kwargs, f"{name} inputs(cpu)")
+                rows += labelled(wanted, f"{name} outputs(cpu)")
             self.say(argument_table(rows))
 
     def _print(self, record: Record, call: Call, reference: Reference | None) -> None:

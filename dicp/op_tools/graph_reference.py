@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -100,6 +100,9 @@ class Evaluator:
 
 
 def is_random_node(node: fx.Node) -> bool:
+    """Whether the node draws random numbers, or is one of several results of one that does."""
+    if node.target is getitem and node.all_input_nodes:
+        node = node.all_input_nodes[0]
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -78,6 +78,23 @@ class ModuleReport:
         paths = {r.path for r in self.failures}
         return [r for r in self.failures if not any(is_below(p, r.path) for p in paths)]
 
+    @property
+    def first(self) -> ModuleRecord | None:
+        """The innermost module with the first wrong value: forward, then backward from the end."""
+
+        def wrong(record: ModuleRecord, gradient: bool) -> bool:
+            failed = (c for c in record.comparisons if not c.fp64)
+            return any(c.name.startswith("grad") == gradient for c in failed)
+
+        forward = [r for r in self.records if wrong(r, gradient=False)]
+        backward = [r for r in reversed(self.records) if wrong(r, gradient=True)]
+        for found in (forward, backward):
+            paths = {r.path for r in found}
+            inner = (r for r in found if not any(is_below(p, r.path) for p in paths))
+            for record in inner:
+                return record
+        return None
+
     def __str__(self) -> str:
         rows = [row for record in self.records for row in record.rows()]
         lines = [table(COLUMNS, rows)] if rows else []
@@ -88,8 +105,8 @@ class ModuleReport:
         tensors = sum(len(r.comparisons) for r in self.records)
         head = f"one_iter: {len(self.records)} calls of modules, {tensors} tensors, "
         text = f"{len(self.failures)} calls wrong"
-        if self.failures:
-            first = self.innermost[0]
+        first = self.first
+        if first is not None:
             wrong = next(c for c in first.comparisons if not c.fp64)
             text += f"; first: {first.call.name} ({first.call.kind}): {wrong.name}"
         return "\n".join([*lines, head + text])

@@ -216,9 +216,14 @@ def _chunks(
     got: torch.Tensor, reference: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Both tensors piece by piece on the CPU, in float64 or complex128."""
-    left, right = _dense(got), _dense(reference)
-    for start in range(0, left.numel(), _CHUNK):
-        yield _wide(left[start : start + _CHUNK]), _wide(right[start : start + _CHUNK])
+    yield from zip(dense_chunks(got), dense_chunks(reference), strict=True)
+
+
+def dense_chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor's values piece by piece on the CPU, flat, in float64 or complex128."""
+    flat = _dense(tensor)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield _wide(flat[start : start + _CHUNK])
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
