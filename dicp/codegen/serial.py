@@ -76,7 +76,7 @@ class SerialKernel(Emitter):
     def _points(self) -> list[str]:
         """Kernels without a reduction: all statements at every point."""
         scope = self._push(self.kernel.parallel, 1 + len(self.kernel.parallel))
-        self._stmts(self._all_stmts(), scope)
+        self._stmts(self.kernel.stmts(), scope)
         return self.parallel_loops(scope.lines)
 
     def _rows(self) -> list[str]:

@@ -22,9 +22,11 @@ from dicp.torch_private import FakeTensorMode
 ODD_SIZES = ((5, 1), (7, 0), (2, 6), (1, 4))
 
 
-DYNAMIC_SHARES = (85, 4, 11)
+DYNAMIC_SHARES = (93, 2, 5)
 """How many graphs have static sizes, symbolic ones, and symbolic ones from their second call on.
 Symbols cost PyTorch's front end several times the time of numbers."""
+DYNAMO_SHARE = 0.15
+"""The share of the static graphs that Dynamo captures."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def draw_batch(seed: str, backend: str, size: int, without: Collection[str] = ()
         cached=rng.random() < 0.08,
         optimized=rng.random() < 0.1,
     )
+    if not (changing or mode.cached):
+        mode = replace(mode, dynamo=rng.random() < DYNAMO_SHARE)
     choices = Choices(changing, rng.random() < 0.35, tuple(sizes) if changing else ())
     rows = [row for row in ROWS if row.template not in without]
     drawn = (generate(rng, choices, rows) for _ in itertools.count())
@@ -102,7 +106,9 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if fails(find.program, replace(batch.mode, backend=REFERENCE)) or _strides_foretold(find):
+        if fails(find.program, replace(batch.mode, backend=REFERENCE, dynamo=True)) or _foretold(
+            find
+        ):
             outcome.pytorch.append(find)
         elif _unstable(find):
             outcome.unstable.append(find.program)
@@ -170,33 +176,35 @@ def described(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause)[:600]}"
 
 
-def _strides_foretold(find: Find) -> bool:
-    """Whether PyTorch's own inference gives other strides than eager: those it compiles for."""
-    if "strides" not in find.text:
+def _foretold(find: Find) -> bool:
+    """Whether PyTorch's own inference gives other strides or dtypes than eager: those it compiles
+    for."""
+    if "strides" not in find.text and "dtype" not in find.text:
         return False
     try:
-        return foretold_strides(find.program) != actual_strides(find.program)
+        return foretold_forms(find.program) != actual_forms(find.program)
     except Exception:
         return False
 
 
-def actual_strides(program: Program) -> list[Any]:
+def actual_forms(program: Program) -> list[Any]:
     values = [each.build(0) for each in program.inputs]
     with quiet():
-        return _strides(program.function()(*values))
+        return _forms(program.function()(*values))
 
 
-def foretold_strides(program: Program) -> list[Any]:
+def foretold_forms(program: Program) -> list[Any]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     values = [each.build(0) for each in program.inputs]
     with quiet():
         fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
         with mode:
-            return _strides(program.function()(*fakes))
+            return _forms(program.function()(*fakes))
 
 
-def _strides(outputs: Sequence[Any]) -> list[Any]:
-    return [significant_strides(v) if isinstance(v, torch.Tensor) else None for v in outputs]
+def _forms(outputs: Sequence[Any]) -> list[Any]:
+    tensors = (v if isinstance(v, torch.Tensor) else None for v in outputs)
+    return [None if v is None else (v.dtype, significant_strides(v)) for v in tensors]
 
 
 def _unstable(find: Find) -> bool:

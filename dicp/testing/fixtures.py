@@ -20,16 +20,27 @@ from dicp.testing import counts, sample
 
 TRACE_LOG = "torch.__trace"
 """PyTorch's log of what it compiles."""
+SAMPLES = ("sample", "sweeps")
+"""Options that leave tests out, another part every few hours."""
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --sample, keep a part of the tests."""
-    if not option(config, "sample"):
-        return
-    number, parts = sample.part(option(config, "sample"))
+    """With --sample, keep a part of the tests; with --sweeps, a part of the sweeps."""
+    for name in SAMPLES:
+        if option(config, name):
+            _keep_part(config, items, name)
+
+
+def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> None:
+    number, parts = sample.part(option(config, name))
     changed = sample.changed_files(config.rootpath)
-    kept = sample.sample([item.nodeid for item in items], number, parts, changed)
+    tests = [item.nodeid for item in items]
+    if name == "sample":
+        kept = sample.sample(tests, number, parts, changed)
+    else:
+        marked = {item.nodeid for item in items if item.get_closest_marker("sweep")}
+        kept = sample.sweeps(tests, marked, number, parts, changed)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 
@@ -38,9 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
-    wanted = option(config, "sample")
-    if wanted:  # workers of a parallel run are handed the options as they are
-        config.option.dicp_sample = "{1}:{0}".format(*sample.part(wanted))
+    config.addinivalue_line("markers", "sweep: many arguments of one kind; see --sweeps")
+    for name in SAMPLES:  # workers of a parallel run are handed the options as they are
+        if wanted := option(config, name):
+            setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))
     logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
     _use_testpaths_of_the_ini_file(config)

@@ -12,7 +12,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Read, Ref
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Index, Size, Var
 from dicp.origin import Origin
 
 
@@ -29,6 +29,12 @@ class Store:
     value: Expr
     op: str = ""
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it stores an element as loaded: the bits are copied unconverted."""
+        value = self.value
+        return not self.op and isinstance(value, Read) and value.ref.dtype == self.ref.dtype
+
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
@@ -40,6 +46,11 @@ class Reduce:
     value: Expr
     position: Index | None = None
 
+    @property
+    def finds_position(self) -> bool:
+        """Whether it reduces pairs of a value and its position: argmax and argmin."""
+        return self.op in ("argmax", "argmin")
+
 
 @dataclass(frozen=True, eq=False)
 class Scan:
@@ -49,6 +60,7 @@ class Scan:
     op: str
     dtype: torch.dtype
     value: Expr
+    finds_position = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +96,20 @@ KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter
 
 
 @dataclass(frozen=True, eq=False)
+class Partition:
+    """The rows of a kernel in shares, one per program, with partial sums of each share."""
+
+    part: Var
+    """The index of the share: the sums' store indices contain it, but no loop runs over it."""
+    chunk: Size
+    """Rows per share; the last shares may be shorter or empty."""
+
+
+class Form:
+    """How a kernel's loops run on its target; each target family has a subclass for each form."""
+
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """Loops over `parallel` (independent) and, inside, over `reduction`, phase after phase.
 
@@ -100,11 +126,24 @@ class Kernel:
     origins: tuple[Origin, ...]
     fresh: bool = False
     """Whether a scatter's buffer is uninitialized and counts as zeros: it writes every element."""
+    partition: Partition | None = None
+    """Shares of the rows that its sums add up: of `parallel` where they are cross-row reductions,
+    else of `reduction`."""
+    form: Form | None = None
+    """Set once, by the scheduler; a renderer writes it as it is. None: plain nested loops."""
+
+    def stmts(self) -> list[Stmt]:
+        return [s for p in self.phases for s in p.stmts]
+
+    def stores(self) -> list[Store]:
+        return [s for s in self.stmts() if isinstance(s, Store)]
+
+    def cross_row_stores(self) -> list[Store]:
+        """The stores of the cross-row reductions that are fused into an inner reduction."""
+        return [s for s in self.stores() if s.op] if self.kind == "inner_reduction" else []
 
     def exprs(self) -> Iterator[Expr]:
-        for phase in self.phases:
-            for stmt in phase.stmts:
-                yield stmt.value
+        yield from (stmt.value for stmt in self.stmts())
 
     def reads(self) -> list[Read]:
         """The reads of all statements; those of a shared expression occur once."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dicp.codegen.emitter import Emitter, margin
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.gpu.index_width import NARROW_LIMIT, reach
-from dicp.gpu.threads import Access, is_along, unconditional_reads
+from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.expr import Expr, IndexValue, Ref
 from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, ScratchStore, Stmt, Store
@@ -24,7 +24,7 @@ class Points(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.saves = {s.name: s for s in self._all_stmts() if isinstance(s, ScratchStore)}
+        self.saves = {s.name: s for s in self.kernel.stmts() if isinstance(s, ScratchStore)}
         self.preloaded: dict[Access, str] = {}
         """Reads whose elements stay in registers for all phases, and the array of each."""
         self.reaches: dict[int | str, None] = {}
