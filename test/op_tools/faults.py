@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dicp.operator_choice import kept_eager
 from dicp.rules import RuleTable
 from dicp.target import find_target
 
@@ -82,7 +83,8 @@ def overwriting(target: str, op: Any) -> Iterator[None]:
 
     def noting(self: Any, gm: torch.fx.GraphModule, context: Any) -> Any:
         inputs = gm.graph.find_nodes(op="placeholder")
-        read = (n for node in gm.graph.find_nodes(op="call_function", target=op)
+        calls = gm.graph.find_nodes(op="call_function", target=op)
+        read = (n for node in calls if not kept_eager(node)
                 for n in node.all_input_nodes if n in inputs)  # fmt: skip
         places[0] = next((inputs.index(n) for n in read), None)
         return lower(self, gm, context)
