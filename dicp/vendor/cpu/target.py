@@ -16,7 +16,7 @@ from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
@@ -56,6 +56,12 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
+class CpuLowering(Lowering):
+    """Lowering for the host, whose threads divide the destinations of colliding stores."""
+
+    atomic_dtypes = DTYPES
+
+
 class CpuTarget(LoopTarget):
     """Compiles for the machine it runs on."""
 
@@ -74,6 +80,7 @@ class CpuTarget(LoopTarget):
         recomputes_operands=True,
     )
     rules = LIBRARY_RULES
+    lowering = CpuLowering
     cross_row = CrossRow()
 
     def __init__(self) -> None:
