@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--number", type=int, default=5000)
     number = parser.parse_args().number
-    import dicp.device  # noqa: F401  registers the device
+    import dicp.device.active  # noqa: F401  registers the device
 
     torch.set_num_threads(1)
     worst = 0.0

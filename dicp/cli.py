@@ -92,7 +92,7 @@ def ops(backend: Backend) -> None:
 @device_app.command("ops")
 def device_ops() -> None:
     """List every ATen operator, the road it takes on the eager device, and its dtypes there."""
-    from dicp.device import registered  # registers the device in this process
+    from dicp.device.active import registered  # registers the device in this process
     from dicp.device.listing import rows
 
     found = rows(registered)
@@ -109,7 +109,7 @@ def device_ops() -> None:
 @device_app.command("check")
 def device_check(library: Path) -> None:
     """Test a vendor's runtime library against the interface; fails if anything is wrong."""
-    from dicp.runtime_check import check_library
+    from dicp.device.runtime_check import check_library
 
     findings = check_library(library)
     console = _console()

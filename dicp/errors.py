@@ -156,7 +156,8 @@ class RunStatusError(DicpError):
             lines += ["compiled from:", *_indent("\n".join(_shortened(sources)))]
         lines.append(
             "Its results cannot be trusted. The device may have refused the launch, or the "
-            "target's run returns no status: see `python -m dicp doctor` and docs/adding_a_vendor.md."
+            "target's run returns no status: see `python -m dicp doctor` and "
+            "docs/adding_a_vendor.md."
         )
         super().__init__("\n".join(lines))
 
@@ -210,8 +211,8 @@ class UnsupportedOperatorError(DicpError):
             "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
         }[forbidden_by]
         super().__init__(
-            f"target {target!r} does not compile {op}({_operands(dtypes, shapes)}): {reason}.{_at(user_line)} "
-            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
+            f"target {target!r} does not compile {op}({_operands(dtypes, shapes)}): {reason}."
+            f"{_at(user_line)} {forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 

@@ -31,5 +31,5 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.inipath and TEST_ROOT in config.inipath.parents:
         config._rootpath = TEST_ROOT.parent  # node ids name the test's file, not the ini's folder
     if config.getoption("--device", "cpu") == "dipu":
-        import dicp.device  # noqa: F401  registers the device; DIPU_MOCK_CUDA=0 for its own name
+        import dicp.device.active  # noqa: F401  registers the device; DIPU_MOCK_CUDA=0 for its own name
     config.pluginmanager.import_plugin(FIXTURES)

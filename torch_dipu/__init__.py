@@ -1,5 +1,5 @@
-"""The eager device under its public name: see `dicp.device`, whose objects these are."""
+"""The eager device under its public name: see `dicp.device.active`, whose objects these are."""
 
-from dicp.device import DeviceProperties, Event, Stream, dipu, mock
+from dicp.device.active import DeviceProperties, Event, Stream, dipu, mock
 
 __all__ = ["DeviceProperties", "Event", "Stream", "dipu", "mock"]

@@ -46,6 +46,7 @@ from dicp.loop.ir.index import (
 )
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.schedule.form import is_distance_below
 from dicp.origin import Origin
 
 LINE_BYTES = 64
@@ -68,7 +69,7 @@ class Emitter:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.args: dict[Ref, str] = {}
-        self.stored = {s.ref.root for p in kernel.phases for s in p.stmts if isinstance(s, Store)}
+        self.stored = {s.ref.root for s in kernel.stores()}
         self.symbols: dict[sympy.Expr, str] = {}
         """Sizes that are arguments of the kernel, and their names in it."""
         self.scopes: list[Scope] = []
@@ -121,9 +122,6 @@ class Emitter:
             "  " + self._allocated("char", "rooms", "room_bytes * d_threads()"),
         ]
 
-    def _all_stmts(self) -> list[Stmt]:
-        return [s for p in self.kernel.phases for s in p.stmts]
-
     # ---- scopes and statements --------------------------------------------------------------
 
     def _push(self, variables: Sequence[Var], indent: int) -> Scope:
@@ -140,7 +138,7 @@ class Emitter:
         pad = margin(scope.indent)
         stores: list[str] = []
         for stmt in stmts:
-            if isinstance(stmt, Store) and is_copy(stmt):
+            if isinstance(stmt, Store) and stmt.is_copy:
                 assert isinstance(stmt.value, Read)
                 source = self._place(stmt.value)
                 stores.append(f"{pad}{self._target(stmt)} = {source};")
@@ -196,13 +194,13 @@ class Emitter:
     def _declare(self, stmt: Reduce | Scan) -> str:
         ctype = accumulator_type(stmt)
         text = f"{ctype} {local(stmt.name)} = {start_value(stmt.op, stmt.dtype)};"
-        return text + (f" int64_t at_{stmt.name} = 0;" if is_place(stmt) else "")
+        return text + (f" int64_t at_{stmt.name} = 0;" if stmt.finds_position else "")
 
     def _combine(self, stmt: Reduce | Scan, value: str, position: str) -> str:
         name = local(stmt.name)
         if stmt.name in self.kept_at:
             return f"block_{stmt.name}[{self.kept_at[stmt.name]}] = {value};"
-        if is_place(stmt):
+        if stmt.finds_position:
             return take(stmt.op, value, position, name, f"at_{stmt.name}")
         nan = f"nan_{stmt.name}"
         if stmt.name in self.strip_mined:
@@ -217,7 +215,7 @@ class Emitter:
 
     def _combine_at(self, stmt: Reduce, value: str, at: str) -> str:
         slot = f"acc_{stmt.name}[{at}]"
-        if is_place(stmt):
+        if stmt.finds_position:
             return take(stmt.op, value, self._position(stmt), slot, f"acc_at_{stmt.name}[{at}]")
         return f"{slot} = {combine(stmt.op, slot, value)};"
 
@@ -258,12 +256,12 @@ class Emitter:
         if expr.op == "scratch":
             return f"saved_{expr.name}[{self._inner_position()}]"
         found = self._reduction(expr.name)
-        result = f"at_{expr.name}" if found and is_place(found) else local(expr.name)
+        result = f"at_{expr.name}" if found and found.finds_position else local(expr.name)
         is_truth = found is not None and found.op in ("any", "all")
         return f"({result} != 0)" if is_truth else result
 
     def _reduction(self, name: str) -> Reduce | None:
-        for stmt in self._all_stmts():
+        for stmt in self.kernel.stmts():
             if isinstance(stmt, Reduce) and stmt.name == name:
                 return stmt
         return None
@@ -402,17 +400,6 @@ class Emitter:
         return self.symbols.setdefault(size, f"n{len(self.symbols)}")
 
 
-def is_copy(stmt: Store) -> bool:
-    """Whether a statement stores an element as loaded: its bits are copied unconverted."""
-    value = stmt.value
-    return not stmt.op and isinstance(value, Read) and value.ref.dtype == stmt.ref.dtype
-
-
-def is_place(stmt: Reduce | Scan) -> bool:
-    """Whether a reduction is over pairs of a value and its position."""
-    return stmt.op in ("argmax", "argmin")
-
-
 def margin(depth: int) -> str:
     return "  " * depth
 
@@ -428,14 +415,6 @@ def guarded(guard: str) -> str:
 def nan_bits(stmt: Reduce | Scan) -> str:
     """The unsigned type that holds the magnitude bits by which a max or min finds NaNs."""
     return "uint64_t" if VALUE_TYPE[stmt.dtype] == "double" else "uint32_t"
-
-
-def is_distance_below(expr: Expr, top: Reduce) -> bool:
-    """Whether `expr` is x - max(x), `top` being the maximum."""
-    if expr.op != "sub" or top.op != "max":
-        return False
-    own = expr.args[1] is ir.result(top.name, top.dtype)
-    return own and top.dtype == expr.dtype and top.value is expr.args[0]
 
 
 def accumulator_type(stmt: Reduce | Scan) -> str:

@@ -83,8 +83,8 @@ class SerialKernel(Emitter):
     def _points(self) -> list[str]:
         """Kernels without a reduction: all statements at every point."""
         scope = self._push(self.kernel.parallel, 1 + len(self.kernel.parallel))
-        self._stmts(self._all_stmts(), scope)
-        collide = any(isinstance(s, Store) and _may_collide(s) for s in self._all_stmts())
+        self._stmts(self.kernel.stmts(), scope)
+        collide = any(isinstance(s, Store) and _may_collide(s) for s in self.kernel.stmts())
         return (self.colliding_loops if collide else self.parallel_loops)(scope.lines)
 
     def _rows(self) -> list[str]:

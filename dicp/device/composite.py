@@ -9,7 +9,7 @@ import torch
 
 from dicp.device.patterns import Patterns
 from dicp.device.roads import Roads, name_of
-from dicp.torch_private import OpOverload, aten_operators, dispatches_alone
+from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 
 MOST_OPERATORS = 64
 """An entry that matches more, such as `.*`, forces the parts anyway."""
@@ -52,7 +52,7 @@ class ForcedComposites:
 def _composites() -> list[OpOverload]:
     return [
         op
-        for op in aten_operators()
+        for op in overloads_of("aten")
         if dispatches_alone(op, "CompositeImplicitAutograd")
         and not dispatches_alone(op, "PrivateUse1")
     ]

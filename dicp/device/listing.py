@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dicp.device.registration import Registered
 from dicp.device.roads import Roads, name_of
-from dicp.torch_private import OpOverload, all_decompositions, aten_operators, dispatches_alone
+from dicp.torch_private import OpOverload, all_decompositions, dispatches_alone, overloads_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def rows(made: Registered) -> list[Row]:
     facts = sorted(str(d).removeprefix("torch.") for d in made.target.facts.dtypes)
     of_target, every = ", ".join(facts), "all"
     found = []
-    for op in aten_operators():
+    for op in overloads_of("aten"):
         if not dispatches_alone(op, "CPU"):
             continue
         road = road_of(made.roads, op)

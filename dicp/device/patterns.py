@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from functools import cache
 
 from dicp.errors import ConfigValueError, DicpWarning
-from dicp.torch_private import aten_names
+from dicp.torch_private import registered_names
 
 
 @cache
 def operator_names() -> frozenset[str]:
     """The names of all ATen operators, with and without their overloads."""
-    names = aten_names()
+    names = [name[1:] for name in registered_names() if name[0] == "aten"]
     full = {f"{base}.{overload}" for base, overload in names if overload}
     return frozenset({base for base, _ in names} | full)
 

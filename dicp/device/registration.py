@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from dicp import runtime_interface as interface
 from dicp.config import Config, DeviceSettings
 from dicp.device import build, sync_batch_norm
+from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
 from dicp.device.distributed import register_backend
+from dicp.device.hosted import host_target
 from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
 from dicp.device.roads import DEVICE_TYPE, Roads
 from dicp.device.tools import AutoCompare, Dump
 from dicp.errors import DeviceRegistrationError
-from dicp.hosted import host_target
 from dicp.target import Target
 from dicp.torch_private import privateuse1_name, register_device_module
 

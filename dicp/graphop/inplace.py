@@ -251,10 +251,8 @@ class _InPlace:
     def _readers(self, value: Value) -> list[Node]:
         """Operators that read this memory."""
         shown = [value, *self._aliases(value)]
-        readers = (
-            n for v in shown for n in self.uses.get(v, []) if n.kind not in self.writing.aliases
-        )
-        return list(dict.fromkeys(readers))
+        readers = dict.fromkeys(n for v in shown for n in self.uses.get(v, []))
+        return [n for n in readers if n.kind not in self.writing.aliases]
 
     def _users(self, node: Node) -> list[Node]:
         """Operators that read a result of `node`, or what an eager call makes of it."""

@@ -37,7 +37,7 @@ from dicp.torch_private import FakeTensorMode
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
-"""Runs a compiled graph on row-major inputs, into row-major outputs; returns 0 where that succeeded.
+"""Runs a compiled graph on row-major inputs, into row-major outputs; returns 0 for success.
 
 It raises DeviceError for a failure that it knows; any other status raises RunStatusError.
 """

@@ -21,6 +21,7 @@ from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
 from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
 from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool, WorkspacePool
@@ -118,7 +119,11 @@ class LoopTarget(RuleTarget):
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
     ) -> Sequence[Any]:
         """The Calls and the kernels for `render_kernel` in the order they run."""
-        return schedule(graph, config.fuse, self.cross_row).steps
+        return schedule(graph, config.fuse, self.cross_row, self.with_form).steps
+
+    def with_form(self, kernel: Kernel) -> Kernel:
+        """The kernel with the form that its loops take on this target, for `render_kernel`."""
+        return kernel
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         """The program's source as files to read, for dumps and `explain`."""

@@ -63,7 +63,7 @@ def _found(settings: SwitchSettings) -> Switched:
     if settings.disabled:
         return Switched("torch", platform.machine(), torch.__version__)
     try:
-        device = importlib.import_module("dicp.device")
+        device = importlib.import_module("dicp.device.active")
     except Exception as error:
         message = f"ditorch found no device, the CPU stays: {error}"
         warnings.warn(DicpWarning(message), stacklevel=4)

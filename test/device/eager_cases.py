@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "op")]
 warnings.simplefilter("ignore")
 
-import dicp.device as device  # noqa: E402
+import dicp.device.active as device  # noqa: E402
 from dicp.torch_private import pytree  # noqa: E402
 
 FILES = sorted(path.stem for path in (ROOT / "op").glob("test_*.py"))

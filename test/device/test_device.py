@@ -293,7 +293,7 @@ def test_forced_fallback(run: Any) -> None:
 
 
 COMPARED = """
-import torch, torch_dipu, dicp.device
+import torch, torch_dipu, dicp.device.active
 from dicp.device.roads import Roads
 x = torch.ones(4, 5, 5, device="dipu")
 torch.add(x, x)
@@ -401,7 +401,7 @@ def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: droplet\nVersion: 1.0\n")
     info.joinpath("entry_points.txt").write_text("[dicp.devices]\ndroplet = droplet:library\n")
     tmp_path.joinpath("droplet.py").write_text(
-        "from dicp.runtime_template import HostRuntime\n"
+        "from dicp.device.runtime_template import HostRuntime\n"
         "runtime = HostRuntime('droplet')\n"
         "def library():\n    return runtime.library()\n"
     )
@@ -411,8 +411,8 @@ def test_vendor_runtime(run: Any, tmp_path: Path) -> None:
 
 def test_runtime_check(tmp_path: Path) -> None:
     """The simulated chip and the template pass; a library that lacks functions is told so."""
-    from dicp.runtime_check import check_library, check_runtime
-    from dicp.runtime_template import HostRuntime
+    from dicp.device.runtime_check import check_library, check_runtime
+    from dicp.device.runtime_template import HostRuntime
 
     source = ROOT / "dicp/device/native/simulator.cpp"
     library = tmp_path / "libchip.so"

@@ -48,10 +48,6 @@ RANKS = {
     "fuzz": 8,
     "op_tools": 8,
     "conformance": 8,
-    "runtime_interface": 1,
-    "runtime_check": 2,
-    "runtime_template": 2,
-    "hosted": 4,
     "device": 8,
     "switch": 9,
     "new_vendor": 8,
@@ -74,7 +70,7 @@ NOT_VENDORS = re.compile(
 )
 # Rooms in which users name PyTorch's devices, "cpu" among them.
 NAME_DEVICES = frozenset(
-    {"op_tools", "conformance", "device", "switch", "testing", "fuzz", "hosted", "pytest_plugin"}
+    {"op_tools", "conformance", "device", "switch", "testing", "fuzz", "pytest_plugin"}
 )
 # The eager device and its switch answer to the names of the device that they stand in for.
 STAND_INS = frozenset({"device", "switch"})
@@ -84,8 +80,6 @@ PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "she
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
 SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
 FILE_LINES = 800
-# Re-exports of PyTorch, two releases of some, behind one rule: it is to become a package.
-LONG_FILES = {("torch_private",): 900}
 FUNCTION_LINES = 60
 
 
@@ -297,7 +291,7 @@ def no_print(module: Module) -> Breaches:
 
 def readable_sizes(module: Module) -> Breaches:
     lines = module.text.count("\n")
-    if lines > LONG_FILES.get(module.name, FILE_LINES):
+    if lines > FILE_LINES:
         yield f"{lines} lines"
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -19,9 +19,15 @@ from torch import Tensor, nn
 
 from dicp.codegen.types import conversion, literal, size_text
 from dicp.config import Config
-from dicp.loop.ir.index import normal
+from dicp.loop.ir.expr import Ref, const
+from dicp.loop.ir.index import ZERO, normal
+from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.passes.split_loops import Range
 from dicp.torch_private import NEWEST, release_of
-from dicp.vendor.cpu.render.loops import Team
+from dicp.vendor.cpu import form as cpu_form
+from dicp.vendor.cpu.form import HostForm, Points, Strip, Team
+from dicp.vendor.cpu.render.kernel import WRITERS
+from dicp.vendor.cpu.render.pointwise import PointsWriter
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -149,13 +155,32 @@ def test_symbolic_sizes_as_text() -> None:
 
 def test_a_team_inside_which_threads_do_more_has_its_condition_outside_the_loop() -> None:
     """OpenMP has no `if` on `omp for`."""
-    team = Team(2, "n0 >= 9")
-    assert team.loop() == "#pragma omp parallel for collapse(2) schedule(static) if (n0 >= 9)"
-    assert team.inside(["  loop"], "  end") == [
-        "  #pragma omp parallel if (n0 >= 9)",
+    n = sympy.Symbol("n", integer=True, positive=True)
+    team, strip = (
+        Team(2, n),
+        Strip(Range(0, 4, ()), non_temporal=(Store(REF, ZERO, const(0, torch.float32)),)),
+    )
+    assert divided(Points(team)) == [
+        "  #pragma omp parallel for collapse(2) schedule(static) if ((n0) >= 32768)", "  loop",
+    ]  # fmt: skip
+    assert divided(Points(team, (strip,))) == [
+        "  #pragma omp parallel if ((n0) >= 32768)",
         "  {",
         "  #pragma omp for collapse(2) schedule(static) nowait",
         "  loop",
-        "  end",
+        "  d_stream_end();",
         "  }",
     ]
+
+
+REF = Ref("t", (4,), torch.float32, (1,), "temp")
+
+
+def divided(form: Points) -> list[str]:
+    kernel = Kernel("pointwise", (), (), (), (), form=form)
+    return PointsWriter(kernel, form)._divided(form.team, ["  loop"])
+
+
+def test_every_form_has_a_writer() -> None:
+    forms = {f for f in vars(cpu_form).values() if isinstance(f, type) and issubclass(f, HostForm)}
+    assert set(WRITERS) == forms - {HostForm}

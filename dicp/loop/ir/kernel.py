@@ -29,6 +29,12 @@ class Store:
     value: Expr
     op: str = ""
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it stores an element as loaded: the bits are copied unconverted."""
+        value = self.value
+        return not self.op and isinstance(value, Read) and value.ref.dtype == self.ref.dtype
+
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
@@ -40,6 +46,11 @@ class Reduce:
     value: Expr
     position: Index | None = None
 
+    @property
+    def finds_position(self) -> bool:
+        """Whether it reduces pairs of a value and its position: argmax and argmin."""
+        return self.op in ("argmax", "argmin")
+
 
 @dataclass(frozen=True, eq=False)
 class Scan:
@@ -49,6 +60,7 @@ class Scan:
     op: str
     dtype: torch.dtype
     value: Expr
+    finds_position = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +95,10 @@ class Phase:
 KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter"]
 
 
+class Form:
+    """How a kernel's loops run on its target; each target family has a subclass for each form."""
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """Loops over `parallel` (independent) and, inside, over `reduction`, phase after phase.
@@ -100,11 +116,21 @@ class Kernel:
     origins: tuple[Origin, ...]
     fresh: bool = False
     """Whether a scatter's buffer is uninitialized and counts as zeros: it writes every element."""
+    form: Form | None = None
+    """Set once, by the scheduler; a renderer writes it as it is. None: plain nested loops."""
+
+    def stmts(self) -> list[Stmt]:
+        return [s for p in self.phases for s in p.stmts]
+
+    def stores(self) -> list[Store]:
+        return [s for s in self.stmts() if isinstance(s, Store)]
+
+    def cross_row_stores(self) -> list[Store]:
+        """The stores of the cross-row reductions that are fused into an inner reduction."""
+        return [s for s in self.stores() if s.op] if self.kind == "inner_reduction" else []
 
     def exprs(self) -> Iterator[Expr]:
-        for phase in self.phases:
-            for stmt in phase.stmts:
-                yield stmt.value
+        yield from (stmt.value for stmt in self.stmts())
 
     def reads(self) -> list[Read]:
         """The reads of all statements; those of a shared expression occur once."""

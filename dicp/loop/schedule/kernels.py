@@ -35,6 +35,7 @@ from dicp.loop.ir.kernel import (
 )
 from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
+from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
 from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
 from dicp.origin import Origin
@@ -51,11 +52,15 @@ class Schedule:
 
 
 def schedule(
-    graph: Graph, fuse_kernels: bool = True, cross_row: CrossRow | None = None
+    graph: Graph,
+    fuse_kernels: bool = True,
+    cross_row: CrossRow | None = None,
+    with_form: FormChooser | None = None,
 ) -> Schedule:
     """The kernels and calls of a graph in the order they run.
 
-    `cross_row` says which cross-row reductions may fuse into inner reductions, if any.
+    `cross_row` says which cross-row reductions may fuse into inner reductions, if any; `with_form`
+    sets each kernel's form.
     """
     inline(graph)
     groups = fuse(graph, fuse_kernels, cross_row)
@@ -67,7 +72,7 @@ def schedule(
         elif not any(s == 0 for s in group.dims) or group.axes is not None:
             kernel = _KernelBuilder(group, read_from_memory).build()
             if kernel is not None:
-                steps.append(kernel)
+                steps.append(kernel if with_form is None else with_form(kernel))
     return Schedule(graph, steps)
 
 

@@ -26,7 +26,6 @@ from dicp.toolchain import load_library
 from dicp.vendor.cpu.calibration import PROBLEMS, ShapeClass, has_feature, shape_class, verdict
 from dicp.vendor.cpu.library import LIBRARIES
 from dicp.vendor.cpu.render.kernel import CppKernel, render
-from dicp.vendor.cpu.render.scatter import without_zeros
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
     ROUTINES,
@@ -35,8 +34,10 @@ from dicp.vendor.cpu.routines import (
     group_of,
     product_sizes,
 )
+from dicp.vendor.cpu.schedule import with_form
 from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
 from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
+from dicp.vendor.cpu.zeros import without_zeros
 
 LIBRARY_RULES = RULES.merged(LIBRARIES, LIBRARY_CALLS)
 """Rules that leave products, convolutions and attention to PyTorch's libraries."""
@@ -110,8 +111,11 @@ class CpuTarget(LoopTarget):
     ) -> Sequence[Any]:
         return without_zeros(super().schedule(gm, graph, device, config))
 
+    def with_form(self, kernel: Kernel) -> Kernel:
+        return with_form(kernel, cache_bytes())
+
     def render_kernel(self, step: Kernel, config: Config) -> CppKernel:
-        return render(step, cache_bytes())
+        return render(step)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         own = {n: body for n, body in sources.texts.items() if group_of(n) is None}

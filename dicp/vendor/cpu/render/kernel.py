@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,19 +10,28 @@ import sympy
 
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.kernel import Kernel, KernelKind, kernel_name
+from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.origin import Origin
-from dicp.vendor.cpu.render.inner_reduction import InnerReduction
+from dicp.vendor.cpu import form
+from dicp.vendor.cpu.render.inner_reduction import RowsWriter, SplitWriter
 from dicp.vendor.cpu.render.loops import Loops
-from dicp.vendor.cpu.render.outer_reduction import OuterReduction
-from dicp.vendor.cpu.render.pointwise import Pointwise
-from dicp.vendor.cpu.render.scatter import Scatter
+from dicp.vendor.cpu.render.outer_reduction import ColumnsWriter
+from dicp.vendor.cpu.render.planes import PlanesWriter
+from dicp.vendor.cpu.render.pointwise import PointsWriter, TransposedWriter
+from dicp.vendor.cpu.render.scan import JammedScansWriter, PrefixSumsWriter
+from dicp.vendor.cpu.render.scatter import ByDestinationWriter, ScatteredWriter
 
-WRITERS: dict[KernelKind, type[Loops]] = {
-    "pointwise": Pointwise,
-    "inner_reduction": InnerReduction,
-    "outer_reduction": OuterReduction,
-    "scatter": Scatter,
+WRITERS: dict[type, type[Loops[Any]]] = {
+    form.Points: PointsWriter,
+    form.Transposed: TransposedWriter,
+    form.Scattered: ScatteredWriter,
+    form.ByDestination: ByDestinationWriter,
+    form.Rows: RowsWriter,
+    form.Split: SplitWriter,
+    form.Planes: PlanesWriter,
+    form.PrefixSums: PrefixSumsWriter,
+    form.JammedScans: JammedScansWriter,
+    form.Columns: ColumnsWriter,
 }
 
 
@@ -41,9 +49,9 @@ class CppKernel:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(kernel: Kernel, non_temporal_bytes: float = math.inf) -> CppKernel:
-    """The kernel's text; results of `non_temporal_bytes` and more get non-temporal stores."""
-    writer = WRITERS[kernel.kind](kernel, non_temporal_bytes)
+def render(kernel: Kernel) -> CppKernel:
+    """The kernel's text, in its form."""
+    writer = WRITERS[type(kernel.form)](kernel, kernel.form)
     lines = writer.lines()
     head = []
     for k, (ref, name) in enumerate(writer.args.items()):

@@ -1,59 +1,28 @@
-"""Loops around the emitter's statements: bounds, pragmas, and ranges without conditions."""
+"""Loops around the emitter's statements: bounds, pragmas, teams of threads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from dicp.codegen.emitter import Scope, margin
-from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Read
-from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Reduce, Scan, Stmt, Store
-from dicp.loop.ir.ops import SCALAR_OPS
-from dicp.loop.passes.split_loops import split
-from dicp.vendor.cpu.render.non_temporal import NonTemporal
-from dicp.vendor.cpu.thresholds import PARALLEL_COST, SUM_BLOCK, UNROLL_AND_JAM
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Kernel
+from dicp.vendor.cpu.form import HostForm, Strip, Team
+from dicp.vendor.cpu.render.strips import Strips
+from dicp.vendor.cpu.thresholds import PARALLEL_COST
 
 CHUNKS = "d_chunks()"
 """Into how many chunks threads divide a long reduction, computed when the kernel runs."""
+F = TypeVar("F", bound=HostForm)
 
 
-@dataclass(frozen=True)
-class Team:
-    """A team of threads that divide the iterations of a loop, or of `collapse` nested loops."""
+class Loops(Strips, Generic[F]):
+    """Shared by the writers of all forms; a subclass per form writes its loop nest."""
 
-    collapse: int = 0
-    condition: str = ""
-    """C++ of when there is work enough for a team; always where empty."""
-
-    def loop(self, simd: bool = False) -> str:
-        """The pragma of a loop that a new team divides."""
-        return f"#pragma omp parallel {self._for(simd)}{self._if()}"
-
-    def inside(self, loop: Sequence[str], end: str) -> list[str]:
-        """`loop`, divided by a new team whose threads each execute `end` afterwards."""
-        head = [f"  #pragma omp parallel{self._if()}", "  {", f"  #pragma omp {self._for()} nowait"]
-        return [*head, *loop, end, "  }"]
-
-    def _for(self, simd: bool = False) -> str:
-        collapse = f" collapse({self.collapse})" if self.collapse > 1 else ""
-        return f"for{' simd' if simd else ''}{collapse} schedule(static)"
-
-    def _if(self) -> str:
-        return f" if ({self.condition})" if self.condition else ""
-
-
-def unrolled_by_four(var: Var) -> bool:
-    """Whether a loop's size is a known multiple of `UNROLL_AND_JAM`."""
-    return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0
-
-
-class Loops(NonTemporal):
-    """Shared by all kinds of kernels; a subclass per kind writes the loop nest."""
-
-    sum_block = SUM_BLOCK
-    """Elements per block sum."""
+    def __init__(self, kernel: Kernel, form: F) -> None:
+        super().__init__(kernel)
+        self.form = form
 
     def lines(self) -> list[str]:
         """The body of the kernel's function after its arguments."""
@@ -69,25 +38,21 @@ class Loops(NonTemporal):
     ) -> list[str]:
         return [f"{margin(indent)}{self._for(var, bounds)} {{", *body.lines, f"{margin(indent)}}}"]
 
-    def _in_ranges(
-        self, stmts: Sequence[Stmt], var: Var, indent: int, pragma: list[str],
-        outermost: bool = False, team: Team | None = None, prefetch: Sequence[Read] = (),
+    def _strips(
+        self, strips: Sequence[Strip], var: Var, indent: int, pragma: list[str],
+        outermost: bool = False,
     ) -> list[str]:  # fmt: skip
-        """The loop over `var`, split into ranges that need not test conditions on it at each point.
-
-        `pragma` is the loop's own; `team` divides the whole cache lines of the `outermost` loop;
-        `prefetch` are the loads to prefetch for the next row.
-        """
-        parts = split(stmts, var)
+        """The loop over `var` in ranges, each with `pragma`; whole cache lines of the `outermost`
+        loop are divided by the form's team."""
         lines: list[str] = []
-        for part in parts:
-            by_cache_lines = self._by_cache_lines(part, var, indent, prefetch) if pragma else []
-            if by_cache_lines:
-                lines += self._divided(team, by_cache_lines) if outermost else by_cache_lines
+        for strip in strips:
+            if strip.lanes:
+                own = self._by_cache_lines(strip, var, indent)
+                lines += self._divided(self.form.team, own) if outermost else own
                 continue
             body = self._push((var,), indent + 1)
-            self._stmts(part.stmts, body)
-            bounds = (self._size(part.low), self._size(part.high))
+            self._stmts(strip.range.stmts, body)
+            bounds = (self._size(strip.range.low), self._size(strip.range.high))
             lines += [*pragma, *self._loop(var, body, indent, bounds)]
             self._pop(body)
         return lines
@@ -100,10 +65,21 @@ class Loops(NonTemporal):
     def _divided(self, team: Team | None, loop: list[str]) -> list[str]:
         """`loop`, divided by the team if there is one; after non-temporal stores, each thread
         executes a store fence, which barriers need not include."""
-        if self.writes_non_temporal:
-            fence = "  d_stream_end();"
-            return [*loop, fence] if team is None else team.inside(loop, fence)
-        return loop if team is None else [f"  {team.loop()}", *loop]
+        if not self.form.non_temporal:
+            return loop if team is None else [f"  {self._team_loop(team)}", *loop]
+        fence = "  d_stream_end();"
+        if team is None:
+            return [*loop, fence]
+        head = f"  #pragma omp parallel{self._team_condition(team)}"
+        divided = f"  #pragma omp {_team_for(team)} nowait"
+        return [head, "  {", divided, *loop, fence, "  }"]
+
+    def _team_loop(self, team: Team, simd: bool = False) -> str:
+        """The pragma of a loop that a new team divides."""
+        return f"#pragma omp parallel {_team_for(team, simd)}{self._team_condition(team)}"
+
+    def _team_condition(self, team: Team) -> str:
+        return "" if team.work is None else f" if ({self._size(team.work)} >= {PARALLEL_COST})"
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,
@@ -117,43 +93,15 @@ class Loops(NonTemporal):
         closing = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
         return [*lines, *inner, *closing]
 
-    def _lanes(self, var: Var) -> str:
-        """A clause for half a vector of 16-bit floats at a time where that shortens a short row's
-        remainder, which is computed element by element."""
-        size = var.size
-        if not isinstance(size, int) or size >= 128 or size % 32 < 16:
-            return ""
-        low = any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
-        return " simdlen(16)" if low else ""
 
-    def _team(self, loops: Sequence[Var], collapse: int = 0) -> Team | None:
-        """The team for `loops`; None if they are too little work for more than one thread."""
-        work = product([*(v.size for v in loops), self._cost()])
-        if isinstance(work, int):
-            return Team(collapse) if work >= PARALLEL_COST else None
-        return Team(collapse, f"{self._size(work)} >= {PARALLEL_COST}")
-
-    def _cost(self) -> int:
-        """Cost of one point in all passes: its arithmetic or its traffic, whichever is more."""
-        total, moved = 1, sum(isinstance(s, Store) for s in self._all_stmts())
-        for phase in self.kernel.phases:
-            seen: set[Expr] = set()
-            for stmt in phase.stmts:
-                for e in ir.walk(stmt.value, seen):
-                    row = SCALAR_OPS.get(e.op)
-                    total += row.cost // 4 if row else 0
-                    moved += e.op == "read"
-        return max(total, moved // 2)
-
-    def _summed_in_blocks(self, stmt: Reduce | Scan) -> bool:
-        """Whether a floating sum is long and goes in blocks: its error grows with these only."""
-        count = product(v.size for v in self.kernel.reduction)
-        long = not isinstance(count, int) or count > 2 * self.sum_block
-        return long and stmt.op == "sum" and stmt.dtype.is_floating_point
+def _team_for(team: Team, simd: bool = False) -> str:
+    collapse = f" collapse({team.collapse})" if team.collapse > 1 else ""
+    return f"for{' simd' if simd else ''}{collapse} schedule(static)"
 
 
-def tracks_nan(stmt: Reduce | Scan) -> bool:
-    return stmt.op in ("max", "min") and stmt.dtype.is_floating_point
+def half_vectors(wanted: bool) -> str:
+    """The clause of a vectorized loop that takes half a vector of 16-bit floats at a time."""
+    return " simdlen(16)" if wanted else ""
 
 
 def block_end(start: str, block: int | str, size: str) -> str:

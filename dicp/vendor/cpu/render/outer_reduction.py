@@ -4,50 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import sympy
 import torch
 
-from dicp.codegen.emitter import Scope, is_place, local, margin
+from dicp.codegen.emitter import Scope, local, margin
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
-from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
-from dicp.vendor.cpu.render.loops import CHUNKS, Loops, Team, block_end, unrolled_by_four
-from dicp.vendor.cpu.thresholds import (
-    COLUMN_TILE,
-    MAX_TILE,
-    PARALLEL_COST,
-    ROW_BLOCK,
-    SPLIT_COST,
-    UNROLL_AND_JAM,
-)
+from dicp.vendor.cpu.form import Columns, Team
+from dicp.vendor.cpu.render.loops import CHUNKS, Loops, block_end
+from dicp.vendor.cpu.thresholds import COLUMN_TILE, MAX_TILE, ROW_BLOCK, UNROLL_AND_JAM
 
 
-class OuterReduction(Loops):
+class ColumnsWriter(Loops[Columns]):
     """Threads divide the tiles of columns; with few columns, they divide the rows into chunks."""
 
-    sum_block = ROW_BLOCK
-
     def lines(self) -> list[str]:
-        kernel = self.kernel
+        kernel, split = self.kernel, self.form.split
         outer, column = kernel.parallel[:-1], kernel.parallel[-1]
         width = self._size(column.size)
-        accumulators = [s for s in self._all_stmts() if isinstance(s, Reduce)]
-        running = [s for s in self._all_stmts() if isinstance(s, Scan)]
-        tiles = (
-            product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
-            if (isinstance(column.size, int))
-            else sympy.oo
-        )
-        many = not isinstance(tiles, int) or tiles >= 4
-        positions = any(map(is_place, accumulators))
-        split = (
-            not many
-            and not running
-            and not positions
-            and self._worth_splitting(tiles)
-            and (product(v.size for v in kernel.reduction) != 1)
-        )
+        accumulators = [s for s in kernel.stmts() if isinstance(s, Reduce)]
+        running = [s for s in kernel.stmts() if isinstance(s, Scan)]
         depth = 2 + len(outer)
         scope = self._push(outer, depth)
         pad = margin(depth)
@@ -68,21 +45,15 @@ class OuterReduction(Loops):
             f"{margin(1 + len(outer))}for (int64_t tile = 0; tile < {width}; tile += {step}) {{"
         ]
         inside = [*head, *scope.lines, f"{margin(1 + len(outer))}}}"]
-        loops = (*kernel.parallel, *kernel.reduction)
-        team = None if split else self._team(loops, len(outer) + 1)
-        return self._outer_loops(outer, inside, team)
-
-    def _worth_splitting(self, tiles: Size) -> bool:
-        work = product(v.size for v in (*self.kernel.parallel, *self.kernel.reduction))
-        return not isinstance(work, int) or work >= (PARALLEL_COST if tiles == 1 else SPLIT_COST)
+        return self._outer_loops(outer, inside, self.form.team)
 
     def _total_type(self, stmt: Reduce | Scan) -> torch.dtype:
-        return torch.float64 if self._summed_in_blocks(stmt) else stmt.dtype
+        return torch.float64 if stmt in self.form.blocks else stmt.dtype
 
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
         lines = [pad + self._array(self._total_type(stmt), f"acc_{stmt.name}", COLUMN_TILE)]
         clear = f"acc_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
-        if is_place(stmt):
+        if stmt.finds_position:
             lines.append(pad + self._array(torch.int64, f"acc_at_{stmt.name}", COLUMN_TILE))
             clear += f" acc_at_{stmt.name}[c] = 0;"
         return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
@@ -112,7 +83,7 @@ class OuterReduction(Loops):
                     self._stmts((stmt,), body)
             self._pop(body)
             self._pop(middle)
-            long = [s for s in phase.stmts if isinstance(s, Reduce) and self._summed_in_blocks(s)]
+            long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.blocks]
             if not long:
                 scope.lines += self._rows_together(loops, middle, body, column, first_range)
                 continue
@@ -133,7 +104,7 @@ class OuterReduction(Loops):
         """The loop over rows, unrolled and jammed where their number allows it."""
         indent, bounds = middle.indent, ("tile", "tile_end")
         pragma = f"{margin(indent)}#pragma omp simd"
-        if not loops or not unrolled_by_four(loops[-1]):
+        if not self.form.jammed:
             inner = [pragma, *self._loop(column, body, indent, bounds)]
             return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
         outer, last = loops[:-1], loops[-1]
@@ -193,7 +164,7 @@ class OuterReduction(Loops):
             shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
         total, times = self._size(inner[0].size), ""
-        if len(inner) == 1 and isinstance(inner[0].size, int) and unrolled_by_four(inner[0]):
+        if len(inner) == 1 and isinstance(inner[0].size, int) and self.form.jammed:
             total, times = str(inner[0].size // UNROLL_AND_JAM), f" * {UNROLL_AND_JAM}"
         chunk = self._push((), scope.indent + 1)
         chunk.lines.append(
@@ -219,7 +190,7 @@ class OuterReduction(Loops):
         self._pop(body)
         self._pop(chunk)
         scope.lines += [
-            f"{pad}{Team().loop()}",
+            f"{pad}{self._team_loop(Team())}",
             f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
             *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
         ]  # fmt: skip
@@ -238,7 +209,9 @@ class OuterReduction(Loops):
         stmts = [s for p in phases for s in p.stmts]
         body = self._push((column,), scope.indent + 1)
         for stmt in accs:
-            source, dtype = ("acc_at_", torch.int64) if is_place(stmt) else ("acc_", stmt.dtype)
+            source, dtype = (
+                ("acc_at_", torch.int64) if stmt.finds_position else ("acc_", stmt.dtype)
+            )
             body.lines.append(
                 f"{margin(body.indent)}const {VALUE_TYPE[dtype]} {_result(stmt)} = "
                 f"({VALUE_TYPE[dtype]}){source}{stmt.name}[{column.key} - tile];"
@@ -261,4 +234,4 @@ def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:
 
 
 def _result(stmt: Reduce) -> str:
-    return f"at_{stmt.name}" if is_place(stmt) else local(stmt.name)
+    return f"at_{stmt.name}" if stmt.finds_position else local(stmt.name)

@@ -2,72 +2,46 @@
 
 from __future__ import annotations
 
-from dicp.codegen.emitter import Scope, is_copy, margin
-from dicp.loop.ir.expr import Expr, Read, Ref
+from dicp.codegen.emitter import Scope, margin
+from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Store
-from dicp.vendor.cpu.render.loops import Loops, block_end
-from dicp.vendor.cpu.render.non_temporal import deep_variables
-from dicp.vendor.cpu.thresholds import COPY_TILE, NON_TEMPORAL_WIDTH, SQUARE, TILE
+from dicp.vendor.cpu.form import Points, Transposed
+from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
+from dicp.vendor.cpu.thresholds import TILE
 
 
-class Pointwise(Loops):
+class PointsWriter(Loops[Points]):
     """Runs every statement at every point."""
 
     def lines(self) -> list[str]:
-        rows = self.kernel.parallel
+        rows, form = self.kernel.parallel, self.form
         if not rows:
             scope = self._push((), 1)
-            self._stmts(self._all_stmts(), scope)
+            self._stmts(self.kernel.stmts(), scope)
             return scope.lines
         outer, last = rows[:-1], rows[-1]
         if not outer:
-            team = self._team(rows)
-            pragma = "#pragma omp simd" if team is None else team.loop(simd=True)
-            return self._in_ranges(self._all_stmts(), last, 1, [f"  {pragma}"], True, team)
-        crossing = self._crossing_loop()
-        if crossing is not None:
-            return self._tiled(crossing)
+            simd = "#pragma omp simd"
+            pragma = simd if form.team is None else self._team_loop(form.team, simd=True)
+            return self._strips(form.strips, last, 1, [f"  {pragma}"], outermost=True)
         row_scope = self._push(outer, 1 + len(outer))
-        pragma = f"{margin(row_scope.indent)}#pragma omp simd{self._lanes(last)}"
-        loops = self._in_ranges(self._all_stmts(), last, row_scope.indent, [pragma])
-        inner = [*row_scope.lines, *loops]
-        return self._outer_loops(outer, inner, self._team(rows, len(outer)))
+        pragma = f"{margin(row_scope.indent)}#pragma omp simd{half_vectors(form.half_vectors)}"
+        loops = self._strips(form.strips, last, row_scope.indent, [pragma])
+        return self._outer_loops(outer, [*row_scope.lines, *loops], form.team)
 
-    def _crossing_loop(self) -> Var | None:
-        """The outer loop along which some tensor is contiguous while the last loop strides it."""
-        last = self.kernel.parallel[-1]
-        for index in self._memory_indices():
-            for var in self.kernel.parallel[:-1]:
-                if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
-                    return var
-        return None
 
-    def _memory_indices(self) -> list[Index]:
-        loads = [item.index for item in self.kernel.reads()]
-        return loads + [s.index for s in self._all_stmts() if isinstance(s, Store)]
+class TransposedWriter(Loops[Transposed]):
+    """Two loops in tiles; reads along the crossing one are transposed, in registers, first."""
 
-    def _tiled(self, crossing: Var) -> list[str]:
-        """Two loops in tiles, so that both directions use whole cache lines.
-
-        Tensors that are strided along the last loop are first transposed, in registers, into a tile
-        of their own.
-        """
-        rows = self.kernel.parallel
-        last = rows[-1]
+    def lines(self) -> list[str]:
+        rows, form = self.kernel.parallel, self.form
+        crossing, last = form.crossing, rows[-1]
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
         base = self._push(outer, depth + 2)
-        inside = self._transposed_copy(crossing, last, base)
-        extents = COPY_TILE if inside else (TILE, TILE)
-        if self.writes_non_temporal:
-            extents = (
-                NON_TEMPORAL_WIDTH,
-                self._line([s.ref for s in self._all_stmts() if isinstance(s, Store)]),
-            )
-        inside = inside or self._tile_loops(crossing, last, base)
+        inside = self._copy(crossing, last, base) if form.copy else self._tile(crossing, last, base)
         lines, ends = [], []
-        for k, (var, extent) in enumerate(zip((crossing, last), extents, strict=True)):
+        for k, (var, extent) in enumerate(zip((crossing, last), form.extents, strict=True)):
             name, size = f"tile{k}", self._size(var.size)
             lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
                          f"{name} += {extent}) {{")  # fmt: skip
@@ -76,14 +50,23 @@ class Pointwise(Loops):
             )
         lines += [*ends, *inside]
         lines += [f"{margin(depth + 1)}}}", f"{margin(depth)}}}"]
-        return self._outer_loops(outer, lines, self._team(rows, len(outer) + 2))
+        return self._outer_loops(outer, lines, form.team)
 
-    def _tile_loops(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+    def _tile(self, crossing: Var, last: Var, base: Scope) -> list[str]:
         """The loops over one tile."""
-        self._stage(crossing, last, base)
+        for number, (ref, index) in enumerate(self.form.staged):
+            start, stride = self._start(index, crossing, last)
+            name = f"transposed{number}"
+            base.lines += [
+                margin(base.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
+                f"{margin(base.indent)}d_transpose({self._arg(ref)} + ({start}), {stride}, "
+                f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
+            ]
+            place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
+            self.staged[ref, index] = f"{name}[{place}]"
         row_scope = self._push([crossing], base.indent + 1)
         scope = self._push((last,), base.indent + 2)
-        self._stmts(self._all_stmts(), scope)
+        self._stmts(self.kernel.stmts(), scope)
         return [
             *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
             *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
@@ -91,75 +74,25 @@ class Pointwise(Loops):
             f"{margin(base.indent)}}}",
         ]  # fmt: skip
 
-    def _transposed_copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
-        """One tile of a kernel that only copies a transposed tensor; empty for any other kernel."""
-        stmts = self._all_stmts()
-        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not is_copy(stmts[0]):
-            return []
-        store, source = stmts[0], stmts[0].value
+    def _copy(self, crossing: Var, last: Var, base: Scope) -> list[str]:
+        """One tile of a kernel that only copies a transposed tensor."""
+        (store,) = self.kernel.stores()
+        source = store.value
         assert isinstance(source, Read)
-        read = self._crossing_loops(source.index, crossing, last)
-        written = self._crossing_loops(store.index, last, crossing)
-        if not read or not written:
-            return []
-        (start, stride), (place, step) = read, written
-        # Squares of shorter elements do not fill cache lines.
-        self.writes_non_temporal = store.ref.dtype.itemsize in (4, 8) and self._is_non_temporal(
-            store, last
-        )
-        turn = "d_transpose_non_temporal" if self.writes_non_temporal else "d_transpose"
+        start, stride = self._start(source.index, crossing, last)
+        place, step = self._start(store.index, last, crossing)
+        transpose = "d_transpose_non_temporal" if self.form.streams else "d_transpose"
         return [
             *base.lines,
-            f"{margin(base.indent)}{turn}({self._arg(source.ref)} + ({start}), {stride}, "
+            f"{margin(base.indent)}{transpose}({self._arg(source.ref)} + ({start}), {stride}, "
             f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
         ]
 
-    def _crossing_loops(self, index: Index, along: Var, over: Var) -> tuple[str, str] | None:
+    def _start(self, index: Index, along: Var, over: Var) -> tuple[str, str]:
         """C++ of a tile's start in a tensor that is contiguous along `along`, and of the tensor's
-        stride along `over`; None for any other tensor."""
+        stride along `over`."""
         others = tuple((a, c) for a, c in index.terms if a not in (along, over))
-        hidden = {v for a, _ in others for v in deep_variables(a)}
-        stride = index.coefficient(over)
-        if index.coefficient(along) != 1 or stride in (0, 1) or {along, over} & hidden:
-            return None
         names = ("tile1", "tile0") if over is self.kernel.parallel[-1] else ("tile0", "tile1")
-        step = self._size(stride)
+        step = self._size(index.coefficient(over))
         start = f"{self._index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
         return start, step
-
-    def _stage(self, crossing: Var, last: Var, scope: Scope) -> None:
-        """Transposes tensors contiguous along `crossing` into tiles contiguous along `last`."""
-        if any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last)):
-            return  # no square is ever full
-        for number, (ref, index) in enumerate(self._plain_reads()):
-            found = self._crossing_loops(index, crossing, last)
-            if found is None:
-                continue
-            start, stride = found
-            name = f"transposed{number}"
-            scope.lines += [
-                margin(scope.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
-                f"{margin(scope.indent)}d_transpose({self._arg(ref)} + ({start}), {stride}, "
-                f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
-            ]
-            place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
-            self.staged[ref, index] = f"{name}[{place}]"
-
-    def _plain_reads(self) -> list[tuple[Ref, Index]]:
-        """The loads of every point, without those that are made only where a condition holds."""
-        found: dict[tuple[Ref, Index], bool] = {}
-
-        def visit(expr: Expr, always: bool, seen: dict[Expr, bool]) -> None:
-            if expr in seen and (always or not seen[expr]):
-                return
-            seen[expr] = always
-            if isinstance(expr, Read):
-                key = (expr.ref, expr.index)
-                found[key] = found.get(key, True) and always
-            for k, arg in enumerate(expr.args):
-                visit(arg, always and not (expr.op == "masked" and k == 1), seen)
-
-        seen: dict[Expr, bool] = {}
-        for expr in self.kernel.exprs():
-            visit(expr, True, seen)
-        return [key for key, always in found.items() if always]

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.types import VALUE_TYPE, start_value
-from dicp.loop.ir import expr as ir
-from dicp.loop.ir.kernel import Scan, Store
-from dicp.vendor.cpu.render.loops import Loops, block_end, unrolled_by_four
-from dicp.vendor.cpu.thresholds import MIN_SCAN, SCAN_BLOCK, UNROLL_AND_JAM
+from dicp.loop.ir.kernel import Scan
+from dicp.vendor.cpu.form import JammedScans, PrefixSums
+from dicp.vendor.cpu.render.loops import Loops, block_end
+from dicp.vendor.cpu.thresholds import SCAN_BLOCK, UNROLL_AND_JAM
 
 
-class Scans(Loops):
-    """Rows whose elements depend on those before them."""
+class PrefixSumsWriter(Loops[PrefixSums]):
+    """Rows of prefix sums."""
 
-    def _only_sums(self) -> bool:
-        """Whether each scan is a prefix sum whose values do not depend on another scan."""
-        stmts, inner = self._all_stmts(), self.kernel.reduction
-        running = [s for s in stmts if isinstance(s, Scan)]
-        return (
-            len(self.kernel.phases) == len(inner) == 1
-            and len(running) + sum(isinstance(s, Store) for s in stmts) == len(stmts)
-            and all(s.op == "sum" and VALUE_TYPE[s.dtype] != "bool" for s in running)
-            and not any(e.op == "reduction_result" for s in running for e in ir.walk(s.value))
-            and (not isinstance(inner[0].size, int) or inner[0].size >= MIN_SCAN)
-        )
-
-    def _summed_so_far(self) -> list[str]:
-        """Prefix sums, block by block, in three vectorized loops: over the values to sum, their
-        prefix sums, and the statements that read these."""
+    def lines(self) -> list[str]:
+        """Block by block, three vectorized loops: over the values to sum, their prefix sums, and
+        the statements that read these."""
         kernel, depth = self.kernel, 1 + len(self.kernel.parallel)
         scope = self._push(kernel.parallel, depth)
         (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
@@ -45,7 +33,7 @@ class Scans(Loops):
                 f"{margin(depth + 2)}const {ctype} {local(s.name)} = part_{s.name}{place};"
             )
             self.local_names[s.name] = len(self.scopes) - 1
-        self._stmts([s for s in phase.stmts if isinstance(s, Store)], after)
+        self._stmts(kernel.stores(), after)
         self._pop(after)
         pragma = f"{pad}  #pragma omp simd"
         size = self._size(var.size)
@@ -62,22 +50,13 @@ class Scans(Loops):
         ]  # fmt: skip
         if not kernel.parallel:
             return scope.lines
-        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(kernel.parallel, scope.lines, team)
+        return self._outer_loops(kernel.parallel, scope.lines, self.form.team)
 
-    def _in_fours(self) -> bool:
-        rows = self.kernel.parallel
-        return (
-            bool(rows)
-            and unrolled_by_four(rows[-1])
-            and rows[-1].size not in (0, UNROLL_AND_JAM)
-            and len(self.kernel.phases) == 1
-            and len(self.kernel.reduction) == 1
-            and all(isinstance(s, (Scan, Store)) for s in self._all_stmts())
-        )
 
-    def _scanned_together(self) -> list[str]:
-        """Scans of several rows in one loop, by unroll-and-jam."""
+class JammedScansWriter(Loops[JammedScans]):
+    """Scans of several rows in one loop, by unroll-and-jam."""
+
+    def lines(self) -> list[str]:
         kernel = self.kernel
         (*outer, last), depth = kernel.parallel, 1 + len(kernel.parallel)
         row = self._push(kernel.parallel, depth + 2)
@@ -101,5 +80,4 @@ class Scans(Loops):
                       *(f"{pad}    {name}" for name in names), *row.lines, *body.lines,
                       f"{pad}  }}"]  # fmt: skip
         lines += [f"{pad}}}", f"{low}}}"]
-        team = self._team((*kernel.parallel, *kernel.reduction), len(kernel.parallel))
-        return self._outer_loops(outer, lines, team)
+        return self._outer_loops(outer, lines, self.form.team)

@@ -24,7 +24,7 @@ class Points(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.saves = {s.name: s for s in self._all_stmts() if isinstance(s, ScratchStore)}
+        self.saves = {s.name: s for s in self.kernel.stmts() if isinstance(s, ScratchStore)}
         self.preloaded: dict[Access, str] = {}
         """Reads whose elements stay in registers for all phases, and the array of each."""
         self.reaches: dict[int | str, None] = {}

@@ -25,7 +25,7 @@ class Pointwise(Points):
         loops, block = self.kernel.parallel, self.block
         if not loops:
             scope = self._push((), 2)
-            self._stmts(self._all_stmts(), scope)
+            self._stmts(self.kernel.stmts(), scope)
             return self._guarded("blockIdx.x == 0 && threadIdx.x == 0", scope.lines, 1)
         count = self._size(numel(loops))
         kernel = self._push((), 1)
@@ -33,10 +33,10 @@ class Pointwise(Points):
         apart = block.threads * block.width
         first = start if block.width == 1 else f"{start} * {block.width}"
         if block.steps == 1:
-            inside = self._points(self._all_stmts(), loops, "point", block.width, 2)
+            inside = self._points(self.kernel.stmts(), loops, "point", block.width, 2)
             head = [f"  const d_index point = {first};"]
             return [*kernel.lines, *head, *self._guarded(f"point < {count}", inside, 1)]
-        inside = self._points(self._all_stmts(), loops, "point", block.width, 3)
+        inside = self._points(self.kernel.stmts(), loops, "point", block.width, 3)
         return [
             *kernel.lines, f"  const d_index first = {first};", "  #pragma unroll",
             f"  for (int step = 0; step < {block.steps}; ++step) {{",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import accumulator_type, is_place, local, margin
+from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
 from dicp.gpu.threads import (
@@ -189,7 +189,7 @@ class Reduction(Points):
         apart = "_apart" if self.columns else ""
         sizes = f"{block.rows}, {block.group}" if self.columns else f"{block.group}"
         room = self._shared(accumulator_type(stmt), f"room_{stmt.name}")
-        if is_place(stmt):
+        if stmt.finds_position:
             places = self._shared("int64_t", f"places_{stmt.name}")
             kind = f"d_reduce_pair{apart}<d_first_{stmt.op[3:]}, {sizes}>"
             return f"{kind}({name}, at_{stmt.name}, {room}, {places});"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from dicp.runtime_interface import PREFIX, functions
+from dicp.device.runtime_interface import PREFIX, functions
 
 MEMORY = 1 << 30
 

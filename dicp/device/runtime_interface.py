@@ -1,9 +1,8 @@
 """The runtime interface of a vendor: its functions, and a library or ctypes table checked for them.
 
-`dicp/device/native/runtime.h` declares the interface. A vendor's package registers, in the
-entry-point group `dicp.devices`, a callable without arguments that returns its library: a path, a
-`ctypes.CDLL`, or any object with the functions as ctypes attributes (`dicp/runtime_template.py`
-shows one).
+`native/runtime.h` declares the interface. A vendor's package registers, in the entry-point group
+`dicp.devices`, a callable without arguments that returns its library: a path, a `ctypes.CDLL`, or
+any object with the functions as ctypes attributes (`runtime_template.py` shows one).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dicp.errors import RuntimeLibraryError, VendorNotFoundError
 
 GROUP = "dicp.devices"
 PREFIX = "dicp_rt_"
-HEADER = Path(__file__).parent / "device" / "native" / "runtime.h"
+HEADER = Path(__file__).parent / "native" / "runtime.h"
 
 
 @cache

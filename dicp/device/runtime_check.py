@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dicp.device.runtime_interface import PREFIX, declare, functions, missing
 from dicp.errors import DeviceError
-from dicp.runtime_interface import PREFIX, declare, functions, missing
 
 BYTES = 1 << 16
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

@@ -1,0 +1,74 @@
+"""What decides a kernel's form on every target: loops that cross in memory, online softmax, work.
+
+A target's own form chooser, a `FormChooser`, asks these questions and adds its thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Kernel, Reduce, Stmt, Store
+from dicp.loop.ir.ops import SCALAR_OPS
+
+FormChooser = Callable[[Kernel], Kernel]
+"""Returns the kernel with its form, and with the rewrites that the form needs."""
+
+
+def memory_indices(kernel: Kernel) -> list[Index]:
+    """The indices of all reads and stores."""
+    return [item.index for item in kernel.reads()] + [s.index for s in kernel.stores()]
+
+
+def crossing_loop(kernel: Kernel, least: int = 0, guess: int = 0) -> Var | None:
+    """The outer loop along which some tensor is contiguous while the last loop strides it.
+
+    Both have at least `least` points; a dynamic size counts as `guess`.
+    """
+    last = kernel.parallel[-1]
+    for index in memory_indices(kernel):
+        for var in kernel.parallel[:-1]:
+            if index.coefficient(var) == 1 and index.coefficient(last) not in (0, 1):
+                sizes = (v.size if isinstance(v.size, int) else guess for v in (var, last))
+                if all(size >= least for size in sizes):
+                    return var
+    return None
+
+
+def online_softmax(top: Sequence[Stmt], total: Sequence[Stmt]) -> tuple[Reduce, Reduce] | None:
+    """max(x) and, in the next pass, sum(exp(x - max)): online softmax needs one pass for both.
+
+    A sum so far is rescaled by exp(old max - new max), which holds for this exponent alone. None
+    for other statements of two passes.
+    """
+    if len(top) != 1 or len(total) != 1:
+        return None
+    first, second = top[0], total[0]
+    if not (isinstance(first, Reduce) and isinstance(second, Reduce)):
+        return None
+    exponents = (first.op, second.op) == ("max", "sum") and second.value.op == "exp"
+    same = exponents and is_distance_below(second.value.args[0], first)
+    return (first, second) if same and first.dtype == second.dtype else None
+
+
+def is_distance_below(expr: Expr, top: Reduce) -> bool:
+    """Whether `expr` is x - max(x), `top` being the maximum."""
+    if expr.op != "sub" or top.op != "max":
+        return False
+    own = expr.args[1] is ir.result(top.name, top.dtype)
+    return own and top.dtype == expr.dtype and top.value is expr.args[0]
+
+
+def cost_of_point(kernel: Kernel) -> int:
+    """Cost of one point in all passes: its arithmetic or its traffic, whichever is more."""
+    total, moved = 1, sum(isinstance(s, Store) for s in kernel.stmts())
+    for phase in kernel.phases:
+        seen: set[Expr] = set()
+        for stmt in phase.stmts:
+            for e in ir.walk(stmt.value, seen):
+                row = SCALAR_OPS.get(e.op)
+                total += row.cost // 4 if row else 0
+                moved += e.op == "read"
+    return max(total, moved // 2)

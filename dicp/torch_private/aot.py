@@ -1,0 +1,108 @@
+"""The stages of AOTAutograd, called alike in every release of the window."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import graph_compile
+from torch._functorch._aot_autograd.runtime_wrappers import make_runtime_safe
+from torch._functorch.aot_autograd import (
+    aot_stage1_graph_capture,
+    create_aot_state,
+    prepare_aot_module_simplified,
+)
+from torch._inductor.output_code import OutputCode
+from torch._inductor.utils import BoxedBool
+from torch._logging._internal import log_state, trace_log
+
+from dicp.torch_private.releases import release_of
+
+inner_metadata = graph_compile._get_inner_meta
+make_inference_function = graph_compile._aot_stage2c_make_inference_function
+tensorify_python_scalars = graph_compile._apply_tensorify_python_scalars
+
+# From 2.13 on the stages take their compilers as arguments; before, they read the configuration.
+STAGES_TAKE_COMPILERS: Final = release_of(torch.__version__) >= (2, 13)
+
+if STAGES_TAKE_COMPILERS:
+    from torch._functorch._activation_checkpointing import (
+        remat_using_tags_for_fwd_loss_bwd_graph_pass as _checkpoints,
+    )
+
+    compile_backward = graph_compile._aot_stage2b_bw_compile
+    compile_forward = graph_compile._aot_stage2b_fw_compile
+    compile_inference = graph_compile._aot_stage2b_inference_compile
+    make_autograd_function = graph_compile._aot_stage2c_make_autograd_function
+    partition_joint_graph = graph_compile._aot_stage2a_partition
+    rematerialize_checkpoints = _checkpoints.remat_using_tags_for_fwd_loss_bwd_graph
+    run_passes_on_nested_graphs = graph_compile.run_joint_graph_passes_on_hops
+else:
+
+    def _configured(stage: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """`stage`, called as from 2.13 on: with its compiler last, after the configuration."""
+
+        def call(*args: Any) -> Any:
+            *rest, aot_config, compiler = args
+            setattr(aot_config, name, compiler)
+            return stage(*rest, aot_config)
+
+        return call
+
+    compile_backward = _configured(graph_compile._aot_stage2b_bw_compile, "bw_compiler")
+    compile_forward = _configured(graph_compile._aot_stage2b_fw_compile, "fw_compiler")
+    compile_inference = _configured(
+        graph_compile._aot_stage2b_inference_compile, "inference_compiler"
+    )
+    partition_joint_graph = _configured(graph_compile._aot_stage2a_partition, "partition_fn")
+
+    def make_autograd_function(*args: Any) -> Any:
+        """The compiler of a lazy backward, the eighth argument, is in the configuration."""
+        return graph_compile._aot_stage2c_make_autograd_function(*args[:7], *args[8:])
+
+    def rematerialize_checkpoints(graph: Any) -> Any:
+        return graph  # already done during capture
+
+    def run_passes_on_nested_graphs(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return graph  # inference graphs hold no nested pairs of forward and backward
+
+
+def prepare_aot(
+    gm: Any, inputs: Any, decompositions: dict[Any, Any], keep_input_mutations: bool
+) -> Sequence[Any]:
+    """AOTAutograd's preparation before capture; the last result is empty before 2.12."""
+    known = inspect.signature(prepare_aot_module_simplified).parameters
+    older = (None,) if "boxed_forward_device_index" in known else ()
+    found: Sequence[Any] = prepare_aot_module_simplified(
+        gm, inputs, None, decompositions, keep_input_mutations, *older, False, flatten=False,
+        force_non_lazy_backward_lowering=functorch_config.force_non_lazy_backward_lowering,
+    )  # fmt: skip
+    return found if not older else (*found, [])
+
+
+def logs_graphs() -> bool:
+    """Whether AOTAutograd's own log of its graphs is enabled."""
+    names = ("aot_graphs", "aot_joint_graph")
+    return bool(trace_log.handlers) or any(map(log_state.is_artifact_enabled, names))
+
+
+def log_joint_graph(joint: fx.GraphModule, aot_config: Any) -> None:
+    graph_compile._log_joint_graph(joint, aot_config)
+
+
+def log_split_graphs(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    subclass_meta: Any,
+    metadata: Any,
+    aot_config: Any,
+) -> None:
+    graph_compile._log_fw_bw_graphs(forward, backward, subclass_meta, metadata, aot_config)
+
+
+def log_inference_graph(graph: fx.GraphModule, aot_config: Any) -> None:
+    graph_compile._log_inference_graph(graph, aot_config)

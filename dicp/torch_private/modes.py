@@ -1,0 +1,33 @@
+"""Modes that see every call of a thread, and whether a profiler records it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+
+def push_function_mode(mode: Any) -> None:
+    """Enter a TorchFunctionMode in this thread until `pop_function_mode`."""
+    overrides._push_mode(mode)
+
+
+def pop_function_mode(mode: Any) -> None:
+    """Leave `mode`, wherever it stands among this thread's modes."""
+    above = []
+    while overrides._len_torch_function_stack():
+        top = overrides._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+
+
+def profiling() -> bool:
+    """Whether a profiler is recording in this process."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)

@@ -1,0 +1,32 @@
+"""Tensors without the dispatcher: fresh memory, views of it, versions, true devices."""
+
+from __future__ import annotations
+
+import torch
+from torch._C._dynamo import guards as native_guards
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+
+empty_strided_cpu = native_guards._empty_strided_cpu  # type: ignore[attr-defined]
+"""`torch.empty_strided(size, stride, dtype)` on the CPU, bypassing the dispatcher."""
+reinterpret_tensor = native_guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""`tensor.as_strided(size, stride, tensor.storage_offset() + offset)`, bypassing the dispatcher."""
+_get_device = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+
+
+def true_device(tensor: torch.Tensor) -> torch.device:
+    """A tensor's device, whatever name the attribute `device` shows."""
+    if torch._C._len_torch_function_stack() == 0:
+        return _get_device(tensor)  # type: ignore[no-any-return]
+    with torch._C.DisableTorchFunction():  # a mode would look the attribute up again
+        return _get_device(tensor)  # type: ignore[no-any-return]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written in place; -1 for one that does not count that."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def is_wrapped_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for a Python number, which promotes no dtype."""
+    return bool(getattr(tensor, "_is_wrapped_number", lambda: False)())

@@ -1,0 +1,224 @@
+"""The forms of kernels on the host: teams of threads, tiles, passes over rows, cache lines.
+
+Cores share memory and have vector units; a form says which loops threads divide, which loop is
+vectorized, and in which blocks. The renderers print it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dicp.loop.ir.access import Access
+from dicp.loop.ir.expr import Read
+from dicp.loop.ir.index import Indirect, Size, Var
+from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
+from dicp.loop.passes.split_loops import Range
+
+Prefetch = tuple[Read, Var, int]
+"""A load, and the loop by how many of whose steps it is prefetched ahead."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team of threads that divide the iterations of a loop, or of `collapse` nested loops."""
+
+    collapse: int = 0
+    work: Size | None = None
+    """The cost of the loops where it is dynamic: a team runs if it turns out high enough."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strip:
+    """A range of a vectorized loop, without conditions on the loop's variable."""
+
+    range: Range
+    lanes: int = 0
+    """Elements of a cache line where the range is strip-mined, one line at a time; else 0."""
+    non_temporal: tuple[Store, ...] = ()
+    """Stores of whole lines that do not read them first."""
+    prefetch: tuple[Prefetch, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class HostForm(Form):
+    """A form of the host: its loops, divided by `team` if there is one."""
+
+    team: Team | None = None
+
+    @property
+    def non_temporal(self) -> bool:
+        """Whether there are non-temporal stores: each thread then ends with a store fence."""
+        return False
+
+
+# ---- kernels without a reduction ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Points(HostForm):
+    """Every statement at every point, the last loop vectorized."""
+
+    strips: tuple[Strip, ...] = ()
+    half_vectors: bool = False
+    """Whether the loop takes half a vector of 16-bit floats at a time."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(s.non_temporal for s in self.strips)
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed(HostForm):
+    """Tiles of the last loop and of `crossing`, along which some tensors are contiguous."""
+
+    crossing: Var = field(kw_only=True)
+    extents: tuple[int, int] = field(kw_only=True)
+    """Of a tile, along `crossing` and along the last loop."""
+    copy: bool = False
+    """Whether the kernel only copies a transposed tensor: tiles are transposed in registers."""
+    staged: tuple[Access, ...] = ()
+    """Reads that are transposed into a tile of their own first."""
+    streams: bool = False
+    """Whether a copy's stores are non-temporal."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return self.streams
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered(HostForm):
+    """Stores that may collide; if `owned`, each thread owns a range of the last loop."""
+
+    owned: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ByDestination(HostForm):
+    """A sum of whole rows into indexed rows: rows are sorted by destination, which threads own."""
+
+    store: Store = field(kw_only=True)
+    place: Indirect = field(kw_only=True)
+
+
+# ---- inner reductions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over the reduction loops of a phase."""
+
+    phase: Phase
+    loops: tuple[Var, ...]
+    serial: bool = False
+    """Whether elements depend on those before them: no vectors."""
+    blocks: tuple[Reduce | Scan, ...] = ()
+    """Long floating sums, which go in blocks: their error grows with these only."""
+    extrema: Mapping[Reduce, Reduce] = field(default_factory=dict)
+    """argmax or argmin -> the max or min beside it, whose block's values are then searched."""
+    added: frozenset[Stmt] = frozenset()
+    """Statements of `phase` that this pass adds to the kernel's: such extrema."""
+    strips: tuple[Strip, ...] = ()
+    """The last loop in ranges; empty where it goes in blocks or over a part of its range."""
+    grouped: Strip | None = None
+    """The last loop, if long sums over it are short: groups of it share lane accumulators."""
+    half_vectors: bool = False
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(s.non_temporal for s in self.strips)
+
+
+@dataclass(frozen=True, eq=False)
+class Online:
+    """Online softmax in blocks: the maximum so far and the rescaled sum of exponentials."""
+
+    top: Pass
+    total: Reduce
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(HostForm):
+    """Threads divide the rows; each row is passed over phase after phase."""
+
+    passes: tuple[Phase | Pass | Online, ...] = ()
+    cross_row: tuple[Store, ...] = ()
+    """Fused cross-row sums: the rows are in parts, each with accumulators of its own."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(isinstance(p, Pass) and p.non_temporal for p in self.passes)
+
+
+@dataclass(frozen=True, eq=False)
+class Split(HostForm):
+    """Few long rows: threads divide each row's reduction loop into chunks."""
+
+    first: Pass = field(kw_only=True)
+    tail: tuple[Phase, ...] = ()
+
+    @property
+    def non_temporal(self) -> bool:
+        return self.first.non_temporal
+
+
+@dataclass(frozen=True, eq=False)
+class MeanStep:
+    """sum (x - m)^2 from sums of one pass: of x, and of x^2 (`square`)."""
+
+    square: Reduce
+    sums: Reduce
+
+
+@dataclass(frozen=True, eq=False)
+class PlaneStep:
+    """One pass over all planes, with sums of squares about each plane's mean."""
+
+    over: Pass
+    squares: tuple[tuple[Reduce, Reduce, Pass], ...]
+    """Sum of squared distances, sum of the same elements, pass over the distances."""
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(p.non_temporal for p in (self.over, *(own for _, _, own in self.squares)))
+
+
+def middle_of(square: Reduce) -> str:
+    """The name of the value about which a plane's squared distances are summed."""
+    return f"middle_{square.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Planes(HostForm):
+    """Rows in several planes: each pass reads the planes in the order of memory."""
+
+    steps: tuple[Phase | MeanStep | PlaneStep, ...] = ()
+
+    @property
+    def non_temporal(self) -> bool:
+        return any(isinstance(s, PlaneStep) and s.non_temporal for s in self.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixSums(HostForm):
+    """Prefix sums, block by block, in vectorized loops."""
+
+
+@dataclass(frozen=True, eq=False)
+class JammedScans(HostForm):
+    """Scans of several rows in one loop, by unroll-and-jam."""
+
+
+# ---- outer reductions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Columns(HostForm):
+    """Tiles of columns, row after row; if `split`, threads divide the rows of a single tile."""
+
+    split: bool = False
+    blocks: frozenset[Reduce | Scan] = frozenset()
+    """Long floating sums, which go in blocks of rows."""
+    jammed: bool = False
+    """Whether the last reduction loop is unrolled and jammed."""

@@ -1,0 +1,172 @@
+"""C++ of one pass over a reduction: accumulators, blocks, groups and strips of its loops."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from dicp.codegen.emitter import Scope, local, margin, nan_bits
+from dicp.codegen.types import VALUE_TYPE, literal
+from dicp.loop.ir.index import Var, product
+from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
+from dicp.vendor.cpu.form import HostForm, Pass
+from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
+from dicp.vendor.cpu.thresholds import PLACE_BLOCK, SUM_BLOCK
+
+F = TypeVar("F", bound=HostForm)
+
+
+class Passes(Loops[F]):
+    """Shared by the writers of inner reductions."""
+
+    def _pass(self, over: Pass, scope: Scope, first_range: tuple[str, str] | None = None) -> None:
+        """The loops of one pass, after the declarations of its accumulators."""
+        extrema = dict.fromkeys(over.extrema.values())
+        accumulators = [s for s in over.phase.stmts if isinstance(s, (Reduce, Scan))]
+        flagged = [s for s in accumulators if tracks_nan(s)]
+        self.flagged = {s.name for s in flagged}
+        pad = margin(scope.indent)
+        for stmt in (s for s in accumulators if s not in over.added):
+            flag = f" {nan_bits(stmt)} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
+            scope.lines.append(pad + self._declare(stmt) + ("" if stmt in extrema else flag))
+            self.local_names[stmt.name] = len(self.scopes) - 1
+        for place in over.extrema:
+            scope.lines += self._kept_blocks(place, pad)
+        for stmt in over.blocks:
+            scope.lines.append(f"{pad}double total_{stmt.name} = 0;")
+        self._pass_body(over, scope, first_range)
+        for stmt in over.blocks:
+            total = f"({VALUE_TYPE[stmt.dtype]})total_{stmt.name}"
+            scope.lines.append(f"{pad}{local(stmt.name)} = {total};")
+        for stmt in (s for s in flagged if s not in extrema):
+            scope.lines.append(pad + self._nan_kept(stmt))
+        self.flagged = set()
+        for place, best in over.extrema.items():
+            scope.lines += self._place_found(place, best, over.loops[-1], pad)
+
+    def _nan_kept(self, stmt: Reduce | Scan) -> str:
+        nan, name = literal(math.nan, stmt.dtype), local(stmt.name)
+        return f"{name} = d_size_of_nan(nan_{stmt.name}) ? {nan} : {name};"
+
+    def _pass_body(self, over: Pass, scope: Scope, first_range: tuple[str, str] | None) -> None:
+        stmts = over.phase.stmts
+        for stmt in stmts:
+            if isinstance(stmt, ScratchStore):
+                size = product(v.size for v in self.kernel.reduction)
+                assert isinstance(size, int), "rows are kept whose length is known"
+                array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
+                scope.lines.append(margin(scope.indent) + array)
+        if not over.loops:
+            self._stmts(stmts, scope)
+            return
+        if over.grouped is not None:
+            scope.lines += self._in_groups(over, scope.indent, first_range)
+            return
+        outer, last = over.loops[:-1], over.loops[-1]
+        middle = self._push(outer, scope.indent + len(outer)) if outer else scope
+        simd = self._simd([
+            s for s in stmts if isinstance(s, (Reduce, Scan)) and s not in over.extrema
+        ])  # fmt: skip
+        half = half_vectors(over.half_vectors)
+        pragma = [] if over.serial else [margin(middle.indent) + simd + half]
+        limits = None if outer else first_range
+        if over.strips:
+            inner = self._strips(over.strips, last, middle.indent, pragma)
+        else:
+            body = self._push((last,), middle.indent + 1)
+            self.kept_at = {place.name: f"{last.key} - block" for place in over.extrema}
+            self._stmts(stmts, body)
+            self.kept_at = {}
+            if over.blocks or over.extrema:
+                inner = self._in_blocks(over, body, middle.indent, limits, pragma)
+            else:
+                inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
+            self._pop(body)
+        if not outer:
+            scope.lines += inner
+            return
+        self._pop(middle)
+        nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
+        scope.lines += nest
+
+    def _in_blocks(
+        self, over: Pass, body: Scope, indent: int, limits: tuple[str, str] | None,
+        pragma: list[str],
+    ) -> list[str]:  # fmt: skip
+        """The last loop in blocks, each with its own accumulators of sums and extrema."""
+        var, long, places = over.loops[-1], over.blocks, over.extrema
+        low, high = limits or ("0", self._size(var.size))
+        pad, step = margin(indent + 1), PLACE_BLOCK if places else SUM_BLOCK
+        starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
+        ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
+        for best in dict.fromkeys(places.values()):
+            flag = f" {nan_bits(best)} nan_{best.name} = 0;" if best.name in self.flagged else ""
+            starts.append(pad + self._declare(best) + flag)
+            ends += [pad + self._nan_kept(best)] if flag else []
+        for place, best in places.items():
+            pair, name = f"{local(place.name)}, at_{place.name}", place.name
+            ends += [
+                f"{pad}if (d_better_{best.op}({local(best.name)}, {local(name)})) {{",
+                f"{pad}  const int64_t {var.key} = block;",
+                f"{pad}  d_take_{best.op}({local(best.name)}, {self._position(place)}, {pair});",
+                f"{pad}  count_{name} = block_end - block; d_swap(block_{name}, kept_{name});",
+                f"{pad}}}",
+            ]
+        return [
+            f"{margin(indent)}for (int64_t block = {low}; block < {high}; block += {step}) {{",
+            f"{pad}const int64_t block_end = {block_end('block', step, high)};",
+            *starts,
+            *("  " + line for line in pragma),
+            *("  " + line for line in self._loop(var, body, indent, ("block", "block_end"))),
+            *ends,
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
+
+    def _kept_blocks(self, place: Reduce, pad: str) -> list[str]:
+        """Buffers for the values of the current block and of the block with the extremum so far.
+        The position is found among buffered values: a recomputed one may differ in its last bits.
+        """
+        name, ctype = place.name, VALUE_TYPE[place.dtype]
+        return [
+            pad
+            + self._array(place.dtype, f"blocks_{name}", 2 * PLACE_BLOCK)
+            + f" int64_t count_{name} = 0;",
+            f"{pad}{ctype} *block_{name} = blocks_{name}, "
+            f"*kept_{name} = blocks_{name} + {PLACE_BLOCK};",
+        ]
+
+    def _place_found(self, place: Reduce, best: Reduce, var: Var, pad: str) -> list[str]:
+        assert place.position is not None
+        name, step = place.name, self._size(place.position.coefficient(var))
+        found = f"d_first(kept_{name}, count_{name}, {local(name)})"
+        lines = [f"{pad}at_{name} += {step} * {found};"]
+        if best.name in self.local_names:
+            lines.append(f"{pad}{local(best.name)} = {local(name)};")
+        return lines
+
+    def _in_groups(self, over: Pass, indent: int, limits: tuple[str, str] | None) -> list[str]:
+        """Long sums in groups of innermost loops that share lane accumulators: folding the lanes
+        costs as much as one short innermost loop."""
+        outer, last = over.loops
+        assert over.grouped is not None and isinstance(last.size, int)
+        sums = [s for s in over.phase.stmts if isinstance(s, Reduce)]
+        low, high = limits or ("0", self._size(outer.size))
+        pieces, pad, count = SUM_BLOCK // last.size, margin(indent + 1), over.grouped.lanes
+        middle = self._push((outer,), indent + 2)
+        passes = self._lines_of(over.grouped, last, indent + 2)
+        self._pop(middle)
+        end = block_end("group", pieces, high)
+        return [
+            f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {pieces}) {{",
+            f"{pad}const int64_t group_end = {end};",
+            *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
+            *self._clear_lane_accumulators(sums, count, indent + 1),
+            *self._nest([outer], [*middle.lines, *passes], indent + 1, ("group", "group_end")),
+            *self._fold_lane_accumulators(sums, count, indent + 1),
+            *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
+            f"{margin(indent)}}}",
+        ]  # fmt: skip
+
+
+def tracks_nan(stmt: Reduce | Scan) -> bool:
+    return stmt.op in ("max", "min") and stmt.dtype.is_floating_point

@@ -1,0 +1,72 @@
+"""Scatters whose buffer needs no zeros before: their kernel writes every element of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Call, Const, Expr, Ref
+from dicp.loop.ir.index import indirect_exprs, product
+from dicp.loop.ir.kernel import Kernel
+from dicp.vendor.cpu.form import ByDestination
+
+
+def _written_completely(kernel: Kernel) -> Ref | None:
+    """The buffer that a sum by destination covers completely, or None."""
+    form = kernel.form
+    if not isinstance(form, ByDestination):
+        return None
+    store, place, last = form.store, form.place, kernel.parallel[-1]
+    whole = product([place.size, last.size]) == product(store.ref.root.shape)
+    step = dict(store.index.terms)[place]
+    return store.ref.root if whole and step == last.size and store.index.const == 0 else None
+
+
+def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
+    """The steps without zero fills of buffers that a sum by destination then writes completely."""
+    kept = list(steps)
+    for at, step in enumerate(steps):
+        buffer = None
+        if isinstance(step, Kernel) and step.kind == "scatter":
+            buffer = _written_completely(step)
+        earlier = [k for k in range(at) if buffer is not None and buffer in _buffers(kept[k])]
+        if len(earlier) != 1 or not isinstance(step, Kernel):
+            continue
+        (place,) = earlier
+        rest = _without_zeros_of(kept[place], buffer)
+        if rest is not None:
+            kept[place], kept[at] = rest, replace(step, fresh=True)
+    return [s for s in kept if not isinstance(s, Kernel) or any(p.stmts for p in s.phases)]
+
+
+def _buffers(step: Kernel | Call) -> set[Ref]:
+    if not isinstance(step, Kernel):
+        return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
+    stores = step.stores()
+    places = [e for s in stores for e in indirect_exprs(s.index)]
+    found = [*ir.reads(places), *step.reads()]
+    return {item.ref.root for item in found} | {s.ref.root for s in stores}
+
+
+def _without_zeros_of(step: Kernel | Call, buffer: Ref | None) -> Kernel | None:
+    """The kernel without its single store, of zeros, to all of `buffer`; None if it has none."""
+    if not isinstance(step, Kernel) or step.kind != "pointwise":
+        return None
+    stores = step.stores()
+    zeros = [s for s in stores if s.ref.root is buffer and not s.op and _is_zero(s.value)]
+    reads = {item.ref.root for item in step.reads()}
+    if len(zeros) != 1 or buffer in reads or sum(s.ref.root is buffer for s in stores) != 1:
+        return None
+    written = product(v.size for v in zeros[0].index.variables())
+    if written != product(zeros[0].ref.root.shape):
+        return None
+    phases = tuple(
+        replace(p, stmts=tuple(s for s in p.stmts if s is not zeros[0])) for p in step.phases
+    )
+    return replace(step, phases=phases)
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value == 0 and math.copysign(1, value.value) > 0
