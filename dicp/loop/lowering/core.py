@@ -201,7 +201,7 @@ class Lowering:
         return result
 
     def _check_results(self, node: fx.Node, result: Any) -> None:
-        """Raises RuleError for another number of results, or others of dtype or rank, than eager's."""
+        """Raises RuleError for results of another number, dtype or rank than eager's."""
         for one, fake in paired_results(node, result, self.context.target):
             as_eager = isinstance(one, Value) and one.dtype == fake.dtype
             if not as_eager or one.ndim != fake.dim():
