@@ -29,7 +29,11 @@ from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.decompose import decompose_traces, decompositions
+from dicp.dynamo_bridge.decompose import (
+    decompose_traces,
+    decompositions,
+    replace_wrong_decompositions,
+)
 from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
 from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, around
@@ -136,6 +140,7 @@ class Compilation:
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         target, config = self.target, self.config
         decompose_traces(self.gm)
+        replace_wrong_decompositions(self.gm)
         self.identify()
         train = wants_gradients(example_inputs)
         return compile_graphs(

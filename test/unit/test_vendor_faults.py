@@ -3,58 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.packages import NAMES, compiled, folder, target
 
-from dicp import target as target_module
-from dicp.dynamo_bridge import backend
-from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import FallbackWarning, RuleError, RunStatusError, SimulatorWarning
-from dicp.new_vendor import new_vendor
-from dicp.target import find_target
 
 aten = torch.ops.aten
-NAMES = {"loop": "faultyloop", "graph": "faultygraphs"}
 pytestmark = pytest.mark.filterwarnings("ignore", category=SimulatorWarning)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("packages")
-    for family, name in NAMES.items():
-        new_vendor(name, family, made / name)  # type: ignore[arg-type]
-    return made
-
-
-@pytest.fixture(params=NAMES)
-def target(
-    folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Any]:
-    """A generated target of each family, to be broken."""
-    name = NAMES[request.param]
-    monkeypatch.syspath_prepend(folder / name)
-    points = {name: EntryPoint(name, f"{name}_dicp:{name.capitalize()}Target", "dicp.targets")}
-    for module in (target_module, backend):
-        monkeypatch.setattr(module, "discover", lambda: points)
-    find_target.cache_clear()
-    torch.compiler.reset()
-    yield find_target(name)
-    find_target.cache_clear()
+__all__ = ["folder", "target"]
 
 
 def with_rule(target: Any, op: Any, rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = target.rules.merged()
     rules.add(op, rule)
     monkeypatch.setattr(type(target), "rules", rules)
-
-
-def compiled(target: Any, fn: Any, **options: Any) -> Any:
-    return torch.compile(fn, backend=Backend(target.name, cache=False, **options))
 
 
 def broken(b: Any, x: Any) -> Any:

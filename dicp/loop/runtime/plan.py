@@ -337,6 +337,8 @@ class ExecutionPlan:
     def _receive(self, env: Environment, slot: int, value: Any, step: Step) -> None:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            if value.dtype != buffer.dtype and slot in self.placement.addressed:
+                value = value.to(buffer.dtype)  # PyTorch's inference does not know all of eager's
             if value.shape != buffer.shape:
                 # A result of unknown sizes has shape () in the program.
                 if buffer.shape and (slot in self.placement.addressed or _is_promised(step)):
