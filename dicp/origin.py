@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from dicp.errors import DicpError, RuleError, UnsupportedOperatorError
-from dicp.rules import NoRule
-from dicp.torch_private import TorchDynamoException
+from dicp.errors import UnsupportedOperatorError
 
 _TOOLS = str(Path(__file__).with_name("op_tools"))
 """Where a tool is active, its own frame is the innermost one of a traced call."""
@@ -75,54 +71,11 @@ def unsupported(
 ) -> UnsupportedOperatorError:
     """The error for a node that would stay eager where an option forbids it."""
     return UnsupportedOperatorError(
-        **_call_of(node), target=target, reason=reason, forbidden_by=forbidden_by
+        **call_of(node), target=target, reason=reason, forbidden_by=forbidden_by
     )
 
 
-def rule_error(node: fx.Node, target: str, problem: str) -> RuleError:
-    """The error for a rule that has `problem` with a node."""
-    return RuleError(**_call_of(node), target=target, problem=problem)
-
-
-def paired_results(node: fx.Node, result: Any, target: str) -> list[tuple[Any, torch.Tensor]]:
-    """What a rule returned for each of the node's tensors, and the tensor.
-
-    A result of several may be None. Raises RuleError for another number of results.
-    """
-    val = node.meta.get("val")
-    if not isinstance(val, (tuple, list)):
-        return [(result, val)] if isinstance(val, torch.Tensor) else []
-    if not isinstance(result, (tuple, list)) or len(result) != len(val):
-        raise rule_error(node, target, f"returns {described(result)} for {len(val)} results")
-    pairs = zip(result, val, strict=True)
-    return [(r, v) for r, v in pairs if isinstance(v, torch.Tensor) and r is not None]
-
-
-def described(value: Any) -> str:
-    """`float32[2, 3]` for what has a dtype and sizes, else the type."""
-    if isinstance(value, (tuple, list)):
-        return f"{len(value)} results"
-    if not hasattr(value, "dtype"):
-        return "None" if value is None else type(value).__name__
-    return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
-
-
-@contextmanager
-def naming_rule(node: fx.Node, target: str) -> Iterator[None]:
-    """Raises RuleError, which names the call, for what a target's rule for `node` raises.
-
-    Errors of dicp's and of tracing, and NoRule, pass as they are.
-    """
-    try:
-        yield
-    except (DicpError, NoRule, TorchDynamoException):
-        raise
-    except Exception as error:
-        problem = f"raises {type(error).__name__}: {error}".rstrip(" .:")
-        raise rule_error(node, target, problem) from error
-
-
-def _call_of(node: fx.Node) -> dict[str, Any]:
+def call_of(node: fx.Node) -> dict[str, Any]:
     """What an error says of a call: its operator, operands and the user's line."""
     vals = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]

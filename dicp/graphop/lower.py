@@ -27,7 +27,8 @@ from dicp.graphop.program import (
 )
 from dicp.graphop.strides import dense_order, inverse
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
-from dicp.origin import described, naming_rule, origin_of, paired_results, rule_error, user_line
+from dicp.origin import origin_of, user_line
+from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import (

@@ -40,7 +40,8 @@ from dicp.loop.lowering.layout import (
     tidy,
 )
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
-from dicp.origin import Origin, described, naming_rule, origin_of, paired_results, rule_error
+from dicp.origin import Origin, origin_of
+from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import (
