@@ -1,17 +1,18 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests          make unit    the internal ones only
+#   make test    all tests; of sweeps (static and dynamic shapes, many arguments of one kind) a half,
+#                the other half eight hours later
+#   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
-#                of ten parts of the others, another one every eight hours; all, before a release:
-#                make ascend ASCEND_PARTS=1
+#                of twenty parts of the others, another one every eight hours
 #   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
-#   make docs    draw the picture of the rooms from the code, write what the operator tools print
+#   make docs    draw the pictures and list the settings from the code, write what the tools print
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
 PYTHON ?= python3
-ASCEND_PARTS ?= 10
+ASCEND_PARTS ?= 20
 MACA_PARTS ?= 40
 TOPS_PARTS ?= 40
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -22,13 +23,20 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test unit ascend maca tops sanitize docs lint format env clean
+.PHONY: demo test test-all unit ascend maca tops sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
 
 test: $(READY)
+	$(PYTEST) --sweeps 2 test
+
+test-all: $(READY)
 	$(PYTEST) test
+	$(MAKE) ascend ASCEND_PARTS=1
+	$(MAKE) maca MACA_PARTS=1
+	$(MAKE) tops TOPS_PARTS=1
+	$(MAKE) sanitize
 
 unit: $(READY)
 	$(PYTEST) test/unit
@@ -44,6 +52,7 @@ tops: $(READY)
 
 docs: $(READY)
 	$(RUN) docs/rooms.py
+	$(RUN) docs/environment.py
 	$(RUN) docs/op_tools_output.py
 
 SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \

@@ -213,12 +213,14 @@ class Cache:
         """What the disk cache holds, by kind."""
         return self._info(found for store, _ in self._readable() for found in store.scan())
 
-    def clear(self) -> CacheInfo:
-        """Remove every entry; returns what was removed."""
-        self._memory = None
+    def clear(self, *kinds: str) -> CacheInfo:
+        """Remove the entries of these kinds, or every entry; returns what was removed from disk."""
+        held = self._memory or {}
+        self._memory = {at: files for at, files in held.items() if kinds and at[0] not in kinds}
         removed: list[Found] = []
         for store, _ in self._readable():
-            removed += self._remove(store, list(store.scan()))
+            found = [each for each in store.scan() if not kinds or each.kind in kinds]
+            removed += self._remove(store, found)
         return self._info(removed)
 
     def gc(self, max_bytes: int | None = None) -> CacheInfo:

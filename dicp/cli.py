@@ -234,8 +234,7 @@ def _examined(name: str, config: Config) -> _Examined:
         checks = target.doctor(config)
         if not all(check.ok for check in checks):
             return _Examined(checks)
-        simulated = target.simulated(config) or any(c.name == "simulator" for c in checks)
-        return _Examined(checks, "simulator" if simulated else "device")
+        return _Examined(checks, "simulator" if target.simulated(config) else "device")
     except Exception as error:  # a broken third-party target must not hide the others
         fix = "reinstall the package that brings this target, or report this to its authors"
         return _Examined([Check("target", False, f"{type(error).__name__}: {error}", fix)])

@@ -295,8 +295,8 @@ class DeviceMemoryError(DicpError, MemoryError):
         self.wanted = wanted
         self.what = what
         super().__init__(
-            f"target {target!r}: the device has no {wanted} bytes free for {what}. Use a smaller "
-            "batch, free tensors that are no longer needed, or run fewer graphs at a time."
+            f"target {target!r}: the device is out of memory for {what}{_bytes(wanted)}. Use a "
+            "smaller batch, free tensors that are no longer needed, or run fewer graphs at a time."
         )
 
 
@@ -308,8 +308,9 @@ class HostMemoryError(DicpError, MemoryError):
         self.wanted = wanted
         more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
         super().__init__(
-            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace."
-            " Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+            f"{operators[0]}{more}: the host is out of memory for the kernel's workspace"
+            f"{_bytes(wanted)}. Use a smaller batch or fewer threads, or free tensors that are no "
+            "longer needed."
         )
 
 
@@ -616,6 +617,10 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
 
 def _did_you_mean(nearest: str | None) -> str:
     return f" Did you mean {nearest!r}?" if nearest else ""
+
+
+def _bytes(wanted: int) -> str:
+    return f" ({wanted} bytes)" if wanted else ""
 
 
 def _at(user_line: str) -> str:

@@ -51,6 +51,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "", "metavar": "PARTS[:NUMBER]",
         "help": "one of so many parts of the tests, another one every few hours, and what changed",
     },
+    "sweeps": {
+        "default": "", "metavar": "PARTS[:NUMBER]",
+        "help": "all tests, but one of so many parts of the sweeps: static or dynamic shapes, "
+        "tests marked sweep",
+    },
     "update-golden": {"action": NO_VALUE, "help": "write the golden texts anew"},
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.target import Executable, KernelReport, LowerContext, Target
 
 

@@ -21,7 +21,7 @@ def fuzz(
     seconds: Annotated[float, typer.Option(help="How long to run; 0: no limit.")] = 60.0,
     programs: Annotated[int, typer.Option(help="How many to run; 0: no limit.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Programs compiled in one graph.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Programs compiled in one graph.")] = 64,
     without: Annotated[
         list[str] | None, typer.Option(help="A template of the table not to draw.")
     ] = None,

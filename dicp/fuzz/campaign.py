@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
 import resource
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
+from dicp.cache import Cache
+from dicp.config import Config
 from dicp.fuzz.batch import Find, Outcome, draw_batch, examine, fails
 from dicp.fuzz.check import Mode
 from dicp.fuzz.program import Program, merged
@@ -35,7 +38,7 @@ class Plan:
     seconds: float = 0.0
     programs: int = 0
     jobs: int = 1
-    batch: int = 32
+    batch: int = 64
     without: tuple[str, ...] = ()
     shrink_seconds: float = 15.0
     batch_seconds: float = 600.0
@@ -69,13 +72,16 @@ Write = Callable[[str], object]
 def work(plan: Plan, numbers: Iterable[int], write: Write, muted: set[str]) -> None:
     """What a worker does: examine batches, and tell the process that started it about each."""
     alone: Counter[str] = Counter()
-    for number in numbers:
+    for k, number in enumerate(numbers):
         write(json.dumps({"began": number}))
         outcome = examined(plan, number, muted)
         for find in outcome.finds:
             if len(find.program.statements) == 1:
                 alone[find.program.statements[0].template] += 1
         muted |= {template for template, count in alone.items() if count >= MUTED_AFTER}
+        if k == 0:  # what the first batch imported stays: full collections need not look at it
+            gc.collect()
+            gc.freeze()
         write(json.dumps({"done": number, "muted": sorted(muted), **_plain(outcome)}))
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > WORKER_BYTES:
             return
@@ -83,6 +89,8 @@ def work(plan: Plan, numbers: Iterable[int], write: Write, muted: set[str]) -> N
 
 def examined(plan: Plan, number: int, muted: set[str]) -> Outcome:
     """A batch examined, each find shrunk."""
+    # Routines and drivers, which are the same for all programs, stay.
+    Cache.open(Config.from_env()).clear("aot", "graph", "kernel")
     drawn = draw_batch(f"{plan.seed}/{number}", plan.backend, plan.batch, muted)
     outcome = examine(drawn)
     outcome.finds = [shrunk(find, plan.shrink_seconds) for find in outcome.finds]

@@ -46,6 +46,8 @@ def candidates(program: Program, mode: Mode) -> Iterator[tuple[Program, Mode]]:
 
 
 def _plainer_modes(mode: Mode) -> Iterator[Mode]:
+    if not mode.dynamo:
+        yield replace(mode, dynamo=True)
     if mode.cached:
         yield replace(mode, cached=False)
     if not mode.fuse:

@@ -88,7 +88,13 @@ class Driver(Protocol):
         """The native launch function: function, grid, block, shared bytes, stream, parameters."""
 
     def function(self, device: int, binary: Binary) -> int:
-        """The kernel's handle on `device`. Raises ToolchainError."""
+        """The kernel's handle on `device`, loaded while the value is referenced.
+
+        Raises ToolchainError.
+        """
+
+    def keep(self, function: Any) -> None:
+        """Keep a kernel loaded for good."""
 
     def enter(self, device: int) -> None:
         """Make the device's context current for this thread."""

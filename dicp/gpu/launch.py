@@ -132,6 +132,23 @@ class Device:
         self.driver = driver
         self.index = index
         self.module = torch.get_device_module(driver.device_type)
+        self.functions: dict[tuple[bytes, str], int] = {}
+        """Kernels in use: their code is unloaded after the program is dropped."""
+        self.outlives_captures = False
+        """Whether every graph that captures a run is dropped before this program."""
+
+    def function(self, binary: Binary) -> int:
+        """The kernel's handle on this GPU."""
+        key = (binary.code, binary.entry)
+        if key not in self.functions:
+            self.functions[key] = self.driver.function(self.index, binary)
+        return self.functions[key]
+
+    def keep_if_captured(self) -> None:
+        """Keeps the kernels loaded for good if a user's graph captures their launch."""
+        if not self.outlives_captures and torch_private.capturing():
+            for function in self.functions.values():
+                self.driver.keep(function)
 
     def segment(
         self,
@@ -194,6 +211,7 @@ class DeviceSegment:
                 self._launch(launches)
             return
         launch, stream = driver.launch, self.device.stream()
+        self.device.keep_if_captured()
         for function, programs, threads, shared, parameters in launches:
             if not programs:  # a scatter of zero elements
                 continue
@@ -236,7 +254,7 @@ class DeviceSegment:
         for name in step["launch"]["grid"]:
             size = evaluate_size(step["launch"]["axes"][name]["size"], self.symbols)
             programs *= -(-size // binary.blocks[name])
-        function = self.device.driver.function(self.device.index, binary)
+        function = self.device.function(binary)
         threads = self.device.driver.lanes * binary.warps
         return function, programs, threads, binary.shared, parameters
 

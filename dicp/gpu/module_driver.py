@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
+import weakref
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from dicp import torch_private
 from dicp.errors import ToolchainError
 from dicp.gpu.build import Binary
 
@@ -22,6 +27,8 @@ class DriverApi:
     libraries: tuple[str, ...]
     load: str
     """(out module, image): load compiled code."""
+    unload: str
+    """(module): unload it."""
     function: str
     """(out function, module, name): find a kernel."""
     launch: str
@@ -36,6 +43,22 @@ class DriverApi:
     """What to do where none of the libraries can be loaded."""
 
 
+class Module:
+    """Loaded code on one device: unloaded some time after the last reference to it is gone."""
+
+    def __init__(self, device: int, handle: int, released: SimpleQueue[tuple[int, int]]) -> None:
+        self.handle = handle
+        self.functions: dict[str, int] = {}
+        # A finalizer may run anywhere, in the middle of a capture too: it only queues the handle.
+        weakref.finalize(self, released.put, (device, handle)).atexit = False
+
+
+class Function(int):
+    """A kernel's handle: its code stays loaded while this value is referenced."""
+
+    module: Module
+
+
 class ModuleDriver:
     """Loads compiled kernels and launches them. Raises ToolchainError."""
 
@@ -46,11 +69,18 @@ class ModuleDriver:
         self.lanes = lanes
         self.no_context = api.no_context
         self.arch = arch
-        self._modules: dict[tuple[int, bytes], ctypes.c_void_p] = {}
-        self._functions: dict[tuple[int, bytes, str], int] = {}
+        self.library = library
+        self._modules: weakref.WeakValueDictionary[tuple[int, bytes], Module] = (
+            weakref.WeakValueDictionary()
+        )
+        self._released: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._kept: dict[Module, None] = {}
         pointer, integer = ctypes.c_void_p, ctypes.c_uint
         self._load = getattr(library, api.load)
         self._load.argtypes = [pointer, ctypes.c_char_p]
+        self._unload = getattr(library, api.unload)
+        self._unload.argtypes = [pointer]
         self._function = getattr(library, api.function)
         self._function.argtypes = [pointer, pointer, ctypes.c_char_p]
         self._describe = getattr(library, api.describe)
@@ -63,23 +93,49 @@ class ModuleDriver:
         """Makes the device's context current: PyTorch's first call in a thread does that."""
         torch.get_device_module(self.device_type).synchronize(device)
 
-    def function(self, device: int, binary: Binary) -> int:
-        key = (device, binary.code, binary.entry)
-        if key not in self._functions:
-            self.enter(device)
-            module, function = self._module(device, binary.code), ctypes.c_void_p()
+    def function(self, device: int, binary: Binary) -> Function:
+        self.enter(device)
+        self.unload_released()
+        module = self._module(device, binary.code)
+        if binary.entry not in module.functions:
+            handle = ctypes.c_void_p()
             name = binary.entry.encode()
-            self._check(self._function(ctypes.byref(function), module, name))
-            assert function.value is not None
-            self._functions[key] = function.value
-        return self._functions[key]
+            self._check(self._function(ctypes.byref(handle), module.handle, name))
+            assert handle.value is not None
+            module.functions[binary.entry] = handle.value
+        function = Function(module.functions[binary.entry])
+        function.module = module
+        return function
 
-    def _module(self, device: int, code: bytes) -> ctypes.c_void_p:
-        if (device, code) not in self._modules:
-            module = ctypes.c_void_p()
-            self._check(self._load(ctypes.byref(module), code))
-            self._modules[device, code] = module
-        return self._modules[device, code]
+    def _module(self, device: int, code: bytes) -> Module:
+        with self._lock:
+            found = self._modules.get((device, code))
+            if found is None:
+                handle = ctypes.c_void_p()
+                self._check(self._load(ctypes.byref(handle), code))
+                assert handle.value is not None
+                found = self._modules[device, code] = Module(device, handle.value, self._released)
+            return found
+
+    def keep(self, function: Function) -> None:
+        """Never unload a kernel: a graph that its user captured may launch it at any time."""
+        self._kept[function.module] = None
+
+    def unload_released(self) -> None:
+        """Unloads the code that nothing refers to any more; nothing during a capture, which a call
+        that waits for the device would end."""
+        if self._released.empty() or torch_private.capturing():
+            return
+        module = torch.get_device_module(self.device_type)
+        waited: set[int] = set()
+        with contextlib.suppress(Empty):
+            while True:
+                device, handle = self._released.get_nowait()
+                with module.device(device):
+                    if device not in waited:  # kernels of that code may still be running
+                        module.synchronize(device)
+                        waited.add(device)
+                    self._unload(handle)  # an error would come of an earlier kernel
 
     def _check(self, result: int) -> None:
         if result == self.api.no_binary:

@@ -33,6 +33,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Store
+from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.kernels import Step
 
 aten = torch.ops.aten
@@ -98,9 +99,12 @@ Chooser = Callable[[Product], Tiling | None]
 
 
 def place_products(
-    steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser
+    steps: Sequence[Step], outputs: Sequence[Any], choose: Chooser, with_form: FormChooser
 ) -> list[Step | GeneratedProduct]:
-    """The steps with every chosen product in the place of its library call or of its epilogue."""
+    """The steps with every chosen product in the place of its library call or of its epilogue.
+
+    `with_form` sets the forms of kernels that split-K adds.
+    """
     placed: list[Step | GeneratedProduct | None] = list(steps)
     returned = {r.root for r in ir.refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
@@ -114,14 +118,16 @@ def place_products(
             placed[at] = None
             placed[place] = GeneratedProduct(matrix, tiling)
     whole = [step for step in placed if step is not None]
-    split = (split_k(s) if isinstance(s, GeneratedProduct) else (s,) for s in whole)
+    split = (split_k(s, with_form) if isinstance(s, GeneratedProduct) else (s,) for s in whole)
     return [step for steps in split for step in steps]
 
 
 # ---- split-K -------------------------------------------------------------------------------------
 
 
-def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
+def split_k(
+    chosen: GeneratedProduct, with_form: FormChooser
+) -> tuple[GeneratedProduct | Kernel, ...]:
     """One kernel, or with split-K two: the first stores partial sums, the second adds them up."""
     matrix, parts = chosen.product, chosen.tiling.parts
     if parts == 1 or not can_split_k(matrix):
@@ -141,7 +147,7 @@ def split_k(chosen: GeneratedProduct) -> tuple[GeneratedProduct | Kernel, ...]:
     known[RESULT] = _with(matrix.value, known)
     stores = tuple(Store(s.ref, s.index, _with(s.value, known)) for s in matrix.stores)
     rest = Kernel("pointwise", loops, (), (Phase("reduction", stores),), matrix.kernel.origins)
-    return GeneratedProduct(first, chosen.tiling), rest
+    return GeneratedProduct(first, chosen.tiling), with_form(rest)
 
 
 def _with(value: Expr, known: Mapping[str, Expr]) -> Expr:

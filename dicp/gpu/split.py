@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.ops import identity_of
-from dicp.torch_private import floor_division
+from dicp.loop.schedule.partition import chunk_of
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 
@@ -53,37 +53,28 @@ class AxisSplit:
     parts: int
 
 
-@dataclass(frozen=True, eq=False)
-class PartitionedSum:
-    """A cross-row sum whose rows are partitioned among `parts` programs."""
-
-    whole: Compute
-    """The sum; its output has room for one partial sum per program."""
-    rest: Compute
-    """The sum of these partial sums."""
-    parts: int
-
-
 def split_reductions(
-    graph: Graph, first: Mapping[Any, int], facts: DeviceFacts
-) -> list[PartitionedSum]:
+    graph: Graph, first: Mapping[Any, int], facts: DeviceFacts, shares: bool = False
+) -> dict[Ref, int]:
     """Splits each long reduction with few results into two, the first with many results.
 
-    Dynamic sizes count as their values in the `first` call. Returns the cross-row sums whose rows
-    do not split evenly: they are to be fused into inner reductions of the same rows.
+    Dynamic sizes count as their values in the `first` call. With `shares`, rows of cross-row sums
+    that do not split evenly are to be partitioned among programs: returns the number of shares by
+    the sum's result (see `dicp.loop.schedule.partition`).
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
     wanted = {n: _cross_row_programs(n, rows, first) for n in computes}
     splits = {n: _cross_row_cut(n, wanted[n]) for n in computes}
-    shared = [n for n in computes if wanted[n] and splits[n] is None]
+    partitions = [n for n in computes if shares and wanted[n] and splits[n] is None]
     _split_all(
-        graph, {n: splits[n] or _axis_split(n, first, facts) for n in computes if n not in shared}
+        graph,
+        {n: splits[n] or _axis_split(n, first, facts) for n in computes if n not in partitions},
     )
-    return [_partitioned(graph, n, wanted[n]) for n in shared]
+    return {_partial_sums(graph, n, wanted[n]).out: wanted[n] for n in partitions}
 
 
-def _partitioned(graph: Graph, node: Compute, parts: int) -> PartitionedSum:
+def _partial_sums(graph: Graph, node: Compute, parts: int) -> Compute:
     """Inserts a sum with one result per program; `node` becomes the sum of these results."""
     axis = node.axes[0]
     kept = tuple(
@@ -94,18 +85,7 @@ def _partitioned(graph: Graph, node: Compute, parts: int) -> PartitionedSum:
     left.producer = whole
     node.shape, node.axes, node.body = kept, (axis,), ir.load(left, domain(kept))
     graph.nodes.insert(graph.nodes.index(node), whole)
-    return PartitionedSum(whole, node, parts)
-
-
-def split_unfused(
-    graph: Graph, first: Mapping[Any, int], partitions: Sequence[PartitionedSum], facts: DeviceFacts
-) -> None:
-    """Splits cross-row sums that were not fused as other reductions are split."""
-    for found in partitions:
-        whole, node = found.whole, found.rest
-        node.shape, node.axes, node.body = whole.shape, whole.axes, whole.body
-        graph.nodes.remove(whole)
-    _split_all(graph, {s.rest: _axis_split(s.rest, first, facts) for s in partitions})
+    return whole
 
 
 def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None:
@@ -223,12 +203,6 @@ def _divisor(size: Size, most: int) -> int:
     if not isinstance(size, int):
         return 1
     return next((d for d in range(min(most, size), 1, -1) if size % d == 0), 1)
-
-
-def chunk_of(size: Size, parts: int) -> Size:
-    """Elements per part: `size` / `parts`, rounded up."""
-    more = size + parts - 1
-    return more // parts if isinstance(more, int) else floor_division(more, parts)
 
 
 def _split(node: Compute, cut: AxisSplit, private: Mapping[Ref, Compute]) -> Compute:

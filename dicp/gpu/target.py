@@ -8,7 +8,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.gpu import graph_capture
-from dicp.gpu.launch import StreamPool, index_of
+from dicp.gpu.launch import Device, StreamPool, index_of
 from dicp.gpu.library import ATTENTION, OWN_RULES
 from dicp.gpu.scalars import scalars_to_device
 from dicp.loop.program import LoopProgram
@@ -58,6 +58,8 @@ class GpuTarget(LoopTarget):
             return executable
         # A recording has its own workspaces, which are not lent to runs on other streams.
         recorded = self.executable(artifact, cache, config, OwnMemory(device))
+        if isinstance(recorded.loaded.runtime, Device):
+            recorded.loaded.runtime.outlives_captures = True
         return graph_capture.CapturedProgram(
             program, executable, program["static"], record_on_device, recorded
         )

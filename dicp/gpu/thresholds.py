@@ -19,6 +19,8 @@ LIGHT = 4
 2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
 TRANSPOSED = (32, 64)
 """Shortest and longest side of a tile that is transposed; both span a cache line."""
+MIN_CROSSING = 8
+"""Fewest points of both loops of a transposed tile: shorter lines are not filled."""
 MAX_PERSISTENT = 8192
 """Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
 MAX_CROSS_ROW_WIDTH = 4096
@@ -44,6 +46,27 @@ MAX_TENSORS_IN_WARP = 5
 """Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
 MIN_BYTES_MOVED = 4096
 """Fewest bytes that a program reads and writes, to amortize its start."""
+
+# ---- threads of languages written thread by thread (wave of 64, C500's facts; untuned) ------
+
+ACCESS_BYTES = 16
+"""Bytes of the widest access of a thread: what one load instruction moves."""
+WIDEST = 8
+"""Most points of one access: more would need too many registers."""
+POINTS_A_THREAD = 8
+"""Points of a thread of a pointwise kernel on large tensors."""
+ROW_POINTS = 16
+"""Points of a row per thread; they may stay in registers."""
+MAX_WAVE_POINTS = 32
+"""Most points of a row per thread of a group that is one wave, which needs no barrier."""
+MAX_GROUP = 512
+"""Most threads that share a row."""
+ROW_BLOCK = 128
+"""Threads of a block of short rows."""
+COLUMN_BLOCK = 256
+"""Threads of a block of an outer reduction, and most of a pointwise kernel's."""
+MIN_COLUMNS = 16
+"""Fewest adjacent columns of a block: their elements of 2 bytes fill a sector of 32 bytes."""
 
 # ---- split reductions -----------------------------------------------------------------------
 

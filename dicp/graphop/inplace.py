@@ -21,7 +21,6 @@ from dicp.graphop.program import (
     EagerCall,
     Item,
     Node,
-    Operand,
     Result,
     Slot,
     Value,
@@ -58,7 +57,7 @@ class Writing:
 
 def in_place(builder: Builder, items: Sequence[Item], writing: Writing) -> list[Item]:
     """`items` with every result that goes over an input settled."""
-    if not any(isinstance(item, Result) and item.way == "over" for item in items):
+    if not any(isinstance(item, Result) and item.placement == "into_input" for item in items):
         return list(items)
     return _InPlace(builder, items, writing).run()
 
@@ -95,14 +94,18 @@ class _InPlace:
             self.held.setdefault(item.source, []).append(item.slot)
 
     def run(self) -> list[Item]:
-        for result in [r for r in self.items if isinstance(r, Result) and r.way == "over"]:
+        for result in [
+            r for r in self.items if isinstance(r, Result) and r.placement == "into_input"
+        ]:
             self._settle(result)
         return _ordered(self.items)
 
     # ---- one result -----------------------------------------------------------------------------
 
     def _settle(self, result: Result) -> None:
-        result = next(r for r in self._results() if r.slot is result.slot and r.way == "over")
+        result = next(
+            r for r in self._results() if r.slot is result.slot and r.placement == "into_input"
+        )
         leaves = self.leaves.get(result.slot, [])
         kept = any(self._is_returned(leaf, result) for leaf in leaves)
         if result.slot in self.held or kept or len(leaves) > 1:
@@ -111,7 +114,7 @@ class _InPlace:
         leaf = leaves[0] if leaves else None
         written = self._written(result.value, leaf) if leaf is not None else None
         if written is not None:
-            self._replace(result, replace(result, value=written, way="done"))
+            self._replace(result, replace(result, value=written, placement="in_place"))
         elif not self._as_buffer(result, leaf):
             self._assign(result, leaf)
 
@@ -176,10 +179,10 @@ class _InPlace:
         for reader in new.node.after:
             self.later.setdefault(reader, []).append(new.node)
         for node in self.uses.pop(old, []):
-            node.inputs = {port: _renamed(x, old, new) for port, x in node.inputs.items()}
+            node.rename({old: new})
             self.uses.setdefault(new, []).append(node)
         for result in list(self.returned.get(old, [])):
-            if result.way != "over":
+            if result.placement != "into_input":
                 self._replace(result, replace(result, value=new))
 
     # ---- the memory as a buffer -----------------------------------------------------------------
@@ -226,7 +229,7 @@ class _InPlace:
         more, new = self._made(
             near, lambda: self.writing.assign(self.builder, memory, result.value)
         )
-        self._replace(result, *made, *more, replace(result, value=new, way="done"))
+        self._replace(result, *made, *more, replace(result, value=new, placement="in_place"))
         before = self._ancestors(new.node)
         self._wait(new.node, [n for n in readers if n not in before])
 
@@ -237,7 +240,7 @@ class _InPlace:
             torch.ops.aten.copy_.default, (result.slot, slot), {}, [], origin,
             [result.slot, slot], mutates=True,
         )  # fmt: skip
-        self._replace(result, replace(result, slot=slot, way="new"), copy)
+        self._replace(result, replace(result, slot=slot, placement="fresh"), copy)
 
     # ---- who reads what -------------------------------------------------------------------------
 
@@ -257,7 +260,9 @@ class _InPlace:
     def _users(self, node: Node) -> list[Node]:
         """Operators that read a result of `node`, or what an eager call makes of it."""
         found = [n for value in node.outputs for n in self.uses.get(value, [])]
-        slots = [r.slot for v in node.outputs for r in self.returned.get(v, []) if r.way == "new"]
+        slots = [
+            r.slot for v in node.outputs for r in self.returned.get(v, []) if r.placement == "fresh"
+        ]
         seen: set[Slot] = set()
         while slots:
             slot = slots.pop()
@@ -284,12 +289,6 @@ class _InPlace:
 
 def _no_form(builder: Builder, node: Node) -> Form | None:
     return None
-
-
-def _renamed(operand: Operand, old: Value, new: Value) -> Operand:
-    if isinstance(operand, Value):
-        return new if operand is old else operand
-    return tuple(new if value is old else value for value in operand)
 
 
 def _reached(start: Node, step: Callable[[Node], Sequence[Node]]) -> set[Node]:
@@ -338,7 +337,7 @@ def _needs(items: Sequence[Item]) -> dict[Item, list[Item]]:
             made, read = [], [bound.slot] if bound is not None else []
             needs[item] = [*(v.node for v in item.operands()), *item.after]
         elif isinstance(item, Result):
-            made, read = [item.slot] if item.way == "new" else [], []
+            made, read = [item.slot] if item.placement == "fresh" else [], []
             needs[item] = [item.value.node]
         else:
             made, read = [item.slot], [item.source]

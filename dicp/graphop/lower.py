@@ -170,7 +170,7 @@ class Lowering:
         order = dense_order(self.builder, entry.fake)
         assert order is not None
         value = self.builder.transpose(source.value, order)
-        self.items.append(Result(value, entry.slot, order, "over"))
+        self.items.append(Result(value, entry.slot, order, "into_input"))
         self._report(node, Decision("compiled", "written over an input by its graph"))
 
     def _decision(self, node: fx.Node) -> Decision:

@@ -166,7 +166,7 @@ class _Plan:
                 tuple(evaluate_size(s, padded or self.symbols) for s in r["shape"]),
                 getattr(torch, r["dtype"]),
                 tuple(r["order"]),
-                r.get("over", False),
+                r.get("into_input", False),
             )
             for r in step["results"]
         ]

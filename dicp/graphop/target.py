@@ -173,7 +173,7 @@ class GraphTarget(RuleTarget):
     def _finish(self, builder: Builder, graph: Graph, config: Config) -> None:
         if self.needs_input and not graph.inputs:
             graph.nodes.insert(0, builder.ints_input([0]).node)
-        if config.gears:
+        if config.shape_buckets:
             graph.bucket_refusal = self.bucket_refusal(graph)
 
     # ---- render and build -----------------------------------------------------------------------

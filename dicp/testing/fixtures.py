@@ -22,17 +22,28 @@ TRACE_LOG = "torch.__trace"
 """PyTorch's log of what it compiles."""
 LISTED = pytest.StashKey[list[str]]()
 """Operators that stand for files of the list in use, as regular expressions."""
+SAMPLES = ("sample", "sweeps")
+"""Options that leave tests out, another part every few hours."""
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --op, keep the cases of some operators; with --sample, a part of the tests."""
+    """With --op, keep the cases of some operators; with --sample or --sweeps, a part of the rest."""
     _keep_operators(config, items)
-    if not option(config, "sample"):
-        return
-    number, parts = sample.part(option(config, "sample"))
+    for name in SAMPLES:
+        if option(config, name):
+            _keep_part(config, items, name)
+
+
+def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> None:
+    number, parts = sample.part(option(config, name))
     changed = sample.changed_files(config.rootpath)
-    kept = sample.sample([item.nodeid for item in items], number, parts, changed)
+    tests = [item.nodeid for item in items]
+    if name == "sample":
+        kept = sample.sample(tests, number, parts, changed)
+    else:
+        marked = {item.nodeid for item in items if item.get_closest_marker("sweep")}
+        kept = sample.sweeps(tests, marked, number, parts, changed)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 
@@ -75,9 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
     config.addinivalue_line("markers", "slow: takes more than a minute; run with -m slow")
-    wanted = option(config, "sample")
-    if wanted:  # workers of a parallel run are handed the options as they are
-        config.option.dicp_sample = "{1}:{0}".format(*sample.part(wanted))
+    config.addinivalue_line("markers", "sweep: many arguments of one kind; see --sweeps")
+    for name in SAMPLES:  # workers of a parallel run are handed the options as they are
+        if wanted := option(config, name):
+            setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))
     logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
     _tell_old_tests(config)

@@ -4,10 +4,15 @@
 through all of them in less than four days and one that runs daily in ten. `--sample 10:3` takes the
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
+
+`--sweeps 2` leaves single tests alone and takes a half of the sweeps: a test of static and of
+dynamic shapes runs with one of the two, tests marked `sweep` run for half of their arguments. The
+other half is taken eight hours later.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 import zlib
@@ -18,6 +23,8 @@ from pathlib import Path
 HOURS = 8
 MOST_CHANGED = 80
 """How many tests are run for what changed: about a minute's work for two processes."""
+FORM = re.compile(r"(?<=[\[-])(static|dynamic)(?=[]-])")
+"""The shapes of a test, in its id."""
 TESTED_BY = {
     "elementwise": "pointwise", "special": "pointwise", "nn": "convolution", "bags": "embedding",
     "resample": "upsample", "fused": "attention", "distance": "core_aten", "inplace": "indexing",
@@ -61,10 +68,35 @@ def sample(tests: Sequence[str], number: int, parts: int, changed: Collection[st
     chosen: set[str] = set()
     for members in folders.values():
         chosen |= set(sorted(members, key=_shuffled)[number::parts])
+    return chosen | _concerned(tests, number, changed)
+
+
+def sweeps(
+    tests: Sequence[str], marked: Collection[str], number: int, parts: int, changed: Collection[str]
+) -> set[str]:
+    """The ids of the tests to run: a part of each sweep, all others, and what the changes concern.
+
+    A sweep is a test of static and dynamic shapes, or the `marked` tests of one function.
+    """
+    functions: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        functions[test.partition("[")[0] if test in marked else FORM.sub("*", test)].append(test)
+    chosen: set[str] = set()
+    for name, members in functions.items():
+        if len(members) < 2:
+            chosen |= set(members)
+        elif members[0] in marked:
+            chosen |= set(sorted(members, key=_shuffled)[number % parts :: parts])
+        else:
+            chosen.add(members[(zlib.crc32(name.encode()) + number) % len(members)])
+    return chosen | _concerned(tests, number, changed)
+
+
+def _concerned(tests: Sequence[str], number: int, changed: Collection[str]) -> set[str]:
     files = test_files(changed, {_file(test) for test in tests})
     concerned = sorted((t for t in tests if _file(t) in files), key=_shuffled)
     start = number * MOST_CHANGED % max(len(concerned), 1)
-    return chosen | set((concerned[start:] + concerned[:start])[:MOST_CHANGED])
+    return set((concerned[start:] + concerned[:start])[:MOST_CHANGED])
 
 
 def _file(test: str) -> str:

@@ -26,7 +26,7 @@ def current_stream(device: int) -> int:
 
 def capturing() -> bool:
     """Whether the GPU's current stream is being captured into a graph, to be replayed later."""
-    return torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def record_on_device(

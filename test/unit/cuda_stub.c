@@ -32,7 +32,7 @@ static const void *modules[MOST];
 static uint32_t module_count;
 static _Thread_local void *context;
 Launch stub_launches[MOST];
-uint32_t stub_launch_count, stub_set_attributes, stub_capturing;
+uint32_t stub_launch_count, stub_set_attributes, stub_capturing, stub_unload_count;
 
 void stub_expect(uint64_t function, uint32_t count, const uint32_t *widths) {
   Function *f = &functions[function - 0x7f0000000000];
@@ -74,7 +74,7 @@ int cuModuleLoadData(void **module, const void *image) {
   modules[module_count] = image;
   return *module = (void *)(uintptr_t)++module_count, 0;
 }
-int cuModuleUnload(void *module) { return 0; }
+int cuModuleUnload(void *module) { return ++stub_unload_count, 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
   if (!module || (uintptr_t)module > module_count) return 1;
   strncpy(functions[function_count].name, name, sizeof functions->name - 1);

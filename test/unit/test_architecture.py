@@ -79,7 +79,7 @@ STOOD_IN_FOR = re.compile("cuda", re.IGNORECASE)
 MOCK_VARIABLES = re.compile(r"\bDI(PU|TORCH)_\w+")
 PICKLES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"})
 # AOTAutograd's results have no other form; the cache verifies them against the user's secret first.
-SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot")})
+SIGNED_PICKLES = frozenset({("dynamo_bridge", "aot_results")})
 FILE_LINES = 800
 FUNCTION_LINES = 60
 

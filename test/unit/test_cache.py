@@ -957,3 +957,11 @@ def test_parents_that_are_fine(tmp_path: Path, form: str) -> None:
         parent = tmp_path / "link"
     reopened(parent / "cache").put("art", KEY, FILES)
     assert reopened(parent / "cache").get("art", KEY) is not None
+
+
+def test_clear_of_some_kinds_leaves_the_others(tmp_path: Path) -> None:
+    kept, key = Cache(tmp_path / "cache", 2**20), key_of("any")
+    for kind in ("unit", "graph", "aot"):
+        kept.put(kind, key, {"text": b"x"})
+    assert [row.kind for row in kept.clear("graph", "aot").kinds] == ["aot", "graph"]
+    assert kept.get("unit", key) and not kept.get("graph", key)

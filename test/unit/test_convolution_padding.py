@@ -16,6 +16,8 @@ from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.dynamo_bridge.compile_fx import compile_fx
 
+pytestmark = pytest.mark.sweep
+
 CASES = [
     ((2, 3, 9, 11), (5, 3, 3, 3), {"padding": 1}),
     ((1, 60, 6, 6), (52, 60, 3, 3), {"padding": 1}),

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from test_routines import by_dtype, check, leaf, named
 from torch import Tensor
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.mark.parametrize(
     ("image", "filters", "options"),

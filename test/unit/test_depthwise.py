@@ -12,6 +12,8 @@ from test_convolution_padding import results_match
 from test_routines import by_dtype, check, leaf, named
 from torch import Tensor
 
+pytestmark = pytest.mark.sweep
+
 CHANNELS_LAST = torch.channels_last
 
 CASES = {

@@ -253,9 +253,9 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         HostMemoryError(["aten.sin.default (sin) at m.py:3", "aten.sum.default (sum_1)"], 4096),
-        "aten.sin.default (sin) at m.py:3 and 1 more: the host has no 4096 bytes free for the "
-        "kernel's workspace. Use a smaller batch or fewer threads, or free tensors that are no "
-        "longer needed.",
+        "aten.sin.default (sin) at m.py:3 and 1 more: the host is out of memory for the "
+        "kernel's workspace (4096 bytes). Use a smaller batch or fewer threads, or free tensors "
+        "that are no longer needed.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),
@@ -293,8 +293,8 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         DeviceMemoryError("npu", 64, "a model's workspace"),
-        "target 'npu': the device has no 64 bytes free for a model's workspace. Use a smaller "
-        "batch, free tensors that are no longer needed, or run fewer graphs at a time.",
+        "target 'npu': the device is out of memory for a model's workspace (64 bytes). Use a "
+        "smaller batch, free tensors that are no longer needed, or run fewer graphs at a time.",
     ),
     (
         ModelMismatchError("npu", "A1", "A2"),

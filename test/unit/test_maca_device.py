@@ -43,6 +43,7 @@ unsigned long seen[8];
 int load_result, launch_result;
 int mcModuleLoadData(void** module, const char*) { *module = (void*)5; return load_result; }
 int mcModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
+int mcModuleUnload(void*) { return 0; }
 const char* mcGetErrorName(int code) { return code == 719 ? "mcErrorLaunchFailure" : "mcError"; }
 int mcModuleLaunchKernel(void* f, unsigned x, unsigned, unsigned, unsigned threads, unsigned,
                          unsigned, unsigned shared, void* stream, void** parameters, void**) {

@@ -22,6 +22,8 @@ from dicp.errors import IndexOutOfBoundsError, IntegerDivisionByZeroError, Simul
 from dicp.target import find_target
 from dicp.testing import BackendUnderTest
 
+pytestmark = pytest.mark.sweep
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
 
 CHOSEN = {

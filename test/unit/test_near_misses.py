@@ -30,10 +30,11 @@ from support.graphs import Graph, apply, capture
 
 from dicp.compare import Rule, check_tensor
 from dicp.dtypes import HALVES
+from dicp.dynamo_bridge.analysis.constants import CASTS
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
-from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE, CASTS
+from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 
 aten = torch.ops.aten
 prims = torch.ops.prims

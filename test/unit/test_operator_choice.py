@@ -63,6 +63,7 @@ def eager_ops(explanation: Any) -> list[str]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("pattern", ["gelu", ".*"])

@@ -22,6 +22,8 @@ from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
 from dicp.vendor.cpu.target import rules_by
 
+pytestmark = pytest.mark.sweep
+
 DTYPES = {"float32": "", "bfloat16": "_bf16"}
 """Element types of the routines -> how names of their kernels end."""
 by_dtype = pytest.mark.parametrize("dtype", [getattr(torch, n) for n in DTYPES], ids=list(DTYPES))

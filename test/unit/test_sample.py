@@ -32,3 +32,28 @@ def test_tests_of_changed_files_are_taken() -> None:
     assert not any("norm" in test for test in taken)
     assert len([t for t in taken if "pointwise" in t]) > 40
     assert len(taken) <= sample.MOST_CHANGED
+
+
+FORMS = [
+    f"test/op/test_norm.py::test_op[case{k}-{form}]"
+    for k in range(40)
+    for form in ("static", "dynamic")
+]
+SINGLE = ["test/op/test_norm.py::test_op[static_size-static]", "test/unit/test_ir.py::test_a"]
+MARKED = [f"test/unit/test_routines.py::test_products[{k}]" for k in range(30)]
+
+
+def test_a_sweep_is_run_in_turns_and_single_tests_always() -> None:
+    tests = [*FORMS, *SINGLE, *MARKED]
+    halves = [sample.sweeps(tests, set(MARKED), k, 2, []) for k in range(2)]
+    assert halves[0] | halves[1] == set(tests) and halves[0] & halves[1] == set(SINGLE)
+    for half in halves:
+        cases = [test.rpartition("-")[0] for test in half & set(FORMS)]
+        assert len(cases) == len(set(cases)) == 40
+        assert 10 < sum("dynamic" in test for test in half) < 30
+        assert len(half & set(MARKED)) == 15
+
+
+def test_sweeps_of_changed_files_are_run_whole() -> None:
+    taken = sample.sweeps(FORMS, (), 0, 2, ["dicp/loop/lowering/norm.py"])
+    assert taken == set(FORMS)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import dicp
 
+pytestmark = pytest.mark.sweep
+
 IMAGES = ((2, 3, 7, 9), (3, 2, 12, 8), (2, 4, 5, 3), (2, 2, 2, 2))  # 2 and 3: fewer than results
 
 

@@ -14,13 +14,18 @@ import torch.nn.functional as F
 from recorder import TritonRecorder, record
 from torch import Tensor
 
+from dicp.cache import Cache
 from dicp.compare import assert_matches
+from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.gpu import tiles
 from dicp.gpu.tiling import Tiling
-from dicp.vendor.triton import target
+from dicp.loop.schedule import kernels
+from dicp.vendor.triton import aot, target
 from dicp.vendor.triton.builder import Plan, Workers
 from dicp.vendor.triton.facts import GPU
+
+pytestmark = pytest.mark.sweep
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -75,7 +80,7 @@ def backward_of(
     return Plan(program.plain, program.kernel_texts, 90)
 
 
-def walkers(plan: Plan) -> list[Any]:
+def cross_row_steps(plan: Plan) -> list[Any]:
     return [s for s in plan.program["steps"]
             if "kernel" in s and "sum_across" in plan.texts[s["kernel"]]]  # fmt: skip
 
@@ -84,7 +89,7 @@ def walkers(plan: Plan) -> list[Any]:
 def test_rows_are_read_once(name: str) -> None:
     """No tensor of the input's size lies between the kernels; the sums are in one of them."""
     plan = backward_of((8, 128, 64), torch.bfloat16, name)
-    (step,) = walkers(plan)
+    (step,) = cross_row_steps(plan)
     buffers = plan.buffers
     between = [b for b in buffers if b["role"] == "temp" and math.prod(b["shape"]) == 8 * 128 * 64]
     assert len(between) <= 1  # the gradient itself
@@ -97,7 +102,7 @@ def test_rows_are_read_once(name: str) -> None:
 def test_rows_in_any_number_are_read_once(name: str, changing: bool) -> None:
     """Where no divisor gives enough parts, and where the number may change."""
     plan = backward_of((1031, 64), torch.bfloat16, name, changing)
-    (step,) = walkers(plan)
+    (step,) = cross_row_steps(plan)
     between = [b["shape"] for b in plan.buffers if b["role"] == "temp"]
     large = [shape for shape in between if shape[0] not in (1, 64)]
     assert len(large) <= 1  # the gradient itself
@@ -121,23 +126,54 @@ def test_one_kernel_for_any_number_of_rows(tmp_path: Path) -> None:
     assert len(backend.reports) == 4  # the first number, and any
 
 
-def test_sums_that_no_kernel_takes_along_are_split() -> None:
-    """Their rows are reduced twice, and what is summed up is made of the first of the results."""
+def sum_before_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows need the sum of all rows: no kernel of theirs can compute it."""
+    total = x.sum(0)
+    return torch.softmax(x * total, -1), total
 
-    def work(x: Tensor) -> tuple[Tensor, Tensor]:
-        total = x.sum(0)
-        return torch.softmax(x * total, -1), total
 
-    (program,) = record(work, torch.randn(1031, 64), target=TritonRecorder()).programs
-    plan = Plan(program.plain, program.kernel_texts, 90)
-    assert not walkers(plan)
+def rows_beside_sums(x: Tensor) -> tuple[Tensor, ...]:
+    """Sums of rows that are stored, beside another reduction of the same rows."""
+    y = torch.sin(x)
+    total = y.sum(0)
+    return y, total * 2, (y * x).sum(0), y.amax(0), torch.softmax(x * total, -1)
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
+@pytest.mark.parametrize("fn", [sum_before_rows, rows_beside_sums])
+@pytest.mark.parametrize("shape", [(1031, 64), (3, 359, 40)], ids=str)
+def test_sums_that_no_rows_fuse_with_have_their_rows_in_shares(
+    fn: Callable[..., Any], shape: tuple[int, ...], changing: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    x = torch.randn(shape).flatten(0, -2)
+    backend = Backend("triton", cache_dir=tmp_path)
+    if changing:
+        torch._dynamo.mark_dynamic(x, 0)
+    got = torch.compile(fn, backend=backend, dynamic=False)(x)
+    for mine, theirs, real in zip(got, fn(x), fn(x.double()), strict=True):
+        assert_matches(mine, theirs, real)
+    (stored,) = aot.stored_programs(Cache.open(Config(cache_dir=tmp_path)))
+    plan = Plan(stored["program"], stored["texts"], 90)
+    assert not cross_row_steps(plan)
     steps = [s for s in plan.program["steps"] if "kernel" in s]
-    assert len(steps) == 3  # parts of the sum, the sum, and the softmax
+    shared = [s for s in steps if s["launch"]["grid"] == ["p", "x"]]
+    assert len(shared) == 1 and shared[0]["launch"]["axes"]["r"]["masked"]
+
+
+def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    fused = kernels.fuse
+    monkeypatch.setattr(kernels, "fuse", lambda *a: calls.append(a) or fused(*a))
+    (program,) = record(sum_before_rows, torch.randn(1031, 64), target=TritonRecorder()).programs
+    assert len(calls) == 1
+    assert len(program.plain["steps"]) == 3  # sums of the shares, their sum, and the softmax
 
 
 def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
-    assert not walkers(backward_of((256, 64), torch.float32))
-    assert not walkers(backward_of((1024, 8192), torch.float32))
+    assert not cross_row_steps(backward_of((256, 64), torch.float32))
+    assert not cross_row_steps(backward_of((1024, 8192), torch.float32))
 
 
 def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
@@ -147,7 +183,7 @@ def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
     for batch, joined in ((2, 0), (64, 1)):
         x = torch.randn(batch, 100, 32)
         (program,) = record(work, x, target=TritonRecorder()).programs
-        assert len(walkers(Plan(program.plain, program.kernel_texts, 90))) == joined
+        assert len(cross_row_steps(Plan(program.plain, program.kernel_texts, 90))) == joined
 
 
 @pytest.fixture
@@ -164,7 +200,7 @@ def test_it_is_built_with_wide_loads_and_nothing_spilled(
 ) -> None:
     plan = backward_of((rows, 1024), torch.bfloat16)
     plan.arch = arch
-    (step,) = walkers(plan)
+    (step,) = cross_row_steps(plan)
     job = plan.job(step, plan.variant(step, {}))
     answer = workers.compile(job.request(job.blocks()))
     assert "error" not in answer, answer["error"]
@@ -184,7 +220,7 @@ def test_rows_that_are_written_are_not_read_ahead() -> None:
     (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
     assert "debug_barrier" in text and "num_stages" not in text
     reading = backward_of((2048, 1024), torch.bfloat16)
-    assert "num_stages=3" in reading.texts[walkers(reading)[0]["kernel"]]
+    assert "num_stages=3" in reading.texts[cross_row_steps(reading)[0]["kernel"]]
 
 
 def test_as_much_is_read_ahead_as_leaves_room_for_two_programs() -> None:

@@ -20,6 +20,8 @@ from dicp.dynamo_bridge.attention import forward as sdpa
 from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.backend import Backend
 
+pytestmark = pytest.mark.sweep
+
 aten = torch.ops.aten
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 NAMES = [str(EFFICIENT), str(aten._scaled_dot_product_efficient_attention_backward.default)]

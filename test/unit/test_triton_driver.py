@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -59,12 +60,18 @@ class Stub:
         self.library.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
         self.library.cuCtxSetCurrent(None)
         self.driver = Driver(self.library)
+        self.known: list[int] = []
+
+    @property
+    def unloaded(self) -> int:
+        return int(ctypes.c_uint32.in_dll(self.library, "stub_unload_count").value)
 
     def expect(self, binary: Binary) -> int:
         """Loads a kernel and tells the library which parameters it takes."""
         function = self.driver.function(0, binary)
         widths = facts_of(binary.code, binary.entry).widths
         self.library.stub_expect(function, len(widths), (ctypes.c_uint32 * len(widths))(*widths))
+        self.known.append(function)
         return function
 
     @property
@@ -85,6 +92,7 @@ def stub(library: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """The library, under a framework that names one GPU and one stream."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch_private, "current_stream", lambda device: STREAM)
     return Stub(library)
 
@@ -234,6 +242,46 @@ def test_what_the_driver_refuses_is_an_error(stub: Stub, builder: Builder) -> No
         segment._launch([(function, programs, 2048, shared, parameters)])
     with pytest.raises(ToolchainError):
         stub.driver.function(0, Binary(b"no binary", "k", 0, 4, {}))
+
+
+def test_code_of_dropped_programs_is_unloaded_but_in_no_capture(
+    stub: Stub, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next load: kernels of another program stay, as do those that a user's graph runs."""
+    capturing = False
+    monkeypatch.setattr(torch_private, "capturing", lambda: capturing)
+    x = torch.randn(64)
+
+    def loaded(factor: int) -> LoopExecutable:
+        (program,) = record(lambda x: x * factor, x, target=TritonRecorder()).programs
+        device = Device(Plan(program.plain, program.kernel_texts, 90), builder, stub.driver, 0)
+        return LoopExecutable(program.plain, device, WorkspacePool())
+
+    start = stub.unloaded
+    first, second, third = loaded(3), loaded(4), loaded(5)
+    first([x]), second([x])
+    capturing = True
+    third([x])
+    del first, third
+    gc.collect()
+    loaded(6)([x])
+    assert stub.unloaded == start, "nothing is unloaded during a capture"
+    capturing = False
+    gc.collect()
+    last = loaded(7)
+    last([x])
+    assert stub.unloaded == start + 1, "the captured one stays"
+    second([x])
+    assert len(stub.launches) == 6
+    recorded = loaded(8)
+    assert isinstance(recorded.loaded.runtime, Device)
+    recorded.loaded.runtime.outlives_captures = capturing = True
+    recorded([x])
+    capturing = False
+    del recorded
+    gc.collect()
+    loaded(9)([x])
+    assert stub.unloaded == start + 2
 
 
 @pytest.mark.skipif(

@@ -352,6 +352,7 @@ class StandIn:
         self.cuLaunchKernel = Entry(self._launch)
         self.cuModuleLoadData = Entry(self._load)
         self.cuModuleGetFunction = Entry(self._function)
+        self.cuModuleUnload = Entry(lambda *args: 0)
         self.cuFuncSetAttribute = Entry(lambda *args: 0)
         self.cuGetErrorString = Entry(lambda code, text: 0)
         self.context = 1
@@ -374,7 +375,7 @@ class StandIn:
         return self.result
 
     def _function(self, function: Any, module: Any, name: bytes) -> int:
-        ctypes.cast(function, ctypes.POINTER(ctypes.c_void_p))[0] = 100 + module.value
+        ctypes.cast(function, ctypes.POINTER(ctypes.c_void_p))[0] = 100 + module
         return 0
 
     def _launch(self, function: int, x: int, y: int, z: int, threads: int, *rest: Any) -> int:
@@ -430,6 +431,7 @@ extern "C" {
 unsigned long seen[8];
 int cuModuleLoadData(void** module, const char*) { *module = (void*)5; return 0; }
 int cuModuleGetFunction(void** f, void*, const char*) { *f = (void*)0x123456789abcul; return 0; }
+int cuModuleUnload(void*) { return 0; }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
 int cuCtxSetCurrent(void*) { return 0; }

@@ -15,6 +15,8 @@ from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.triton.builder import Plan, Workers
 
+pytestmark = pytest.mark.sweep
+
 LONG = 20000
 """Elements of a row that is swept a block at a time; no block divides them."""
 

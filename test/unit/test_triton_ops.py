@@ -23,6 +23,8 @@ from dicp.testing import BackendUnderTest
 from dicp.vendor.triton import aot
 from dicp.vendor.triton.builder import Builder, Workers
 
+pytestmark = pytest.mark.sweep
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "op"))
 
 CHOSEN = {

@@ -31,6 +31,8 @@ from dicp.vendor.triton.choice import Autotuner
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.simulator import Simulator
 
+pytestmark = pytest.mark.sweep
+
 SMALL = Tiling(16, 32, 16, 2, 2)
 IN_PARTS = Tiling(16, 32, 16, 2, 2, 3)
 
@@ -125,7 +127,7 @@ def test_form_in_parts(
 
 def test_sums_are_cut_into_parts_of_whole_blocks() -> None:
     product = product_of(torch.mm, make(5, 1000), make(1000, 24))
-    first, rest = split_k(GeneratedProduct(product, IN_PARTS))
+    first, rest = split_k(GeneratedProduct(product, IN_PARTS), TritonRecorder().with_form)
     assert isinstance(first, GeneratedProduct) and isinstance(rest, Kernel)
     assert first.product.shape == (3, 5, 24, 1000)
     text = render_product(first.product, IN_PARTS, False)

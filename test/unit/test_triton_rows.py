@@ -15,6 +15,8 @@ from dicp.config import Config
 from dicp.dynamo_bridge.backend import Backend
 from dicp.vendor.triton import aot
 
+pytestmark = pytest.mark.sweep
+
 LENGTH = 20_000
 INF, NAN = float("inf"), float("nan")
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from dicp.compare import Rule, assert_matches
 from dicp.dynamo_bridge.backend import Backend
 
+pytestmark = pytest.mark.sweep
+
 HALVES = [torch.bfloat16, torch.float16]
 
 

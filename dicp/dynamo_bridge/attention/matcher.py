@@ -25,9 +25,8 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.inference import (
-    value_of,
-)
+from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
 from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     HUGE,
@@ -53,12 +52,9 @@ from dicp.dynamo_bridge.fuse.terms import (
     op,
     reshape_source,
     rounded_source,
-    same_sizes,
-    sizes_of,
     widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.passes.canonicalize import permutation_of, uniform_value
 from dicp.torch_private import (
     HOST,
     expression_of,
@@ -149,8 +145,8 @@ def _softmax(x: Term) -> Term:
     """Softmax over the last dimension: one operator, or exp(x - max) divided by its sum."""
     row_max = As("top", _around(x))
     shifted = op(aten.sub.Tensor, row_max, op(aten.amax.default, Var("top"), Dims("top"), True))
-    exp_scores = As("powers", op(aten.exp.default, shifted))
-    total = op(aten.sum.dim_IntList, Var("powers"), Dims("powers"), True)
+    exp_scores = As("exp_scores", op(aten.exp.default, shifted))
+    total = op(aten.sum.dim_IntList, Var("exp_scores"), Dims("exp_scores"), True)
     return one_of(
         op([aten._softmax.default, aten._safe_softmax.default], row_max, Dims("top"),
            half_to_float=ANY),
@@ -158,7 +154,7 @@ def _softmax(x: Term) -> Term:
     )  # fmt: skip
 
 
-def written_out(
+def decomposed(
     q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
     drop: Term, fill: Number, scores: Term, dropout_p: Number,
 ) -> Term:  # fmt: skip
@@ -524,11 +520,11 @@ def _with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.No
     return rw(rw.root.target, q, *few, *rw.root.args[3:], **rw.root.kwargs)
 
 
-WRITTEN_OUT = Pattern("attention", "written out", written_out, fused, is_attention,
+DECOMPOSED = Pattern("attention", "decomposed", decomposed, fused, is_attention,
                       (_SOFTMAX, frozenset({aten.bmm.default})))  # fmt: skip
 
 PATTERNS = (
-    WRITTEN_OUT,
+    DECOMPOSED,
     Pattern("attention", "repeated heads", repeated_heads, _with_fewer_heads, _is_repeated,
             (_FUSED,)),
 )  # fmt: skip

@@ -41,18 +41,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
 from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
-from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, rounded_source, sizes_of
+from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, rounded_source
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
-from dicp.dynamo_bridge.passes.canonicalize import (
-    cast_source,
-    permutation_of,
-    remove_dead,
-    uniform_value,
-)
+from dicp.dynamo_bridge.passes.redundancy import remove_dead
 from dicp.torch_private import saved_for_backward
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -172,10 +168,10 @@ def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
 
 
 def _matched(out: fx.Node, context: PassContext) -> Match | None:
-    if out.target not in attention.WRITTEN_OUT.term.roots():
+    if out.target not in attention.DECOMPOSED.term.roots():
         return None
-    found = attention.WRITTEN_OUT.term.match(out, Match({}))
-    return next((m for m in found if attention.WRITTEN_OUT.guard(m, context)), None)
+    found = attention.DECOMPOSED.term.match(out, Match({}))
+    return next((m for m in found if attention.DECOMPOSED.guard(m, context)), None)
 
 
 def _pair(

@@ -12,7 +12,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Read, Ref
-from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.index import Index, Size, Var
 from dicp.origin import Origin
 
 
@@ -95,6 +95,16 @@ class Phase:
 KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter"]
 
 
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The rows of a kernel in shares, one per program, with partial sums of each share."""
+
+    part: Var
+    """The index of the share: the sums' store indices contain it, but no loop runs over it."""
+    chunk: Size
+    """Rows per share; the last shares may be shorter or empty."""
+
+
 class Form:
     """How a kernel's loops run on its target; each target family has a subclass for each form."""
 
@@ -116,6 +126,9 @@ class Kernel:
     origins: tuple[Origin, ...]
     fresh: bool = False
     """Whether a scatter's buffer is uninitialized and counts as zeros: it writes every element."""
+    partition: Partition | None = None
+    """Shares of the rows that its sums add up: of `parallel` where they are cross-row reductions,
+    else of `reduction`."""
     form: Form | None = None
     """Set once, by the scheduler; a renderer writes it as it is. None: plain nested loops."""
 

@@ -8,7 +8,7 @@ between them is at the reader's own point, and no path leads out of the group an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dicp.loop.ir.expr import Call, Compute, Graph, Node, Ref
@@ -25,9 +25,9 @@ class CrossRow:
     parts: int = 0
     """0: reductions over all parallel axes. Else: reductions over some of the parallel axes, where
     the others have at least this many points."""
-    whole: frozenset[Ref] = frozenset()
-    """Results of reductions over all parallel axes that fuse even if `parts` is set: a target that
-    partitions the rows among programs has memory for the partial sums of each."""
+    shares: Mapping[Ref, int] = field(default_factory=dict)
+    """Results of reductions over all parallel axes that fuse even if `parts` is set, and the number
+    of programs among which the rows are partitioned: they have room for one sum of each."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ def fuse(graph: Graph, enabled: bool = True, cross_row: CrossRow | None = None) 
     for node in graph.nodes:
         groups[node].depends = {groups[p] for p in predecessors(node, producers)}
     if enabled:
-        fuser = _Fuser(graph, groups, producers)
+        fuser = _Fuser(graph, groups, producers, cross_row.shares if cross_row else {})
         fuser.run()
         if cross_row is not None:
             fuser.fuse_cross_row(cross_row)
@@ -130,8 +130,12 @@ def _sorted(groups: list[Group]) -> list[Group]:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, groups: dict[Node, Group], producers: dict[Ref, Node]) -> None:
+    def __init__(
+        self, graph: Graph, groups: dict[Node, Group], producers: dict[Ref, Node],
+        shares: Mapping[Ref, int],
+    ) -> None:  # fmt: skip
         self.graph = graph
+        self.shares = shares
         self.groups = groups
         self.producers = producers
         self.users: dict[Group, set[Group]] = {}
@@ -196,6 +200,7 @@ class _Fuser:
         if (
             merged is None
             or len(merged.nodes) > MAX_MEMBERS
+            or not _same_shares(merged, self.shares)
             or not legal(merged, a, b)
             or self._cyclic(a, b)
         ):
@@ -329,6 +334,14 @@ def _only_sums(group: Group) -> bool:
     )
 
 
+def _same_shares(group: Group, shares: Mapping[Ref, int]) -> bool:
+    """Whether all or none of a group's own reductions have their rows in shares, as many for each:
+    a kernel whose rows are partitioned computes nothing else of all rows."""
+    own = [n for n in group.computes() if n.kind != "pointwise" and n not in group.cross_row]
+    counts = {shares.get(n.out, 0) for n in own}
+    return counts <= {0} or (len(counts) == 1 and not group.rows_only)
+
+
 def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     """The inner reduction `rows` with the cross-row reduction `sums` fused in, or None."""
     if rows.is_call or rows.axes is None or any(n.kind == "scan" for n in rows.computes()):
@@ -341,7 +354,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     own = frozenset(first.row_axes)
     reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
     if second.axes == own:
-        if allowed.parts and not all(n.out in allowed.whole for n in reduces):
+        if allowed.parts and not all(n.out in allowed.shares for n in reduces):
             return None
     elif not (second.axes < own and allowed.parts):
         return None

@@ -37,6 +37,7 @@ from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.schedule.partition import partitioned
 from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
 from dicp.origin import Origin
 
@@ -72,6 +73,7 @@ def schedule(
         elif not any(s == 0 for s in group.dims) or group.axes is not None:
             kernel = _KernelBuilder(group, read_from_memory).build()
             if kernel is not None:
+                kernel = partitioned(kernel, cross_row.shares) if cross_row else kernel
                 steps.append(kernel if with_form is None else with_form(kernel))
     return Schedule(graph, steps)
 

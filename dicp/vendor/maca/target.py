@@ -15,12 +15,12 @@ from dicp.errors import CompilerError, ToolchainError
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
-from dicp.gpu.split import split_reductions, split_unfused
+from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
+from dicp.gpu.threads import with_threads
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.runtime.device import DeviceRuntime
-from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import Check, Facts
 from dicp.torch_private import first_sizes
@@ -75,8 +75,11 @@ class MacaTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        split_unfused(graph, first, split_reductions(graph, first, GPU), GPU)
-        return schedule(graph, config.fuse).steps
+        split_reductions(graph, first, GPU)
+        return super().schedule(gm, graph, device, config)
+
+    def with_form(self, kernel: Kernel) -> Kernel:
+        return with_threads(kernel, GPU)
 
     def render_kernel(self, step: Kernel, config: Config) -> MacaKernel:
         return render(step)
@@ -107,6 +110,9 @@ class MacaTarget(GpuTarget):
         return self._drivers[arch]
 
     # ---- identity and health --------------------------------------------------------------------
+
+    def simulated(self, config: Config) -> bool:
+        return not torch.cuda.is_available()
 
     def fingerprint(self, config: Config) -> str:
         deterministic = str(torch.are_deterministic_algorithms_enabled())

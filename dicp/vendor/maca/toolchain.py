@@ -35,15 +35,15 @@ NVRTC_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 MACA_API = DriverApi(
     target=TARGET, device_type="cuda", libraries=("libmcruntime.so",), load="mcModuleLoadData",
-    function="mcModuleGetFunction", launch="mcModuleLaunchKernel", describe="mcGetErrorName",
-    describe_writes=False, no_context=-1, no_binary=209,
+    unload="mcModuleUnload", function="mcModuleGetFunction", launch="mcModuleLaunchKernel",
+    describe="mcGetErrorName", describe_writes=False, no_context=-1, no_binary=209,
     fix="Install the MACA toolkit, or name its folder in MACA_PATH.",
 )  # fmt: skip
 CUDA_API = DriverApi(
     target=TARGET, device_type="cuda", libraries=("libcuda.so.1", "libcuda.so"),
-    load="cuModuleLoadData", function="cuModuleGetFunction", launch="cuLaunchKernel",
-    describe="cuGetErrorName", describe_writes=True, no_context=201, no_binary=209,
-    fix="Install the NVIDIA driver.",
+    load="cuModuleLoadData", unload="cuModuleUnload", function="cuModuleGetFunction",
+    launch="cuLaunchKernel", describe="cuGetErrorName", describe_writes=True, no_context=201,
+    no_binary=209, fix="Install the NVIDIA driver.",
 )  # fmt: skip
 """209 is CUDA_ERROR_NO_BINARY_FOR_GPU; that MetaX numbers its error alike is assumed."""
 

@@ -17,6 +17,7 @@ import torch
 from dicp.cache import Cache, key_of
 from dicp.errors import CompilerError, LaunchError, ToolchainError
 from dicp.gpu.build import Binary
+from dicp.gpu.form import with_tile
 from dicp.gpu.products import GeneratedProduct, Product, can_split_k, split_k
 from dicp.gpu.tiling import Tiling, candidates
 from dicp.loop.ir.expr import Call, Graph, Ref
@@ -26,6 +27,7 @@ from dicp.loop.schedule.kernels import Schedule
 from dicp.target import Executable
 from dicp.torch_private import disable_current_modes, record_on_device
 from dicp.vendor.triton.builder import Builder, Job, Plan, triton_version
+from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.render import render
@@ -135,7 +137,7 @@ class Autotuner:
         self, product: Product, tiling: Tiling
     ) -> tuple[list[Any], dict[int, RenderedKernel]]:
         """The steps that compute `product` by `tiling`, and their texts."""
-        steps = split_k(GeneratedProduct(product, tiling))
+        steps = split_k(GeneratedProduct(product, tiling), partial(with_tile, facts=GPU))
         rendered: dict[int, RenderedKernel] = {
             k: render_product(s.product, tiling, self.tf32)
             if isinstance(s, GeneratedProduct)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dicp.errors import ToolchainError
 from dicp.gpu.build import Binary
+from dicp.gpu.module_driver import DriverApi, Function, ModuleDriver
 from dicp.vendor.triton.facts import GPU
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so")
@@ -23,31 +24,27 @@ TOO_OLD = {
 """Errors of loading a module that a newer driver fixes (cuda.h, CUresult)."""
 
 
-class Driver:
-    """Loads compiled kernels and launches them. Raises ToolchainError."""
+API = DriverApi(
+    target="triton", device_type="cuda", libraries=LIBRARIES, load="cuModuleLoadData",
+    unload="cuModuleUnload", function="cuModuleGetFunction", launch="cuLaunchKernel",
+    describe="cuGetErrorString", describe_writes=True,
+    no_context=201,  # CUDA_ERROR_INVALID_CONTEXT: before PyTorch has used the device in a thread
+    no_binary=209, fix="Install the driver, or run on CPU tensors through the interpreter.",
+)  # fmt: skip
 
-    target = "triton"
-    device_type = "cuda"
-    lanes = GPU.lanes
-    no_context = 201
-    """CUDA_ERROR_INVALID_CONTEXT: the thread's first call, before PyTorch has used the device."""
+
+class Driver(ModuleDriver):
+    """NVIDIA's driver library. Raises ToolchainError."""
 
     def __init__(self, library: Any) -> None:
-        self.library = library
-        self._modules: dict[tuple[int, bytes], int] = {}
-        pointer, integer = ctypes.c_void_p, ctypes.c_uint
-        library.cuLaunchKernel.argtypes = [
-            pointer, *[integer] * 6, integer, pointer, pointer, pointer
-        ]  # fmt: skip
-        library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
-        library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+        super().__init__(API, library, GPU.lanes, "")
+        pointer = ctypes.c_void_p
         library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
         library.cuCtxGetCurrent.argtypes = [pointer]
         library.cuCtxSetCurrent.argtypes = [pointer]
         library.cuDeviceGet.argtypes = [pointer, ctypes.c_int]
         library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
-        library.cuGetErrorString.argtypes = [ctypes.c_int, pointer]
-        self.launch = library.cuLaunchKernel
+        self._describe.argtypes = [ctypes.c_int, pointer]
 
     def enter(self, device: int) -> None:
         """Makes the device's primary context current for this thread if it has none.
@@ -63,24 +60,13 @@ class Driver:
         self._check(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
         self._check(self.library.cuCtxSetCurrent(context))
 
-    def function(self, device: int, binary: Binary) -> int:
-        """The kernel's handle in the context of `device`, the current device."""
-        known = self._modules.get((device, binary.code))
-        if known is not None:
-            return known
-        self.enter(device)
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._check(self.library.cuModuleLoadData(ctypes.byref(module), binary.code))
-        self._check(
-            self.library.cuModuleGetFunction(ctypes.byref(function), module, binary.entry.encode())
-        )
-        assert function.value is not None
+    def function(self, device: int, binary: Binary) -> Function:
+        function = super().function(device, binary)
         if binary.shared > SHARED_WITHOUT_ASKING:
             self._check(
                 self.library.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, binary.shared)
             )
-        self._modules[device, binary.code] = function.value
-        return function.value
+        return function
 
     def _check(self, result: int) -> None:
         if result in TOO_OLD:
@@ -93,11 +79,6 @@ class Driver:
                 "triton", "the NVIDIA driver", f"{self.describe(result)} while a kernel was loaded",
                 "An earlier kernel may have failed: run with CUDA_LAUNCH_BLOCKING=1.",
             )  # fmt: skip
-
-    def describe(self, result: int) -> str:
-        text = ctypes.c_char_p()
-        self.library.cuGetErrorString(result, ctypes.byref(text))
-        return f"{(text.value or b'unknown result').decode()} ({result})"
 
 
 @lru_cache(maxsize=1)
@@ -113,5 +94,5 @@ def find_driver() -> Driver:
             continue
     raise ToolchainError(
         "triton", "the NVIDIA driver", f"none of {', '.join(LIBRARIES)} can be loaded",
-        "Install the driver, or run on CPU tensors through the interpreter.",
+        API.fix,
     )  # fmt: skip

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from dicp.gpu import tiles
+from dicp.gpu.form import ReductionTile, RowLoop
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref
-from dicp.loop.ir.index import Size, Var, product
+from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.loop.passes.moments import squared_distances
 from dicp.serialize import encode_size
 from dicp.vendor.triton.emit import EVERYWHERE, Axis
-from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
 from dicp.vendor.triton.writer import Writer
 
@@ -24,23 +22,38 @@ ROWS = frozenset({"x"})
 
 
 class Reduction(Writer):
-    """Parallel loops are axis "x", reduction loops axis "r": in one block or a loop over blocks."""
+    """Parallel loops are axis "x", reduction loops axis "r": in one block or a loop over blocks.
 
-    def write(self) -> None:
+    With a partition, a program has the blocks of its share of the reduction loops.
+    """
+
+    shared_axis = "r"
+    """The axis that a partition divides among programs."""
+    share = "share"
+    """The index of the program's share."""
+
+    def __init__(self, kernel: Kernel, axes: list[Axis], form: ReductionTile | RowLoop) -> None:
+        super().__init__(kernel, axes, looped=not form.tile.persistent)
         self._stored: set[Ref] = set()
         self._later: set[Ref] = set()
-        self._squares = squared_distances(self.kernel) if self.looped else []
+        self._squares = form.squares if isinstance(form, ReductionTile) else ()
         self._early = {square.name for square, _ in self._squares}
+        pairs = form.online if isinstance(form, ReductionTile) else ()
+        self._online = {position: (top, total) for position, top, total in pairs}
+        self._range = ("", "")
+        """The first row of the program's share and its end; empty if it has all rows."""
+
+    def write(self) -> None:
         self._tile_indices()
+        self._range = self._share()
         if not self.looped:
-            self._axis_index(self.axes["r"], "")
+            self._axis_index(self.axes["r"], *self._range)
         phases = iter(enumerate(self.kernel.phases))
         for position, phase in phases:
             self._wait_for_stores(phase)
-            online = self._online(position) if self.looped else None
-            if online is not None:
+            if position in self._online:
                 self._later = set().union(*map(self._reads, self.kernel.phases[position + 2 :]))
-                self._online_loop(*online)
+                self._online_loop(*self._online[position])
                 next(phases)
                 continue
             self._later = set().union(*map(self._reads, self.kernel.phases[position + 1 :]))
@@ -51,6 +64,43 @@ class Reduction(Writer):
             else:
                 self._block(phase)
             self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
+
+    # ---- shares of the rows ---------------------------------------------------------------------
+
+    def launch_axes(self) -> dict[str, dict[str, Any]]:
+        axes, partition = super().launch_axes(), self.kernel.partition
+        if partition is None:
+            return axes
+        axes[self.shared_axis]["size"] = encode_size(partition.chunk)
+        size = encode_size(partition.part.size)
+        return {"p": {"size": size, "block": 1, "masked": False, "fixed": True}, **axes}
+
+    def variable(self, var: Var) -> str:
+        if self.kernel.partition is not None and var == self.kernel.partition.part:
+            return self.share
+        return super().variable(var)
+
+    def _tile_indices(self) -> None:
+        if self.kernel.partition is None:
+            super()._tile_indices()
+            return
+        columns = self.axes["x"]
+        self.line("pid = tl.program_id(0).to(INDEX)")
+        self.line(f"across = {self._blocks_of(columns)}")
+        self.line(f"{self.share} = pid // across")
+        self._axis_index(columns, f"(pid % across) * {columns.block_name}")
+
+    def _share(self) -> tuple[str, str]:
+        """The first row of the program's share and its end; empty if it has all rows."""
+        partition = self.kernel.partition
+        if partition is None:
+            return "", ""
+        rows, chunk = self.size(self.axes[self.shared_axis].size), self.size(partition.chunk)
+        self.line(f"first = {self.share} * {chunk}")
+        self.line(f"end = tl.minimum(first + {chunk}, {rows})")
+        return "first", "end"
+
+    # ---- passes over the reduction --------------------------------------------------------------
 
     def _in_pass(self, phase: Phase) -> tuple[Stmt, ...]:
         """The statements of the phase's own pass over the reduction.
@@ -153,7 +203,7 @@ class Reduction(Writer):
                 self.line(f"c_{stmt.name} = {_filled(self.shape('x'), stmt)}")
         for square in squares.values():
             self._start_square(square)
-        with self._looping():
+        with self._looping(*self._range):
             values = self._loop_body(replace(phase, stmts=stmts))
             for total, square in squares.items():
                 self._take_square(square, values[total])
@@ -193,26 +243,6 @@ class Reduction(Writer):
         text = f"d.sum(s_{square.name} + counts * away * away)"
         self._define(square.name, _narrow(text, square), ROWS)
 
-    def _online(self, position: int) -> tuple[Reduce, Reduce] | None:
-        """max(x) and, in the next pass, sum(exp(x - max)): online softmax needs one pass for both.
-
-        None for other phases.
-        """
-        pair = self.kernel.phases[position : position + 2]
-        if len(pair) < 2 or any(p.level != "reduction" for p in pair):
-            return None
-        tops, sums = ([s for s in p.stmts if not isinstance(s, ScratchStore)] for p in pair)
-        if len(tops) != 1 or len(sums) != 1:
-            return None
-        top, total = tops[0], sums[0]
-        if not (isinstance(top, Reduce) and isinstance(total, Reduce)):
-            return None
-        if (top.op, total.op) != ("max", "sum") or total.value.op != "exp":
-            return None
-        (moved,) = total.value.args
-        same = moved.op == "sub" and moved.args == (top.value, ir.result(top.name, top.dtype))
-        return (top, total) if same and top.dtype == total.dtype else None
-
     def _online_loop(self, top: Reduce, total: Reduce) -> None:
         """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
 
@@ -221,7 +251,7 @@ class Reduction(Writer):
         best, kept = f"s_{top.name}", f"s_{total.name}"
         self._start(top)
         self._start(total)
-        with self._looping():
+        with self._looping(*self._range):
             value = self._inside(top, self._tile(top, self.value(top.value)))
             value = self.named(value, value, frozenset("xr"))
             # With new = max(old, x), one of exp(old - new) and exp(x - new) is 1. This holds for
@@ -288,22 +318,17 @@ class Reduction(Writer):
 class LoopedRows(Reduction):
     """An inner reduction with fused cross-row sums: each program loops over rows and adds up."""
 
-    def __init__(
-        self, kernel: Kernel, axes: list[Axis], parts: tuple[Var, ...], along: Sequence[Store],
-        chunk: Size | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(kernel, axes, looped=True)
-        self.parts = parts
-        self.looped_axis = "x"
-        self.chunk = chunk
-        """Rows per share, if each program loops over a share of all rows."""
-        self._sums = {f"t_{k}": stmt for k, stmt in enumerate(along)}
+    shared_axis, share = "x", "pid"
+
+    def __init__(self, kernel: Kernel, axes: list[Axis], form: RowLoop) -> None:
+        super().__init__(kernel, axes, form)
+        self.looped, self.looped_axis = True, "x"
+        self.parts, self.stages = form.parts, form.stages
+        self._sums = {f"t_{k}": stmt for k, stmt in enumerate(kernel.cross_row_stores())}
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
-        size = encode_size(product(v.size for v in self.parts))
         axes = super().launch_axes()
-        if self.chunk is not None:
-            axes["x"]["size"] = encode_size(self.chunk)
+        size = encode_size(product(v.size for v in self.parts))
         return {"p": {"size": size, "block": 1, "masked": False, "fixed": True}, **axes}
 
     def variable(self, var: Var) -> str:
@@ -315,14 +340,12 @@ class LoopedRows(Reduction):
         return ""
 
     def write(self) -> None:
-        self._stored, self._later, self._early = set(), set(), set()
         self.line("pid = tl.program_id(0).to(INDEX)")
         self._axis_index(self.axes["r"], "")
         for name, stmt in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        first, end = self._row_range()
-        with self._looping(first, end, self._stages()):
+        with self._looping(*self._share(), self.stages):
             for phase in self.kernel.phases:
                 self._wait_for_stores(phase)
                 if phase.level == "parallel":
@@ -336,26 +359,6 @@ class LoopedRows(Reduction):
             tail = f", {mask}" if mask else ""
             place = f"{self.arg(stmt.ref)} + ({index})"
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
-
-    def _stages(self) -> int:
-        """Pipeline stages of the loop over rows; 1 if the kernel reads what it stores."""
-        stores = (s for s in self.stmts() if isinstance(s, Store) and not s.op)
-        written = {s.ref.root for s in stores}
-        rows, inner = set(self.axes["x"].loops), set(self.axes["r"].loops)
-        read = {item.ref: item.index.variables() for item in self.kernel.reads()}
-        if written & {ref.root for ref in read}:
-            return 1
-        whole = [ref.dtype.itemsize for ref, used in read.items() if used & rows and used & inner]
-        return tiles.stages(sum(whole) * self.axes["x"].block * self.axes["r"].block, GPU)
-
-    def _row_range(self) -> tuple[str, str]:
-        """The first row of the program's share and its end; "0" and "" if it has all rows."""
-        if self.chunk is None:
-            return "0", ""
-        rows = self.size(self.axes[self.looped_axis].size)
-        self.line(f"first = pid * {self.size(self.chunk)}")
-        self.line(f"end = tl.minimum(first + {self.size(self.chunk)}, {rows})")
-        return "first", "end"
 
     def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
         for name, stmt in self._sums.items():

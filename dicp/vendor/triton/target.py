@@ -16,20 +16,20 @@ from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
 from dicp.gpu.build import Variant
+from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
-from dicp.gpu.split import PartitionedSum, split_reductions, split_unfused
+from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
-from dicp.gpu.work_partition import PartitionedKernel, all_fused, partitioned
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import CrossRow
-from dicp.loop.schedule.kernels import Step, schedule
+from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import (
     Artifact,
@@ -50,7 +50,7 @@ from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.render import TritonKernel, render, render_partitioned
+from dicp.vendor.triton.render import TritonKernel, render
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
@@ -91,16 +91,17 @@ class TritonTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        steps, partitions = _scheduled(graph, first, config.fuse)
-        products = place_products(steps, graph.outputs, self.chooser(device, config))
-        return [partitioned(step, partitions) for step in products]
+        cross_row = replace(CROSS_ROW, shares=split_reductions(graph, first, GPU, shares=True))
+        steps = schedule(graph, config.fuse, cross_row, self.with_form).steps
+        return place_products(steps, graph.outputs, self.chooser(device, config), self.with_form)
 
-    def render_kernel(
-        self, step: Kernel | GeneratedProduct | PartitionedKernel, config: Config
-    ) -> TritonKernel:
+    def with_form(self, kernel: Kernel) -> Kernel:
+        return with_tile(kernel, GPU)
+
+    def render_kernel(self, step: Kernel | GeneratedProduct, config: Config) -> TritonKernel:
         if isinstance(step, GeneratedProduct):
             return render_product(step.product, step.tiling, tf32_allowed())
-        return render_partitioned(step) if isinstance(step, PartitionedKernel) else render(step)
+        return render(step)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:
         return {"kernels.py": kernel_file(sources)}
@@ -225,19 +226,6 @@ def _chips() -> list[str]:
     """The names of this machine's GPUs, in order."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.cuda.get_device_name(k) for k in range(count)]
-
-
-def _scheduled(
-    graph: Graph, first: Mapping[Any, int], fuse: bool
-) -> tuple[list[Step], Sequence[PartitionedSum]]:
-    """The steps, and the cross-row sums fused into some of them whose rows do not split evenly."""
-    partitions = split_reductions(graph, first, GPU)
-    cross_row_stores = replace(CROSS_ROW, whole=frozenset(s.whole.out for s in partitions))
-    steps = schedule(graph, fuse, cross_row_stores).steps
-    if all_fused(steps, partitions):
-        return steps, partitions
-    split_unfused(graph, first, partitions, GPU)
-    return schedule(graph, fuse, CROSS_ROW).steps, ()
 
 
 def kernel_file(sources: KernelSources) -> str:

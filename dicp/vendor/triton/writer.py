@@ -29,8 +29,12 @@ class Writer(Emitter):
             for a in self.by_dim()
         }
 
+    def grid(self) -> list[str]:
+        """The axes that programs divide."""
+        return [name for name in self.launch_axes() if name not in ("r", self.looped_axis)]
+
     @contextmanager
-    def _looping(self, first: str = "0", end: str = "", stages: int = 1) -> Iterator[None]:
+    def _looping(self, first: str = "", end: str = "", stages: int = 1) -> Iterator[None]:
         """Puts what is emitted in the context into a loop over the blocks of the looped axis.
 
         With several `stages`, loads of later blocks are prefetched: none of them may read what an
@@ -42,7 +46,7 @@ class Writer(Emitter):
         yield
         body = self.scopes.pop()
         last = end or self.size(axis.size)
-        steps = f"{first}, {last}, {axis.block_name}"
+        steps = f"{first or 0}, {last}, {axis.block_name}"
         steps = f"tl.range({steps}, num_stages={stages})" if stages > 1 else f"range({steps})"
         self.line(f"for start in {steps}:")
         self.scopes[0].lines += body.lines
@@ -56,10 +60,12 @@ class Writer(Emitter):
             self._axis_index(grid[0], f"pid * {grid[0].block_name}")
         else:
             outer, inner = grid
-            blocks = f"({self.size(inner.size)} + {inner.block_name} - 1) // {inner.block_name}"
-            self.line(f"across = {blocks}")
+            self.line(f"across = {self._blocks_of(inner)}")
             self._axis_index(outer, f"(pid // across) * {outer.block_name}")
             self._axis_index(inner, f"(pid % across) * {inner.block_name}")
+
+    def _blocks_of(self, axis: Axis) -> str:
+        return f"({self.size(axis.size)} + {axis.block_name} - 1) // {axis.block_name}"
 
     def _axis_index(self, axis: Axis, start: str, end: str = "") -> None:
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dicp.codegen.types import STORAGE_TYPE
+from dicp.gpu.threads import PointThreads, RowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel, kernel_name
-from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.origin import Origin
 from dicp.serialize import encode_size
 from dicp.vendor.maca.facts import GPU
@@ -38,10 +38,15 @@ class MacaKernel:
 
 
 def render(kernel: Kernel) -> MacaKernel:
-    kernel = without_one_hot_sums(kernel)
-    writer = (Reduction if kernel.reduction else Pointwise)(kernel)
+    """The kernel's text, in its form."""
+    form = kernel.form
+    writer: Reduction | Pointwise
+    if isinstance(form, RowThreads):
+        writer, block = Reduction(kernel, form), form.rows
+    else:
+        assert isinstance(form, PointThreads)
+        writer, block = Pointwise(kernel, form), form.points
     lines = writer.lines()
-    block = writer.block.rows if isinstance(writer, Reduction) else writer.block.points
     rows = numel(kernel.parallel)
     blocks = f"({writer.text_of(rows)} + {block - 1}) / {block}"
     together = any("__syncthreads" in x or "d_reduce" in x or "d_scan" in x for x in lines)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dicp.codegen.emitter import Emitter, margin
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.gpu.index_width import NARROW_LIMIT, reach
-from dicp.gpu.threads import Access, is_along, unconditional_reads
+from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.expr import Expr, IndexValue, Ref
 from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, Var, product, variable
 from dicp.loop.ir.kernel import Kernel, ScratchStore, Stmt, Store

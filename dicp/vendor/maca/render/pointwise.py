@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dicp.codegen.emitter import margin
-from dicp.gpu.threads import point_threads
+from dicp.gpu.threads import PointThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.kernel import Kernel
-from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.render.points import Points
 
 
 class Pointwise(Points):
     """Pointwise kernels, and scatters, whose stores may collide."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, form: PointThreads) -> None:
         super().__init__(kernel)
-        self.block = point_threads(kernel, GPU)
+        self.block = form
 
     @property
     def threads(self) -> int:

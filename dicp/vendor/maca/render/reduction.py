@@ -7,19 +7,12 @@ from collections.abc import Sequence
 from dicp.codegen.emitter import accumulator_type, local, margin
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
-from dicp.gpu.threads import (
-    Access,
-    RowThreads,
-    column_threads,
-    is_along,
-    row_threads,
-    unconditional_reads,
-)
+from dicp.gpu.threads import RowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.render.points import Points
 
 LEAST_WAVE = 32
@@ -33,11 +26,9 @@ class Reduction(Points):
     points and without stores.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, form: RowThreads) -> None:
         super().__init__(kernel)
-        self.columns = kernel.kind == "outer_reduction"
-        """Whether the threads of a group are a block's rows apart: adjacent ones share columns."""
-        self.block: RowThreads = (column_threads if self.columns else row_threads)(kernel, GPU)
+        self.block = form
         self.shared: list[str] = []
         """Declarations of shared memory."""
         self._written: set[Ref] = set()
@@ -50,7 +41,7 @@ class Reduction(Points):
         kernel, block = self.kernel, self.block
         rows = self._size(numel(kernel.parallel))
         row = self._push(kernel.parallel, 1)
-        group, thread = ("% {0}", "/ {0}") if self.columns else ("/ {1}", "% {1}")
+        group, thread = ("% {0}", "/ {0}") if self.block.apart else ("/ {1}", "% {1}")
         own, at = (text.format(block.rows, block.group) for text in (group, thread))
         row.lines += [
             f"  const d_index own_row = (d_index)blockIdx.x * {block.rows} + threadIdx.x {own};",
@@ -186,8 +177,8 @@ class Reduction(Points):
     def _join(self, stmt: Reduce) -> str:
         """The reduction over the threads of the group."""
         block, name = self.block, local(stmt.name)
-        apart = "_apart" if self.columns else ""
-        sizes = f"{block.rows}, {block.group}" if self.columns else f"{block.group}"
+        apart = "_apart" if self.block.apart else ""
+        sizes = f"{block.rows}, {block.group}" if self.block.apart else f"{block.group}"
         room = self._shared(accumulator_type(stmt), f"room_{stmt.name}")
         if stmt.finds_position:
             places = self._shared("int64_t", f"places_{stmt.name}")
@@ -196,7 +187,7 @@ class Reduction(Points):
         return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {room});"
 
     def _shared(self, ctype: str, name: str) -> str:
-        size = self.threads if self.columns else max(1, self.threads // LEAST_WAVE)
+        size = self.threads if self.block.apart else max(1, self.threads // LEAST_WAVE)
         self.shared.append(f"d_shared<{ctype}, {size}> {name}")
         return name
 

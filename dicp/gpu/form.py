@@ -1,0 +1,129 @@
+"""The forms of kernels on a GPU: tiles of programs, for languages that work on tiles.
+
+`dicp.gpu.threads` has the forms for languages that are written thread by thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dicp.gpu import tiles
+from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.thresholds import GUESS, MIN_CROSSING
+from dicp.gpu.tiles import Tile, numel
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Var
+from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, ScratchStore, Stmt
+from dicp.loop.passes.moments import squared_distances
+from dicp.loop.passes.one_hot import without_one_hot_sums
+from dicp.loop.schedule.form import crossing_loop, online_softmax
+
+
+@dataclass(frozen=True, eq=False)
+class TileForm(Form):
+    """A program computes one tile."""
+
+    tile: Tile
+
+
+@dataclass(frozen=True, eq=False)
+class PointTile(TileForm):
+    """Every statement at every point; with `crossing`, in a tile of two axes: reads along one and
+    writes along the other span whole lines."""
+
+    crossing: Var | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReductionTile(TileForm):
+    """Rows whose reduction is in one block (`tile.persistent`), or in a loop over blocks."""
+
+    online: tuple[tuple[int, Reduce, Reduce], ...] = ()
+    """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
+    squares: tuple[tuple[Reduce, Reduce], ...] = ()
+    """Sums of squared distances from a mean, computed in the pass of the mean's own sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowLoop(TileForm):
+    """Fused cross-row sums: each program loops over rows and adds up."""
+
+    parts: tuple[Var, ...]
+    """The loops that the sums keep, or the share of a partition: one program per point."""
+    rows: tuple[Var, ...]
+    """The loops in each program."""
+    stages: int
+    """Pipeline stages of the loop over rows."""
+
+
+def with_tile(kernel: Kernel, facts: DeviceFacts) -> Kernel:
+    """The kernel with its tiles, and without sums that need no loop."""
+    kernel = without_one_hot_sums(kernel)
+    return replace(kernel, form=_form_of(kernel, facts))
+
+
+def _form_of(kernel: Kernel, facts: DeviceFacts) -> TileForm:
+    if kernel.cross_row_stores():
+        return _row_loop(kernel, facts)
+    if kernel.kind in ("inner_reduction", "outer_reduction"):
+        return _reduction(kernel, facts)
+    if not kernel.parallel:
+        return PointTile(Tile({}, False, 1))
+    crossing = None
+    if kernel.kind == "pointwise":
+        crossing = crossing_loop(kernel, MIN_CROSSING, GUESS)
+    if crossing is None:
+        return PointTile(tiles.pointwise(kernel, facts))
+    width = min(r.dtype.itemsize for r in _touched(kernel))
+    last = kernel.parallel[-1]
+    return PointTile(tiles.transposed(crossing.size, last.size, width, facts), crossing)
+
+
+def _touched(kernel: Kernel) -> list[Ref]:
+    """What the kernel reads and writes."""
+    return [item.ref for item in kernel.reads()] + [s.ref for s in kernel.stores()]
+
+
+def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
+    shape = kernel
+    if kernel.partition is not None:  # a program has the rows of one share
+        part, chunk = kernel.partition.part, kernel.partition.chunk
+        inner = (Var(part.position + 1, chunk),)
+        shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
+    tile = tiles.reduction(shape, facts)
+    if tile.persistent:
+        return ReductionTile(tile)
+    phases = kernel.phases
+    pairs = [online_softmax(_kept(p), _kept(q)) for p, q in zip(phases, phases[1:], strict=False)]
+    online = tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
+    return ReductionTile(tile, online, tuple(squared_distances(kernel)))
+
+
+def _kept(phase: Phase) -> list[Stmt]:
+    """The phase's statements; values of scratch rows are rematerialized where they are read."""
+    return [s for s in phase.stmts if not isinstance(s, ScratchStore)]
+
+
+def _row_loop(kernel: Kernel, facts: DeviceFacts) -> RowLoop:
+    sums = kernel.cross_row_stores()
+    if kernel.partition is not None:
+        parts: tuple[Var, ...] = (kernel.partition.part,)
+        rows, count = kernel.parallel, kernel.partition.chunk
+    else:
+        kept = set().union(*(s.index.variables() for s in sums))
+        parts = tuple(v for v in kernel.parallel if v in kept)
+        rows = tuple(v for v in kernel.parallel if v not in kept)
+        count = numel(rows)
+    tile = tiles.cross_row(count, numel(kernel.reduction), facts)
+    return RowLoop(tile, parts, rows, _stages(kernel, tile, rows, facts))
+
+
+def _stages(kernel: Kernel, tile: Tile, rows: tuple[Var, ...], facts: DeviceFacts) -> int:
+    """Pipeline stages of the loop over rows; 1 if the kernel reads what it stores."""
+    written = {s.ref.root for s in kernel.stores() if not s.op}
+    loops, inner = set(rows), set(kernel.reduction)
+    read = {item.ref: item.index.variables() for item in kernel.reads()}
+    if written & {ref.root for ref in read}:
+        return 1
+    whole = [ref.dtype.itemsize for ref, used in read.items() if used & loops and used & inner]
+    return tiles.stages(sum(whole) * tile.blocks["x"] * tile.blocks["r"], facts)
