@@ -28,7 +28,7 @@ DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "bot
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --op, keep the cases of some operators; with --sample or --sweeps, a part of the rest."""
+    """With --op, keep the cases of some operators; with --sample or --sweeps, a part of them."""
     _keep_operators(config, items)
     for name in SAMPLES:
         if option(config, name):
