@@ -168,6 +168,10 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
     if g.takes("ScatterNDAdd", "x", x.dtype):  # which may become an update in place
         return g.op("ScatterNDAdd", x, index, updates)
     depth = int(index.shape[-1])
+    if depth == 1:
+        count = math.prod(index.shape[:-1])
+        rows = g.reshape(updates, [count, *x.shape[1:]])
+        return add_rows(g, x, g.reshape(index, [count]), rows)
     rows, place = math.prod(x.shape[:depth]), None
     for axis in range(depth):
         part = g.squeeze(g.slice(index, index.ndim - 1, axis, axis + 1), [-1])
@@ -180,8 +184,9 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
 
 
 def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
-    """`rows` added to those of a matrix that `index` tells."""
-    places = g.broadcast(g.unsqueeze(index, 1), rows.shape)
+    """`rows` added to those of `x` that `index` tells."""
+    column = [index.shape[0], *[1] * (x.ndim - 1)]
+    places = g.broadcast(g.reshape(index, column), rows.shape)
     return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 

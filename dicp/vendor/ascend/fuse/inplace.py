@@ -76,7 +76,6 @@ WRITING = Writing(
         "ConcatD": part_of,
         "ScatterElements": _scatter("ScatterElementsV2", "data"),
         "TensorScatterUpdate": _scatter("ScatterNdUpdate", "x"),
-        "TensorScatterAdd": _scatter("ScatterNdAdd", "x"),
     },
     elementwise=POINTWISE,
     aliases=ALIASES,
