@@ -18,7 +18,7 @@ from dicp.errors import NewVendorError, TargetNotFoundError
 from dicp.new_vendor import new_vendor
 from dicp.target import find_target, target_name
 from dicp.torch_private import OpOverload, all_decompositions
-from dicp.vendor_report import vendor_report
+from dicp.vendor_report import PUBLIC, vendor_report
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {"loopchip": "loop", "graphchip2": "graph"}
@@ -209,6 +209,8 @@ def test_vendor_report_counts_and_ranks(tmp_path: Path) -> None:
     assert [(step.op, step.times) for step in report.steps] == [
         ("aten.mm.default", 7), ("aten.sort.default", 2),
     ]  # fmt: skip
+    assert sum(report.public.values()) == len(PUBLIC) == len(set(PUBLIC)) == 103
+    assert report.public["compiled"] + report.public["library"] + report.public["view"] > 85
     assert report.core["compiled"] > 100 and report.listed["no rule"] == 0
     shown = CliRunner().invoke(app, ["vendor-report", "cpugraph", "--results", str(file)])
     assert shown.exit_code == 0 and "failed: op/test_a.py::y" in shown.stdout
