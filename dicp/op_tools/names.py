@@ -91,7 +91,7 @@ def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
         if callable(found) and not isinstance(found, type):
             return owner, parts[-1], found
     if len(parts) == 2 and (packet := registered_packet(*parts)) is not None:
-        return getattr(torch.ops, parts[0]), parts[1], packet  # such as npu.npu_fusion_attention
+        return getattr(torch.ops, parts[0]), parts[1], packet  # an operator of a plugin
     raise OperatorNameError(name, difflib.get_close_matches(name, _known(), n=3, cutoff=0.7))
 
 

@@ -1,7 +1,7 @@
 """One training step, module by module: recorded once, compared with a backend or a device.
 
     with op_tools.one_iter.record(model, optimizer, "folder"): train_step()
-    op_tools.one_iter.compare("folder", model, optimizer, backend="cpugraph")
+    op_tools.one_iter.compare("folder", model, optimizer, backend="dicp")
 
 python -m dicp.op_tools.one_iter diff A B compares two recordings: exit status 0 they agree, 1 they
 differ, 2 one cannot be read.
