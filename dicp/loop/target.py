@@ -177,7 +177,7 @@ class LoopTarget(RuleTarget):
         sources = KernelSources(program, texts, artifact.units)
         runtime = self.runtime(sources, cache, config)
         memory = self.pool(sources.device) if pool is None else pool
-        return LoopExecutable(program, runtime, memory, artifact.objects)
+        return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 
     def outline(self, program: LoopProgram, sizes: Mapping[str, int]) -> Outline:
         return outline(program.plain, sizes)

@@ -12,7 +12,8 @@ from dicp.config import OPTIONS, Config, default_cache_dir
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
 BOOLEANS = (
-    "cache", "dump_times", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds", "rnn",
+    "cache", "dump_times", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds",
+    "rnn",
 )  # fmt: skip
 NAMES = tuple(option.name for option in OPTIONS)
 
