@@ -147,7 +147,8 @@ def vendor_report(
     console = _console()
     table = _table("", "counts", title=f"{report.target}: how far it is")
     for title, counts in (
-        ("core ATen", report.core), ("operators that dicp has rules for", report.listed),
+        ("core ATen", report.core), ("public DICP's tests", report.public),
+        ("operators that dicp has rules for", report.listed),
         ("operator tests", report.tests), ("model tests", report.models),
     ):  # fmt: skip
         listed = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))

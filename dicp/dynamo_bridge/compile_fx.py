@@ -28,7 +28,11 @@ from dicp.dynamo_bridge.aot import compile_graphs
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.decompose import decompose_traces, decompositions
+from dicp.dynamo_bridge.decompose import (
+    decompose_traces,
+    decompositions,
+    replace_wrong_decompositions,
+)
 from dicp.dynamo_bridge.executables import (
     FrozenExecutable,
     PartitionedExecutable,
@@ -146,6 +150,7 @@ class Compilation(GraphCompiler):
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""
         decompose_traces(self.gm)
+        replace_wrong_decompositions(self.gm)
         self.train = wants_gradients(example_inputs)
         return compile_graphs(self.gm, example_inputs, self)
 

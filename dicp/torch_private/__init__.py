@@ -62,6 +62,7 @@ from dicp.torch_private.dynamo import (
     disable_compiled_autograd,
     dynamo_config,
     dynamo_counters,
+    dynamo_module,
     flatten_graph_inputs,
     frame_seconds,
     register_repeatedly,

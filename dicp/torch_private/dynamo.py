@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch._dynamo as dynamo_module
 from torch._decomp import decompositions
 from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config

@@ -37,6 +37,7 @@ RANKS = {
     "rules": 2,
     "effects": 2,
     "operator_choice": 3,
+    "rule_errors": 3,
     "target": 3,
     "toolchain": 3,
     "loop": 4,
