@@ -25,6 +25,7 @@ RANKS = {
     "torch_private": 0,
     "elf": 0,
     "compare": 1,
+    "module_calls": 1,
     "config": 1,
     "store": 1,
     "cache": 2,
