@@ -83,11 +83,7 @@ def ops(backend: Backend) -> None:
     table = _table("operator", "decision", "reason", title=f"operators of {target.name}")
     for row in rows:
         table.add_row(*_cells(str(row.op), row.decision, row.reason))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.decision for row in rows)
-    listed = ", ".join(f"{counts[decision]} {decision}" for decision in sorted(counts))
-    console.print(Text(f"{len(rows)} operators: {listed}"))
+    _print_counted(table, [row.decision for row in rows])
 
 
 @device_app.command("ops")
@@ -100,11 +96,7 @@ def device_ops() -> None:
     table = _table("operator", "road", "dtypes", title="operators of the device")
     for row in found:
         table.add_row(*_cells(row.operator, row.road, row.dtypes))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.road for row in found)
-    listed = ", ".join(f"{counts[road]} {road}" for road in sorted(counts))
-    console.print(Text(f"{len(found)} operators: {listed}"))
+    _print_counted(table, [row.road for row in found])
 
 
 @device_app.command("check")
@@ -267,6 +259,15 @@ def _checks_table(name: str, found: _Examined) -> Table:
     for check in found.checks:
         table.add_row(*_cells(check.name, "ok" if check.ok else "missing", check.detail, check.fix))
     return table
+
+
+def _print_counted(table: Table, kinds: Sequence[str]) -> None:
+    """A table of operators, and how many there are of each kind."""
+    console = _console()
+    console.print(table)
+    counts = Counter(kinds)
+    listed = ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+    console.print(Text(f"{len(kinds)} operators: {listed}"))
 
 
 def _versions() -> Text:

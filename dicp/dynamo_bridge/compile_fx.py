@@ -105,8 +105,9 @@ class Compilation(GraphCompiler):
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
         self.inspected = active_inspector() is not None
-        cached = not config.freeze and not self.inspected and config.dump is None
-        self.results = self.cache if cached else None
+        # Every stage runs where it is looked at: nothing compiled is looked up.
+        self.stored = None if self.inspected or config.dump is not None else self.cache
+        self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
         self.lines: Mapping[str, str] = user_lines(gm)
@@ -214,8 +215,7 @@ class Compilation(GraphCompiler):
             return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            cache = self.cache if self.config.dump is None and not self.inspected else None
-            slot = find_graph(cache, gm, info, self.identity)
+            slot = find_graph(self.stored, gm, info, self.identity)
         report = observer.report
         if slot.found is not None:
             report.cache = "graph"
