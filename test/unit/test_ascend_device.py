@@ -197,7 +197,7 @@ def test_without_a_device_the_simulator_runs_the_installations_graphs(
     for header in root.rglob("*.h"):
         text = header.read_text()
         if "REG_OP(SwiGluGrad)" in text:
-            header.write_text(text.replace(".OUTPUT(x_grad", ".OUTPUT(y").replace("RmsNorm", "No"))
+            header.write_text(text.replace(".INPUT(y_grad", ".INPUT(grad"))
     monkeypatch.setenv("ASCEND_HOME_PATH", str(root))
     double.reset(devices=0)
     sources: list[str] = []
@@ -220,7 +220,7 @@ def test_without_a_device_the_simulator_runs_the_installations_graphs(
         compiled(gated, runs_on="auto")(mine).sum().backward()
     gated(eager).sum().backward()
     torch.testing.assert_close(mine.grad, eager.grad)
-    assert any("SwiGluGrad" in source and ', "x_grad"' not in source for source in sources)
+    assert any('.In("grad", ' in source for source in sources)
     assert double.calls("aclmdlExecuteAsync") == 0
 
 
