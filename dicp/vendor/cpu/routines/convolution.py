@@ -43,7 +43,7 @@ def convolution(
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
-    kind = kind if multiplies(x, w) else None
+    kind = kind if multiplies(lw, x, w) else None
     if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
@@ -66,7 +66,7 @@ def convolution_backward(
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and multiplies(grad, x, w):
+    if how.fit(x, w) and multiplies(lw, grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
