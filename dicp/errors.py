@@ -143,6 +143,50 @@ class LaunchError(DicpError):
         super().__init__("\n".join(lines))
 
 
+class RunStatusError(DicpError):
+    """A target's run gave something other than the status of a success or of a failed kernel."""
+
+    def __init__(
+        self, target: str, what: str, status: object, expected: str, sources: Sequence[str] = ()
+    ) -> None:
+        self.target = target
+        self.status = status
+        lines = [f"target {target!r}: the run of {what} gave status {status!r}, not {expected}."]
+        if sources:
+            lines += ["compiled from:", *_indent("\n".join(_shortened(sources)))]
+        lines.append(
+            "Its results cannot be trusted. The device may have refused the launch, or the "
+            "target's run returns no status: see `python -m dicp doctor` and "
+            "docs/adding_a_vendor.md."
+        )
+        super().__init__("\n".join(lines))
+
+
+class RuleError(DicpError):
+    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+
+    def __init__(
+        self,
+        op: str,
+        dtypes: Sequence[object],
+        shapes: Sequence[object],
+        target: str,
+        user_line: str,
+        problem: str,
+    ) -> None:
+        self.op = op
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        self.target = target
+        self.user_line = user_line
+        self.problem = problem
+        super().__init__(
+            f"target {target!r}: the rule for {op}({_operands(dtypes, shapes)}) {problem}."
+            f"{_at(user_line)} Mend the rule, or report it; until then eager_ops={op!r} "
+            "(DICP_EAGER_OPS) runs the operator eagerly."
+        )
+
+
 class UnsupportedOperatorError(DicpError):
     """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 
@@ -162,16 +206,13 @@ class UnsupportedOperatorError(DicpError):
         self.target = target
         self.user_line = user_line
         self.reason = reason
-        operands = ", ".join(
-            f"{dtype}{_shape(shape)}" for dtype, shape in zip(dtypes, shapes, strict=False)
-        )
         forbids, cure = {
             "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
             "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
         }[forbidden_by]
         super().__init__(
-            f"target {target!r} does not compile {op}({operands}): {reason}.{_at(user_line)} "
-            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
+            f"target {target!r} does not compile {op}({_operands(dtypes, shapes)}): {reason}."
+            f"{_at(user_line)} {forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 
@@ -593,6 +634,11 @@ def _sentence(text: str) -> str:
 
 def _shape(shape: object) -> str:
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, Sequence) else f"[{shape}]"
+
+
+def _operands(dtypes: Sequence[object], shapes: Sequence[object]) -> str:
+    pairs = zip(dtypes, shapes, strict=False)
+    return ", ".join(f"{dtype}{_shape(shape)}" for dtype, shape in pairs)
 
 
 def _indent(text: str) -> list[str]:

@@ -28,7 +28,11 @@ from dicp.dynamo_bridge.aot import compile_graphs
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.decompose import decompose_traces, decompositions
+from dicp.dynamo_bridge.decompose import (
+    decompose_traces,
+    decompositions,
+    replace_wrong_decompositions,
+)
 from dicp.dynamo_bridge.executables import (
     FrozenExecutable,
     PartitionedExecutable,
@@ -101,7 +105,9 @@ class Compilation(GraphCompiler):
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
         self.inspected = active_inspector() is not None
-        self.results = self.cache if not config.freeze and not self.inspected else None
+        # Every stage runs where it is looked at: nothing compiled is looked up.
+        self.stored = None if self.inspected or config.dump is not None else self.cache
+        self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
         self.lines: Mapping[str, str] = user_lines(gm)
@@ -144,6 +150,7 @@ class Compilation(GraphCompiler):
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""
         decompose_traces(self.gm)
+        replace_wrong_decompositions(self.gm)
         self.train = wants_gradients(example_inputs)
         return compile_graphs(self.gm, example_inputs, self)
 
@@ -208,8 +215,7 @@ class Compilation(GraphCompiler):
             return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            cache = self.cache if self.config.dump is None and not self.inspected else None
-            slot = find_graph(cache, gm, info, self.identity)
+            slot = find_graph(self.stored, gm, info, self.identity)
         report = observer.report
         if slot.found is not None:
             report.cache = "graph"

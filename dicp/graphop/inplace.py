@@ -27,9 +27,6 @@ from dicp.graphop.program import (
 )
 from dicp.origin import Origin
 
-ALIASES = frozenset({"Reshape"})
-"""Operators whose result is the memory of what they read."""
-
 
 @dataclass(frozen=True, eq=False)
 class Form:
@@ -47,12 +44,15 @@ Forms = Mapping[str, Callable[[Builder, Node], Form | None]]
 
 @dataclass(frozen=True)
 class Writing:
-    """What a vendor has for it: forms, the operators that work element by element, and the one that
-    assigns."""
+    """The vendor's operators that writing over an input depends on."""
 
     forms: Forms
     elementwise: frozenset[str]
+    """Operators whose result's elements each depend on the elements at the same place alone."""
+    aliases: frozenset[str]
+    """Operators whose result is the memory of their first operand: a reshape, mostly."""
     assign: Callable[[Builder, Value, Value], Value]
+    """Makes the operator that assigns a value to memory."""
 
 
 def in_place(builder: Builder, items: Sequence[Item], writing: Writing) -> list[Item]:
@@ -189,8 +189,8 @@ class _InPlace:
 
     def _as_buffer(self, result: Result, leaf: Value | None) -> bool:
         maker = result.value
-        while maker.node.kind in ALIASES:
-            maker = next(iter(maker.node.operands()))
+        while maker.node.kind in self.writing.aliases:
+            maker = maker.node.operands()[0]
         node = maker.node
         if node.kind in LEAVES or node in self.buffers:
             return False
@@ -215,7 +215,7 @@ class _InPlace:
         been through none that spreads it.
         """
         between = self._descendants_of(leaf) & nodes
-        return all(node.kind in self.writing.elementwise | ALIASES for node in between)
+        return all(node.kind in self.writing.elementwise | self.writing.aliases for node in between)
 
     # ---- an assignment, or a copy ---------------------------------------------------------------
 
@@ -247,15 +247,15 @@ class _InPlace:
     def _aliases(self, value: Value) -> list[Value]:
         found: list[Value] = []
         for node in self.uses.get(value, []):
-            if node.kind in ALIASES and node.operands()[0] is value:
+            if node.kind in self.writing.aliases and node.operands()[0] is value:
                 found += [node.outputs[0], *self._aliases(node.outputs[0])]
         return found
 
     def _readers(self, value: Value) -> list[Node]:
         """Operators that read this memory."""
         shown = [value, *self._aliases(value)]
-        readers = (n for v in shown for n in self.uses.get(v, []) if n.kind not in ALIASES)
-        return list(dict.fromkeys(readers))
+        readers = dict.fromkeys(n for v in shown for n in self.uses.get(v, []))
+        return [n for n in readers if n.kind not in self.writing.aliases]
 
     def _users(self, node: Node) -> list[Node]:
         """Operators that read a result of `node`, or what an eager call makes of it."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in.cann import DTYPES, GE_DTYPES, SETS, Operator, operators
 
 from dicp.graphop.program import Graph, Node
 from dicp.target import Artifact
@@ -42,7 +43,6 @@ from dicp.vendor.ascend.probe import (
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.toolchain import FLAGS, INCLUDES
-from stand_in.cann import DTYPES, GE_DTYPES, SETS, Operator, operators
 
 ALL = "every operator"
 """What sources are called that were generated with all operators at hand."""

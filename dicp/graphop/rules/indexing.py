@@ -92,6 +92,12 @@ class Indexed:
         return [*(count + k for k in before), *range(count), *(count + k for k in after)]
 
 
+def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
+    """The dimension that is indexed, where only one is, and its index."""
+    ((dim, index),) = [(d, index) for d, index in enumerate(indices) if index is not None]
+    return dim, index
+
+
 def _broadcast_shape(g: Ops, values: Sequence[Value]) -> list[Any]:
     rank = max(v.ndim for v in values)
     shape: list[Any] = [1] * rank
@@ -108,9 +114,8 @@ def index(g: Ops, x: Value, indices: Sequence[Value | None]) -> Value:
         return g.op("Identity", x)
     where = Indexed(g, x, indices)
     if len(where.dims) == 1 and where.adjacent:
-        place = next(i for i in indices if i is not None)
-        places = from_start(g, place, x.shape[where.dims[0]])
-        return g.op("Gather", x, places, g.const(where.dims[0], torch.int64))
+        dim, place = _only(indices)
+        return g.op("Gather", x, from_start(g, place, x.shape[dim]), g.const(dim, torch.int64))
     picked = g.op("GatherND", g.transpose(x, where.order), where.index)
     return g.transpose(picked, where.result_order())
 
@@ -141,9 +146,7 @@ def _put_along(
     g: Ops, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
     """Places along one dimension, which stays where it is."""
-    dim = next(k for k, i in enumerate(indices) if i is not None)
-    index = indices[dim]
-    assert index is not None
+    dim, index = _only(indices)
     if index.dtype in (torch.bool, torch.uint8):
         raise NoRule("a mask as an index: the size of its result depends on data")
     if accumulate and x.dtype == torch.bool:
@@ -191,9 +194,7 @@ def _put_where(
     g: Ops, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
 ) -> Value:
     """One number written where a mask says so."""
-    position = next(k for k, i in enumerate(indices) if i is not None)
-    mask = indices[position]
-    assert mask is not None
+    position, mask = _only(indices)
     after = x.ndim - position - mask.ndim
     if not g.same_shape(mask.shape, x.shape[position : position + mask.ndim]):
         raise NoRule("the mask is not known to have the sizes of what it selects from")

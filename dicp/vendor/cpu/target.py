@@ -17,7 +17,7 @@ from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
@@ -74,6 +74,12 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
+class CpuLowering(Lowering):
+    """Lowering for the host, whose threads divide the destinations of colliding stores."""
+
+    atomic_dtypes = DTYPES
+
+
 class CpuTarget(LoopTarget):
     """Compiles for the machine it runs on."""
 
@@ -92,6 +98,7 @@ class CpuTarget(LoopTarget):
         recomputes_operands=True,
     )
     rules = LIBRARY_RULES
+    lowering = CpuLowering
     cross_row = CrossRow()
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ from dicp.vendor.maca.units import Units, unit_text
 class MacaLowering(GpuLowering):
     """Lowering for MetaX GPUs."""
 
-    device_facts = GPU
+    atomic_dtypes = GPU.atomic_dtypes
 
 
 class MacaTarget(GpuTarget):
