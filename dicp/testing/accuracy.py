@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from dicp.torch_private import pytree
 
 FLOOR_ROUNDINGS = 4
 """How many roundings of the largest value the floor of the fp64 rule allows."""
