@@ -31,12 +31,7 @@ from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.render import render
-
-MARGIN = 0.97
-"""A generated kernel wins if its time is less than this fraction of the library's."""
-REPEATS = 10
-ROUNDS = 5
-
+from dicp.vendor.triton.thresholds import MARGIN, REPEATS, ROUNDS
 
 # ---- the table -----------------------------------------------------------------------------------
 

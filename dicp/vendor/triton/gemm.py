@@ -23,10 +23,9 @@ from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
 from dicp.vendor.triton.render import TritonKernel
 from dicp.vendor.triton.spelling import ELEMENT
+from dicp.vendor.triton.thresholds import TILE_GROUP
 
 SKELETON = Path(__file__).parent / "gemm.py.jinja"
-GROUP = 8
-"""Rows of tiles that consecutive programs cover together, so that the cache holds the operands."""
 BOTH = frozenset({"y", "x"})
 
 
@@ -67,7 +66,7 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
     cut = not isinstance(product.depth, int) or product.depth % tiling.k != 0
     ends = [f"({side}_k < {depth} - start)" if cut else "" for side in ("left", "right")]
     body = render_template(
-        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=GROUP,
+        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=TILE_GROUP,
         rows=rows, columns=columns, depth=depth, y_mask=axes[0].masked, x_mask=axes[1].masked,
         left_mask=_load_mask("ym" if axes[0].masked else "", ends[0]),
         right_mask=_load_mask("xm" if axes[1].masked else "", ends[1]),

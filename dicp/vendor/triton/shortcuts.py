@@ -12,9 +12,7 @@ from dicp.loop.ir.index import indirect_exprs
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
-
-MAX_DIVISOR = 2.0**60
-"""Bound of a constant divisor and its inverse for division as multiplication by the inverse."""
+from dicp.vendor.triton.thresholds import MAX_DIVISOR
 
 
 class ReducedPrecision:
