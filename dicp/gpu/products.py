@@ -274,7 +274,7 @@ def _with_epilogue(
 def _read(step: Step) -> set[Ref]:
     if isinstance(step, Call):
         return {r.root for r in step.reads()}
-    places = (inner for s in _stores(step) for inner in indirect_exprs(s.index))
+    places = (inner for s in step.stores() for inner in indirect_exprs(s.index))
     return {item.ref.root for item in [*step.reads(), *ir.reads(places)]}
 
 
@@ -284,11 +284,7 @@ def _written(step: Step) -> Iterator[Ref]:
             r.root for r in (step.outs if not step.mutates else [*step.outs, *step.reads()])
         )
     else:
-        yield from (s.ref.root for s in _stores(step))
-
-
-def _stores(kernel: Kernel) -> list[Store]:
-    return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+        yield from (s.ref.root for s in step.stores())
 
 
 def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
@@ -297,7 +293,7 @@ def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | Non
     None if the epilogue does not read the whole result elementwise and in order.
     """
     out = call.outs[0]
-    stores = _stores(epilogue)
+    stores = epilogue.stores()
     if epilogue.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in epilogue.phases):
         return None
     seen: set[Expr] = set()
@@ -372,5 +368,5 @@ def _rewritten(
         return result if item.ref is out else None
 
     rewrite = Rewriter(mapping, on_read=from_registers)
-    for store in _stores(epilogue):
+    for store in epilogue.stores():
         yield Store(store.ref, rewrite.index(store.index), rewrite(store.value))

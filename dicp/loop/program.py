@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import sympy
 import torch
@@ -24,26 +24,20 @@ from dicp.torch_private import (
 )
 
 
-class RenderedKernel(Protocol):
+@dataclass(frozen=True, eq=False)
+class RenderedKernel:
     """A kernel's generated source and launch arguments; equal names mean equal source."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def body(self) -> str: ...
-    @property
-    def args(self) -> Sequence[Ref]: ...
-    @property
-    def symbols(self) -> Sequence[Size]:
-        """Sizes passed as arguments at every launch."""
-
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def sites(self) -> Sequence[tuple[str, Origin | None]]: ...
-    @property
-    def extra(self) -> Mapping[str, Any]:
-        """Further launch parameters of the target, as JSON values."""
+    name: str
+    body: str
+    args: Sequence[Ref]
+    symbols: Sequence[Size]
+    """Sizes passed as arguments at every launch."""
+    kernel: Kernel
+    sites: Sequence[tuple[str, Origin | None]]
+    """Operator and origin of each runtime check in the code, for error messages."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further launch parameters of the target, as JSON values."""
 
 
 @dataclass
@@ -191,8 +185,7 @@ class ProgramBuilder:
             "writes": [
                 self.number(r)
                 for r in kernel.args
-                if r.root
-                in {s.ref.root for p in kernel.kernel.phases for s in p.stmts if hasattr(s, "ref")}
+                if r.root in {s.ref.root for s in kernel.kernel.stores()}
             ],  # fmt: skip
             "origins": list(kernel.kernel.origins),
             "sites": [list(site) for site in kernel.sites],

@@ -17,6 +17,7 @@ from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.expr import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
@@ -25,7 +26,7 @@ from dicp.target import Check, Decision, Facts
 from dicp.toolchain import load_library
 from dicp.vendor.cpu.calibration import PROBLEMS, ShapeClass, has_feature, shape_class, verdict
 from dicp.vendor.cpu.library import LIBRARIES
-from dicp.vendor.cpu.render.kernel import CppKernel, render
+from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
     ROUTINES,
@@ -107,7 +108,7 @@ class CpuTarget(LoopTarget):
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_form(kernel, cache_bytes())
 
-    def render_kernel(self, step: Kernel, config: Config) -> CppKernel:
+    def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:

@@ -200,7 +200,7 @@ def _sources(steps: Sequence[Any]) -> list[Ref]:
 
 def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
     reads = [item.ref for item in kernel.reads()]
-    writes = [s.ref for p in kernel.phases for s in p.stmts if hasattr(s, "ref")]
+    writes = [s.ref for s in kernel.stores()]
     return reads, writes
 
 

@@ -18,10 +18,10 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
 from dicp.loop.ir.kernel import Kernel, Store, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
-from dicp.vendor.triton.render import TritonKernel
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.thresholds import TILE_GROUP
 
@@ -45,7 +45,7 @@ class _Result(Emitter):
         return super().variable(var)
 
 
-def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel:
+def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKernel:
     """The kernel of `product` by `tiling`; `tf32`: float32 operands may be rounded to TF32."""
     kernel = product.kernel
     axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
@@ -75,7 +75,7 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
     ).rstrip()  # fmt: skip
     launch = _launch(writer, axes, tiling, batch if several else None)
     name = kernel_name(kernel.origins, f"{body} {tiling}")
-    return TritonKernel(
+    return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.sizes), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip

@@ -19,7 +19,7 @@ class ReducedPrecision:
     """Selects cheaper forms of a kernel's operators by what its statements tell of their values."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.stmts = [s for p in kernel.phases for s in p.stmts]
+        self.stmts = kernel.stmts()
         self.saves = {s.name: s for s in self.stmts if isinstance(s, ScratchStore)}
         self.accumulates = [s for s in self.stmts if isinstance(s, Reduce)]
         self.sums = {s.name: s for s in self.accumulates if s.op == "sum"}
