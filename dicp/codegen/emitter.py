@@ -21,17 +21,7 @@ from dicp.codegen.types import (
     widened,
 )
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import (
-    Checked,
-    Const,
-    Convert,
-    Expr,
-    IndexValue,
-    Masked,
-    Named,
-    Read,
-    Ref,
-)
+from dicp.loop.ir.expr import Checked, Const, Convert, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import (
     FloorDiv,
     Index,

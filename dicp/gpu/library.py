@@ -9,7 +9,8 @@ import torch
 
 from dicp.gpu.facts import DeviceFacts
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, Expr
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.graph import Compute
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 
 aten = torch.ops.aten

@@ -17,7 +17,8 @@ import torch
 
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Expr, Named, Read, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
+from dicp.loop.ir.graph import Call, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -106,7 +107,7 @@ def place_products(
     `with_form` sets the forms of kernels that split-K adds.
     """
     placed: list[Step | GeneratedProduct | None] = list(steps)
-    returned = {r.root for r in ir.refs_in(outputs)}
+    returned = {r.root for r in refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
         call = steps[at]
         if not isinstance(call, Call) or call.op not in FORMS:

@@ -28,7 +28,8 @@ from dicp.gpu.thresholds import (
 )
 from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
+from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -91,7 +92,7 @@ def _partial_sums(graph: Graph, node: Compute, parts: int) -> Compute:
 def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None:
     found = {n: cut for n, cut in splits.items() if cut is not None}
     private = _private(graph, found) if found else {}
-    nodes: list[ir.Node] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if node in found:
             assert isinstance(node, Compute)
@@ -100,12 +101,12 @@ def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None
     graph.nodes[:] = nodes
 
 
-def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
+def _private(graph: Graph, readers: Container[Node]) -> dict[Ref, Compute]:
     """Pointwise results that only `readers` read, directly or through other such results.
 
     A result that some node reads at two places is excluded: it would be computed for each place.
     """
-    known = {r.root for r in ir.refs_in(graph.outputs)}
+    known = {r.root for r in refs_in(graph.outputs)}
     written: set[Ref] = set()
     for node in graph.nodes:
         if isinstance(node, Compute) and node.out.base is not None:
@@ -126,7 +127,7 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
     return private
 
 
-def _read_at_many_places(node: ir.Node) -> set[Ref]:
+def _read_at_many_places(node: Node) -> set[Ref]:
     places = {(x.ref, x.coords) for x in node.loads()} if isinstance(node, Compute) else set()
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
 

@@ -11,7 +11,8 @@ import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Ref, Requirement
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Requirement
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.schedule.kernels import Schedule

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dicp.loop.ir.expr import Call, Compute, Graph, Node, Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Compute, Graph, Node
 from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine, variable
 from dicp.loop.thresholds import MAX_CROSS_ROW, MAX_MEMBERS, MAX_REFS, MIN_CROSS_ROW
 
@@ -200,7 +201,7 @@ class _Fuser:
         if (
             merged is None
             or len(merged.nodes) > MAX_MEMBERS
-            or not _same_shares(merged, self.shares)
+            or (self.shares and not _same_shares(merged, self.shares))
             or not legal(merged, a, b)
             or self._cyclic(a, b)
         ):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Read, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Read, Ref, Rewriter
+from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     FloorDiv,
@@ -82,7 +83,7 @@ def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
     """Results that must reach memory: read by another group, by a call, or returned."""
     home = {n.out: g for g in groups for n in g.computes()}
     stored = {n.out for n in graph.nodes if isinstance(n, Compute) and n.realize}
-    stored |= {r.root for r in ir.refs_in(graph.outputs)}
+    stored |= {r.root for r in refs_in(graph.outputs)}
     for group in groups:
         for node in group.nodes:
             for ref in node.reads():

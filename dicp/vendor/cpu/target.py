@@ -14,7 +14,7 @@ from torch import fx
 from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, RuleTable
 from dicp.loop.program import RenderedKernel

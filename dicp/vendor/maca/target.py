@@ -18,7 +18,7 @@ from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.threads import with_threads
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime

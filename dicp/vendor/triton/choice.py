@@ -20,7 +20,8 @@ from dicp.gpu.build import Binary
 from dicp.gpu.form import with_tile
 from dicp.gpu.products import GeneratedProduct, Product, can_split_k, split_k
 from dicp.gpu.tiling import Tiling, candidates
-from dicp.loop.ir.expr import Call, Graph, Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
 from dicp.loop.schedule.kernels import Schedule

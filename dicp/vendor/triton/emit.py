@@ -14,17 +14,7 @@ import torch
 from dicp.gpu import random_groups as draws
 from dicp.gpu.index_width import NARROW_LIMIT, reach
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import (
-    Checked,
-    Const,
-    Convert,
-    Expr,
-    IndexValue,
-    Masked,
-    Named,
-    Read,
-    Ref,
-)
+from dicp.loop.ir.expr import Checked, Const, Convert, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel, ScratchStore, Store
 from dicp.loop.ir.ops import INDEX_CHECKS

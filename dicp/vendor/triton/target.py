@@ -23,7 +23,7 @@ from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
