@@ -167,11 +167,11 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     shape = [_now(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
     reduced = math.prod(shape[k] for k in node.axes)
-    column = _is_column(node)
-    programs = -(-results // COLUMNS) if column else results
+    outer = _is_outer(node)
+    programs = -(-results // COLUMNS) if outer else results
     if not 0 < programs < facts.multiprocessors:
         return None
-    least = MIN_COLUMN if column else MIN_ROW
+    least = MIN_COLUMN if outer else MIN_ROW
     wanted = min(reduced // least, facts.enough_programs // programs)
     even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
     if even >= MIN_PARTS:
@@ -181,7 +181,7 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     return AxisSplit(-axis, parts) if parts >= MIN_PARTS else None
 
 
-def _is_column(node: Compute) -> bool:
+def _is_outer(node: Compute) -> bool:
     """Whether adjacent elements belong to different results: an outer reduction."""
     votes = 0
     for item in node.loads():

@@ -92,7 +92,7 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
     rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
     width = power_of_two(extent(inner))
     if kernel.kind == "outer_reduction":
-        return _column(rows, inner, width, facts)
+        return _outer(rows, inner, width, facts)
     persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
     if not persistent:
         block = min(LOOP_BLOCK, width)
@@ -145,7 +145,7 @@ def stages(bytes_read: int, facts: DeviceFacts) -> int:
     return next((n for n in (3, 2) if (n - 1) * bytes_read <= facts.prefetch_bytes), 1)
 
 
-def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
+def _outer(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
     while x > FEW_COLUMNS and columns // x < facts.enough_programs:
         x //= 2
