@@ -82,11 +82,7 @@ def ops(backend: Backend) -> None:
     table = _table("operator", "decision", "reason", title=f"operators of {target.name}")
     for row in rows:
         table.add_row(*_cells(str(row.op), row.decision, row.reason))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.decision for row in rows)
-    listed = ", ".join(f"{counts[decision]} {decision}" for decision in sorted(counts))
-    console.print(Text(f"{len(rows)} operators: {listed}"))
+    _print_counted(table, [row.decision for row in rows])
 
 
 @device_app.command("ops")
@@ -99,11 +95,7 @@ def device_ops() -> None:
     table = _table("operator", "road", "dtypes", title="operators of the device")
     for row in found:
         table.add_row(*_cells(row.operator, row.road, row.dtypes))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.road for row in found)
-    listed = ", ".join(f"{counts[road]} {road}" for road in sorted(counts))
-    console.print(Text(f"{len(found)} operators: {listed}"))
+    _print_counted(table, [row.road for row in found])
 
 
 @device_app.command("check")
@@ -155,7 +147,8 @@ def vendor_report(
     console = _console()
     table = _table("", "counts", title=f"{report.target}: how far it is")
     for title, counts in (
-        ("core ATen", report.core), ("operators that dicp has rules for", report.listed),
+        ("core ATen", report.core), ("public DICP's tests", report.public),
+        ("operators that dicp has rules for", report.listed),
         ("operator tests", report.tests), ("model tests", report.models),
     ):  # fmt: skip
         listed = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
@@ -234,8 +227,7 @@ def _examined(name: str, config: Config) -> _Examined:
         checks = target.doctor(config)
         if not all(check.ok for check in checks):
             return _Examined(checks)
-        simulated = target.simulated(config) or any(c.name == "simulator" for c in checks)
-        return _Examined(checks, "simulator" if simulated else "device")
+        return _Examined(checks, "simulator" if target.simulated(config) else "device")
     except Exception as error:  # a broken third-party target must not hide the others
         fix = "reinstall the package that brings this target, or report this to its authors"
         return _Examined([Check("target", False, f"{type(error).__name__}: {error}", fix)])
@@ -246,6 +238,15 @@ def _checks_table(name: str, found: _Examined) -> Table:
     for check in found.checks:
         table.add_row(*_cells(check.name, "ok" if check.ok else "missing", check.detail, check.fix))
     return table
+
+
+def _print_counted(table: Table, kinds: Sequence[str]) -> None:
+    """A table of operators, and how many there are of each kind."""
+    console = _console()
+    console.print(table)
+    counts = Counter(kinds)
+    listed = ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+    console.print(Text(f"{len(kinds)} operators: {listed}"))
 
 
 def _versions() -> Text:

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import fx
 
 from dicp.torch_private import (
     OpOverload,
@@ -23,8 +22,13 @@ _MAY_COPY = frozenset({"reshape", "contiguous", "to", "flatten"})
 
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "dicp"})
 
-_UNINITIALISED = frozenset({"empty", "empty_like", "new_empty", "empty_strided",
-                            "new_empty_strided", "empty_permuted"})  # fmt: skip
+UNINITIALIZED = (
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+    aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
+"""Operators whose result has no values yet: calls may be dropped and never merged."""
+
+_UNINITIALIZED = frozenset(op.overloadpacket.__name__ for op in UNINITIALIZED)
 
 _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
 
@@ -68,7 +72,7 @@ def is_pure(target: Any) -> bool:
             target.namespace in _KNOWN_NAMESPACES
             and not schema_of(target).is_mutable
             and not is_random(target)
-            and op_name(target) not in _UNINITIALISED
+            and op_name(target) not in _UNINITIALIZED
             and not op_name(target).startswith(_CHECKS)
         )
     module = getattr(target, "__module__", "")
@@ -82,25 +86,12 @@ def is_pure(target: Any) -> bool:
 
 
 @cache
+def may_write(target: Any) -> bool:
+    """Whether a call may write to an argument; unknown operators count as if they did."""
+    return is_mutating(target) or not (is_removable(target) or is_random(target))
+
+
+@cache
 def is_removable(target: Any) -> bool:
     """Whether a call may be dropped if nothing reads its result."""
-    return is_pure(target) or op_name(target) in _UNINITIALISED
-
-
-def alias_root(node: fx.Node) -> fx.Node:
-    """The node whose storage `node` may share: itself unless it is a chain of views."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        if not (is_view(node.target) or _takes_item(node)):
-            break
-        node = node.args[0]
-    return node
-
-
-def _takes_item(node: fx.Node) -> bool:
-    """Whether `node` takes an item of a list of views, such as those of a split."""
-    source = node.args[0]
-    return (
-        getattr(node.target, "__name__", "") == "getitem"
-        and isinstance(source, fx.Node)
-        and is_view(source.target)
-    )
+    return is_pure(target) or op_name(target) in _UNINITIALIZED

@@ -143,6 +143,50 @@ class LaunchError(DicpError):
         super().__init__("\n".join(lines))
 
 
+class RunStatusError(DicpError):
+    """A target's run gave something other than the status of a success or of a failed kernel."""
+
+    def __init__(
+        self, target: str, what: str, status: object, expected: str, sources: Sequence[str] = ()
+    ) -> None:
+        self.target = target
+        self.status = status
+        lines = [f"target {target!r}: the run of {what} gave status {status!r}, not {expected}."]
+        if sources:
+            lines += ["compiled from:", *_indent("\n".join(_shortened(sources)))]
+        lines.append(
+            "Its results cannot be trusted. The device may have refused the launch, or the "
+            "target's run returns no status: see `python -m dicp doctor` and "
+            "docs/adding_a_vendor.md."
+        )
+        super().__init__("\n".join(lines))
+
+
+class RuleError(DicpError):
+    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+
+    def __init__(
+        self,
+        op: str,
+        dtypes: Sequence[object],
+        shapes: Sequence[object],
+        target: str,
+        user_line: str,
+        problem: str,
+    ) -> None:
+        self.op = op
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        self.target = target
+        self.user_line = user_line
+        self.problem = problem
+        super().__init__(
+            f"target {target!r}: the rule for {op}({_operands(dtypes, shapes)}) {problem}."
+            f"{_at(user_line)} Mend the rule, or report it; until then eager_ops={op!r} "
+            "(DICP_EAGER_OPS) runs the operator eagerly."
+        )
+
+
 class UnsupportedOperatorError(DicpError):
     """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 
@@ -162,16 +206,13 @@ class UnsupportedOperatorError(DicpError):
         self.target = target
         self.user_line = user_line
         self.reason = reason
-        operands = ", ".join(
-            f"{dtype}{_shape(shape)}" for dtype, shape in zip(dtypes, shapes, strict=False)
-        )
         forbids, cure = {
             "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
             "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
         }[forbidden_by]
         super().__init__(
-            f"target {target!r} does not compile {op}({operands}): {reason}.{_at(user_line)} "
-            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
+            f"target {target!r} does not compile {op}({_operands(dtypes, shapes)}): {reason}."
+            f"{_at(user_line)} {forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 
@@ -254,8 +295,8 @@ class DeviceMemoryError(DicpError, MemoryError):
         self.wanted = wanted
         self.what = what
         super().__init__(
-            f"target {target!r}: the device has no {wanted} bytes free for {what}. Use a smaller "
-            "batch, free tensors that are no longer needed, or run fewer graphs at a time."
+            f"target {target!r}: the device is out of memory for {what}{_bytes(wanted)}. Use a "
+            "smaller batch, free tensors that are no longer needed, or run fewer graphs at a time."
         )
 
 
@@ -267,8 +308,9 @@ class HostMemoryError(DicpError, MemoryError):
         self.wanted = wanted
         more = f" and {len(operators) - 1} more" if len(operators) > 1 else ""
         super().__init__(
-            f"{operators[0]}{more}: the host has no {wanted} bytes free for the kernel's workspace."
-            " Use a smaller batch or fewer threads, or free tensors that are no longer needed."
+            f"{operators[0]}{more}: the host is out of memory for the kernel's workspace"
+            f"{_bytes(wanted)}. Use a smaller batch or fewer threads, or free tensors that are no "
+            "longer needed."
         )
 
 
@@ -577,6 +619,10 @@ def _did_you_mean(nearest: str | None) -> str:
     return f" Did you mean {nearest!r}?" if nearest else ""
 
 
+def _bytes(wanted: int) -> str:
+    return f" ({wanted} bytes)" if wanted else ""
+
+
 def _at(user_line: str) -> str:
     return f" At: {user_line.strip()}." if user_line.strip() else ""
 
@@ -588,6 +634,11 @@ def _sentence(text: str) -> str:
 
 def _shape(shape: object) -> str:
     return f"[{', '.join(map(str, shape))}]" if isinstance(shape, Sequence) else f"[{shape}]"
+
+
+def _operands(dtypes: Sequence[object], shapes: Sequence[object]) -> str:
+    pairs = zip(dtypes, shapes, strict=False)
+    return ", ".join(f"{dtype}{_shape(shape)}" for dtype, shape in pairs)
 
 
 def _indent(text: str) -> list[str]:

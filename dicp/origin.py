@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -70,14 +70,18 @@ def unsupported(
     forbidden_by: Literal["fallback", "native_ops"] = "fallback",
 ) -> UnsupportedOperatorError:
     """The error for a node that would stay eager where an option forbids it."""
+    return UnsupportedOperatorError(
+        **call_of(node), target=target, reason=reason, forbidden_by=forbidden_by
+    )
+
+
+def call_of(node: fx.Node) -> dict[str, Any]:
+    """What an error says of a call: its operator, operands and the user's line."""
     vals = [a.meta.get("val") for a in node.all_input_nodes]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
-    return UnsupportedOperatorError(
-        op=str(node.target),
-        dtypes=[str(t.dtype) for t in tensors],
-        shapes=[tuple(t.shape) for t in tensors],
-        target=target,
-        user_line=user_line(node),
-        reason=reason,
-        forbidden_by=forbidden_by,
-    )
+    return {
+        "op": str(node.target),
+        "dtypes": [str(t.dtype) for t in tensors],
+        "shapes": [tuple(t.shape) for t in tensors],
+        "user_line": user_line(node),
+    }

@@ -31,6 +31,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": NO_VALUE,
         "help": "operators without a rule may run eagerly in cases that expect compiled ones",
     },
+    "op": {
+        "action": "append", "metavar": "NAME", "default": None,
+        "help": "only operator cases of this name, or that reach such an operator, forward or "
+        "backward: a regular expression, such as _softmax or .*pool2d (repeatable)",
+    },
     "without-dtypes": {
         "default": "",
         "help": "dtypes that the operator cases leave out: float64,complex64",

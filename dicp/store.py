@@ -48,7 +48,7 @@ SECRET_BYTES = 32
 RESERVED = frozenset({"locks", "tmp"})
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _KEY = re.compile(r"[0-9a-f]{40,128}")
-_ASIDE = re.compile(r"[0-9a-f]{32}")
+_STAGED = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED_MARK = re.compile(rf"{re.escape(MARK)}\.[0-9a-f]{{32}}")
 _MANIFEST_BYTES = 1 << 20
 _LOCK_SECONDS = 600  # a build that holds the lock for longer is considered hung
@@ -133,21 +133,21 @@ class Store:
 
     def _make_secret(self, root: int) -> bytes:
         """A new secret, or the one of the process that made it first."""
-        secret, aside = secrets.token_bytes(SECRET_BYTES), secrets.token_hex(16)
+        secret, staged = secrets.token_bytes(SECRET_BYTES), secrets.token_hex(16)
         with self._opened("tmp", make=True) as tmp:
-            _write_new(tmp, aside, secret)
+            _write_new(tmp, staged, secret)
             try:
-                os.link(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+                os.link(staged, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
                 return secret
             except FileExistsError:
                 if (first := _read_secret(root)) is not None:
                     return first
-                os.rename(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+                os.rename(staged, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
             except OSError:  # a file system without hard links
-                os.rename(aside, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
+                os.rename(staged, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(aside, dir_fd=tmp)
+                    os.unlink(staged, dir_fd=tmp)
         return _read_secret(root) or secret
 
     # ---- entries --------------------------------------------------------------------------------
@@ -173,18 +173,18 @@ class Store:
 
     def save(self, kind: str, key: str, files: Mapping[str, bytes], secret: bytes) -> None:
         """Write an entry in `tmp` and rename it into place, replacing one that exists."""
-        aside = secrets.token_hex(16)
+        staged = secrets.token_hex(16)
         with self._opened("tmp", make=True) as tmp:
-            os.mkdir(aside, 0o700, dir_fd=tmp)
+            os.mkdir(staged, 0o700, dir_fd=tmp)
             try:
-                with _opened_in(tmp, aside) as entry:
+                with _opened_in(tmp, staged) as entry:
                     for name, content in files.items():
                         _write_new(entry, name, content)
                     _write_new(entry, MANIFEST, _signed_manifest(files, kind, key, secret))
                 with self._opened(kind, key[:2], make=True) as shard:
-                    _swap(tmp, aside, shard, key)
+                    _swap(tmp, staged, shard, key)
             finally:
-                _remove(tmp, aside)
+                _remove(tmp, staged)
 
     def discard(self, kind: str, key: str) -> None:
         """Move an entry to `tmp` by one rename, then delete it: no reader sees half of it.
@@ -235,7 +235,7 @@ class Store:
     def sweep(self) -> None:
         """Delete locks and half-written entries that are long abandoned."""
         oldest = time.time() - _STALE_SECONDS
-        self._sweep("tmp", form=_ASIDE, oldest=oldest)
+        self._sweep("tmp", form=_STAGED, oldest=oldest)
         for kind in self._subfolders("locks"):
             self._sweep("locks", kind, form=_KEY, oldest=oldest)
 
@@ -348,11 +348,11 @@ def _verified_manifest(
     return {name: (size, digest) for name, (size, digest) in listing["files"].items()}
 
 
-def _swap(tmp: int, aside: str, shard: int, key: str) -> None:
+def _swap(tmp: int, staged: str, shard: int, key: str) -> None:
     """Rename an entry into place; one that exists is removed first."""
     for _ in range(10):
         try:
-            os.rename(aside, key, src_dir_fd=tmp, dst_dir_fd=shard)
+            os.rename(staged, key, src_dir_fd=tmp, dst_dir_fd=shard)
             return
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
@@ -365,9 +365,9 @@ def _swap(tmp: int, aside: str, shard: int, key: str) -> None:
 def _discard(tmp: int, shard: int, key: str) -> None:
     if _holds_folders(shard, key):
         raise OSError(errno.ENOTEMPTY, f"{key} holds folders that are not the cache's")
-    aside = secrets.token_hex(16)
-    os.rename(key, aside, src_dir_fd=shard, dst_dir_fd=tmp)
-    _remove(tmp, aside)
+    staged = secrets.token_hex(16)
+    os.rename(key, staged, src_dir_fd=shard, dst_dir_fd=tmp)
+    _remove(tmp, staged)
 
 
 def _holds_folders(shard: int, key: str) -> bool:

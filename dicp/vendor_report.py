@@ -13,13 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dicp.dynamo_bridge.conversion import OperatorRow, core_overloads, operator_table
+from dicp.dynamo_bridge.conversion import (
+    OperatorRow,
+    core_overloads,
+    operator_row,
+    operator_table,
+)
 from dicp.errors import ResultsFileError
 from dicp.graphop.rules import RULES as GRAPH_RULES
 from dicp.graphop.target import GraphTarget
 from dicp.loop.lowering import RULES as LOOP_RULES
 from dicp.target import Target
+from dicp.torch_private import overloads_of
 
+PUBLIC = """
+_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax
+_native_batch_norm_legit_functional _softmax _unsafe_view abs add addmm alias amax arange argmax
+argmin bernoulli bmm cat clone prims.convert_element_type convolution convolution_backward copy
+copy_ cos div embedding empty_like eq erf exp expand fill full full_like gather ge gelu
+gelu_backward getitem group_norm hardswish hardswish_backward index index_put prims.iota le
+lift_fresh_copy log logical_or lt masked_fill max_pool2d_with_indices
+max_pool2d_with_indices_backward maximum mean mm mul native_dropout native_layer_norm ne neg
+new_empty_strided ones ones_like permute pow reciprocal relu repeat repeat_interleave rsqrt
+scalar_tensor scatter select select_scatter sigmoid sin slice slice_scatter softmax split sqrt
+square squeeze stack sub sum transpose tril triu unsqueeze upsample_nearest2d view view_as_complex
+view_as_real where zeros zeros_like lightllm.copy_with_offset lightllm.flash_attention_inference
+lightllm.paged_attention lightllm.prompt_attention_inference lightllm.rotary_emb
+""".split()
+"""The operators that the test suite of public DICP has a file for; of ATen, but for the named."""
+BEST = ("compiled", "library", "view", "decomposed", "eager")
+"""Decisions; an operator counts by the best of its overloads."""
 MODELS = "/model/"
 """The folder of model tests in the ids of tests."""
 
@@ -41,6 +64,8 @@ class VendorReport:
     target: str
     core: Mapping[str, int]
     """Operators of core ATen."""
+    public: Mapping[str, int]
+    """Operators of PUBLIC; "missing": no installed library defines it."""
     listed: Mapping[str, int]
     """Overloads that dicp has rules for, in the family of the target."""
     tests: Mapping[str, int] = field(default_factory=dict)
@@ -68,12 +93,26 @@ def vendor_report(target: Target, files: Iterable[Path]) -> VendorReport:
     return VendorReport(
         target.name,
         Counter(row.decision for name, row in rows.items() if name in core),
+        Counter(_decision(name, target) for name in PUBLIC),
         ruled,
         Counter(outcome for test, outcome in tests.items() if test not in models),
         Counter(models.values()),
         [test for test, outcome in tests.items() if outcome in ("failed", "error")],
         _steps(eager, rows, names),
     )
+
+
+def _decision(name: str, target: Target) -> str:
+    """The best decision on an operator's overloads; "missing" where no library defines it."""
+    if name == "getitem":
+        return "compiled"  # Python's, of what an operator with several results gives
+    namespace, _, short = name.rpartition(".")
+    found = {
+        operator_row(op, target).decision
+        for op in overloads_of(namespace or "aten")
+        if str(op).split(".")[1] == short
+    }
+    return min(found, key=BEST.index, default="missing")
 
 
 def _steps(

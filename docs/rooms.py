@@ -1,7 +1,8 @@
-"""Draws the rooms of the package from its imports: `python docs/rooms.py` rewrites architecture.md.
+"""Draws pictures of the code: `python docs/rooms.py` rewrites them in architecture.md and README.
 
-A room is a module or folder of `dicp`, a vendor one of its own; an arrow is an import. Arrows that
-longer ways imply are left out.
+rooms: a room is a module or folder of `dicp`, a vendor one of its own; an arrow is an import.
+    Arrows that longer ways imply are left out. README shows the folders alone.
+pipeline: the stages that the docstring of compile_fx.py lists.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
-PICTURE = re.compile(r"(?<=<!-- rooms -->\n).*?(?=<!-- end -->)", re.S)
+PAGES = (ROOT / "docs" / "architecture.md", ROOT / "README.md", ROOT / "README.zh.md")
+PICTURE = re.compile(r"(<!-- (rooms|folders|pipeline) -->\n).*?(?=<!-- end -->)", re.S)
+PIPELINE = ROOT / "dicp" / "dynamo_bridge" / "compile_fx.py"
 BELOW = {
     "errors", "config", "version", "torch_private", "serialize", "origin", "operators", "rules",
     "template", "explain", "__init__", "__main__",
@@ -63,17 +65,54 @@ def reduced(arrows: set[tuple[str, str]]) -> list[tuple[str, str]]:
     return sorted(arrows - implied)
 
 
-def picture() -> str:
-    """The rooms as a Mermaid diagram."""
-    lines = [f"    {a.replace('/', '_')}[{a}] --> {b.replace('/', '_')}[{b}]"
-             for a, b in reduced(edges())]  # fmt: skip
+def folders() -> set[tuple[str, str]]:
+    """The arrows between rooms that are folders, imports through single modules included."""
+    after: dict[str, set[str]] = {}
+    for a, b in edges():
+        after.setdefault(a, set()).add(b)
+    found = set()
+    for start in filter(is_folder, after):
+        pending, seen = list(after[start]), set()
+        while pending:
+            room = pending.pop()
+            if room in seen or room == start:
+                continue
+            seen.add(room)
+            if is_folder(room):
+                found.add((start, room))
+            else:
+                pending += after.get(room, ())
+    return found
+
+
+def is_folder(room: str) -> bool:
+    return (ROOT / "dicp" / room).is_dir() or room == "target"
+
+
+def stages() -> list[tuple[str, str]]:
+    """The stages of the pipeline, each with what it does, from the compiler's docstring."""
+    text = ast.get_docstring(ast.parse(PIPELINE.read_text())) or ""
+    return re.findall(r"^(\w+) {2,}(.*)$", text, re.M)
+
+
+def drawn(kind: str) -> str:
+    """A picture as a Mermaid diagram."""
+    if kind == "pipeline":
+        found = stages()
+        boxes = [f'    {name}["{name}: {text}"]' for name, text in found]
+        lines = [*boxes, "    " + " --> ".join(name for name, _ in found)]
+    else:
+        arrows = reduced(edges() if kind == "rooms" else folders())
+        lines = [f"    {a.replace('/', '_')}[{a}] --> {b.replace('/', '_')}[{b}]"
+                 for a, b in arrows]  # fmt: skip
     return "\n".join(["```mermaid", "graph TD", *lines, "```", ""])
 
 
-def page() -> str:
-    """The page with the picture as the code has it now."""
-    return PICTURE.sub(lambda _: picture(), PAGE.read_text())
+def page(path: Path) -> str:
+    """A page with the pictures as the code has them now."""
+    return PICTURE.sub(lambda found: found[1] + drawn(found[2]), path.read_text())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path in PAGES:
+        path.write_text(page(path))

@@ -166,8 +166,19 @@ class Emitter:
     def _store(self, stmt: Store, value: str) -> str:
         place = self._target(stmt)
         if stmt.op:
-            old = widened(place, stmt.ref.dtype)
-            value = combine(stmt.op, old, value)
+            return self.combining_store(stmt, place, value)
+        return self._assignment(stmt, place, value)
+
+    def combining_store(self, stmt: Store, place: str, value: str) -> str:
+        """The statement that combines `value` into `place` by `stmt.op`.
+
+        Of a kernel whose threads share the destinations it must be atomic. The dtypes are those of
+        `Lowering.atomic_dtypes`.
+        """
+        old = widened(place, stmt.ref.dtype)
+        return self._assignment(stmt, place, combine(stmt.op, old, value))
+
+    def _assignment(self, stmt: Store, place: str, value: str) -> str:
         narrow = {torch.bfloat16: "d_to_bf16", torch.float16: "d_to_f16"}.get(stmt.ref.dtype)
         return f"{place} = {narrow}({value});" if narrow else f"{place} = {value};"
 

@@ -1,8 +1,8 @@
 """C++ of loop kernels as plain nested loops, right for every kernel and tuned for no hardware.
 
 A new vendor begins with this text and changes what its hardware does otherwise: how the parallel
-loops are divided (`SerialKernel.parallel_loops`), how arrays are declared, how an operator is
-spelled.
+loops are divided (`SerialKernel.parallel_loops`), how colliding stores are combined
+(`combining_store`), how arrays are declared, how an operator is spelled.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from dicp.codegen.emitter import Emitter, local, margin
 from dicp.codegen.spelling import SCALAR_HEADER
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
-from dicp.loop.ir.index import Var, product
-from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, kernel_name
+from dicp.loop.ir.index import Var, indirect_exprs, product
+from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store, kernel_name
 from dicp.loop.program import RenderedKernel
 
 PARAMETERS = "void** args, const int64_t* sizes, int64_t* status"
@@ -47,6 +47,13 @@ class SerialKernel(Emitter):
         """`body` inside the kernel's parallel loops, which are independent of each other."""
         return self.loops(self.kernel.parallel, body, 1)
 
+    def colliding_loops(self, body: Sequence[str]) -> list[str]:
+        """`body` inside parallel loops that may store to one place twice, in order.
+
+        May be divided only where `combining_store` is atomic.
+        """
+        return self.loops(self.kernel.parallel, body, 1)
+
     def loops(self, loops: Sequence[Var], body: Sequence[str], indent: int) -> list[str]:
         """`body` inside `loops`, the first of them outermost."""
         heads = [
@@ -61,7 +68,8 @@ class SerialKernel(Emitter):
         """Kernels without a reduction: all statements at every point."""
         scope = self._push(self.kernel.parallel, 1 + len(self.kernel.parallel))
         self._stmts(self.kernel.stmts(), scope)
-        return self.parallel_loops(scope.lines)
+        collide = any(isinstance(s, Store) and _may_collide(s) for s in self.kernel.stmts())
+        return (self.colliding_loops if collide else self.parallel_loops)(scope.lines)
 
     def _rows(self) -> list[str]:
         """Kernels with reductions: phase after phase in every row."""
@@ -101,6 +109,11 @@ class SerialKernel(Emitter):
             lines.append(f"  {ctype} {name} = ({ctype})args[{k}];")
         names = enumerate(self.symbols.values())
         return lines + [f"  const int64_t {name} = sizes[{k}];" for k, name in names]
+
+
+def _may_collide(store: Store) -> bool:
+    """Whether two points of the parallel loops may store to one place."""
+    return bool(store.op) or any(True for _ in indirect_exprs(store.index))
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ from dicp.device.registration import register
 registered = register(DeviceSettings.from_env(), Config.from_env())
 dipu = registered.module
 mock = mock_if_wanted(
-    registered.native, dipu, registered.settings.mock, registered.settings.show_as_mocked
+    registered.native, dipu, registered.settings.mock, registered.settings.shows_as_mocked
 )
 
 __all__ = ["DeviceProperties", "Event", "Stream", "dipu", "mock", "registered"]

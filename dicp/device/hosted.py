@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import Config
+from dicp.config import Config, DeviceSettings
 from dicp.errors import InvalidTargetError
 from dicp.rules import DecisionKind
 from dicp.target import (
@@ -86,6 +86,9 @@ class HostedTarget(Target):
 
     def fingerprint(self, config: Config) -> str:
         return self.host.fingerprint(config)
+
+    def simulated(self, config: Config) -> bool:
+        return not DeviceSettings.from_env().vendor
 
     def doctor(self, config: Config) -> list[Check]:
         return self.host.doctor(config)

@@ -1,11 +1,7 @@
 """Dynamo's graph through AOTAutograd: functional ATen graphs, compiled to one callable.
 
-    Dynamo FX graph -> stored result? -> load it
-                       else capture -> partition -> compile_graph per graph -> store the result
-
-dicp's own cache keeps AOTAutograd's result (which graphs run, and the wrappers of their inputs and
-outputs), signed with the user's secret, under a key that includes the backend's identity. A process
-that finds it traces and compiles nothing.
+Dynamo FX graph -> stored result? -> load it
+                   else capture -> partition -> compile_graph per graph -> store the result
 """
 
 from __future__ import annotations
@@ -13,171 +9,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import pickle
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from dicp import torch_private
-from dicp.cache import Cache, Entry, key_of
-from dicp.dynamo_bridge.passes.joint import drop_copies, keep_compared, merge_equal_nodes
+from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind
+from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
+from dicp.dynamo_bridge.passes.joint import keep_compared
+from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
-from dicp.errors import CacheWarning
-
-Kind = Literal["forward", "backward", "inference"]
-Executable = Callable[[list[Any]], Sequence[Any]]
-
-_CACHE_KIND: Final = "aot"
-_FORMAT: Final = 1
-_VARIANTS: Final = 8  # results kept per graph, told apart by their guards on sizes
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphInfo:
-    """What AOTAutograd knows about a graph beyond its nodes.
-
-    static_inputs: positions of placeholders that are parameters or buffers: the same storage at
-        every call, so that values which depend on them alone can be kept between calls.
-    user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
-        that follow in a forward graph are saved for its backward graph.
-    """
-
-    kind: Kind
-    static_inputs: tuple[int, ...] = ()
-    user_outputs: int = 0
-
-
-class OtherLinesError(Exception):
-    """Stored code contains user lines, and the current graph comes from other lines."""
-
-
-class CompiledGraph(torch_private.OutputCode):
-    """A compiled graph: `executable` runs it, `artifact_json` is its serialized form.
-
-    Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
-    A graph that cannot be serialized has `artifact_json` None: it works and is never stored.
-    `tangents` are the positions of gradients that autograd passes in: their negative and conjugate
-    bits are known only at the call.
-    """
-
-    def __init__(
-        self,
-        artifact_json: str | None,
-        executable: Executable | None,
-        tangents: tuple[int, ...] = (),
-    ) -> None:
-        super().__init__()
-        self.artifact_json = artifact_json
-        self.executable = executable
-        self.tangents = tangents
-        self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
-
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        assert self.executable is not None, "a stored graph runs after post_compile"
-        for position in self.tangents:
-            tangent = inputs[position]
-            if tangent.is_neg() or tangent.is_conj():
-                inputs = inputs if isinstance(inputs, list) else list(inputs)
-                inputs[position] = tangent.resolve_conj().resolve_neg()
-        return self.executable(inputs)  # type: ignore[arg-type]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledGraph, (self.artifact_json, None, self.tangents)
-
-    def prepare_for_serialization(self) -> None:
-        self.executable = None
-
-    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Loads the executable of a graph from the cache."""
-        self.executable = graph_kwargs["load_graph"](self.artifact_json).executable
-
-
-CompileGraph = Callable[[fx.GraphModule, list[Any], GraphInfo], CompiledGraph]
-LoadGraph = Callable[[str], CompiledGraph]
-JointPasses = Callable[[fx.GraphModule, Any], object]
-
-CacheState = Literal["off", "hit", "miss", "stored", "bypass", "damaged"]
-OnCache = Callable[[CacheState, str], object]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Job:
-    """The arguments of one call of `compile_graphs`."""
-
-    decompositions: dict[Any, Callable[..., Any]]
-    compile_graph: CompileGraph
-    load_graph: LoadGraph
-    identity: str
-    cache: Cache | None
-    joint_passes: JointPasses | None
-    recompute_operands: bool
-    on_cache: OnCache
-    before_capture: Callable[[], object]
-    keep_inference_input_mutations: bool
-
-    def partition(self, joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
-        mark_dynamo_nodes(joint.graph)
-        drop_copies(joint.graph)
-        merge_equal_nodes(joint.graph)
-        keep_compared(joint.graph)
-        if self.joint_passes is not None:
-            self.joint_passes(joint, inputs)
-        settings = {"ban_recompute_materialized_backward": not self.recompute_operands}
-        with torch_private.functorch_config.patch(settings):
-            return torch_private.min_cut_rematerialization_partition(joint, inputs, **known)
 
 
 def compile_graphs(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    decompositions: Mapping[Any, Callable[..., Any]],
-    compile_graph: CompileGraph,
-    load_graph: LoadGraph,
-    identity: str,
-    cache: Cache | None,
-    joint_passes: JointPasses | None = None,
-    recompute_operands: bool = False,
-    on_cache: OnCache | None = None,
-    before_capture: Callable[[], object] = lambda: None,
-    keep_inference_input_mutations: bool = True,
+    gm: fx.GraphModule, example_inputs: Sequence[Any], compiler: GraphCompiler
 ) -> Callable[..., Any]:
-    """Compiles Dynamo's graph and returns what Dynamo calls in its place.
-
-    compile_graph: compiles each functional graph; the backward graph at the first backward run, or
-        at once where its sizes are symbolic.
-    load_graph: loads a compiled graph from its stored `artifact_json`; may raise OtherLinesError.
-    identity: names everything else the result depends on: backend, target, versions, options, and
-        the decompositions and passes in use.
-    cache: where results are stored; None compiles without a cache.
-    joint_passes: rewrites the joint graph in place before it is split into forward and backward.
-    recompute_operands: whether the backward graph rematerializes an operand of a library call that
-        elementwise operators compute from other saved tensors.
-    on_cache: called with what the cache did, and why.
-    before_capture: called before the graph is traced, where no stored result is found.
-    """
-    job = _Job(
-        decompositions=dict(decompositions),
-        compile_graph=compile_graph,
-        load_graph=load_graph,
-        identity=identity,
-        cache=cache,
-        joint_passes=joint_passes,
-        recompute_operands=recompute_operands,
-        on_cache=on_cache or (lambda state, reason: None),
-        before_capture=before_capture,
-        keep_inference_input_mutations=keep_inference_input_mutations,
-    )
+    """Compiles Dynamo's graph and returns what Dynamo calls in its place."""
     compiled: Callable[..., Any]
     if any(isinstance(value, (list, tuple, dict)) for value in example_inputs):
         compiled = torch_private.flatten_graph_inputs(
-            gm, example_inputs, lambda flat_gm, inputs: _compile(job, flat_gm, inputs)
+            gm, example_inputs, lambda flat_gm, inputs: _compile(compiler, flat_gm, inputs)
         )
     else:
-        compiled = _compile(job, gm, example_inputs)
+        compiled = _compile(compiler, gm, example_inputs)
     return torch.compiler.disable(compiled, reason="compiled code is not traced")  # type: ignore
 
 
@@ -188,9 +45,9 @@ def compile_graphs(
 _SETTINGS: Final = {"cse": False, "donated_buffer": False}
 
 
-def _compile(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compile(compiler: GraphCompiler, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     with torch_private.functorch_config.patch(_SETTINGS), _collection_paused():
-        return _compile_in_stages(job, gm, example_inputs)
+        return _compile_in_stages(compiler, gm, example_inputs)
 
 
 @contextlib.contextmanager
@@ -205,19 +62,21 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compile_in_stages(
+    compiler: GraphCompiler, gm: Any, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
     with contextlib.ExitStack() as stack:
         prepared = torch_private.prepare_aot(
-            gm, example_inputs, job.decompositions, job.keep_inference_input_mutations
+            gm, example_inputs, dict(compiler.decompositions), keep_input_mutations=True
         )
         function, parameters, _, _, fake_inputs, descriptions, aot_config, *rest = prepared
         fake_mode, shape_env, _, _, active_inputs = rest
         aot_config = dataclasses.replace(aot_config, enable_log=torch_private.logs_graphs())
 
-        slot = _find_slot(job, gm, fake_inputs, aot_config)
+        slot = find_result(compiler, gm, fake_inputs, aot_config)
         run = slot.loaded
         if run is None:
-            job.before_capture()
+            compiler.before_capture()
             stack.enter_context(torch_private.disable_compiled_autograd())
             state = torch_private.create_aot_state(
                 stack, function, fake_inputs, descriptions, aot_config, fake_mode, shape_env
@@ -225,7 +84,7 @@ def _compile_in_stages(job: _Job, gm: Any, example_inputs: Sequence[Any]) -> Cal
             state.fw_metadata.act_input_indices = active_inputs
             capture = torch_private.aot_stage1_graph_capture(state, function)
             compile_fn = _compile_autograd if state.needs_autograd else _compile_inference
-            run = compile_fn(job, state, capture, slot)
+            run = compile_fn(compiler, state, capture, slot)
     return _with_parameters(gm, run, parameters)
 
 
@@ -246,12 +105,12 @@ def _with_parameters(gm: Any, run: Any, parameters: list[Any]) -> Callable[..., 
     return forward
 
 
-def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
+def _compile_inference(compiler: GraphCompiler, state: Any, capture: Any, slot: Slot) -> Any:
     graph, metadata, subclass = capture.graph_module, state.fw_metadata, capture.maybe_subclass_meta
     torch_private.log_inference_graph(graph, state.aot_config)
     torch_private.tensorify_python_scalars(graph)
     graph = torch_private.run_passes_on_nested_graphs(
-        graph, None, state.aot_config, default_partition_fn=job.partition
+        graph, None, state.aot_config, default_partition_fn=partial(_partition, compiler)
     )
     graph = torch_private.rematerialize_checkpoints(graph)
     mark_dynamo_nodes(graph.graph)
@@ -260,15 +119,15 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
     def compile_one(graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         static = torch_private.inner_metadata(subclass, metadata).static_input_indices
         info = GraphInfo("inference", tuple(static or ()), len(_outputs(graph)))
-        made.append(job.compile_graph(graph, list(inputs), info))
+        made.append(compiler.compile_graph(graph, list(inputs), info))
         return made[0]
 
     compiled = torch_private.compile_inference(
         graph, capture.updated_flat_args, subclass, metadata, state.aot_config, compile_one
     )
     torch_private.make_runtime_safe(metadata, subclass)
-    _store(
-        job,
+    store_result(
+        compiler,
         slot,
         metadata,
         made,
@@ -287,14 +146,33 @@ def _compile_inference(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
     return compiled_run
 
 
-def _split(job: _Job, state: Any, capture: Any) -> tuple[Any, ...]:
+def _partition(
+    compiler: GraphCompiler, joint: fx.GraphModule, inputs: Any, **known: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Rewrites a joint graph and splits it into forward and backward."""
+    mark_dynamo_nodes(joint.graph)
+    drop_copies(joint.graph)
+    merge_equal_nodes(joint.graph)
+    keep_compared(joint.graph)
+    compiler.joint_passes(joint)
+    settings = {"ban_recompute_materialized_backward": not compiler.recomputes_operands}
+    with torch_private.functorch_config.patch(settings):
+        return torch_private.min_cut_rematerialization_partition(joint, inputs, **known)
+
+
+def _split(compiler: GraphCompiler, state: Any, capture: Any) -> tuple[Any, ...]:
     """AOTAutograd's split of a joint graph: forward, backward, and what connects them."""
     joint, metadata, aot_config = capture.graph_module, state.fw_metadata, state.aot_config
     subclass = capture.maybe_subclass_meta
     torch_private.log_joint_graph(joint, aot_config)
     torch_private.tensorify_python_scalars(joint)
     forward, backward, *rest = torch_private.partition_joint_graph(
-        joint, capture.updated_flat_args, subclass, metadata, aot_config, job.partition
+        joint,
+        capture.updated_flat_args,
+        subclass,
+        metadata,
+        aot_config,
+        partial(_partition, compiler),
     )
     torch_private.log_split_graphs(forward, backward, subclass, metadata, aot_config)
     return forward, backward, *rest
@@ -304,8 +182,8 @@ def _split(job: _Job, state: Any, capture: Any) -> tuple[Any, ...]:
 class _Training:
     """Compiles both graphs of a training step and stores the result; keeps neither graph."""
 
-    job: _Job
-    slot: _Slot
+    compiler: GraphCompiler
+    slot: Slot
     capture: Any
     forward_info: GraphInfo
     backward_info: GraphInfo
@@ -315,12 +193,12 @@ class _Training:
     made: dict[Kind, CompiledGraph] = dataclasses.field(default_factory=dict)
 
     def compile_forward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        self.made["forward"] = self.job.compile_graph(graph, list(inputs), self.forward_info)
+        self.made["forward"] = self.compiler.compile_graph(graph, list(inputs), self.forward_info)
         return self.made["forward"]
 
     def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         with _collection_paused():
-            compiled = self.job.compile_graph(graph, list(inputs), self.backward_info)
+            compiled = self.compiler.compile_graph(graph, list(inputs), self.backward_info)
         compiled.tangents = _tangents(graph)
         self.made["backward"] = compiled
         return _untraced(compiled)
@@ -330,8 +208,8 @@ class _Training:
     ) -> None:
         """Stores both halves once backward is compiled, which may be in its first run."""
         made = self.made
-        _store(
-            self.job,
+        store_result(
+            self.compiler,
             self.slot,
             metadata,
             list(made.values()),
@@ -348,15 +226,15 @@ class _Training:
         )
 
 
-def _compile_autograd(job: _Job, state: Any, capture: Any, slot: _Slot) -> Any:
+def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: Slot) -> Any:
     metadata, aot_config = state.fw_metadata, state.aot_config
     subclass = capture.maybe_subclass_meta
-    forward, backward, saved_count, symints, detached, inputs = _split(job, state, capture)
+    forward, backward, saved_count, symints, detached, inputs = _split(compiler, state, capture)
     inner = torch_private.inner_metadata(subclass, metadata)
     metadata.bw_donated_idxs = inner.bw_donated_idxs = []  # None would forbid retain_graph as well
     static = tuple(inner.static_input_indices or ())
     training = _Training(
-        job,
+        compiler,
         slot,
         capture,
         GraphInfo("forward", static, len(_outputs(forward)) - saved_count),
@@ -422,106 +300,3 @@ def _same_names(
     names = {theirs[position].name for position in positions}
     ours = backward.graph.find_nodes(op="placeholder")
     return tuple(position for position, node in enumerate(ours) if node.name in names)
-
-
-# ---- results stored and loaded -------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Slot:
-    """Where this compilation's result is stored (no key: nowhere), or the result found there."""
-
-    key: str = ""
-    symints: tuple[torch.SymInt, ...] = ()
-    loaded: Any = None
-
-
-def _find_slot(job: _Job, gm: Any, fake_inputs: list[Any], aot_config: Any) -> _Slot:
-    """Looks the graph up among the stored results; a damaged entry raises nothing."""
-    if job.cache is None:
-        job.on_cache("off", "no cache")
-        return _Slot()
-    try:
-        symints = tuple(_all_symints(fake_inputs))
-        ranges = torch_private.ranges_of(symints)
-        base = key_of(
-            _FORMAT, torch_private.autograd_key(gm, fake_inputs, aot_config), ranges, job.identity
-        )
-    except torch_private.NotCacheableError as error:
-        job.on_cache("bypass", str(error))
-        return _Slot()
-    for variant in range(_VARIANTS):
-        slot = _Slot(key_of(base, variant), symints)
-        entry = job.cache.get(_CACHE_KIND, slot.key)
-        if entry is None:
-            break
-        try:
-            guards = entry.read("guards").decode()
-            if guards and not torch_private.guards_hold(guards, list(symints)):
-                continue
-            loaded = _load(job, entry, fake_inputs, aot_config)
-        except OtherLinesError:
-            continue
-        except Exception as error:  # a damaged entry is compiled again
-            job.on_cache("damaged", f"{type(error).__name__}: {error}")
-            warnings.warn(
-                f"a stored compilation result could not be loaded and is rebuilt ({error})",
-                CacheWarning,
-                stacklevel=2,
-            )
-            return slot
-        job.on_cache("hit", "")
-        return dataclasses.replace(slot, loaded=loaded)
-    job.on_cache("miss", "")
-    return slot
-
-
-def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
-    """The symbolic sizes among the inputs; guards on any other symbol could not be stored."""
-    symints = torch_private.backed_symints(fake_inputs)
-    plain = [symint for symint in symints if torch_private.is_plain_symbol(symint)]
-    known = {symbol for symint in plain for symbol in torch_private.free_symbols(symint)}
-    for value in fake_inputs:
-        if isinstance(value, (torch.Tensor, torch.SymInt)):
-            unknown = torch_private.free_symbols(value) - known
-            if unknown:
-                raise torch_private.NotCacheableError(f"sizes {unknown} are not inputs themselves")
-    return symints
-
-
-def _load(job: _Job, entry: Entry, fake_inputs: list[Any], aot_config: Any) -> Any:
-    # The cache has verified the entry against the user's secret: no other user wrote this pickle.
-    result = pickle.loads(entry.read("result"))
-    settings = {
-        "cudagraphs": torch_private.BoxedBool(False),
-        "boxed_forward_device_index": None,
-        "compile_region_name": None,
-        "load_graph": job.load_graph,
-    }
-    return result.wrap_post_compile(fake_inputs, aot_config, settings)
-
-
-def _store(job: _Job, slot: _Slot, metadata: Any, made: list[CompiledGraph], **parts: Any) -> None:
-    """Stores AOTAutograd's result, or reports why not; a failure loses only the cache entry."""
-    if job.cache is None or not slot.key:
-        return
-    reason = ""
-    if metadata.tokens:
-        reason = "operators with side effects are ordered by tokens, which are not restored"
-    elif any(graph.artifact_json is None for graph in made):
-        reason = "a compiled graph has no stored form"
-    if reason:
-        job.on_cache("bypass", reason)
-        return
-    try:
-        guards = torch_private.guards_on(list(slot.symints))
-        result = torch_private.storable_result(
-            runtime_metadata=metadata, guards_expr=guards or None, **parts
-        )
-        with torch_private.disable_current_modes():
-            content = pickle.dumps(result)
-    except Exception as error:  # pickling runs arbitrary __reduce__ methods
-        job.on_cache("bypass", f"no stored form: {error}")
-        return
-    job.cache.put(_CACHE_KIND, slot.key, {"result": content, "guards": guards.encode()})
-    job.on_cache("stored", "")

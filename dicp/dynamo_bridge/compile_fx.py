@@ -12,51 +12,55 @@ load        artifact -> executable
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
-from dicp.cache import Cache, key_of
+from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.analysis.inference import Inference
-from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
+from dicp.dynamo_bridge.aot import compile_graphs
+from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
-from dicp.dynamo_bridge.decompose import decompose_traces, decompositions
+from dicp.dynamo_bridge.decompose import (
+    decompose_traces,
+    decompositions,
+    replace_wrong_decompositions,
+)
+from dicp.dynamo_bridge.executables import (
+    FrozenExecutable,
+    PartitionedExecutable,
+    PerSizeExecutable,
+    interpreted,
+)
 from dicp.dynamo_bridge.fuse.families import FUSE
-from dicp.dynamo_bridge.graph_cache import StoredGraph, find_graph, store_graph
+from dicp.dynamo_bridge.graph_cache import (
+    StoredGraph,
+    find_graph,
+    graph_name,
+    identity_of,
+    store_graph,
+)
 from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, around
 from dicp.dynamo_bridge.layout import LAYOUT
-from dicp.dynamo_bridge.observe import GraphReport, Observer
-from dicp.dynamo_bridge.partition import (
-    DATA_DEPENDENT,
-    PartitionedExecutable,
-    is_eager_operator,
-    split_data_dependent,
-)
+from dicp.dynamo_bridge.observe import GraphReport, Observer, eager_nodes
+from dicp.dynamo_bridge.partition import DATA_DEPENDENT, check_eager_parts, split_data_dependent
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.passes.freeze import FrozenExecutable, split_frozen, static_positions
+from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
-from dicp.dynamo_bridge.specialize import (
-    PerSizeExecutable,
-    Sources,
-    symbol_sources,
-    traced_sizes,
-)
+from dicp.dynamo_bridge.specialize import Sources, symbol_sources, traced_sizes
 from dicp.errors import FallbackWarning, UnsupportedOperatorError
-from dicp.operator_choice import OperatorChoice, check_eager, hidden
-from dicp.origin import mark_lines, origin_of, user_lines
-from dicp.target import Artifact, Executable, LowerContext, NodeReport, Target
+from dicp.operator_choice import OperatorChoice, hidden
+from dicp.origin import mark_lines, user_lines
+from dicp.target import Artifact, Executable, LowerContext, Target
 from dicp.torch_private import TorchDynamoException
-from dicp.version import VERSION
 
 
 def compile_fx(
@@ -83,13 +87,12 @@ def compile_aten(
     Its output is a list. The eager device compiles its operators by this. Raises every error.
     """
     reports: list[GraphReport] = []
-    compiling = Compilation(gm, target, replace(config, on_compile_error="raise"), reports.append)
-    compiling.identify()
-    graph = compiling.compile_graph(gm, example_inputs, GraphInfo("inference"))
+    compilation = Compilation(gm, target, replace(config, on_compile_error="raise"), reports.append)
+    graph = compilation.compile_graph(gm, example_inputs, GraphInfo("inference"))
     return graph, reports[-1]
 
 
-class Compilation:
+class Compilation(GraphCompiler):
     """The compilation of one Dynamo graph to a callable."""
 
     def __init__(
@@ -101,18 +104,31 @@ class Compilation:
     ) -> None:
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
-        self.lines: Mapping[str, str] = user_lines(gm)
-        self.identity = ""
         self.inspected = active_inspector() is not None
+        # Every stage runs where it is looked at: nothing compiled is looked up.
+        self.stored = None if self.inspected or config.dump is not None else self.cache
+        self.results = None if config.freeze else self.stored
+        self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
+        self.lines: Mapping[str, str] = user_lines(gm)
         self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
+        self.train = False
+
+    @cached_property
+    def identity(self) -> str:  # type: ignore[override]
+        return identity_of(self.target, self.config)
+
+    @cached_property
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:  # type: ignore[override]
+        return decompositions(self.target, self.choice)
+
+    # ---- Dynamo's graph -------------------------------------------------------------------------
 
     def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The callable that Dynamo uses instead of its graph."""
-        report = GraphReport("dynamo", _name_of(self.gm))
 
         def eagerly() -> Callable[..., Any]:
-            report.nodes = _left_to_eager(self.gm)
+            report = GraphReport("dynamo", graph_name(self.gm), nodes=eager_nodes(self.gm))
             self.on_report(report)
             return self.gm.forward
 
@@ -131,62 +147,38 @@ class Compilation:
             warnings.warn(FallbackWarning(message), stacklevel=2)
         return eagerly()
 
-    # ---- Dynamo's graph -------------------------------------------------------------------------
-
     def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        target, config = self.target, self.config
+        """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""
         decompose_traces(self.gm)
-        self.identify()
-        train = wants_gradients(example_inputs)
-        return compile_graphs(
-            self.gm,
-            example_inputs,
-            decompositions=decompositions(target, self.choice),
-            compile_graph=self.compile_graph,
-            load_graph=self._load_graph,
-            identity=self.identity,
-            joint_passes=self._joint_passes,
-            recompute_operands=target.facts.recomputes_operands,
-            cache=self.cache if not config.freeze and not self.inspected else None,
-            before_capture=lambda: target.prepare(self.gm, train, self.cache, config),
-        )
+        replace_wrong_decompositions(self.gm)
+        self.train = wants_gradients(example_inputs)
+        return compile_graphs(self.gm, example_inputs, self)
 
-    def identify(self) -> None:
-        """Set `identity`, the key of everything outside of the graph that changes the code."""
-        target, config = self.target, self.config
-        self.identity = key_of(
-            own_version(),
-            source_of(type(target)),
-            torch.__version__,
-            target.name,
-            target.fingerprint(config),
-            config.key(target.options),
-        )
+    def before_capture(self) -> None:
+        self.target.prepare(self.gm, self.train, self.cache, self.config)
 
-    def _joint_passes(self, joint: fx.GraphModule, inputs: Any) -> None:
-        context = PassContext(self.target.facts, self.config, "joint", Inference.of(joint))
+    def joint_passes(self, joint: fx.GraphModule) -> None:
         self.choice.mark(joint.graph, self.functions, DYNAMO)
-        with hidden(joint.graph):
-            run_passes(joint, graph_passes(self.config, "joint"), context)
+        self._passes(joint, GraphInfo("joint"))
 
-    def compile_graph(self, gm: fx.GraphModule, inputs: Any, info: GraphInfo) -> CompiledGraph:
-        """Compile one functional ATen graph: forward, backward or inference."""
+    def compile_graph(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], info: GraphInfo
+    ) -> CompiledGraph:
         # A pass that fails leaves its graph half rewritten.
         original = _copy(gm) if self.config.on_compile_error == "eager" else gm
-        with self._observed(GraphReport(info.kind, _name_of(gm))) as observer:
+        with self._observed(GraphReport(info.kind, graph_name(gm))) as observer:
             observer.graph("aten", gm)
 
             def eagerly() -> CompiledGraph:
-                observer.report.nodes, observer.report.kernels = _left_to_eager(original), ()
-                return CompiledGraph(None, _interpreted(original))
+                observer.report.nodes, observer.report.kernels = eager_nodes(original), ()
+                return CompiledGraph(None, interpreted(original))
 
             return self._attempt(lambda: self._partition(gm, info, observer), eagerly)
 
-    def _load_graph(self, text: str) -> CompiledGraph:
-        """Load a graph of AOTAutograd's stored result."""
+    def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
             stored = StoredGraph.decode(text, self.lines)
-            return CompiledGraph(text, self._load(stored, observer))
+            return CompiledGraph(text, self._restore(stored, observer))
 
     @contextlib.contextmanager
     def _observed(self, report: GraphReport) -> Iterator[Observer]:
@@ -206,83 +198,61 @@ class Compilation:
         parts = split_data_dependent(gm, info)
         if not parts:
             return self._compile(gm, info, observer)
-        self._check_eager_parts([part.gm for part in parts if not part.compiled])
+        check_eager_parts(parts, self.config, self.target.name)
         run: list[Any] = []
         for part in parts:
             if part.compiled:
-                run.append(executable_of(self._compile(part.gm, part.info, observer)))
+                run.append(self._compile(part.gm, part.info, observer).run)
             else:
-                nodes = _left_to_eager(part.gm, DATA_DEPENDENT)
+                nodes = eager_nodes(part.gm, DATA_DEPENDENT)
                 observer.report.nodes = [*observer.report.nodes, *nodes]
-                run.append(_interpreted(part.gm))
+                run.append(interpreted(part.gm))
         return CompiledGraph(None, PartitionedExecutable(gm, parts, run))
-
-    def _check_eager_parts(self, parts: Sequence[fx.GraphModule]) -> None:
-        """Raises UnsupportedOperatorError where a part that runs eagerly must not."""
-        calls = [n for part in parts for n in part.graph.nodes if is_eager_operator(n)]
-        for node in calls:
-            others = [str(origin_of(other)) for other in calls if other is not node]
-            rest = f" (as do {', '.join(others)})" if others else ""
-            check_eager(node, DATA_DEPENDENT + rest, self.config, self.target.name)
 
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""
-        config, facts, report = self.config, self.target.facts, observer.report
-        if not facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
+        if not self.target.facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
             return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            cache = self.cache if config.dump is None and not self.inspected else None
-            slot = find_graph(cache, gm, info, self.identity)
+            slot = find_graph(self.stored, gm, info, self.identity)
+        report = observer.report
         if slot.found is not None:
             report.cache = "graph"
-            run = self._load(slot.found, observer)
-            return CompiledGraph(slot.found.encode(), run)
+            return CompiledGraph(slot.found.encode(), self._restore(slot.found, observer))
 
         sources, nodes, kernels = dynamo_nodes(gm), len(report.nodes), len(report.kernels)
-        context = PassContext(
-            facts, config, info.kind, Inference.of(gm), frozenset(info.static_inputs)
-        )
         captured = _copy(gm) if self.inspected else gm
-        with hidden(gm.graph):
-            run_passes(gm, graph_passes(config, info.kind), context, observer.after_pass)
-        frozen = split_frozen(gm, context) if config.freeze and info.kind == "inference" else None
-        if frozen is not None:
-            static = (), static_positions(frozen[1], info)  # the first part runs only once
-            once, rest = (
-                self._build(part, replace(info, static_inputs=kept), observer)[1]
-                for part, kept in zip(frozen, static, strict=True)
-            )
-            return CompiledGraph(None, FrozenExecutable(once, rest))
-        artifact, run = self._build(gm, info, observer)
+        parts = self._passes(gm, info, observer)
+        built = [self._build(part, part_info, observer) for part, part_info in parts]
+        artifact, run = built[-1]
+        if len(built) == 2:
+            return CompiledGraph(None, FrozenExecutable(once=built[0][1], rest=run))
+        made_kernels = tuple(report.kernels[kernels:])
         if self.inspected:
-            made_kernels = tuple(report.kernels[kernels:])
-            parts = (gm, captured, info, made_kernels, self.target, config, self.cache, run)
-            return CompiledGraph(None, InspectedGraph(*parts))
-        made = (report.kind, tuple(report.nodes[nodes:]), tuple(report.kernels[kernels:]))
+            seen = gm, captured, info, made_kernels, self.target, self.config, self.cache, run
+            return CompiledGraph(None, InspectedGraph(*seen))
+        made = report.kind, tuple(report.nodes[nodes:]), made_kernels
         stored = StoredGraph(artifact, made, sources)
         return CompiledGraph(store_graph(self.cache, slot, stored), run)
 
-    def _compile_per_size(
-        self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer
-    ) -> Executable:
-        """Compile a symbolic graph for the sizes at hand, and later for others as they occur."""
-        if sources is None:
-            observer.report.nodes = _left_to_eager(gm, "a size is known only at run time")
-            return _interpreted(gm)
-
-        def later(fixed: fx.GraphModule) -> Executable:
-            with self._observed(GraphReport(info.kind, _name_of(gm))) as new:
-                work = partial(self._compile, fixed, info, new)
-                eagerly = partial(CompiledGraph, None, _interpreted(gm))
-                return executable_of(self._attempt(work, eagerly))
-
-        run = PerSizeExecutable(gm, sources, later)
-        traced = traced_sizes(gm, sources)
-        if traced is not None:
-            first = self._compile(run.graph_for(traced), info, observer)
-            run.keep(traced, executable_of(first))
-        return run
+    def _passes(
+        self, gm: fx.GraphModule, info: GraphInfo, observer: Observer | None = None
+    ) -> list[tuple[fx.GraphModule, GraphInfo]]:
+        """Run the graph's passes; the graph then, split in two where parameters are frozen."""
+        static = frozenset(info.static_inputs)
+        infer = Inference.of(gm)
+        context = PassContext(self.target.facts, self.config, info.kind, infer, static)
+        with hidden(gm.graph):
+            after_pass = observer.after_pass if observer else None
+            run_passes(gm, graph_passes(self.config, info.kind), context, after_pass)
+        freeze = self.config.freeze and info.kind == "inference"
+        frozen = split_frozen(gm, context) if freeze else None
+        if frozen is None:
+            return [(gm, info)]
+        once, rest = frozen  # the first part runs only once: nothing in it is worth keeping
+        kept = static_positions(rest, info)
+        return [(once, replace(info, static_inputs=())), (rest, replace(info, static_inputs=kept))]
 
     def _build(
         self, gm: fx.GraphModule, info: GraphInfo, observer: Observer
@@ -302,10 +272,32 @@ class Compilation:
         with observer.stage("load"):
             return artifact, target.load(artifact, self.cache, config)
 
-    def _load(self, stored: StoredGraph, observer: Observer) -> Executable:
+    def _restore(self, stored: StoredGraph, observer: Observer) -> Executable:
+        """Load a graph of the cache, with the report of the compilation that made it."""
         with observer.stage("load"):
             stored.restore(observer.report)
             return self.target.load(stored.artifact, self.cache, self.config)
+
+    def _compile_per_size(
+        self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer
+    ) -> Executable:
+        """Compile a symbolic graph for the sizes at hand, and later for others as they occur."""
+        if sources is None:
+            observer.report.nodes = eager_nodes(gm, "a size is known only at run time")
+            return interpreted(gm)
+
+        def later(fixed: fx.GraphModule) -> Executable:
+            with self._observed(GraphReport(info.kind, graph_name(gm))) as new:
+                run: Executable = self._attempt(
+                    lambda: self._compile(fixed, info, new).run, lambda: interpreted(gm)
+                )
+                return run
+
+        run = PerSizeExecutable(gm, sources, later)
+        traced = traced_sizes(gm, sources)
+        if traced is not None:
+            run.keep(traced, self._compile(run.graph_for(traced), info, observer).run)
+        return run
 
 
 def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
@@ -328,66 +320,6 @@ def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     output = graph.graph_copy(gm.graph, {})
     graph.output(output)
     return fx.GraphModule(gm, graph)
-
-
-def executable_of(compiled: CompiledGraph) -> Executable:
-    """What runs a graph that was just compiled."""
-    assert compiled.executable is not None
-    return compiled.executable  # type: ignore[return-value]
-
-
-def _interpreted(gm: fx.GraphModule) -> Executable:
-    """Runs the graph operator by operator."""
-    gm.recompile()
-
-    def run(inputs: list[Any]) -> Any:
-        args = list(inputs)
-        inputs.clear()
-        return gm(*args)
-
-    return run
-
-
-def _left_to_eager(
-    gm: fx.GraphModule, reason: str = "the code could not be built"
-) -> list[NodeReport]:
-    calls = ("call_function", "call_method", "call_module")
-    return [NodeReport(origin_of(n), "eager", reason) for n in gm.graph.nodes if n.op in calls]
-
-
-def _name_of(gm: fx.GraphModule) -> str:
-    """A name that equal graphs share in every process."""
-    return f"graph{key_of([node.name for node in gm.graph.nodes])[:8]}"
-
-
-@lru_cache(maxsize=1)
-def own_version() -> str:
-    """A key of dicp's version and installed files: results of another dicp are never loaded."""
-    return key_of(VERSION, _file_stats(Path(__file__).parent.parent))
-
-
-@lru_cache(maxsize=32)
-def source_of(kind: type[Target]) -> str:
-    """The files of the package that brings a target: with a changed rule, results change.
-
-    A target in one module outside any package counts with that file alone.
-    """
-    module = sys.modules[kind.__module__]
-    name, file = module.__name__, getattr(module, "__file__", None)
-    if file is None or name.startswith("dicp."):  # own_version counts dicp's own
-        return ""
-    package = sys.modules.get(name.partition(".")[0])
-    folder = getattr(package, "__file__", None) if package is not module else None
-    is_package = Path(file).name == "__init__.py"
-    return key_of(_file_stats(Path(folder or file).parent if folder or is_package else Path(file)))
-
-
-def _file_stats(place: Path) -> list[str]:
-    """Name, size and time of every source file in a folder, or of one file."""
-    found = [place] if place.is_file() else place.rglob("*")
-    files = sorted(p for p in found if p.suffix in (".py", ".h", ".cpp", ".jinja"))
-    stats = [(str(p.relative_to(place.parent)), p.stat()) for p in files]
-    return [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats]
 
 
 def wants_gradients(inputs: Sequence[Any]) -> bool:

@@ -62,7 +62,7 @@ def operator_table(target: Target, choice: OperatorChoice | None = None) -> list
     """Every core ATen overload and every overload `target` has a rule for, ordered by name."""
     choice = choice or OperatorChoice()
     ops = {str(op): op for op in (*core_overloads(), *target.facts.keep) if is_operator(op)}
-    return [_chosen(_row(name, ops[name], target), ops[name], choice) for name in sorted(ops)]
+    return [_chosen(operator_row(ops[name], target), ops[name], choice) for name in sorted(ops)]
 
 
 def is_operator(op: Any) -> bool:
@@ -86,7 +86,9 @@ def _chosen(row: OperatorRow, op: Any, choice: OperatorChoice) -> OperatorRow:
     return row
 
 
-def _row(name: str, op: Any, target: Target) -> OperatorRow:
+def operator_row(op: Any, target: Target) -> OperatorRow:
+    """The decision on one overload, whatever the user chooses."""
+    name = str(op)
     kind = target.rule_kind(op)
     if kind is not None:
         return OperatorRow(name, kind, "")

@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
+from dicp.dynamo_bridge.own_decompositions import MIXED, OWN, in_one_dtype, multilabel_margin_loss
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
@@ -50,46 +52,6 @@ MOST_OF_CORE = 100
 """Core operators with rules from which on decompositions of others end in operators with rules."""
 
 
-def _copy_of(view: OpOverload) -> Callable[..., Any]:
-    """The decomposition of a view's copying form: the view, cloned to contiguous memory."""
-
-    def fresh(part: Any) -> Any:
-        return part.clone(memory_format=torch.contiguous_format)
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_map(fresh, view(*args, **kwargs))
-
-    return rule
-
-
-def _eye(
-    n: int,
-    m: int | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-) -> torch.Tensor:
-    """PyTorch's own decomposition numbers over 255 rows in uint16, which eager `arange` lacks."""
-    rows = torch.arange(n, device=device)
-    columns = rows if m is None else torch.arange(m, device=device)
-    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
-
-
-OWN: dict[Any, Callable[..., Any]] = {
-    aten.eye.default: _eye,
-    aten.eye.m: _eye,
-    aten.detach_copy.default: _copy_of(aten.alias.default),
-    aten.select_copy.int: _copy_of(aten.select.int),
-    aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
-    aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
-    aten.view_copy.default: _copy_of(aten.reshape.default),  # for any strides
-}
-"""Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
-lowering rules: a rule could only forget that the copy shares no memory with its source."""
-
-
 @lru_cache(maxsize=32)
 def decompositions(
     target: Target, choice: OperatorChoice | None = None
@@ -110,6 +72,8 @@ def decompositions(
     for op in [op for op in table if op not in OWN]:
         if torch.Tag.core in op.tags or not has_most:
             table[op] = _Checked(table[op], target, table)
+    for op in [op for op in MIXED if op in table]:
+        table[op] = in_one_dtype(op, table[op])
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -165,7 +129,9 @@ class _Watch(TorchDispatchMode):
             elif func in self.table and not self.overshoots:
                 rule = self.table[func]
                 with self:
-                    return (rule.rule if isinstance(rule, _Checked) else rule)(*args, **kwargs)
+                    made = (rule.rule if isinstance(rule, _Checked) else rule)(*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
         return func(*args, **kwargs)
 
 
@@ -207,3 +173,12 @@ def decompose_traces(gm: fx.GraphModule) -> None:
         graph.erase_node(node)
     if found:
         gm.recompile()
+
+
+def replace_wrong_decompositions(gm: fx.GraphModule) -> None:
+    """Call ours, in Dynamo's graph, in place of a function that tracing decomposes wrongly."""
+    graph = gm.graph
+    for node in graph.find_nodes(op="call_function", target=F.multilabel_margin_loss):
+        if len(node.args) == 2 and set(node.kwargs) <= {"reduction"}:
+            node.target = multilabel_margin_loss
+    gm.recompile()

@@ -8,20 +8,25 @@ adds these guards too, so that it is as specialized as one that compiles anew.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from dicp.cache import Cache, key_of
-from dicp.dynamo_bridge.aot import GraphInfo, OtherLinesError
+from dicp.config import Config
+from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.origin import Origin, user_lines
-from dicp.target import Artifact, KernelReport, NodeReport
+from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import ShapeFacts, disable_current_modes
+from dicp.version import VERSION
 
 _KIND: Final = "graph"
 _VARIANTS: Final = 8  # entries kept per key, told apart by their guards
@@ -112,8 +117,50 @@ class StoredGraph:
 
 def _plain_origin(value: Any) -> dict[str, Any]:
     if not isinstance(value, Origin):
-        raise TypeError(f"{type(value).__name__} has no plain form")
+        raise TypeError(f"{type(value).__name__} has no serialized form")
     return {_ORIGIN: [value.node, value.op, value.line_of]}
+
+
+def identity_of(target: Target, config: Config) -> str:
+    """The key of everything outside of a graph that changes its code."""
+    return key_of(
+        own_version(),
+        source_of(type(target)),
+        torch.__version__,
+        target.name,
+        target.fingerprint(config),
+        config.key(target.options),
+    )
+
+
+@lru_cache(maxsize=1)
+def own_version() -> str:
+    """A key of dicp's version and installed files: results of another dicp are never loaded."""
+    return key_of(VERSION, _file_stats(Path(__file__).parent.parent))
+
+
+@lru_cache(maxsize=32)
+def source_of(kind: type[Target]) -> str:
+    """The files of the package that brings a target: with a changed rule, results change.
+
+    A target in one module outside any package counts with that file alone.
+    """
+    module = sys.modules[kind.__module__]
+    name, file = module.__name__, getattr(module, "__file__", None)
+    if file is None or name.startswith("dicp."):  # own_version counts dicp's own
+        return ""
+    package = sys.modules.get(name.partition(".")[0])
+    folder = getattr(package, "__file__", None) if package is not module else None
+    is_package = Path(file).name == "__init__.py"
+    return key_of(_file_stats(Path(folder or file).parent if folder or is_package else Path(file)))
+
+
+def _file_stats(place: Path) -> list[str]:
+    """Name, size and time of every source file in a folder, or of one file."""
+    found = [place] if place.is_file() else place.rglob("*")
+    files = sorted(p for p in found if p.suffix in (".py", ".h", ".cpp", ".jinja"))
+    stats = [(str(p.relative_to(place.parent)), p.stat()) for p in files]
+    return [f"{name} {s.st_size} {s.st_mtime_ns}" for name, s in stats]
 
 
 def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identity: str) -> Slot:
@@ -195,3 +242,8 @@ def _constant_digest(gm: fx.GraphModule, name: str) -> str:
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         data = bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""
     return key_of(data, _layout(value))
+
+
+def graph_name(gm: fx.GraphModule) -> str:
+    """A name that equal graphs share in every process."""
+    return f"graph{key_of([node.name for node in gm.graph.nodes])[:8]}"

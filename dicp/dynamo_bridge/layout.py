@@ -17,14 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import is_channels_last
+from dicp.dynamo_bridge.analysis.static import STATIC, static_nodes
+from dicp.dynamo_bridge.analysis.values import is_channels_last
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
-from dicp.dynamo_bridge.passes.canonicalize import remove_dead
+from dicp.dynamo_bridge.passes.redundancy import remove_dead
 
 aten = torch.ops.aten
-
-STATIC = "dicp_static"
-"""Key in `node.meta` of a value that depends on parameters alone: computed once where kept."""
 
 _OPERANDS = {
     aten.convolution.default: (0, 1),
@@ -38,7 +36,7 @@ def assign_layouts(gm: fx.GraphModule, context: PassContext) -> bool:
     if not (context.config.layout and _pays(gm, context)):
         return False
     converted: dict[fx.Node, fx.Node] = {}
-    static = static_nodes(gm, context)
+    static = static_nodes(gm, context.static_inputs)
     changed = False
     for node in list(gm.graph.nodes):
         if node.target not in _OPERANDS or not _wants(node):
@@ -80,20 +78,6 @@ def _is_depthwise(node: fx.Node) -> bool:
         return False
     weight = _value(node.args[1])
     return weight is not None and weight.shape[1] == 1 and node.args[-1] != 1
-
-
-def static_nodes(gm: fx.GraphModule, context: PassContext) -> set[fx.Node]:
-    """Placeholders of parameters and buffers, and what is computed from them alone."""
-    static: set[fx.Node] = set()
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    static.update(placeholders[index] for index in context.static_inputs)
-    for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            static.add(node)
-        elif node.op == "call_function" and node.all_input_nodes:
-            if static.issuperset(node.all_input_nodes):
-                static.add(node)
-    return static
 
 
 def _wants(node: fx.Node) -> bool:

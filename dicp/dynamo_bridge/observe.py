@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import fx
 
 from dicp.config import Config
+from dicp.origin import origin_of
 from dicp.target import KernelReport, NodeReport, Program, Source
 from dicp.torch_private import GraphBreak, frame_seconds
 
@@ -74,6 +75,14 @@ def breaks_text(breaks: Sequence[GraphBreak]) -> str:
         if found.is_recurrent:
             lines.append(f"  {RNN_CURE}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def eager_nodes(
+    gm: fx.GraphModule, reason: str = "the code could not be built"
+) -> list[NodeReport]:
+    """The report on a graph that runs operator by operator."""
+    calls = ("call_function", "call_method", "call_module")
+    return [NodeReport(origin_of(n), "eager", reason) for n in gm.graph.nodes if n.op in calls]
 
 
 class FrontEnd:

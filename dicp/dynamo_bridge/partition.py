@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.config import Config
+from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.effects import is_mutating, is_random, op_name
-from dicp.target import Executable
+from dicp.operator_choice import check_eager
+from dicp.origin import origin_of
 from dicp.torch_private import OpOverload, depends_on_data, free_symbols, is_plain_symbol, pytree
 
 _SYMBOLIC = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -60,6 +62,16 @@ def is_eager_operator(node: fx.Node) -> bool:
     """Whether a node of an eager part computes: neither a size nor a check of one."""
     name = op_name(node.target)
     return isinstance(node.target, OpOverload) and not name.startswith(("sym_", "_assert"))
+
+
+def check_eager_parts(parts: Sequence[Part], config: Config, target: str) -> None:
+    """Raises UnsupportedOperatorError where a part that runs eagerly must not."""
+    nodes = (n for part in parts if not part.compiled for n in part.gm.graph.nodes)
+    calls = [node for node in nodes if is_eager_operator(node)]
+    for node in calls:
+        others = [str(origin_of(other)) for other in calls if other is not node]
+        rest = f" (as do {', '.join(others)})" if others else ""
+        check_eager(node, DATA_DEPENDENT + rest, config, target)
 
 
 def _levels(graph: fx.Graph, eager: set[fx.Node]) -> dict[fx.Node, int]:
@@ -128,33 +140,3 @@ def _bound_by(inputs: Sequence[fx.Node]) -> set[Any]:
     values = [node.meta.get("val") for node in inputs]
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return {s for size in sizes if is_plain_symbol(size) for s in free_symbols(size)}
-
-
-class PartitionedExecutable:
-    """Runs the parts of a graph in order and frees each value after its last reader."""
-
-    def __init__(
-        self, gm: fx.GraphModule, parts: Sequence[Part], executables: Sequence[Executable]
-    ) -> None:
-        self._inputs = [n.name for n in gm.graph.find_nodes(op="placeholder")]
-        self._outputs = [
-            (n.name, None) if isinstance(n, fx.Node) else ("", n)
-            for n in gm.graph.output_node().args[0]  # type: ignore[union-attr]
-        ]
-        kept = {name for name, _ in self._outputs}
-        steps = []
-        for part, run in zip(reversed(parts), reversed(executables), strict=True):
-            dead = (set(part.inputs) | set(part.outputs)) - kept
-            kept |= dead
-            steps.append((part, run, sorted(dead)))
-        self._steps = steps[::-1]
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        values = dict(zip(self._inputs, inputs, strict=True))
-        inputs.clear()
-        for part, run, dead in self._steps:
-            given = [values[name] for name in part.inputs]
-            values.update(zip(part.outputs, run(given), strict=True))
-            for name in dead:
-                del values[name]
-        return [values[name] if name else value for name, value in self._outputs]

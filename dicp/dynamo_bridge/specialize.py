@@ -6,22 +6,14 @@ copy is made without tracing again: its symbols are replaced by the sizes of a c
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dicp.errors import SpecializationWarning
-from dicp.target import Executable
 from dicp.torch_private import first_sizes, free_symbols, is_plain_symbol, number_at, pytree
-
-MOST_SIZES = 64
-"""How many sets of sizes keep their programs; the least recently used program is dropped."""
 
 Sources: TypeAlias = Mapping[Any, tuple[int, ...]]
 """Symbol -> the position of an input whose value it is, or a position and an axis."""
@@ -96,53 +88,3 @@ def _at(value: Any, symbols: Mapping[Any, int]) -> Any:
         fixed = whole.as_strided(shape, stride, offset)
         fixed = fixed.conj() if value.is_conj() else fixed
         return torch.ops.aten._neg_view(fixed) if value.is_neg() else fixed
-
-
-class PerSizeExecutable:
-    """Runs the program for the sizes of its inputs, compiled when they first occur.
-
-    compile: makes a specialized graph executable.
-    """
-
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        sources: Sources,
-        compile: Callable[[fx.GraphModule], Executable],
-    ) -> None:
-        self._gm = gm
-        self._sources = dict(sources)
-        self._compile = compile
-        self._programs: OrderedDict[Sizes, Executable] = OrderedDict()
-        self._lock = threading.Lock()
-        self._warned = False
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        sizes = self._sizes(inputs)
-        with self._lock:
-            found = self._programs.get(sizes)
-            if found is None:
-                found = self._compile(self.graph_for(sizes))
-                self.keep(sizes, found)
-            self._programs.move_to_end(sizes)
-        return found(inputs)
-
-    def graph_for(self, sizes: Sizes) -> fx.GraphModule:
-        """The graph specialized to these sizes."""
-        return specialized(self._gm, dict(zip(self._sources, sizes, strict=True)))
-
-    def keep(self, sizes: Sizes, program: Executable) -> None:
-        """Use `program` for these sizes."""
-        self._programs[sizes] = program
-        if len(self._programs) > MOST_SIZES:
-            self._programs.popitem(last=False)
-            if not self._warned:
-                self._warned = True
-                names = sorted(map(str, self._sources))
-                warnings.warn(SpecializationWarning(MOST_SIZES, names), stacklevel=2)
-
-    def _sizes(self, inputs: Sequence[Any]) -> Sizes:
-        return tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]]
-            for s in self._sources.values()
-        )

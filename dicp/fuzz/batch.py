@@ -106,9 +106,9 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if fails(
-            find.program, replace(batch.mode, backend=REFERENCE, dynamo=True)
-        ) or _strides_foretold(find):
+        if fails(find.program, replace(batch.mode, backend=REFERENCE, dynamo=True)) or _foretold(
+            find
+        ):
             outcome.pytorch.append(find)
         elif _unstable(find):
             outcome.unstable.append(find.program)
@@ -176,33 +176,35 @@ def described(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause)[:600]}"
 
 
-def _strides_foretold(find: Find) -> bool:
-    """Whether PyTorch's own inference gives other strides than eager: those it compiles for."""
-    if "strides" not in find.text:
+def _foretold(find: Find) -> bool:
+    """Whether PyTorch's own inference gives other strides or dtypes than eager: those it compiles
+    for."""
+    if "strides" not in find.text and "dtype" not in find.text:
         return False
     try:
-        return foretold_strides(find.program) != actual_strides(find.program)
+        return foretold_forms(find.program) != actual_forms(find.program)
     except Exception:
         return False
 
 
-def actual_strides(program: Program) -> list[Any]:
+def actual_forms(program: Program) -> list[Any]:
     values = [each.build(0) for each in program.inputs]
     with quiet():
-        return _strides(program.function()(*values))
+        return _forms(program.function()(*values))
 
 
-def foretold_strides(program: Program) -> list[Any]:
+def foretold_forms(program: Program) -> list[Any]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     values = [each.build(0) for each in program.inputs]
     with quiet():
         fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
         with mode:
-            return _strides(program.function()(*fakes))
+            return _forms(program.function()(*fakes))
 
 
-def _strides(outputs: Sequence[Any]) -> list[Any]:
-    return [significant_strides(v) if isinstance(v, torch.Tensor) else None for v in outputs]
+def _forms(outputs: Sequence[Any]) -> list[Any]:
+    tensors = (v if isinstance(v, torch.Tensor) else None for v in outputs)
+    return [None if v is None else (v.dtype, significant_strides(v)) for v in tensors]
 
 
 def _unstable(find: Find) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from dicp.gpu.facts import DeviceFacts
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.graph import Compute
@@ -44,17 +43,6 @@ class GpuLowering(Lowering):
     """Lowering that combines colliding stores in types that have hardware atomics."""
 
     gathers_windows = True
-    device_facts: DeviceFacts
-
-    def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
-        """The type in which colliding stores of `dtype` are combined; 32 bits for short types.
-
-        Floats are then rounded once. Integers wrap around when they are stored, with the same
-        result as wrapping at every step.
-        """
-        if dtype in self.device_facts.atomic_dtypes:
-            return dtype
-        return torch.float32 if dtype.is_floating_point else torch.int32
 
     def combinable(self, op: str, value: Expr) -> Expr:
         """`value` with its NaNs signed such that an atomic maximum or minimum propagates them.

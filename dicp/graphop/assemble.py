@@ -1,4 +1,4 @@
-"""Steps in plain form: what is stored with the built graphs, and what the runtime walks."""
+"""Serialized steps: what is stored with the built graphs, and what the runtime walks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Assembler:
             "steps": [self._step(step) for step in steps],
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
-            "buckets": list(low.context.config.gears),
+            "buckets": list(low.context.config.shape_buckets),
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
         return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)
@@ -129,7 +129,7 @@ class _Assembler:
             "shape": [plain_size(s) for s in fake.shape],
             "dtype": dtype_name(fake.dtype),
             "order": list(result.order),
-            **({"over": True} if result.way == "over" else {}),
+            **({"into_input": True} if result.placement == "into_input" else {}),
         }
 
     def _call(self, call: EagerCall) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class _Assembler:
         }
 
     def encode(self, value: Any) -> Any:
-        """An argument in plain form."""
+        """A serialized argument."""
         return encode_argument(value, self._leaf, self._object)
 
     def _leaf(self, value: Any) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from dicp.graphop.builder import Builder
 from dicp.graphop.partition import LEAVES, Step
-from dicp.graphop.program import Graph, Node, Operand, Result, Slot, Value
+from dicp.graphop.program import Graph, Node, Result, Slot, Value
 
 
 def static_nodes(graph: Graph, static: Collection[Slot], but: Collection[Node] = ()) -> set[Node]:
@@ -63,17 +63,11 @@ def _split(builder: Builder, graph: Graph, static: Collection[Slot], once: list[
     once.append(Graph(f"once{len(once)}", [*_leaves_of(moved, graph), *moved], results))
     rest = [node for node in graph.nodes if node not in fixed]
     for node in rest:
-        node.inputs = {port: _renamed(operand, crossing) for port, operand in node.inputs.items()}
+        node.rename(crossing)
     received = [value.node for value in crossing.values()]
     kept = [node for node in rest if node.kind not in LEAVES]
     return Graph(graph.name, [*received, *_leaves_of(kept, graph, graph.results), *kept],
                  graph.results)  # fmt: skip
-
-
-def _renamed(operand: Operand, crossing: dict[Value, Value]) -> Operand:
-    if isinstance(operand, Value):
-        return crossing.get(operand, operand)
-    return tuple(crossing.get(value, value) for value in operand)
 
 
 def _leaves_of(

@@ -21,15 +21,11 @@ from dicp.graphop.program import (
     EagerCall,
     Item,
     Node,
-    Operand,
     Result,
     Slot,
     Value,
 )
 from dicp.origin import Origin
-
-ALIASES = frozenset({"Reshape"})
-"""Operators whose result is the memory of what they read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +44,20 @@ Forms = Mapping[str, Callable[[Builder, Node], Form | None]]
 
 @dataclass(frozen=True)
 class Writing:
-    """What a vendor has for it: forms, the operators that work element by element, and the one that
-    assigns."""
+    """The vendor's operators that writing over an input depends on."""
 
     forms: Forms
     elementwise: frozenset[str]
+    """Operators whose result's elements each depend on the elements at the same place alone."""
+    aliases: frozenset[str]
+    """Operators whose result is the memory of their first operand: a reshape, mostly."""
     assign: Callable[[Builder, Value, Value], Value]
+    """Makes the operator that assigns a value to memory."""
 
 
 def in_place(builder: Builder, items: Sequence[Item], writing: Writing) -> list[Item]:
     """`items` with every result that goes over an input settled."""
-    if not any(isinstance(item, Result) and item.way == "over" for item in items):
+    if not any(isinstance(item, Result) and item.placement == "into_input" for item in items):
         return list(items)
     return _InPlace(builder, items, writing).run()
 
@@ -95,14 +94,18 @@ class _InPlace:
             self.held.setdefault(item.source, []).append(item.slot)
 
     def run(self) -> list[Item]:
-        for result in [r for r in self.items if isinstance(r, Result) and r.way == "over"]:
+        for result in [
+            r for r in self.items if isinstance(r, Result) and r.placement == "into_input"
+        ]:
             self._settle(result)
         return _ordered(self.items)
 
     # ---- one result -----------------------------------------------------------------------------
 
     def _settle(self, result: Result) -> None:
-        result = next(r for r in self._results() if r.slot is result.slot and r.way == "over")
+        result = next(
+            r for r in self._results() if r.slot is result.slot and r.placement == "into_input"
+        )
         leaves = self.leaves.get(result.slot, [])
         kept = any(self._is_returned(leaf, result) for leaf in leaves)
         if result.slot in self.held or kept or len(leaves) > 1:
@@ -111,7 +114,7 @@ class _InPlace:
         leaf = leaves[0] if leaves else None
         written = self._written(result.value, leaf) if leaf is not None else None
         if written is not None:
-            self._replace(result, replace(result, value=written, way="done"))
+            self._replace(result, replace(result, value=written, placement="in_place"))
         elif not self._as_buffer(result, leaf):
             self._assign(result, leaf)
 
@@ -176,18 +179,18 @@ class _InPlace:
         for reader in new.node.after:
             self.later.setdefault(reader, []).append(new.node)
         for node in self.uses.pop(old, []):
-            node.inputs = {port: _renamed(x, old, new) for port, x in node.inputs.items()}
+            node.rename({old: new})
             self.uses.setdefault(new, []).append(node)
         for result in list(self.returned.get(old, [])):
-            if result.way != "over":
+            if result.placement != "into_input":
                 self._replace(result, replace(result, value=new))
 
     # ---- the memory as a buffer -----------------------------------------------------------------
 
     def _as_buffer(self, result: Result, leaf: Value | None) -> bool:
         maker = result.value
-        while maker.node.kind in ALIASES:
-            maker = next(iter(maker.node.operands()))
+        while maker.node.kind in self.writing.aliases:
+            maker = maker.node.operands()[0]
         node = maker.node
         if node.kind in LEAVES or node in self.buffers:
             return False
@@ -212,7 +215,7 @@ class _InPlace:
         been through none that spreads it.
         """
         between = self._descendants_of(leaf) & nodes
-        return all(node.kind in self.writing.elementwise | ALIASES for node in between)
+        return all(node.kind in self.writing.elementwise | self.writing.aliases for node in between)
 
     # ---- an assignment, or a copy ---------------------------------------------------------------
 
@@ -226,7 +229,7 @@ class _InPlace:
         more, new = self._made(
             near, lambda: self.writing.assign(self.builder, memory, result.value)
         )
-        self._replace(result, *made, *more, replace(result, value=new, way="done"))
+        self._replace(result, *made, *more, replace(result, value=new, placement="in_place"))
         before = self._ancestors(new.node)
         self._wait(new.node, [n for n in readers if n not in before])
 
@@ -237,27 +240,29 @@ class _InPlace:
             torch.ops.aten.copy_.default, (result.slot, slot), {}, [], origin,
             [result.slot, slot], mutates=True,
         )  # fmt: skip
-        self._replace(result, replace(result, slot=slot, way="new"), copy)
+        self._replace(result, replace(result, slot=slot, placement="fresh"), copy)
 
     # ---- who reads what -------------------------------------------------------------------------
 
     def _aliases(self, value: Value) -> list[Value]:
         found: list[Value] = []
         for node in self.uses.get(value, []):
-            if node.kind in ALIASES and node.operands()[0] is value:
+            if node.kind in self.writing.aliases and node.operands()[0] is value:
                 found += [node.outputs[0], *self._aliases(node.outputs[0])]
         return found
 
     def _readers(self, value: Value) -> list[Node]:
         """Operators that read this memory."""
         shown = [value, *self._aliases(value)]
-        readers = (n for v in shown for n in self.uses.get(v, []) if n.kind not in ALIASES)
-        return list(dict.fromkeys(readers))
+        readers = dict.fromkeys(n for v in shown for n in self.uses.get(v, []))
+        return [n for n in readers if n.kind not in self.writing.aliases]
 
     def _users(self, node: Node) -> list[Node]:
         """Operators that read a result of `node`, or what an eager call makes of it."""
         found = [n for value in node.outputs for n in self.uses.get(value, [])]
-        slots = [r.slot for v in node.outputs for r in self.returned.get(v, []) if r.way == "new"]
+        slots = [
+            r.slot for v in node.outputs for r in self.returned.get(v, []) if r.placement == "fresh"
+        ]
         seen: set[Slot] = set()
         while slots:
             slot = slots.pop()
@@ -284,12 +289,6 @@ class _InPlace:
 
 def _no_form(builder: Builder, node: Node) -> Form | None:
     return None
-
-
-def _renamed(operand: Operand, old: Value, new: Value) -> Operand:
-    if isinstance(operand, Value):
-        return new if operand is old else operand
-    return tuple(new if value is old else value for value in operand)
 
 
 def _reached(start: Node, step: Callable[[Node], Sequence[Node]]) -> set[Node]:
@@ -338,7 +337,7 @@ def _needs(items: Sequence[Item]) -> dict[Item, list[Item]]:
             made, read = [], [bound.slot] if bound is not None else []
             needs[item] = [*(v.node for v in item.operands()), *item.after]
         elif isinstance(item, Result):
-            made, read = [item.slot] if item.way == "new" else [], []
+            made, read = [item.slot] if item.placement == "fresh" else [], []
             needs[item] = [item.value.node]
         else:
             made, read = [item.slot], [item.source]

@@ -28,6 +28,7 @@ from dicp.graphop.program import (
 from dicp.graphop.strides import dense_order, inverse
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of, user_line
+from dicp.rule_errors import described, naming_rule, paired_results, rule_error
 from dicp.rules import NoRule, RuleTable
 from dicp.target import Decision, LowerContext, NodeReport, unreadable
 from dicp.torch_private import (
@@ -132,7 +133,8 @@ class Lowering:
         result: Any = None
         if decision.kind not in ("eager", "library"):
             try:
-                result = self._convert(node, val)
+                with naming_rule(node, self.context.target):
+                    result = self._convert(node, val)
             except NoRule as reason:  # what the rule has made by then is not read, and dropped
                 decision = Decision("eager", str(reason))
         if decision.kind == "eager":
@@ -168,7 +170,7 @@ class Lowering:
         order = dense_order(self.builder, entry.fake)
         assert order is not None
         value = self.builder.transpose(source.value, order)
-        self.items.append(Result(value, entry.slot, order, "over"))
+        self.items.append(Result(value, entry.slot, order, "into_input"))
         self._report(node, Decision("compiled", "written over an input by its graph"))
 
     def _decision(self, node: fx.Node) -> Decision:
@@ -196,7 +198,7 @@ class Lowering:
             entry = self._checked(node, result, val)
             entry.base = self._base(node)
             return entry
-        assert isinstance(result, (tuple, list)), f"{node.target} has several results"
+        paired_results(node, result, self.context.target)
         base = self._base(node)
         entries: list[Entry | None] = []
         for index, (one, fake) in enumerate(zip(result, val, strict=True)):
@@ -212,13 +214,16 @@ class Lowering:
 
     def _checked(self, node: fx.Node, value: Value, fake: torch.Tensor) -> Entry:
         """`value` for the FX tensor `fake`; raises InferenceMismatchError if they differ."""
-        described = f"{node.name} ({node.target}) at {user_line(node)}"
+        if not isinstance(value, Value):
+            problem = f"returns {described(value)} where eager gives {described(fake)}"
+            raise rule_error(node, self.context.target, problem)
+        where = f"{node.name} ({node.target}) at {user_line(node)}"
         if value.dtype != fake.dtype:
-            raise InferenceMismatchError(described, "dtype", fake.dtype, value.dtype)
+            raise InferenceMismatchError(where, "dtype", fake.dtype, value.dtype)
         if value.ndim != fake.dim() or not all(
             _may_be_same(self.builder, a, b) for a, b in zip(value.shape, fake.shape, strict=True)
         ):
-            raise InferenceMismatchError(described, "shape", tuple(fake.shape), value.shape)
+            raise InferenceMismatchError(where, "shape", tuple(fake.shape), value.shape)
         return Entry(fake, value=value)
 
     def _base(self, node: fx.Node) -> Entry | None:

@@ -56,6 +56,8 @@ class Ops(Builder):
     holds."""
     constant_sizes = False
     """Whether sizes of gradients of convolutions have to be constants."""
+    bias_apart: frozenset[torch.dtype] = frozenset()
+    """The dtypes in which the vendor's convolutions take no bias."""
     largest_window: float = math.inf
     """The most elements of a window that the vendor's pooling takes."""
     largest_step: float = math.inf

@@ -44,7 +44,7 @@ def _is_wanted(item: Item, wanted: set[object]) -> bool:
         return item in wanted
     if isinstance(item, EagerCall):
         return item.mutates or any(out in wanted for out in item.outs)
-    if isinstance(item, Result) and item.way != "new":
+    if isinstance(item, Result) and item.placement != "fresh":
         return True
     return item.slot in wanted
 
@@ -111,7 +111,7 @@ class Partition:
             return
         if isinstance(item, Result):
             self.phase[item] = _next(sources[0], even=True)
-            if item.way == "new":
+            if item.placement == "fresh":
                 self.phase[item.slot] = self.phase[item]
             return
         earliest = _next(max(sources, default=-2), even=False)

@@ -82,6 +82,15 @@ class Node:
             found += [operand] if isinstance(operand, Value) else operand
         return found
 
+    def rename(self, values: Mapping[Value, Value]) -> None:
+        """Read the values that `values` maps the operands to; others stay."""
+        self.inputs = {
+            port: values.get(operand, operand)
+            if isinstance(operand, Value)
+            else tuple(values.get(value, value) for value in operand)
+            for port, operand in self.inputs.items()
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Bound:
@@ -102,7 +111,7 @@ class Result:
     value: Value
     slot: Slot
     order: tuple[int, ...]
-    way: Literal["new", "over", "done"] = "new"
+    placement: Literal["fresh", "into_input", "in_place"] = "fresh"
 
 
 @dataclass(eq=False)
@@ -156,12 +165,12 @@ class Graph:
     @property
     def outputs(self) -> list[Result]:
         """Results that the graph hands over."""
-        return [r for r in self.results if r.way != "done"]
+        return [r for r in self.results if r.placement != "in_place"]
 
     @property
     def written(self) -> dict[Slot, Result]:
         """The inputs whose memory an operator of the graph writes to."""
-        return {r.slot: r for r in self.results if r.way == "done"}
+        return {r.slot: r for r in self.results if r.placement == "in_place"}
 
     @property
     def operators(self) -> list[Node]:
@@ -179,8 +188,9 @@ class Graph:
 
 
 def _leaving(result: Result) -> str:
-    ways = {"new": "", "over": f" over {result.slot.name}", "done": f" in {result.slot.name}"}
-    return f"{result.value.node.name}:{result.value.index}{ways[result.way]}"
+    shown = {"fresh": "", "into_input": " over ", "in_place": " in "}[result.placement]
+    place = f"{shown}{result.slot.name}" if shown else ""
+    return f"{result.value.node.name}:{result.value.index}{place}"
 
 
 def _describe(node: Node) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dicp.graphop.builder import Builder
-from dicp.graphop.program import Item, Node, Operand, Result, Value
+from dicp.graphop.program import Item, Node, Result, Value
 from dicp.rules import NoRule
 
 Rewritten = Sequence[Value] | Mapping[Value, Value] | None
@@ -35,12 +35,7 @@ def rewritten(
 def _visit(
     builder: Builder, node: Node, rewrites: Mapping[str, Rewrite], renamed: dict[Value, Value]
 ) -> None:
-    def current(operand: Operand) -> Operand:
-        if isinstance(operand, Value):
-            return renamed.get(operand, operand)
-        return tuple(renamed.get(value, value) for value in operand)
-
-    node.inputs = {port: current(operand) for port, operand in node.inputs.items()}
+    node.rename(renamed)
     rewrite = rewrites.get(node.kind)
     builder.origin = node.origin
     try:

@@ -166,7 +166,7 @@ class _Plan:
                 tuple(evaluate_size(s, padded or self.symbols) for s in r["shape"]),
                 getattr(torch, r["dtype"]),
                 tuple(r["order"]),
-                r.get("over", False),
+                r.get("into_input", False),
             )
             for r in step["results"]
         ]
@@ -249,6 +249,9 @@ class _Plan:
             return value
         if value.layout != torch.strided:
             return value
+        dtype = getattr(torch, row["dtype"])
+        if value.dtype != dtype and slot in self.compiled:
+            value = value.to(dtype)  # PyTorch's inference does not know all of eager's
         if value.shape != self._shape(slot):
             raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
         strides = self._shape(slot, "strides")

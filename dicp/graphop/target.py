@@ -20,7 +20,7 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.errors import FallbackWarning, GraphRejectedError
+from dicp.errors import FallbackWarning, GraphRejectedError, RunStatusError
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted
@@ -36,8 +36,11 @@ from dicp.torch_private import FakeTensorMode
 
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
-Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-"""Runs a compiled graph on row-major inputs, into row-major outputs."""
+Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
+"""Runs a compiled graph on row-major inputs, into row-major outputs; returns 0 for success.
+
+It raises DeviceError for a failure that it knows; any other status raises RunStatusError.
+"""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class GraphTarget(RuleTarget):
     def _finish(self, builder: Builder, graph: Graph, config: Config) -> None:
         if self.needs_input and not graph.inputs:
             graph.nodes.insert(0, builder.ints_input([0]).node)
-        if config.gears:
+        if config.shape_buckets:
             graph.bucket_refusal = self.bucket_refusal(graph)
 
     # ---- render and build -----------------------------------------------------------------------
@@ -254,14 +257,16 @@ class GraphTarget(RuleTarget):
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
             sizes: Mapping[str, int] | None,
         ) -> None:  # fmt: skip
-            if sizes is None:
-                runs[name](inputs, outputs)
-                return
-            unit = static[name].at(lambda size: evaluate_size(size, sizes))
-            if unit not in padded:
-                built = self._compiled(unit, cache, config)
-                padded[unit] = self.launch(unit, built, cache, config)
-            padded[unit](inputs, outputs)
+            run = runs[name]
+            if sizes is not None:
+                unit = static[name].at(lambda size: evaluate_size(size, sizes))
+                if unit not in padded:
+                    built = self._compiled(unit, cache, config)
+                    padded[unit] = self.launch(unit, built, cache, config)
+                run = padded[unit]
+            status = run(inputs, outputs)
+            if status != 0:
+                raise RunStatusError(self.name, f"graph {name}", status, "0")
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
 

@@ -21,8 +21,6 @@ Acos: x -> y
 Acosh: x -> y
 AdaptiveAvgPool2D: x -> y | output_size:ListInt
 AdaptiveAvgPool2DGrad: input_grad -> output_grad | orig_input_shape:ListInt
-AdaptiveAvgPool3D: x -> y | output_size:ListInt data_format:String
-AdaptiveAvgPool3DGrad: y_grad x -> x_grad | data_format:String
 AdaptiveMaxPool2D: x -> y argmax | output_size:ListInt
 Add: x1 x2 -> y
 Addcdiv: input_data x1 x2 value -> y

@@ -175,7 +175,7 @@ class LoopTarget(RuleTarget):
         sources = KernelSources(program, texts, artifact.units)
         runtime = self.runtime(sources, cache, config)
         memory = self.pool(sources.device) if pool is None else pool
-        return LoopExecutable(program, runtime, memory, artifact.objects)
+        return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 
     # ---- devices and simulators -----------------------------------------------------------------
 

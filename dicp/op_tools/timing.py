@@ -69,6 +69,8 @@ class Timing:
     backward: float | None = None
     inputs: str = ""
     outputs: str = ""
+    grad_inputs: str = ""
+    grad_outputs: str = ""
     estimated: bool = False
     """Whether the time is a share of a kernel's, by the bytes its operators move."""
 
@@ -144,6 +146,8 @@ class OpTimeMeasure(Feature):
             with FRAME.unhooked():
                 spent = running.pop()() if running else 0.0
                 record.backward = (record.backward or 0.0) + spent
+                record.grad_inputs = _described(grad_inputs)
+                record.grad_outputs = _described(grad_outputs)
                 if self.style == "line":
                     self.say(f"SyncExecuteTimer: {call.name} backward elasped {spent:.8f} {_UNIT}")
                 else:
@@ -159,7 +163,7 @@ class OpTimeMeasure(Feature):
         if not records:
             return
         self.say(table(COLUMNS, [_row(r) for r in records]))
-        rows = [(*_row(r), r.inputs, r.outputs, "", "") for r in records]
+        rows = [(*_row(r), r.inputs, r.outputs, r.grad_inputs, r.grad_outputs) for r in records]
         if self._file is None:
             name = f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
             self._file = self.folder / RESULTS / name

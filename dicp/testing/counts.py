@@ -32,7 +32,7 @@ def count(config: pytest.Config, test: str, backend: Any) -> None:
 
 
 def hand_over(config: pytest.Config) -> dict[str, Any]:
-    """What a worker of a parallel run has counted, in plain form."""
+    """What a worker of a parallel run has counted, serialized."""
     nodes = [(*key, number) for key, number in config.stash[EAGER_NODES].items()]
     return {"eager_nodes": nodes, "shares": config.stash[SHARES]}
 

@@ -20,13 +20,16 @@ from dicp.testing import counts, sample
 
 TRACE_LOG = "torch.__trace"
 """PyTorch's log of what it compiles."""
+LISTED = pytest.StashKey[list[str]]()
+"""Operators that stand for files of the list in use, as regular expressions."""
 SAMPLES = ("sample", "sweeps")
 """Options that leave tests out, another part every few hours."""
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --sample, keep a part of the tests; with --sweeps, a part of the sweeps."""
+    """With --op, keep the cases of some operators; with --sample or --sweeps, a part of them."""
+    _keep_operators(config, items)
     for name in SAMPLES:
         if option(config, name):
             _keep_part(config, items, name)
@@ -45,6 +48,40 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
     items[:] = [item for item in items if item.nodeid in kept]
 
 
+def _tell_old_tests(config: pytest.Config) -> None:
+    """Tests in the form of an earlier suite read the options when they are imported."""
+    from dicp.testing.common.utils import Arguments, set_args
+
+    dynamic = option(config, "dynamic") == "true"
+    set_args(Arguments(option(config, "backend"), dynamic, option(config, "device")))
+
+
+def _keep_operators(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases that --op names, and those of files that an old list has per operator."""
+    listed = config.stash.get(LISTED, [])
+    patterns = [*(option(config, "op") or ()), *listed]
+    if not patterns:
+        return
+    from dicp.testing.selection import by_operator
+
+    files = config.getini("python_files") if listed else ()
+    kept = set(by_operator(items, patterns, files))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _find_operators_of_the_list(config: pytest.Config) -> None:
+    """Lists of earlier suites name one file per operator, as `python_files`."""
+    patterns = config.getini("python_files")
+    if not any(str(pattern).endswith(".py") and "*" not in str(pattern) for pattern in patterns):
+        return
+    from dicp.testing.selection import operators_of_files
+
+    config.stash[LISTED] = operators_of_files(patterns)
+    if config.stash[LISTED]:
+        patterns.append("test_*.py")  # pytest keeps this list; the cases are in files by family
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "static_only: the test has no dynamic-shape form")
     config.addinivalue_line("markers", "dynamic_only: the test has no static-shape form")
@@ -55,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
             setattr(config.option, f"dicp_{name}", "{1}:{0}".format(*sample.part(wanted)))
     logging.getLogger(TRACE_LOG).propagate = False  # else each failure prints its log
     counts.start(config)
+    _tell_old_tests(config)
+    _find_operators_of_the_list(config)
     _use_testpaths_of_the_ini_file(config)
     _use_a_cache_of_our_own(config)
 

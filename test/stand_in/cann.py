@@ -143,13 +143,19 @@ class Device(Simulator):
         return compiler.compile()
 
 
-def install(root: Path, header_set: str = "2025", like: Path | None = None) -> Path:
-    """Writes an installation to `root`, with the libraries of the installation `like`."""
+def install(
+    root: Path, header_set: str = "2025", like: Path | None = None, *, merged: bool = False
+) -> Path:
+    """Writes an installation to `root`, with the libraries of the installation `like`; `merged`:
+    the operators are declared in few headers, as CANN 8.5 has them."""
     shutil.copytree(INCLUDES, root / "include")
     headers: dict[str, list[str]] = {}
     for operator in operators(header_set).values():
-        headers.setdefault(operator.header, []).append(operator.registration())
-    folder = root / "opp" / "built-in" / "op_proto" / "inc"
+        name = operator.header
+        if merged:
+            name = "ops_proto_nn.h" if name.startswith("nn_") else "ops_proto_math.h"
+        headers.setdefault(name, []).append(operator.registration())
+    folder = root / "opp" / "built-in" / ("op_graph" if merged else "op_proto") / "inc"
     folder.mkdir(parents=True)
     for name, rows in headers.items():
         (folder / name).write_text("\n\n".join(rows))

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from stand_in import operators
 from torch.utils import _pytree as pytree
 
 from dicp.gpu.build import Binary
 from dicp.vendor.triton.builder import Builder, Job
 from dicp.vendor.triton.driver import Driver
 from dicp.vendor.triton.simulator import interpreter
-from stand_in import operators
 
 BEGIN, END, REPLAY, COPY, SET = range(5)
 """Events, as in `runtime.cpp`."""

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-
 from stand_in.attention import ATTENTION
+from torch.utils import _pytree as pytree
 
 Host = Callable[[torch.Tensor], torch.Tensor]
 

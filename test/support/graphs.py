@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from dicp.config import Config
 from dicp.dynamo_bridge.analysis.inference import Inference
@@ -71,8 +72,13 @@ def capture(
     dynamic: bool | None = False,
     train: bool = False,
     keep: Sequence[Any] = (),
+    again: Sequence[Any] = (),
 ) -> list[Graph]:
-    """The graphs that torch.compile makes of `fn(*args)`, decomposed to core ATen."""
+    """The graphs that torch.compile makes of `fn(*args)`, decomposed to core ATen.
+
+    again: arguments of a second call, of other sizes, whose values are recorded in place of the
+        first call's. With `train` the joint graph comes first, on random gradients of its results.
+    """
     torch._dynamo.reset()
     graphs: list[Graph] = []
     decompositions = {op: fn for op, fn in core_aten_decompositions().items() if op not in keep}
@@ -91,10 +97,15 @@ def capture(
 
         return compile_graph
 
+    def partition(joint: fx.GraphModule, inputs: Any, **known: Any) -> Any:
+        graphs.append(Graph("joint", copy.deepcopy(joint), []))
+        return min_cut_rematerialization_partition(joint, inputs, **known)
+
     def backend(gm: fx.GraphModule, example: Any) -> Any:
         return aot_module_simplified(
             gm,
             example,
+            partition_fn=partition,
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
@@ -104,10 +115,24 @@ def capture(
     compiled = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
     with torch.set_grad_enabled(train):
         out = compiled(*args)
+        count = len(graphs)
+        out = compiled(*again) if again else out
+        assert len(graphs) == count, "the second call's sizes are outside of the graph's"
     if train:
         out = out[0] if isinstance(out, (tuple, list)) else out
         out.sum().backward()
+        joint, forward, _ = graphs
+        tangents = joint.gm.graph.find_nodes(op="placeholder")[len(forward.inputs) :]
+        sized = forward.gm.graph.find_nodes(op="placeholder")
+        known = {str(n.meta["val"]): v for n, v in zip(sized, forward.inputs, strict=True)}
+        joint.inputs = forward.inputs + [_random_like(n.meta["val"], known) for n in tangents]
     return graphs
+
+
+def _random_like(value: torch.Tensor, known: Mapping[str, Any]) -> torch.Tensor:
+    """A tensor of the traced shape, where `known` has the sizes that symbols stand for."""
+    shape = [n if isinstance(n, int) else known[str(n)] for n in value.shape]
+    return torch.randn(shape, dtype=value.dtype)
 
 
 def context_of(graph: Graph, **facts: Any) -> PassContext:

@@ -1,4 +1,4 @@
-"""AOTAutograd's road and its stored results, with a toy compiler that interprets JSON."""
+"""The stages of AOTAutograd and its stored results, with a toy compiler that interprets JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from torch import fx, nn
 
 from dicp import torch_private
 from dicp.cache import Cache
-from dicp.dynamo_bridge.aot import CompiledGraph, GraphInfo, compile_graphs
-from dicp.dynamo_bridge.passes.joint import drop_copies, merge_equal_nodes
+from dicp.dynamo_bridge.aot import compile_graphs
+from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
+from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.errors import CacheWarning
 
 # ---- a compiler whose artifact is the graph as JSON ----------------------------------------------
@@ -89,11 +90,12 @@ def interpreted(text: str) -> CompiledGraph:
     return CompiledGraph(text, run)
 
 
-class Toy:
+class Toy(GraphCompiler):
     """A Dynamo backend around compile_graphs that remembers what was asked of it."""
 
     def __init__(self, cache: Cache | None = None, identity: str = "toy", **options: Any) -> None:
-        self.cache, self.identity, self.options = cache, identity, options
+        self.results, self.identity, self.decompositions = cache, identity, {}
+        self.__dict__.update(options)
         self.compiled: list[GraphInfo] = []
         self.graphs: list[fx.GraphModule] = []
         self.loaded = 0
@@ -115,19 +117,10 @@ class Toy:
         return interpreted(text)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graphs(
-            gm,
-            example_inputs,
-            **{
-                "decompositions": {},
-                "compile_graph": self.compile_graph,
-                "load_graph": self.load_graph,
-                "identity": self.identity,
-                "cache": self.cache,
-                "on_cache": lambda *event: self.events.append(event),
-                **self.options,
-            },
-        )
+        return compile_graphs(gm, example_inputs, self)
+
+    def on_cache(self, state: str, reason: str) -> None:
+        self.events.append((state, reason))
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +188,7 @@ def test_preparation_comes_before_tracing_and_not_where_a_result_is_stored(cache
     traced_before: list[int] = []
     for _ in range(2):  # the second one finds the first one's result
         toy = Toy(cache)
-        toy.options = {"before_capture": lambda toy=toy: traced_before.append(len(toy.compiled))}
+        toy.before_capture = lambda toy=toy: traced_before.append(len(toy.compiled))
         trained(compiled(module, toy), x)
         assert traced_before == [0]
     assert not toy.compiled, "it was found"
@@ -232,7 +225,7 @@ def test_graph_info_tells_parameters_and_user_outputs() -> None:
 def test_joint_passes_run_before_the_split() -> None:
     seen: list[bool] = []
 
-    def passes(joint: fx.GraphModule, inputs: Any) -> None:
+    def passes(joint: fx.GraphModule) -> None:
         names = [node.name for node in joint.graph.find_nodes(op="placeholder")]
         seen.append(any(name.startswith("tangents") for name in names))
 
@@ -247,7 +240,7 @@ def test_operands_of_products_are_computed_anew(recompute: bool, held: int) -> N
     def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
         return (torch.nn.functional.silu(x @ gate) * (x @ up)) @ down
 
-    toy = Toy(recompute_operands=recompute)
+    toy = Toy(recomputes_operands=recompute)
     shapes = [(5, 4), (4, 7), (4, 7), (7, 4)]
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     results = compiled(gated, toy)(*inputs)

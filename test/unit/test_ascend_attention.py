@@ -124,13 +124,13 @@ def test_one_query_on_a_cache() -> None:
     check(masked, *qkv(rows=1), padding())
 
 
-def test_attention_written_out_is_fused() -> None:
-    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def test_attention_decomposed_is_fused() -> None:
+    def decomposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q @ k.transpose(-2, -1)).float() * 0.25
         return scores.softmax(-1).to(q.dtype) @ v
 
-    assert fused(written_out, *qkv()) == ["PromptFlashAttention"]
-    check(written_out, *qkv())
+    assert fused(decomposed, *qkv()) == ["PromptFlashAttention"]
+    check(decomposed, *qkv())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_attention_written_out_is_fused() -> None:
     ids=["float32", "odd_width", "added_mask"],
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
-def test_what_the_fused_operators_do_not_take_is_written_out(
+def test_what_the_fused_operators_do_not_take_is_decomposed(
     fn: Any, inputs: Any, grad: bool
 ) -> None:
     given = inputs(grad)

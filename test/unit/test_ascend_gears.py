@@ -86,7 +86,7 @@ def run_at(
     target = AscendTarget()
     monkeypatch.setattr("dicp.dynamo_bridge.backend.load_target", lambda name: target)
     torch._dynamo.reset()
-    options = {"runs_on": "simulator", "cache": False, "gears": GEARS}
+    options = {"runs_on": "simulator", "cache": False, "shape_buckets": GEARS}
     compiled = torch.compile(fn, backend=Backend("ascend", **options))
     ran = []
     for n in rows:
@@ -110,7 +110,7 @@ def run_at(
 def test_refusals_name_the_operator(name: str) -> None:
     fn, inputs, reason = REFUSED[name]
     mark(inputs, 5)
-    target = record(fn, *inputs, gears=GEARS)
+    target = record(fn, *inputs, shape_buckets=GEARS)
     (graph,) = (g for p in target.programs for g in p.graphs)
     assert graph.bucket_refusal is not None and reason in graph.bucket_refusal
     assert f"# takes no buckets: {graph.bucket_refusal}" in target.reports[0].kernels[0].text
@@ -120,7 +120,7 @@ def test_causal_attention_takes_gears_and_full_attention_does_not() -> None:
     inputs = [torch.randn(1, 5, 32).bfloat16() for _ in "qkv"]
     for fn, taken in ((causal, True), (lambda q, k, v: full(q, k, v), False)):
         mark(inputs, 5)
-        target = record(lambda x, fn=fn: fn(x, x, x), inputs[0], gears=GEARS)
+        target = record(lambda x, fn=fn: fn(x, x, x), inputs[0], shape_buckets=GEARS)
         (graph,) = (g for p in target.programs for g in p.graphs)
         assert (graph.bucket_refusal is None) == taken
         assert taken or "attends to padded keys" in str(graph.bucket_refusal)
@@ -145,4 +145,4 @@ def test_without_gears_sizes_stay_dynamic() -> None:
     target = record(lambda x: x + 1, *inputs)
     (graph,) = (g for p in target.programs for g in p.graphs)
     assert "# takes no buckets" not in graph.text() and "-1, 3" in target.sources()[0]
-    assert Config(gears="8 16, 32").gears == (8, 16, 32)  # type: ignore[arg-type]
+    assert Config(shape_buckets="8 16, 32").shape_buckets == (8, 16, 32)  # type: ignore[arg-type]

@@ -60,8 +60,8 @@ ge::Operator Of(const char* type, ge::Operator& x, const char* name = "made") {
   return made;
 }
 ge::Operator In(int64_t k, const Dims& dims, ge::DataType t, ge::Format f = ge::FORMAT_ND,
-                const char* type = "Data") {
-  auto data = Make(type, "in");
+                const char* type = "Data", const char* name = "in") {
+  auto data = Make(type, name);
   data.SetAttr("index", k);
   data.UpdateOutputDesc("y", Desc(dims, t, f));
   return data;
@@ -114,6 +114,17 @@ POOLED = (
     'auto y = Of("MaxPoolV3", x); y.SetAttr("ksize", Dims{1, 1, SIZE, SIZE}); '
     'y.SetAttr("strides", Dims{1, 1, 1, 1}); y.SetAttr("padding_mode", "CALCULATED"); '
     'y.SetAttr("pads", Dims{0, 0, 0, 0}); y.SetAttr("data_format", "NCHW"); Out(g, x, y);'
+)
+
+GRADIENT = (
+    "auto x = In(0, {1, 1, 8, 8}, ge::DT_FLOAT, ge::FORMAT_NCHW), "
+    'w = In(1, {1, 1, 1, 1}, ge::DT_FLOAT, ge::FORMAT_NCHW, "Data", "w"), '
+    's = In(2, {4}, ge::DT_INDEX, ge::FORMAT_ND, "Data", "s"); '
+    'auto y = Make("Conv2DBackpropInput"); y.SetInput("input_size", s); '
+    'y.SetInput("filter", w); y.SetInput("out_backprop", x); '
+    'y.SetAttr("strides", Dims{1, 1, 1, 1}); y.SetAttr("pads", Dims{0, 0, 0, 0}); '
+    'y.SetAttr("data_format", "NCHW"); g.SetInputs(Operators{x, w, s}); '
+    "g.SetOutputs(Outputs{{y, {0}}});"
 )
 
 REFUSED = {
@@ -175,6 +186,10 @@ REFUSED = {
                                   r"made \(MaxPoolV3\): input 'x' is an image or a filter"),
     "a large window": (POOLED.replace("FORMAT_FORMAT", "FORMAT_NCHW").replace("SIZE", "16"),
                        r"pooling of \[1, 1, 16, 16\] .* is beyond the limits"),
+    "a large step": (POOLED.replace("FORMAT_FORMAT", "FORMAT_NCHW").replace("SIZE", "2")
+                     .replace("{1, 1, 1, 1}", "{1, 1, 64, 1}"), "is beyond the limits"),
+    "sizes of int64": (GRADIENT.replace("INDEX", "INT64"), "'input_size' does not take int64"),
+    "sizes that are data": (GRADIENT.replace("INDEX", "INT32"), "'input_size' is no constant"),
     "another axis": (FLOAT + 'auto y = Of("Sort", x); y.SetAttr("axis", int64_t{0}); '
                      "Out(g, x, y);", "it sorts along the last of 2 axes, not along 0"),
     "an empty part": (FLOAT + 'auto y = Of("SplitVD", x); y.SetAttr("size_splits", Dims{0, 3}); '
@@ -380,7 +395,7 @@ def test_a_device_that_does_not_open() -> None:
 def test_a_device_without_memory() -> None:
     driver = failing(207001)
     driver._open.add(0)
-    with pytest.raises(DeviceMemoryError, match="0 bytes free for a model's workspace"):
+    with pytest.raises(DeviceMemoryError, match="out of memory for a model's workspace"):
         driver.load(b"", "Ascend910B1")
     with pytest.raises(DeviceMemoryError, match="for a run"):
         driver.run(1, [], [], False)
@@ -408,7 +423,7 @@ class Device:
 
 def test_the_error_says_how_much_memory_was_wanted() -> None:
     driver = Driver(Device(b"Ascend910B1", 3 << 30, 207001), simulated=False)
-    with pytest.raises(DeviceMemoryError, match="no 3221225472 bytes free for a model's work"):
+    with pytest.raises(DeviceMemoryError, match="and weights .3221225472 bytes."):
         driver.load(b"", "Ascend910B1")
 
 

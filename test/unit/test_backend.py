@@ -68,7 +68,7 @@ def test_modes_are_accepted(mode: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32], ids=str)
-def test_traces_are_written_out_where_a_release_needs_it(
+def test_traces_are_decomposed_where_a_release_needs_it(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decompose, "TRACE_HAS_A_SYMBOLIC_DERIVATIVE", False)

@@ -17,11 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dicp import explain
 from dicp.cache import Cache
+from dicp.compare import assert_matches
 from dicp.config import Config
-from dicp.vendor.cpu import calibration, target
+from dicp.loop.runtime.native import Libraries
+from dicp.vendor.cpu import calibration, target, toolchain
 from dicp.vendor.cpu.calibration import MARGIN, PROBLEMS, Verdict, decide, shape_class, verdict
 from dicp.vendor.cpu.routines import common
 from dicp.vendor.cpu.toolchain import cache_bytes
+from dicp.vendor.cpu.trial import Trial
+from dicp.vendor.cpu.units import Units
 
 Clock = Callable[[float, float], tuple[Callable[[], None], Callable[[], None]]]
 
@@ -128,7 +132,7 @@ def test_only_plain_products_follow_the_measured_library(
     found = Verdict(library, 0.9, 1.0, 1.1)  # type: ignore[arg-type]
     monkeypatch.setattr(target, "verdict", lambda cache, which: found)
     features = "amx_tile avx512f avx512_bf16"
-    monkeypatch.setattr(calibration, "cpu_model", lambda: f"GenuineIntel|a name|{features}")
+    monkeypatch.setattr(toolchain, "cpu_model", lambda: f"GenuineIntel|a name|{features}")
     target.rules_by.cache_clear()
     inputs = torch.randn(48, 64), torch.randn(128, 64), torch.randn(1, 2, 32, 16)
     text = str(explain(mixed, *inputs, backend="cpu", options={"cache_dir": tmp_path}))
@@ -140,21 +144,77 @@ def test_only_plain_products_follow_the_measured_library(
     target.rules_by.cache_clear()
 
 
-def test_bfloat16_is_left_to_the_libraries_where_they_have_tiles(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("own", [True, False])
+def test_tiles_of_bfloat16_follow_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: bool
 ) -> None:
-    value = torch.empty(64, 64, dtype=torch.bfloat16)
-    for features, ours in (("avx512f avx512_bf16", True), ("avx512f avx512_bf16 amx_bf16", False)):
-        monkeypatch.setattr(calibration, "cpu_model", lambda text=features: f"a|b|{text}")
-        assert common.multiplies(value, value) is ours
-        assert common.multiplies(value.float()), "float32 is ours"
+    """With tile registers oneDNN is the rival, per class of shapes; explain and doctor say so."""
+    found = Verdict("own" if own else "onednn", 1.0, 1.5, 2.0, names=calibration.TILE_NAMES)
+    unclear = Verdict("onednn", 0.5, 1.0, 2.0, stable=False, names=calibration.TILE_NAMES)
+    for module in (target, common):
+        monkeypatch.setattr(module, "has_tiles", lambda: True)
+    monkeypatch.setattr(
+        Trial, "verdict", lambda self, which: unclear if which == "few rows" else found
+    )
+    calibration._stored.cache_clear()
+    options = {"cache_dir": tmp_path}
+    half = torch.bfloat16
+    x, w, q = torch.randn(48, 64), torch.randn(128, 64), torch.randn(1, 2, 32, 16)
+    text = str(explain(mixed, *(t.to(half) for t in (x, w, q)), backend="cpu", options=options))
+    kernels = sum(line.strip().startswith("dicp_product") for line in text.splitlines())
+    assert (kernels, "dicp_attention" in text) == ((2, True) if own else (0, False)), text
+    assert str(found) in text
+    few = torch.randn(8, 64).to(half)
+    torch._dynamo.reset()
+    text = str(explain(lambda x, w: x @ w.t(), few, w.to(half), backend="cpu", options=options))
+    assert "dicp_product" not in text and "unstable" in text
+    checks = {c.name: c.detail for c in target.CpuTarget().doctor(Config(cache_dir=tmp_path))}
+    assert checks["products in bfloat16, medium"] == str(found)
+
+
+def test_our_tiles_are_compared_with_the_library(tmp_path: Path) -> None:
+    """The routine that is timed computes the product."""
+    config = Config(cache_dir=tmp_path)
+    cache = Cache.open(config)
+    trial = Trial(Units.open(config, cache, {}), Libraries())
+    x, w = torch.randn(7, 40).to(torch.bfloat16), torch.randn(50, 40).to(torch.bfloat16)
+    out = x.new_empty(7, 50)
+    trial.product(x, w, out)
+    assert_matches(out, x @ w.t(), x.double() @ w.double().t())
+    with FakeTensorMode():
+        found = trial.verdict("few rows")
+    assert 0 < found.low <= found.median <= found.high
+    assert found.library in ("onednn", "own") and "our kernel" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("features", "answer", "granted"),
+    [("amx_tile amx_bf16", 0, True), ("amx_tile amx_bf16", -1, False), ("avx512_bf16", 0, False),
+     ("amx_tile amx_int8", 0, False)],
+)  # fmt: skip
+def test_tiles_are_used_with_the_kernels_permission(
+    monkeypatch: pytest.MonkeyPatch, features: str, answer: int, granted: bool
+) -> None:
+    monkeypatch.setattr(toolchain, "cpu_model", lambda: f"GenuineIntel|a name|{features}")
+    monkeypatch.setattr(toolchain, "_request_tiles", lambda: answer)
+    toolchain.has_tiles.cache_clear()
+    try:
+        assert toolchain.has_tiles() is granted
+        assert ("-DDICP_TILES" in toolchain.find_toolchain(Config()).flags) is granted
+    finally:
+        toolchain.has_tiles.cache_clear()
+
+
+def test_a_kernel_without_tiles_refuses_them() -> None:
+    """The request itself, on whatever machine this is: a number, and no signal."""
+    assert (toolchain._request_tiles() == 0) == toolchain.has_feature("amx_tile")
 
 
 def test_without_wide_vectors_and_slow_blas_all_is_left_to_the_libraries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for features, slow in itertools.product(("sse2 avx2", "avx2 avx512f"), (False, True)):
-        monkeypatch.setattr(calibration, "cpu_model", lambda text=features: f"a|b|{text}")
+        monkeypatch.setattr(toolchain, "cpu_model", lambda text=features: f"a|b|{text}")
         target.rules_by.cache_clear()
         rules = target.rules_by(frozenset({"medium"} if slow else ()))
         assert (rules is target.LIBRARY_RULES) == ("avx512f" not in features and not slow)

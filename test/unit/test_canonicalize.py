@@ -173,6 +173,7 @@ def alias_pattern(values: Any, inputs: Any) -> list[list[bool]]:
         lambda x: (x.view(-1).clone().view(3, 2), x.t()),
         lambda x: (aten.cat.default([x]),),
         lambda x: (aten.alias.default(x), aten.alias.default(x)),
+        lambda x: (*aten.sort.default(x), *aten.sort.default(x)),
     ],
 )
 def test_outputs_share_storage_only_where_they_did(fn: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from dicp import cli
@@ -49,6 +50,16 @@ ROWS = [
     OperatorRow("aten.mm.default", "library", "matrix product"),
     OperatorRow("aten.abs.default", "compiled", "pointwise"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "simulated"),
+    [("cpu", False), *((name, True) for name in ("ascend", "tops", "triton", "maca", "dipu"))],
+)
+def test_targets_tell_whether_they_run_on_a_simulator(name: str, simulated: bool) -> None:
+    if torch.cuda.is_available() and name in ("triton", "maca"):
+        simulated = False
+    assert target_module.find_target(name).simulated(Config(cache=False)) == simulated
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def test_defaults() -> None:
         "compile_jobs": 0,
         "fuse": True,
         "layout": True,
-        "gears": (),
+        "shape_buckets": (),
         "fallback_random": False,
         "freeze": False,
         "check_bounds": True,
@@ -93,6 +93,13 @@ def test_values_from_the_environment(variable: str, text: str, name: str, value:
     assert Config.from_env({variable: text}) == dataclasses.replace(Config(), **{name: value})
 
 
+def test_an_old_name_works_and_gives_the_new_one() -> None:
+    with pytest.warns(DicpWarning, match="option 'gears' is called 'shape_buckets' now"):
+        assert Config().with_options({"gears": "8 16"}).shape_buckets == (8, 16)
+    with pytest.warns(DicpWarning, match="DICP_GEARS is called DICP_SHAPE_BUCKETS now"):
+        assert Config.from_env({"DICP_GEARS": "8 16"}).shape_buckets == (8, 16)
+
+
 def test_own_variable_goes_before_the_common_one() -> None:
     assert Config.from_env({"CXX": "clang++", "DICP_CXX": "g++-13"}).cxx == "g++-13"
 
@@ -144,7 +151,7 @@ EXPECTED = {
     "Give it as in a shell, with every quotation closed.",
     "cxx_flags": "compiler flags, such as '-O2 -g'. "
     "Give one text as in a shell, with every quotation closed, or a list of texts.",
-    "gears": "sizes in rising order, such as '128 256 512'. "
+    "shape_buckets": "sizes in rising order, such as '128 256 512'. "
     "Give one text with spaces between, or a list of numbers.",
     "target": "the name of an installed target. Give one word.",
     "mode": "'default', 'reduce-overhead', 'max-autotune' or 'max-autotune-no-cudagraphs'. "
@@ -179,10 +186,10 @@ BAD: list[tuple[str, object]] = [
     ("cxx_flags", "-D'"),
     ("cxx_flags", 3),
     ("cxx_flags", ["-O2", 3]),
-    ("gears", "big"),
-    ("gears", [8, 4]),
-    ("gears", "0 4"),
-    ("gears", 8),
+    ("shape_buckets", "big"),
+    ("shape_buckets", [8, 4]),
+    ("shape_buckets", "0 4"),
+    ("shape_buckets", 8),
     ("target", "two words"),
     ("target", 3),
     ("mode", "fast"),
@@ -283,7 +290,7 @@ def test_contradicting_modes() -> None:
         ("cxx_flags", "-g"),
         ("fuse", False),
         ("layout", False),
-        ("gears", "8 16"),
+        ("shape_buckets", "8 16"),
         ("fallback_random", True),
         ("freeze", True),
         ("check_bounds", False),

@@ -69,3 +69,39 @@ def test_odd_numbers_stay_off_the_padding(
 
     steps = results_match(tmp_path, convolve, leaf(*image), leaf(*filters), where, odd)
     assert any(step.startswith(("dicp_convolution", "dicp_im2col")) for step in steps)
+
+
+TAPS_ON_PADDING: list[tuple[Any, ...]] = [
+    ((2, 3, 5, 1), (3, 3, 3, 3), F.conv2d, {"padding": 1, "stride": 2}),
+    ((1, 2, 3, 2), (8, 2, 1, 3), F.conv2d, {"padding": (0, 2), "stride": (1, 3)}),
+    ((4, 3, 8, 1), (1, 3, 5, 5), F.conv2d, {"padding": 2, "stride": (2, 3)}),
+    ((2, 3, 3, 1), (3, 3, 3, 3), F.conv_transpose2d, {"padding": 1, "stride": 2}),
+]
+
+
+@pytest.mark.parametrize(("image", "filters", "fn", "options"), TAPS_ON_PADDING, ids=str)
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
+def test_gradients_of_taps_that_see_only_padding(
+    image: tuple[int, ...], filters: tuple[int, ...], fn: Any, options: Any, symbolic: bool
+) -> None:
+    """They are 0: the library leaves what lay in memory there, in bfloat16 and with a stride."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x, w = (
+        torch.randn(shape, dtype=torch.bfloat16)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+        for shape in (image, filters)
+    )
+    run = torch.compile(
+        lambda a, b: fn(a, b, **options), backend="cpugraph", fullgraph=True, dynamic=symbolic
+    )
+    result = run(x, w)
+    reached = torch.randn(result.shape, dtype=torch.bfloat16)
+    wide = [v.detach().double().requires_grad_() for v in (x, w)]
+    exact = torch.autograd.grad(fn(*wide, **options), wide, reached.double())
+    for dtype in (torch.bfloat16, torch.float32):  # of sizes that the next allocations reuse
+        odd = [torch.full((n,), torch.nan, dtype=dtype) for n in (w.numel(), 2 * w.numel())] * 8
+        del odd
+    for got, real in zip(torch.autograd.grad(result, (x, w), reached), exact, strict=True):
+        assert_matches(got, real.bfloat16(), real)

@@ -35,6 +35,8 @@ from dicp.errors import (
     PrototypeError,
     ResultMismatchError,
     ResultsFileError,
+    RuleError,
+    RunStatusError,
     RuntimeLibraryError,
     SimulatorForbiddenError,
     SizeMismatchError,
@@ -69,6 +71,26 @@ CASES: list[tuple[DicpError, str]] = [
         "DIPU_DEVICE is 'droplit', and no installed package registers a runtime of that name. "
         "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
         "the group 'dicp.devices'; unset DIPU_DEVICE for the simulated chip.",
+    ),
+    (
+        RunStatusError("chip", "relu_12", None, "0", ["aten.relu.default (relu) at a.py:3"]),
+        "target 'chip': the run of relu_12 gave status None, not 0.\ncompiled from:\n"
+        "  aten.relu.default (relu) at a.py:3\nIts results cannot be trusted. The device may have "
+        "refused the launch, or the target's run returns no status: see `python -m dicp doctor` "
+        "and docs/adding_a_vendor.md.",
+    ),
+    (
+        RuleError(
+            "aten.relu.default",
+            ["torch.float32"],
+            [(2, 3)],
+            "chip",
+            "a.py:3",
+            "raises KeyError: 'x'",
+        ),
+        "target 'chip': the rule for aten.relu.default(torch.float32[2, 3]) raises KeyError: 'x'. "
+        "At: a.py:3. Mend the rule, or report it; until then eager_ops='aten.relu.default' "
+        "(DICP_EAGER_OPS) runs the operator eagerly.",
     ),
     (
         NewVendorError("cpu", "is a target already"),
@@ -231,9 +253,9 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         HostMemoryError(["aten.sin.default (sin) at m.py:3", "aten.sum.default (sum_1)"], 4096),
-        "aten.sin.default (sin) at m.py:3 and 1 more: the host has no 4096 bytes free for the "
-        "kernel's workspace. Use a smaller batch or fewer threads, or free tensors that are no "
-        "longer needed.",
+        "aten.sin.default (sin) at m.py:3 and 1 more: the host is out of memory for the "
+        "kernel's workspace (4096 bytes). Use a smaller batch or fewer threads, or free tensors "
+        "that are no longer needed.",
     ),
     (
         IntegerDivisionByZeroError("aten.div.Tensor_mode", ""),
@@ -271,8 +293,8 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         DeviceMemoryError("npu", 64, "a model's workspace"),
-        "target 'npu': the device has no 64 bytes free for a model's workspace. Use a smaller "
-        "batch, free tensors that are no longer needed, or run fewer graphs at a time.",
+        "target 'npu': the device is out of memory for a model's workspace (64 bytes). Use a "
+        "smaller batch, free tensors that are no longer needed, or run fewer graphs at a time.",
     ),
     (
         ModelMismatchError("npu", "A1", "A2"),

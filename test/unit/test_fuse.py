@@ -411,7 +411,7 @@ ACTIVATIONS = {
     "silu": F.silu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "gelu written out": GELUS["erf"],
+    "decomposed gelu": GELUS["erf"],
 }
 
 

@@ -10,9 +10,10 @@ import torch
 from dicp.errors import PrototypeError
 from dicp.graphop.builder import Builder, Dialect
 from dicp.graphop.hoist import hoisted
+from dicp.graphop.inplace import Writing, in_place
 from dicp.graphop.interpreter import Call, Interpreter, Semantics
 from dicp.graphop.partition import Partition, remove_dead
-from dicp.graphop.program import EagerCall, Graph, Origin, Result, Slot, Value
+from dicp.graphop.program import EagerCall, Graph, Node, Origin, Result, Slot, Value
 from dicp.graphop.prototype import check_call, parse_prototypes
 from dicp.graphop.rewrite import rewritten
 from dicp.graphop.runtime import restrided
@@ -30,6 +31,8 @@ Plus: a:real b:=a -> y:=a
 Sum: x:real axes:index -> y:=x | keep:Bool=false
 Join: x*:real -> y:=x | axis:Int count:Int=1
 Turn: x:any order:index -> y:=x
+Put: place:real value:=place -> place:=place
+Sheet: x:any shape:index -> y:=x
 Maybe: x:real bias?:=x -> y:=x | names:ListInt=1,2 kind:String=none factor:Float=1.0 to:Type=F32
 """
 PROTOTYPES = parse_prototypes("small.h", TABLE, CLASSES)
@@ -37,6 +40,8 @@ SEMANTICS = Semantics()
 SEMANTICS.update({"Plus": torch.add, "Join": lambda x, axis, count=1: torch.cat(x, axis)})
 SEMANTICS.op("Sum", host=("axes",))(lambda x, axes, keep=False: x.sum(axes, keep))
 SEMANTICS.op("Turn", host=("order",))(lambda x, order: x.permute(order))
+SEMANTICS.op("Put")(lambda place, value: value)
+SEMANTICS.op("Sheet", host=("shape",))(lambda x, shape: x.reshape(shape))
 SEMANTICS.op("Maybe")(lambda x, bias, **attrs: x if bias is None else x + bias)
 
 
@@ -192,6 +197,19 @@ def test_rewrites_replace_and_keep_the_rest(b: Small) -> None:
     drop = {"Maybe": lambda builder, node: [node.inputs["x"]]}
     items = remove_dead(rewritten(b, b.nodes, drop), [out])
     assert [n.kind for n in items if hasattr(n, "kind")] == ["input", "Plus"]
+
+
+@pytest.mark.parametrize("aliases", [frozenset({"Sheet"}), frozenset[str]()])
+def test_a_vendor_says_which_operators_alias_memory(b: Small, aliases: frozenset[str]) -> None:
+    """Through an alias of its own, a result is written into its input's memory directly."""
+    place = slot(b, 4)
+    x = b.input(place, [0])
+    doubled = b.op("Plus", x, x)
+    flat = b.op("Sheet", b.op("Sheet", doubled, b.ints([2, 2])), b.ints([4]))
+    b.nodes.append(Result(flat, place, (0,), "over"))
+    writing = Writing({}, frozenset({"Plus"}), aliases, lambda g, to, value: g.op("Put", to, value))
+    kinds = [item.kind for item in in_place(b, b.nodes, writing) if isinstance(item, Node)]
+    assert ("Put" in kinds) == (not aliases)
 
 
 def test_copies_take_any_strides() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from support.graphs import apply, capture, check_same_numbers, context_of, rewrite
 from torch import Tensor, nn
 
-from dicp.dynamo_bridge.analysis.inference import is_channels_last
+from dicp.dynamo_bridge.analysis.values import is_channels_last
 from dicp.dynamo_bridge.layout import LAYOUT, assign_layouts
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 

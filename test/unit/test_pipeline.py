@@ -17,7 +17,7 @@ from dicp import Backend
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge import compile_fx as compiler
-from dicp.dynamo_bridge.aot import GraphInfo
+from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.dynamo_bridge.graph_cache import find_graph
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.partition import split_data_dependent

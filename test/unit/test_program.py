@@ -1,4 +1,4 @@
-"""Programs in plain form: what is stored, and sizes evaluated from it as arithmetic alone."""
+"""Serialized programs: what is stored, and sizes evaluated from it as arithmetic alone."""
 
 from __future__ import annotations
 

@@ -175,6 +175,58 @@ def test_few_rows_of_a_window(tmp_path: Path) -> None:
         assert steps == [named("dicp_product", dtype)]
 
 
+@by_dtype
+@pytest.mark.parametrize("level", ["native", "x86-64-v3", "x86-64"])
+def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch.dtype) -> None:
+    """Dot products up to 12 rows, the transposed product up to 64, and rows that fit neither.
+
+    Depths that end within a vector, columns within a strip; every epilogue.
+    """
+    flags = Config(cache_dir=tmp_path, cxx_flags=(f"-march={level}",))
+    wanted = [named(f"dicp_product{tag}", dtype) for tag in ("", "_biased")]
+    for rows in (1, 2, 3, 4, 5, 8, 12, 13, 16, 31, 61, 64):
+        depth, columns = 66 + 2 * rows, 130 + rows
+        x, w, b = (torch.randn(*n).to(dtype) for n in ((rows, depth), (columns, depth), (columns,)))
+        plain = check(tmp_path, lambda x, w: x @ w.t(), x, w, config=flags)
+        fused = check(tmp_path, lambda *o: F.gelu(F.linear(*o)), x, w, b, config=flags)
+        assert [plain, fused] == [wanted[:1], wanted[1:]], rows
+    x, w = torch.randn(3, 2, 40).to(dtype), torch.randn(3, 9, 40).to(dtype)
+    steps = check(tmp_path, lambda x, w: x @ w.mT, x, w, config=flags)
+    assert steps == wanted[:1], "batches"
+
+
+@by_dtype
+@pytest.mark.parametrize("level", ["native", "x86-64-v3"])
+def test_quantized_weights_are_read_as_bytes(
+    tmp_path: Path, level: str, dtype: torch.dtype
+) -> None:
+    """Weight-only int8 as torchao writes it: the weights are never converted in memory."""
+
+    def quantized(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        y = torch.mm(x.reshape(-1, x.shape[-1]), w.t().to(x.dtype))
+        return (y * scale).reshape(*x.shape[:-1], -1) + bias
+
+    flags = Config(cache_dir=tmp_path, cxx_flags=(f"-march={level}",))
+    name = named("dicp_dots_of_bytes", dtype)
+    for rows, depth, columns in ((1, 67, 130), (2, 64, 7), (6, 33, 65), (12, 200, 64)):
+        x, scale, bias = (
+            torch.randn(*n).to(dtype) for n in ((2, rows // 2 or 1, depth), (columns,), (columns,))
+        )
+        x = x if rows > 1 else x[:1]
+        w = torch.randint(-128, 128, (columns, depth), dtype=torch.int8)
+        steps = check(tmp_path, quantized, x, w, scale, bias, config=flags)
+        assert [s for s in steps if "dicp" in s] == [name], steps
+        assert sum("pointwise" in s or "_to_copy" in s for s in steps) <= 1, "only the scale"
+    many = torch.randn(13, 1, 67).to(dtype), torch.randint(-9, 9, (130, 67), dtype=torch.int8)
+    wide = torch.randn(130).to(dtype)
+    assert name not in check(tmp_path, quantized, *many, wide, wide, config=flags)
+    row_major = check(
+        tmp_path, lambda x, w: x @ w.to(x.dtype), x[0], w[:, : x.shape[2]].t().contiguous(),
+        config=flags,
+    )  # fmt: skip
+    assert name not in row_major
+
+
 def test_many_columns_are_multiplied_in_stripes(tmp_path: Path) -> None:
     x, w, b = torch.randn(20, 600), torch.randn(2100, 600), torch.randn(2100)
     assert check(tmp_path, lambda x, w, b: F.relu(F.linear(x, w, b)), x, w, b) == [
@@ -245,7 +297,9 @@ def test_a_dimension_that_turns_out_empty(tmp_path: Path, dtype: torch.dtype) ->
     )
     for rows, depth in ((5, 7), (4, 6), (3, 0), (0, 3)):
         a, b = torch.randn(2, rows, depth).to(dtype), torch.randn(2, depth, 9).to(dtype)
-        assert_matches(compiled(a, b), torch.bmm(a, b), torch.bmm(a.double(), b.double()))
+        for right in (b, b.mT.contiguous().mT):
+            got, wide = compiled(a, right), torch.bmm(a.double(), b.double())
+            assert_matches(got, torch.bmm(a, right), wide)
 
 
 # ---- attention ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dicp import target as target_module
 from dicp.config import BOOLEAN, COUNT, Config, vendor_option
 from dicp.dynamo_bridge import backend
 from dicp.dynamo_bridge.backend import Backend, load_target, target_for_devices
-from dicp.dynamo_bridge.compile_fx import source_of
+from dicp.dynamo_bridge.graph_cache import source_of
 from dicp.errors import FallbackWarning, InvalidTargetError, UnknownOptionError
 from dicp.target import Facts, find_target
 from dicp.vendor.cpu import CpuTarget

@@ -23,7 +23,7 @@ from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.fuse.families import FUSE
 from dicp.dynamo_bridge.passes.base import PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
-from dicp.dynamo_bridge.passes.joint import merge_equal_nodes
+from dicp.dynamo_bridge.passes.redundancy import merge_equal_nodes
 from dicp.gpu.graph_capture import capture_obstacle
 from dicp.target import LowerContext
 from dicp.vendor.triton import TritonTarget
@@ -34,7 +34,7 @@ EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def decomposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(32), -1) @ v
 
 
@@ -82,7 +82,7 @@ def test_the_operator_is_the_one_that_the_framework_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for choice, op in ((flash, FLASH), (efficient, EFFICIENT)):
-        gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
+        gm = traced(decomposed, *HEADS, dtype=torch.bfloat16)
         monkeypatch.setattr(F, "scaled_dot_product_attention", choice)
         targets = fused(gm)
         assert op in targets and aten.bmm.default not in targets
@@ -91,7 +91,7 @@ def test_the_operator_is_the_one_that_the_framework_chooses(
 
 
 def test_what_the_framework_pads_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    gm = traced(written_out, *[(2, 4, 64, 36)] * 3, dtype=torch.float16)
+    gm = traced(decomposed, *[(2, 4, 64, 36)] * 3, dtype=torch.float16)
     monkeypatch.setattr(F, "scaled_dot_product_attention", flash)
     targets = fused(gm)
     assert targets.count(aten.constant_pad_nd.default) == 3 and FLASH in targets
@@ -124,7 +124,7 @@ def test_a_causal_mask_made_on_the_gpu_is_seen_to_be_one(monkeypatch: pytest.Mon
 
 
 def test_without_a_fused_operator_the_graph_stays() -> None:
-    gm = traced(written_out, *HEADS, dtype=torch.bfloat16)
+    gm = traced(decomposed, *HEADS, dtype=torch.bfloat16)
     assert fused(gm).count(aten.bmm.default) == 2  # nobody is here to say that flash would do
 
 
@@ -167,7 +167,7 @@ def trained(gm: Any) -> list[Any]:
 
 @pytest.mark.parametrize("choice", [as_flash, as_efficient, as_cudnn])
 @pytest.mark.parametrize("rows_change", [False, True])
-def test_written_out_attention_in_training_becomes_the_frameworks_pair(
+def test_decomposed_attention_in_training_becomes_the_frameworks_pair(
     choice: Any, rows_change: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gm = traced(joint, *[(8, 64, 32)] * 4, dtype=torch.bfloat16, rows_change=rows_change)
@@ -212,7 +212,7 @@ def masked_with_gradient(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(("fn", "extra"), [(shown, []), (masked_with_gradient, [(64, 64)])])
-def test_what_others_read_stays_written_out(
+def test_what_others_read_stays_decomposed(
     fn: Any, extra: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gm = traced(fn, *[(8, 64, 32)] * 4, *extra, dtype=torch.bfloat16)

@@ -148,7 +148,7 @@ def test_bad_compilers_are_told_or_left_for_eager(tmp_path: Path, name: str) -> 
     assert not entries(tmp_path, "unit.so"), "nothing bad is stored"
 
 
-# ---- damaged, foreign, unwritable cache folders --------------------------------------------------
+# ---- damaged, external, unwritable cache folders -------------------------------------------------
 
 
 def entries(folder: Path, name: str) -> list[Path]:

@@ -45,7 +45,7 @@ def attend(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x)
 
 
-def written_out(x: Tensor) -> Tensor:
+def decomposed(x: Tensor) -> Tensor:
     weights = F.softmax((x @ x.mT).float(), dim=-1).type_as(x)
     return torch.matmul(F.dropout(weights, 0.0), x)
 
@@ -59,7 +59,7 @@ def written_out(x: Tensor) -> Tensor:
         (lambda x, y: x.mm(y), ((4, 8), (8, 6)), ["product"], []),
         (F.conv2d, ((1, 2, 8, 8), (3, 2, 3, 3)), ["convolution"], ["convolution_filters"]),
         (attend, ((1, 2, 8, 4),), ["attention"], ["attention_gradients"]),
-        (written_out, ((4, 8, 8),), ["product", "attention"], ["attention_gradients"]),
+        (decomposed, ((4, 8, 8),), ["product", "attention"], ["attention_gradients"]),
         (torch.add, ((4, 8), (4, 8)), [], []),
     ],
 )

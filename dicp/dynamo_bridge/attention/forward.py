@@ -18,9 +18,7 @@ from torch import fx
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dicp.dynamo_bridge.analysis.inference import (
-    value_of,
-)
+from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Rewriter
 from dicp.torch_private import (
     HOST,

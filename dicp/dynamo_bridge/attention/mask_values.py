@@ -10,9 +10,8 @@ import torch
 from torch import fx
 
 from dicp.dtypes import converted
-from dicp.dynamo_bridge.analysis.inference import value_of
-from dicp.dynamo_bridge.fuse.terms import sizes_of
-from dicp.dynamo_bridge.passes.canonicalize import cast_source, uniform_value
+from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
+from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.effects import is_pure
 from dicp.torch_private import (
     HOST,

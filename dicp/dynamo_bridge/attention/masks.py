@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.attention.mask_values import is_causal_mask
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
-from dicp.dynamo_bridge.passes.canonicalize import remove_dead
+from dicp.dynamo_bridge.passes.redundancy import remove_dead
 from dicp.torch_private import disable_current_modes, recompute_in_backward
 
 aten = torch.ops.aten

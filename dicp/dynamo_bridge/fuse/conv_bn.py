@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, one_of, op
 from dicp.dynamo_bridge.passes.base import PassContext

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import difference, value_of
+from dicp.dynamo_bridge.analysis.constants import cast_source
+from dicp.dynamo_bridge.analysis.values import difference, value_of
 from dicp.dynamo_bridge.fuse.terms import Match, Number, Term, Var, reshape_source
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.passes.canonicalize import cast_source
 from dicp.dynamo_bridge.provenance import inherit
 from dicp.effects import is_mutating
 

@@ -11,7 +11,7 @@ from dicp.dynamo_bridge.attention import matcher
 from dicp.dynamo_bridge.fuse import conv_bn, cross_entropy, gelu, linear, norm
 from dicp.dynamo_bridge.fuse.engine import Pattern, apply_patterns
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
-from dicp.dynamo_bridge.passes.canonicalize import remove_dead
+from dicp.dynamo_bridge.passes.redundancy import remove_dead
 
 STAGES: tuple[tuple[Pattern, ...], ...] = (
     (*matcher.PATTERNS, *norm.PATTERNS, *gelu.PATTERNS, *cross_entropy.PATTERNS,

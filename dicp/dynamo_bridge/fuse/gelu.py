@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import Literal, Match, Term, cast, one_of, op, rounded
 from dicp.dynamo_bridge.passes.base import PassContext

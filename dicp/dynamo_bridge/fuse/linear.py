@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from dicp import operators as ops
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.constants import permutation_of
+from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
 from dicp.dynamo_bridge.fuse.terms import (
     As,
@@ -25,10 +26,8 @@ from dicp.dynamo_bridge.fuse.terms import (
     op,
     reshape_source,
     rounded,
-    sizes_of,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.dynamo_bridge.passes.canonicalize import permutation_of
 
 aten = torch.ops.aten
 

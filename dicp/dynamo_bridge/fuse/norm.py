@@ -12,19 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import value_of
+from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.dynamo_bridge.fuse.engine import Pattern, Rewriter
-from dicp.dynamo_bridge.fuse.terms import (
-    Dims,
-    Match,
-    Number,
-    Term,
-    cast,
-    one_of,
-    op,
-    rounded,
-    sizes_of,
-)
+from dicp.dynamo_bridge.fuse.terms import Dims, Match, Number, Term, cast, one_of, op, rounded
 from dicp.dynamo_bridge.passes.base import PassContext
 
 aten = torch.ops.aten

@@ -18,14 +18,11 @@ import torch
 from torch import fx
 
 from dicp.dtypes import HALVES
-from dicp.dynamo_bridge.analysis.inference import (
-    value_of,
-)
-from dicp.dynamo_bridge.passes.canonicalize import CASTS, cast_source, uniform_value
+from dicp.dynamo_bridge.analysis.constants import CASTS, cast_source, uniform_value
+from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.effects import op_name
 from dicp.torch_private import (
     OpOverload,
-    expression_of,
     schema_of,
 )
 
@@ -345,13 +342,3 @@ def copy_source(node: fx.Node) -> fx.Node | None:
     if source is None or sizes_of(source) != sizes_of(node):
         return None
     return source
-
-
-def sizes_of(node: Any) -> tuple[Any, ...] | None:
-    """The symbolic sizes of a tensor node."""
-    value = value_of(node)
-    return tuple(map(expression_of, value.shape)) if isinstance(value, torch.Tensor) else None
-
-
-def same_sizes(*nodes: Any) -> bool:
-    return all(sizes_of(node) == sizes_of(nodes[0]) for node in nodes)

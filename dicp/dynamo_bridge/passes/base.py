@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import fx
 
-from dicp.dynamo_bridge.analysis.inference import Inference, difference
+from dicp.dynamo_bridge.analysis.inference import Inference
+from dicp.dynamo_bridge.analysis.values import difference
 from dicp.errors import InferenceMismatchError
 from dicp.torch_private import depends_on_data
 
@@ -41,17 +42,15 @@ class Pass:
     run: Callable[[fx.GraphModule, PassContext], bool]
 
 
-class Observer(Protocol):
-    """Called after each pass: to dump, time or count."""
-
-    def __call__(self, name: str, gm: fx.GraphModule, seconds: float, changed: bool) -> None: ...
+AfterPass = Callable[[str, fx.GraphModule, float, bool], None]
+"""Called after each pass with its name, the graph, its seconds and whether it changed anything."""
 
 
 def run_passes(
     gm: fx.GraphModule,
     passes: Sequence[Pass],
     context: PassContext,
-    observer: Observer | None = None,
+    after_pass: AfterPass | None = None,
     *,
     verify: bool = False,
 ) -> bool:
@@ -68,8 +67,8 @@ def run_passes(
         any_changed |= changed
         if verify and changed:
             verify_graph(gm, context.infer)
-        if observer is not None:
-            observer(step.name, gm, seconds, changed)
+        if after_pass is not None:
+            after_pass(step.name, gm, seconds, changed)
     return any_changed
 
 

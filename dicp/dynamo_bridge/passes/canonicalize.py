@@ -15,20 +15,13 @@ import torch
 from torch import fx
 
 from dicp.dtypes import Number, converted, holds_all
-from dicp.dynamo_bridge.analysis.inference import (
-    difference,
-    is_contiguous,
-    shape_of,
-    value_of,
-)
+from dicp.dynamo_bridge.analysis.aliases import Aliases
+from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.values import difference, is_contiguous, shape_of
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
+from dicp.dynamo_bridge.passes.redundancy import EqualNodes, remove_dead
 from dicp.dynamo_bridge.provenance import absorb, inherit
-from dicp.effects import (
-    alias_root,
-    is_mutating,
-    is_pure,
-    is_removable,
-)
+from dicp.effects import is_pure
 from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
@@ -43,48 +36,14 @@ def canonicalize(gm: fx.GraphModule, context: PassContext) -> bool:
     return _Canonicalizer(gm, context).run()
 
 
-def remove_dead(graph: fx.Graph) -> bool:
-    """Erase the calls without users and without side effects."""
-    removed = False
-    for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users:
-            if node.op == "get_attr" or is_removable(node.target):
-                graph.erase_node(node)
-                removed = True
-    return removed
-
-
 class _Canonicalizer:
     def __init__(self, gm: fx.GraphModule, context: PassContext) -> None:
         self._graph = gm.graph
         self._infer = context.infer
         self._changed = False
-        self._seen: dict[Any, fx.Node] = {}
         self._symbols: dict[Any, fx.Node] = {}
-        self._epoch = 0
-        output = next(iter(reversed(gm.graph.nodes)))
-        self._returned = set(output.all_input_nodes)
-        self._escaping = self._aliases_of(self._returned)
-        self._written = {
-            alias_root(argument)
-            for node in gm.graph.nodes
-            if node.op == "call_function" and not is_pure(node.target)
-            for argument in node.all_input_nodes
-        }
-
-    @staticmethod
-    def _aliases_of(returned: set[fx.Node]) -> set[fx.Node]:
-        """Every node whose storage the caller may get: the outputs and what they view."""
-        escaping = set()
-        for node in returned:
-            escaping.add(node)
-            root = alias_root(node)
-            while node is not root:
-                source = node.args[0]
-                assert isinstance(source, fx.Node)
-                node = source
-                escaping.add(node)
-        return escaping
+        self._aliases = Aliases(gm.graph)
+        self._equal = EqualNodes(self._aliases)
 
     def run(self) -> bool:
         for node in list(self._graph.nodes):
@@ -95,29 +54,23 @@ class _Canonicalizer:
         return remove_dead(self._graph) or self._changed
 
     def _visit(self, node: fx.Node) -> None:
-        if is_mutating(node.target):
-            self._epoch += 1
-            return
-        if "val" not in node.meta or not is_pure(node.target):
-            return
-        if not node.users:
-            return
-        new = self._fold_symbol(node)
-        rule = RULES.get(node.target)
-        if new is None and rule is not None:
-            new = rule(self, node)
+        new: Rewrite = None
+        if is_pure(node.target):
+            if "val" not in node.meta or not node.users:
+                return
+            new = self._fold_symbol(node)
+            rule = RULES.get(node.target)
+            if new is None and rule is not None:
+                new = rule(self, node)
         if new is None:
-            new = self._merge(node)
+            new = self._equal.earlier(node)
         if new is not None and new is not node:
             self._replace(node, new)
 
     def _replace(self, node: fx.Node, new: fx.Node | int | float | bool) -> None:
         if isinstance(new, fx.Node):
             absorb(new, node)
-            if node in self._returned:
-                self._returned.add(new)
-            if node in self._escaping:
-                self._escaping |= self._aliases_of({new})
+            self._aliases.replaced(node, new)
         node.replace_all_uses_with(new)  # type: ignore[arg-type]
         self._graph.erase_node(node)
         self._changed = True
@@ -140,38 +93,19 @@ class _Canonicalizer:
             return int(known)
         return self._symbols.setdefault((type(value), known), node)
 
-    # Equal computations.
-
-    def _merge(self, node: fx.Node) -> fx.Node | None:
-        try:
-            key = (node.target, self._epoch, _key(node.args), _key(node.kwargs))
-            earlier = self._seen.setdefault(key, node)
-        except TypeError:  # an argument that cannot be hashed
-            return None
-        if earlier is node or (node in self._escaping and earlier in self._escaping):
-            return None
-        return earlier
-
     # Replacements.
 
     def as_source(self, node: fx.Node, source: Any) -> Rewrite:
         """`source`, if `node` is a view of exactly all of it."""
         if not isinstance(source, fx.Node) or not self._same(node, source):
             return None
-        if node in self._returned and (source in self._returned or _is_input(source)):
-            return None
-        return source
+        return source if self._aliases.may_drop_view(node, source) else None
 
     def as_copied(self, node: fx.Node, source: Any) -> Rewrite:
         """`source`, if `node` is a fresh copy of it and shared storage cannot be observed."""
         if not isinstance(source, fx.Node) or not self._same(node, source):
             return None
-        root = alias_root(source)
-        if root in self._written:
-            return None
-        if node in self._escaping and (root in self._escaping or _is_input(root)):
-            return None
-        return source
+        return source if self._aliases.may_drop_copy(node, source) else None
 
     @staticmethod
     def _same(node: fx.Node, source: fx.Node) -> bool:
@@ -203,47 +137,6 @@ class _Canonicalizer:
         return None
 
 
-def _is_input(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "get_attr")
-
-
-def _key(argument: Any) -> Any:
-    """A hashable form in which 1, 1.0, True, 0.0 and -0.0 all differ."""
-    if isinstance(argument, fx.Node):
-        return argument
-    if isinstance(argument, (list, tuple)):
-        return tuple([_key(item) for item in argument])
-    if isinstance(argument, dict):
-        return tuple([(name, _key(item)) for name, item in sorted(argument.items())])
-    if isinstance(argument, float):
-        return float, argument.hex()
-    return type(argument), argument
-
-
-def uniform_value(argument: Any) -> Number | None:
-    """The number that fills a tensor node, converted to its dtype, or the number itself.
-
-    None if not known.
-    """
-    if isinstance(argument, (bool, int, float)):
-        return argument
-    if not isinstance(argument, fx.Node) or argument.op != "call_function":
-        return None
-    if argument.target in (aten.full.default, aten.full_like.default, aten.new_full.default):
-        fill = argument.args[2 if argument.target is aten.new_full.default else 1]
-    elif argument.target is aten.scalar_tensor.default:
-        fill = argument.args[0]
-    elif argument.target in (aten.zeros.default, aten.zeros_like.default):
-        fill = 0
-    elif argument.target in (aten.ones.default, aten.ones_like.default):
-        fill = 1
-    else:
-        return None
-    if not isinstance(fill, (bool, int, float)):
-        return None
-    return converted(fill, argument.meta["val"].dtype)
-
-
 # Views of all of their source.
 
 
@@ -267,27 +160,6 @@ def _view(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if c._same(node, inner) and (same := c.as_source(node, inner)) is not None:
         return same
     return c.same_value(node, aten.view.default, (inner, node.args[1]))
-
-
-def permutation_of(node: fx.Node) -> list[int] | None:
-    """The order of dimensions, if `node` only reorders them."""
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor):
-        return None
-    dim = value.dim()
-    if node.target is aten.permute.default:
-        return [int(d) % dim for d in node.args[1]]  # type: ignore[union-attr, arg-type]
-    order = list(range(dim))
-    if node.target is aten.t.default:
-        return order[::-1]
-    if node.target in (aten.transpose.int, prims.transpose.default):
-        if node.target is prims.transpose.default:
-            return [int(d) for d in node.args[1]]  # type: ignore[union-attr, arg-type]
-        if dim:
-            left, right = (int(d) % dim for d in node.args[1:3])  # type: ignore[arg-type]
-            order[left], order[right] = order[right], order[left]
-        return order
-    return None
 
 
 def _permute(c: _Canonicalizer, node: fx.Node) -> Rewrite:
@@ -352,25 +224,6 @@ def _pad(c: _Canonicalizer, node: fx.Node) -> Rewrite:
     if all(isinstance(width, int) and width == 0 for width in widths):
         return c.as_copied(node, node.args[0])
     return None
-
-
-CASTS = frozenset({prims.convert_element_type.default, aten._to_copy.default, aten.to.dtype})
-
-
-def cast_source(node: Any) -> fx.Node | None:
-    """The converted value, if `node` does nothing but convert the dtype."""
-    if not isinstance(node, fx.Node) or node.target not in CASTS:
-        return None
-    source = node.args[0]
-    others = {name: value for name, value in node.kwargs.items() if name != "dtype"}
-    layout = others.pop("memory_format", None)
-    old, new = value_of(source), node.meta["val"]
-    plain = layout in (None, torch.preserve_format) and not any(
-        value is not None and value is not False and value not in (old.device, old.layout)
-        for value in others.values()
-    )
-    same_device = isinstance(old, torch.Tensor) and old.device == new.device
-    return source if plain and same_device and isinstance(source, fx.Node) else None
 
 
 def _cast(c: _Canonicalizer, node: fx.Node) -> Rewrite:

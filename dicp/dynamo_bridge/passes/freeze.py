@@ -7,16 +7,13 @@ the rest, which takes that part's results as further inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from torch import fx
 
-from dicp.dynamo_bridge.aot import GraphInfo
-from dicp.dynamo_bridge.layout import static_nodes
+from dicp.dynamo_bridge.analysis.aliases import alias_root, is_input, written_roots
+from dicp.dynamo_bridge.analysis.static import static_nodes
+from dicp.dynamo_bridge.aot_graph import GraphInfo
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.effects import alias_root, is_mutating, is_random, is_view
-from dicp.target import Executable
+from dicp.effects import is_mutating, is_random, is_view
 
 FROZEN = "dicp_frozen"
 """Key in `node.meta` of an input that is a result of the part computed once."""
@@ -66,7 +63,7 @@ def _border(gm: fx.GraphModule, context: PassContext) -> list[fx.Node]:
     Every run recomputes the graph's results, to which the caller may write, and values that depend
     on a buffer that the graph itself writes.
     """
-    static = static_nodes(gm, context) - _returned(gm) - _written(gm)
+    static = static_nodes(gm, context.static_inputs) - _returned(gm) - _written(gm)
     computed: set[fx.Node] = set()
     border = []
     for node in gm.graph.nodes:
@@ -98,34 +95,13 @@ def _needed(nodes: list[fx.Node]) -> set[fx.Node]:
 def _returned(gm: fx.GraphModule) -> set[fx.Node]:
     """The graph's results, and every node that may share storage with them."""
     roots = {alias_root(node) for node in gm.graph.output_node().all_input_nodes}
-    return {node for node in gm.graph.nodes if alias_root(node) in roots and not _is_input(node)}
-
-
-def _is_input(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "get_attr")
+    return {node for node in gm.graph.nodes if alias_root(node) in roots and not is_input(node)}
 
 
 def _written(gm: fx.GraphModule) -> set[fx.Node]:
     """The inputs that the graph writes, and every node computed from them."""
-    found: set[fx.Node] = set()
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and is_mutating(node.target):
-            found.update(map(alias_root, node.all_input_nodes))
+    found = written_roots(gm.graph)
     for node in gm.graph.nodes:
         if not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found
-
-
-@dataclass
-class FrozenExecutable:
-    """Runs the first part once, keeps its results, and the second part on every call."""
-
-    once: Executable
-    rest: Executable
-    results: list[Any] | None = field(default=None)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        if self.results is None:
-            self.results = self.once(list(inputs))
-        return self.rest([*inputs, *self.results])

@@ -1,68 +1,13 @@
-"""Rewrites of the joint graph before it is split: common subexpressions, copies, comparisons."""
+"""What the partitioner must save when it splits a joint graph."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
 
-from dicp import torch_private
-from dicp.dynamo_bridge.analysis.inference import difference, value_of
-from dicp.dynamo_bridge.provenance import absorb
-from dicp.effects import is_mutating, is_pure, is_view
-
-
-def merge_equal_nodes(graph: fx.Graph) -> bool:
-    """Merges nodes that compute the same value. Returns whether any were merged.
-
-    The graph is functional: it writes to its inputs at most. Not merged: random and uninitialized
-    values, operators that write to a tensor, nested graphs, values that depend on data, and tensors
-    that share memory with an output (eager returns separate ones). Reads on different sides of a
-    write are different values.
-    """
-    kept_storages = _storages(graph.output_node().all_input_nodes)
-    first: dict[Any, fx.Node] = {}
-    writes = 0
-    merged = False
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        if is_mutating(node.target):
-            writes += 1
-        if not _mergeable(node) or _storage(node) in kept_storages:
-            continue
-        key = (writes, *_computation(node))
-        try:
-            twin = first.setdefault(key, node)
-        except TypeError:  # an argument without a hash
-            continue
-        if twin is not node:
-            absorb(twin, node)
-            node.replace_all_uses_with(twin)
-            graph.erase_node(node)
-            merged = True
-    return merged
-
-
-def drop_copies(graph: fx.Graph) -> bool:
-    """Replaces copies of the same layout by their source. Returns whether there were any.
-
-    Otherwise both might be saved for backward. The graph is functional, so nothing writes to a
-    computed tensor; tensors that share memory with an input or an output stay.
-    """
-    seen = _storages([*graph.find_nodes(op="placeholder"), *graph.output_node().all_input_nodes])
-    dropped = False
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default):
-        (source,) = node.args
-        values = source.meta.get("val"), node.meta.get("val")
-        if difference(*values) is None and seen.isdisjoint(_storages([source, node])):
-            absorb(source, node)
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-            dropped = True
-    return dropped
+from dicp.dynamo_bridge.analysis.aliases import alias_root
+from dicp.dynamo_bridge.analysis.values import value_of
+from dicp.torch_private import do_not_recompute
 
 
 def keep_compared(graph: fx.Graph) -> None:
@@ -76,46 +21,4 @@ def keep_compared(graph: fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=target):
             for compared in node.all_input_nodes:
                 if value_of(compared).is_floating_point():
-                    torch_private.do_not_recompute(_viewed(compared))
-
-
-def _viewed(node: fx.Node) -> fx.Node:
-    """The tensor that `node` views, or `node` itself."""
-    while is_view(node.target):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def _computation(node: fx.Node) -> tuple[Any, ...]:
-    """A key for what `node` computes, with types: 1, 1.0 and True are equal but not the same."""
-    leaves, spec = torch_private.pytree.tree_flatten((node.args, node.kwargs))
-    return node.target, tuple(map(_plain, leaves)), tuple(map(type, leaves)), str(spec)
-
-
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, float | complex):
-        return repr(leaf)  # 0.0 is not -0.0
-    return torch_private.expression_of(leaf)
-
-
-def _mergeable(node: fx.Node) -> bool:
-    if isinstance(node.target, torch_private.OpOverload) and not is_pure(node.target):
-        return False
-    if isinstance(node.target, torch_private.HigherOrderOperator):
-        return False
-    return not torch_private.depends_on_data(node.meta.get("val"))
-
-
-def _storages(nodes: Iterable[fx.Node]) -> set[Any]:
-    return {storage for node in nodes if (storage := _storage(node)) is not None}
-
-
-def _storage(node: fx.Node) -> Any:
-    """The storage of a node's tensor; None for other values."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        return torch_private.StorageWeakRef(value.untyped_storage())
-    except NotImplementedError:  # sparse tensors have several
-        return None
+                    do_not_recompute(alias_root(compared))

@@ -92,6 +92,12 @@ class Indexed:
         return [*(count + k for k in before), *range(count), *(count + k for k in after)]
 
 
+def _only(indices: Sequence[Value | None]) -> tuple[int, Value]:
+    """The dimension that is indexed, where only one is, and its index."""
+    ((dim, index),) = [(d, index) for d, index in enumerate(indices) if index is not None]
+    return dim, index
+
+
 def _broadcast_shape(g: Ops, values: Sequence[Value]) -> list[Any]:
     rank = max(v.ndim for v in values)
     shape: list[Any] = [1] * rank
@@ -108,9 +114,8 @@ def index(g: Ops, x: Value, indices: Sequence[Value | None]) -> Value:
         return g.op("Identity", x)
     where = Indexed(g, x, indices)
     if len(where.dims) == 1 and where.adjacent:
-        place = next(i for i in indices if i is not None)
-        places = from_start(g, place, x.shape[where.dims[0]])
-        return g.op("Gather", x, places, g.const(where.dims[0], torch.int64))
+        dim, place = _only(indices)
+        return g.op("Gather", x, from_start(g, place, x.shape[dim]), g.const(dim, torch.int64))
     picked = g.op("GatherND", g.transpose(x, where.order), where.index)
     return g.transpose(picked, where.result_order())
 
@@ -141,9 +146,7 @@ def _put_along(
     g: Ops, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
     """Places along one dimension, which stays where it is."""
-    dim = next(k for k, i in enumerate(indices) if i is not None)
-    index = indices[dim]
-    assert index is not None
+    dim, index = _only(indices)
     if index.dtype in (torch.bool, torch.uint8):
         raise NoRule("a mask as an index: the size of its result depends on data")
     if accumulate and x.dtype == torch.bool:
@@ -165,6 +168,10 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
     if g.takes("ScatterNDAdd", "x", x.dtype):  # which may become an update in place
         return g.op("ScatterNDAdd", x, index, updates)
     depth = int(index.shape[-1])
+    if depth == 1:
+        count = math.prod(index.shape[:-1])
+        rows = g.reshape(updates, [count, *x.shape[1:]])
+        return add_rows(g, x, g.reshape(index, [count]), rows)
     rows, place = math.prod(x.shape[:depth]), None
     for axis in range(depth):
         part = g.squeeze(g.slice(index, index.ndim - 1, axis, axis + 1), [-1])
@@ -177,8 +184,9 @@ def _scatter_nd(g: Ops, x: Value, index: Value, updates: Value, accumulate: bool
 
 
 def add_rows(g: Ops, x: Value, index: Value, rows: Value) -> Value:
-    """`rows` added to those of a matrix that `index` tells."""
-    places = g.broadcast(g.unsqueeze(index, 1), rows.shape)
+    """`rows` added to those of `x` that `index` tells."""
+    column = [index.shape[0], *[1] * (x.ndim - 1)]
+    places = g.broadcast(g.reshape(index, column), rows.shape)
     return g.op("ScatterElements", x, places, rows, axis=0, reduction="add")
 
 
@@ -186,9 +194,7 @@ def _put_where(
     g: Ops, x: Value, indices: Sequence[Value | None], value: Value, accumulate: bool
 ) -> Value:
     """One number written where a mask says so."""
-    position = next(k for k, i in enumerate(indices) if i is not None)
-    mask = indices[position]
-    assert mask is not None
+    position, mask = _only(indices)
     after = x.ndim - position - mask.ndim
     if not g.same_shape(mask.shape, x.shape[position : position + mask.ndim]):
         raise NoRule("the mask is not known to have the sizes of what it selects from")

@@ -243,6 +243,10 @@ def convolution(
 ) -> Value:  # fmt: skip
     if weight.ndim == x.ndim + 1:
         raise NoRule("a convolution without a batch")
+    if bias is not None and bias.dtype in g.bias_apart:
+        out = convolution(g, x, weight, None, stride, padding, dilation, transposed,
+                          output_padding, groups)  # fmt: skip
+        return _with_bias(g, out, bias)
     around = [] if transposed else _around(x, padding)
     x, padding = _padded(g, x, around), [0] if around else padding
     window = Window(x, stride, padding, dilation, output_padding, groups)
@@ -256,7 +260,11 @@ def convolution(
                    output_padding=window.output_padding, **window.attrs)  # fmt: skip
         return window.narrow(g, out)
     out = window.narrow(g, _input_gradient(g, window, shape, filters, wide))
-    return out if bias is None else g.add(out, g.reshape(bias, [1, -1, *[1] * (x.ndim - 2)]))
+    return out if bias is None else _with_bias(g, out, bias)
+
+
+def _with_bias(g: Ops, out: Value, bias: Value) -> Value:
+    return g.add(out, g.reshape(bias, [1, -1, *[1] * (out.ndim - 2)]))
 
 
 def _input_gradient(

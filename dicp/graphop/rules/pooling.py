@@ -303,15 +303,27 @@ def _static(values: Sequence[Any]) -> list[int]:
 
 @rule(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
-    batched = x if x.ndim == 5 else g.unsqueeze(x, 0)
-    out = g.op("AdaptiveAvgPool3D", batched, output_size=_static(output_size), data_format="NCDHW")
-    return g.reshape(out, g.shape)
+    wide = g.wide(x)
+    shares = _all_shares(g, x.shape[-3:], output_size, wide.dtype)
+    return g.cast(_averaged(g, wide, shares), x.dtype)
 
 
 @rule(aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool3d_backward(g: Ops, dy: Value, x: Value) -> Value:
-    wide, source = (v if v.ndim == 5 else g.unsqueeze(v, 0) for v in (dy, x))
-    return g.reshape(g.op("AdaptiveAvgPool3DGrad", wide, source, data_format="NCDHW"), g.shape)
+    wide = g.wide(dy)
+    shares = _all_shares(g, x.shape[-3:], dy.shape[-3:], wide.dtype)
+    turned = [g.transpose(share, [1, 0]) for share in shares]
+    return g.cast(_averaged(g, wide, turned), dy.dtype)
+
+
+def _averaged(g: Ops, x: Value, shares: Sequence[Value]) -> Value:
+    """Volumes times a matrix along each of their dimensions; along depth, images are rows."""
+    depth, rows, columns = shares
+    *lead, planes, height, width = x.shape
+    flat = g.reshape(x, [*lead, planes, height * width])
+    flat = g.op("BatchMatMul", _for_each(g, depth, lead), flat)
+    volumes = g.reshape(flat, [*lead, depth.shape[0], height, width])
+    return between(g, rows, volumes, g.transpose(columns, [1, 0]))
 
 
 @rule(aten.adaptive_max_pool2d.default)
@@ -333,15 +345,23 @@ def _shares(g: Ops, size: Any, out: Any, dtype: torch.dtype) -> Value:
     return g.op("Div", g.cast(inside, dtype), length)
 
 
+def _all_shares(
+    g: Ops, sizes: Sequence[Any], outs: Sequence[Any], dtype: torch.dtype
+) -> list[Value]:
+    return [_shares(g, size, out, dtype) for size, out in zip(sizes, outs, strict=True)]
+
+
 def between(g: Ops, rows: Value, x: Value, columns: Value) -> Value:
     """rows x columns, for each matrix of `x`."""
-    batch = list(x.shape[:-2])
+    batch = x.shape[:-2]
+    left = g.op("BatchMatMul", _for_each(g, rows, batch), x)
+    return g.op("BatchMatMul", left, _for_each(g, columns, batch))
 
-    def each(matrix: Value) -> Value:
-        return g.broadcast(g.reshape(matrix, [*([1] * len(batch)), *matrix.shape]),
-                           [*batch, *matrix.shape])  # fmt: skip
 
-    return g.op("BatchMatMul", g.op("BatchMatMul", each(rows), x), each(columns))
+def _for_each(g: Ops, matrix: Value, batch: Sequence[Any]) -> Value:
+    """The matrix once for each of a batch."""
+    alone = g.reshape(matrix, [*([1] * len(batch)), *matrix.shape])
+    return g.broadcast(alone, [*batch, *matrix.shape])
 
 
 def _are_numbers(sizes: Sequence[Any]) -> bool:
@@ -355,10 +375,7 @@ def adaptive_avg_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     if _are_numbers(output_size) and g.takes("AdaptiveAvgPool2D", "x", x.dtype):
         return g.op("AdaptiveAvgPool2D", x, output_size=list(output_size))
     wide = g.wide(x)
-    rows, columns = (
-        _shares(g, size, out, wide.dtype)
-        for size, out in zip(x.shape[-2:], output_size, strict=True)
-    )
+    rows, columns = _all_shares(g, x.shape[-2:], output_size, wide.dtype)
     return g.cast(between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
 
 
@@ -371,8 +388,5 @@ def adaptive_avg_pool2d_backward(g: Ops, dy: Value, x: Value) -> Value:
     if _are_numbers(x.shape) and g.takes("AdaptiveAvgPool2DGrad", "input_grad", dy.dtype):
         return g.op("AdaptiveAvgPool2DGrad", dy, orig_input_shape=list(x.shape))
     wide = g.wide(dy)
-    rows, columns = (
-        _shares(g, size, out, wide.dtype)
-        for size, out in zip(x.shape[-2:], dy.shape[-2:], strict=True)
-    )
+    rows, columns = _all_shares(g, x.shape[-2:], dy.shape[-2:], wide.dtype)
     return g.cast(between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)

@@ -42,7 +42,8 @@ from dicp.loop.lowering.layout import (
 )
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import Origin, origin_of
-from dicp.rules import NoRule, RuleTable
+from dicp.rule_errors import described, naming_rule, paired_results, rule_error
+from dicp.rules import NoRule, RuleEntry, RuleTable
 from dicp.target import LowerContext, NodeReport, unreadable
 from dicp.torch_private import (
     OpOverload,
@@ -89,6 +90,11 @@ class Lowering:
     gathers_windows = False
     """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
     no fixed order."""
+    atomic_dtypes: frozenset[torch.dtype] = frozenset(
+        {torch.float32, torch.float64, torch.int32, torch.int64}
+    )
+    """Dtypes in which a kernel combines colliding stores with the result that PyTorch defines. In
+    C, a 16-bit float is stored as an integer, which an atomic addition would add as one."""
 
     def __init__(
         self,
@@ -171,14 +177,8 @@ class Lowering:
             entry = self.rules.get(node.target)
             mark, demands = len(self.graph.nodes), len(self.graph.requirements)
             try:
-                args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
-                if outside_domain(node.target, args, kwargs, self.proves):
-                    raise NoRule("eager may refuse these numbers")
-                result = (
-                    entry.function(self, *args, **kwargs)
-                    if entry
-                    else evaluate_size(node, args, kwargs)
-                )
+                with naming_rule(node, self.context.target):
+                    result = self._apply(node, entry)
             except NoRule as reason:
                 dropped = {id(n) for n in self.graph.nodes[mark:]}
                 del self.graph.nodes[mark:], self.graph.requirements[demands:]
@@ -190,6 +190,25 @@ class Lowering:
             result = self.eager(node)
         self._report(node, decision)
         return result
+
+    def _apply(self, node: fx.Node, entry: RuleEntry | None) -> Any:
+        """The result of the rule for `node`, or of its arithmetic on sizes."""
+        args, kwargs = map_arg((node.args, node.kwargs), self.env.__getitem__)
+        if outside_domain(node.target, args, kwargs, self.proves):
+            raise NoRule("eager may refuse these numbers")
+        if entry is None:
+            return evaluate_size(node, args, kwargs)
+        result = entry.function(self, *args, **kwargs)
+        self._check_results(node, result)
+        return result
+
+    def _check_results(self, node: fx.Node, result: Any) -> None:
+        """Raises RuleError for results of another number, dtype or rank than eager's."""
+        for one, fake in paired_results(node, result, self.context.target):
+            as_eager = isinstance(one, Value) and one.dtype == fake.dtype
+            if not as_eager or one.ndim != fake.dim():
+                problem = f"returns {described(one)} where eager gives {described(fake)}"
+                raise rule_error(node, self.context.target, problem)
 
     def _report(self, node: fx.Node, decision: Any) -> None:
         if isinstance(node.target, OpOverload) or decision.kind == "eager":
@@ -455,9 +474,15 @@ class Lowering:
         if isinstance(ref.root.producer, Compute):
             ref.root.producer.realize = True
 
-    def combined_in(self, op: str, dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which a scatter combines colliding stores by `op`."""
-        return dtype
+    def combined_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype in which colliding stores of `dtype` are combined; 32 bits for short types.
+
+        Floats are then rounded once. Integers wrap around when they are stored, with the same
+        result as wrapping at every step.
+        """
+        if dtype in self.atomic_dtypes:
+            return dtype
+        return torch.float32 if dtype.is_floating_point else torch.int32
 
     def combinable(self, op: str, value: Expr) -> Expr:
         """`value` converted so that the target's atomic `op` combines it correctly."""

@@ -240,7 +240,7 @@ def scattered(
     op: str = "store",
 ) -> Value:
     """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`."""
-    wide = base.dtype if op == "store" else lw.combined_in(op, base.dtype)
+    wide = base.dtype if op == "store" else lw.combined_in(base.dtype)
     if wide != base.dtype:
         widened = scattered(
             lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op

@@ -27,12 +27,14 @@ class Launch(ctypes.Structure):
 class Segment(Protocol):
     """Consecutive kernels, bound to the addresses in a table.
 
-    Both methods return 0, or one more than the position of the kernel that reported an error.
+    Any other status than these raises RunStatusError.
     """
 
-    def run(self) -> int: ...
+    def run(self) -> int:
+        """0, or one more than the position of the kernel that reported an error."""
 
-    def run_one(self, position: int) -> int: ...
+    def run_one(self, position: int) -> int:
+        """0, or 1 where the kernel at `position` reported an error."""
 
 
 class DeviceRuntime(Protocol):

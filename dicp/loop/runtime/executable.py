@@ -27,6 +27,7 @@ class LoopExecutable:
         runtime: DeviceRuntime,
         pool: Pool,
         objects: Sequence[Any] = (),
+        target: str = "",
     ) -> None:
         with disable_current_modes():  # loading happens while PyTorch traces
             constants = {
@@ -34,7 +35,7 @@ class LoopExecutable:
                 for name, c in program["constants"].items()
             }
         device = torch.device(program.get("device", HOST))
-        self.loaded = LoadedProgram(program, runtime, pool, device, constants, objects)
+        self.loaded = LoadedProgram(program, runtime, pool, device, constants, objects, target)
         self._sources = list(program["symbols"].values())
         self._names = list(program["symbols"])
         self._plans: OrderedDict[tuple[int, ...], list[ExecutionPlan]] = OrderedDict()

@@ -21,6 +21,7 @@ from dicp.errors import (
     InputMismatchError,
     IntegerDivisionByZeroError,
     ResultMismatchError,
+    RunStatusError,
     SizeMismatchError,
 )
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
@@ -76,6 +77,8 @@ class LoadedProgram:
     device: torch.device
     constants: Mapping[str, torch.Tensor]
     objects: Sequence[Any]
+    target: str = ""
+    """The target's name, for errors."""
 
 
 class ExecutionPlan:
@@ -237,22 +240,30 @@ class ExecutionPlan:
                 run_one_by_one()
                 return
             stopped = run()
-            if stopped:
-                self._raise(launches[stopped - 1])
+            if stopped != 0:
+                self._raise(launches, stopped)
 
         def run_one_by_one() -> None:
             """Run each kernel in its own profiler range, named after its operators."""
             for k, step in enumerate(launches):
                 with torch.profiler.record_function(_range_name(step)):
                     stopped = segment.run_one(k)
-                if stopped:
-                    self._raise(step)
+                if stopped != 0:
+                    self._raise(launches[k : k + 1], stopped)
 
         return run_segment
 
-    def _raise(self, step: Step) -> None:
+    def _raise(self, launches: Sequence[Step], stopped: object) -> None:
+        """Raises the error of the kernel in `status`; `stopped` is its position, counted from 1."""
         code, site, index, size = self.status
         self.status[0] = 0
+        known = type(stopped) is int and 1 <= stopped <= len(launches)
+        step = launches[stopped - 1] if type(stopped) is int and known else launches[0]
+        if not known or code not in (1, 2, 3):
+            names = ", ".join(each["kernel"] for each in ([step] if known else launches))
+            expected = "0, or a kernel's position from 1 with its error in the table `status`"
+            sources = list(map(str, step["origins"]))
+            raise RunStatusError(self.loaded.target, names, stopped, expected, sources)
         if code == 3:
             raise HostMemoryError(step["origins"], site)
         check, origin = step["sites"][site - 1]
@@ -326,6 +337,8 @@ class ExecutionPlan:
     def _receive(self, env: Environment, slot: int, value: Any, step: Step) -> None:
         buffer = self.buffers[slot]
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            if value.dtype != buffer.dtype and slot in self.placement.addressed:
+                value = value.to(buffer.dtype)  # PyTorch's inference does not know all of eager's
             if value.shape != buffer.shape:
                 # A result of unknown sizes has shape () in the program.
                 if buffer.shape and (slot in self.placement.addressed or _is_promised(step)):

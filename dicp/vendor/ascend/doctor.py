@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import DicpError, SimulatorForbiddenError, ToolchainError
 from dicp.target import Check
@@ -15,8 +16,8 @@ from dicp.vendor.ascend.installation import (
     driver_version,
     has_torch_npu,
     locate_cann,
-    operators_of,
 )
+from dicp.vendor.ascend.probe import probed
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.toolchain import find_toolchain
 
@@ -50,7 +51,7 @@ def _device_checks(cann: Cann, config: Config, soc: Callable[[Config], str]) -> 
         cann = checked(cann)
     except ToolchainError as error:
         return [Check("CANN", False, str(error), error.fix)]
-    usable = operators_of(cann).kinds
+    usable = probed(cann, Cache.open(config)).kinds
     missing = sorted(set(PROTOTYPES) - usable)
     operators = f"{len(usable)} of {len(PROTOTYPES)} operators"
     composed = f"; without {', '.join(missing)}" if missing else ""

@@ -22,8 +22,8 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "Conv3DBackpropFilter": ("x", "out_backprop", "y"),
     "MaxPoolV3": ("x", "y"), "AvgPoolV2": ("x", "y"), "AvgPoolV2Grad": ("input_grad", "out_grad"),
     "AdaptiveAvgPool2d": ("x", "y"), "AdaptiveMaxPool2d": ("x", "y"),
-    "AdaptiveAvgPool2dGrad": ("input_grad", "output_grad"), "AdaptiveAvgPool3d": ("x", "y"),
-    "AdaptiveAvgPool3dGrad": ("y_grad", "x", "x_grad"), "BNInfer": ("x", "y"),
+    "AdaptiveAvgPool2dGrad": ("input_grad", "output_grad"),
+    "BNInfer": ("x", "y"),
     "BatchNormV3": ("x", "y"), "BatchNormGradV3": ("dy", "x", "dx"),
 }  # fmt: skip
 """Inputs and outputs that are images or filters, and are not taken for tensors without a format."""

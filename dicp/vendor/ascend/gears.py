@@ -30,7 +30,7 @@ def refusal(graph: Graph) -> Refusal:
         return "its sizes are known"
     if not any(node.kind == "input" for node in graph.nodes):
         return "it takes no tensor"
-    if any(result.way != "new" for result in graph.results):
+    if any(result.placement != "fresh" for result in graph.results):
         return "it writes to an input"
     for node in graph.nodes:
         found = _node_refusal(node)

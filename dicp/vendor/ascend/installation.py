@@ -1,4 +1,4 @@
-"""An installed CANN: its place, its version, what its headers declare, which devices answer."""
+"""An installed CANN: its place, its version, its headers, which devices answer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import ctypes
 import importlib.util
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from dicp.config import vendor_variable
 from dicp.errors import ToolchainError
-from dicp.graphop.prototype import Prototype
-from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 
 OLDEST_CANN = (7, 0)
 DEFAULT_ROOTS = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann",
@@ -65,9 +60,16 @@ class Cann:
 
     @property
     def headers(self) -> list[Path]:
-        """The headers that declare operators."""
-        folders = (self.root / name for name in OPERATOR_FOLDERS)
+        """The headers that declare operators, the newer, merged ones first."""
+        folders = [root / name for name in OPERATOR_FOLDERS
+                   for root in (self.root, self.platform_folder)]  # fmt: skip
         return [file for folder in folders for file in sorted(folder.rglob("*.h"))]
+
+    @property
+    def types_header(self) -> Path | None:
+        """The header that defines the groups of dtypes which declarations of operators name."""
+        files = (folder / "graph" / "types.h" for folder in self.includes)
+        return next((file for file in files if file.is_file()), None)
 
 
 def locate_cann() -> Cann | None:
@@ -130,120 +132,6 @@ def _version(cann: Cann) -> str:
         "ascend", "CANN", f"{cann.root} has no file that tells its version",
         "Reinstall CANN, or set runs_on='simulator'.",
     )  # fmt: skip
-
-
-# ---- operators -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Declared:
-    """An operator as a header declares it: names with how often each may stand."""
-
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    attrs: frozenset[str]
-    dtypes: Mapping[str, frozenset[torch.dtype]]
-    """By input, where the declaration lists them one by one."""
-
-
-@dataclass(frozen=True)
-class Installed:
-    """Which operators of the prototype table can be used, and what their ports are called."""
-
-    kinds: frozenset[str]
-    ports: Mapping[tuple[str, str], str]
-    dtypes: Mapping[tuple[str, str], frozenset[torch.dtype]]
-    """By operator and input: what it takes, where that is known."""
-
-
-EVERY_OPERATOR = Installed(frozenset(PROTOTYPES), {}, {})
-
-_ARITIES = {"INPUT": "one", "OPTIONAL_INPUT": "optional", "DYNAMIC_INPUT": "many",
-            "OUTPUT": "one", "DYNAMIC_OUTPUT": "many"}  # fmt: skip
-_REGISTRATION = re.compile(r"\bREG_OP\s*\(\s*(\w+)\s*\)(.*?)\.?\s*OP_END_FACTORY_REG", re.DOTALL)
-_PART = re.compile(
-    r"\.\s*(INPUT|OPTIONAL_INPUT|DYNAMIC_INPUT|OUTPUT|DYNAMIC_OUTPUT|ATTR|REQUIRED_ATTR)"
-    r"\s*\(\s*(\w+)\s*,"
-)
-_LISTED = re.compile(
-    r"\.\s*(?:OPTIONAL_|DYNAMIC_)?INPUT\s*\(\s*(\w+)\s*,\s*TensorType\s*\(\s*\{([^{}()]*)\}\s*\)"
-)
-_BY_NAME = {name: dtype for dtype, (name, _) in DTYPES.items()}
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-
-
-def declared_operators(texts: Iterable[str]) -> dict[str, Declared]:
-    """The operators that headers register; of several registrations the first counts."""
-    found: dict[str, Declared] = {}
-    for text in texts:
-        for kind, body in _REGISTRATION.findall(_COMMENT.sub("", text)):
-            parts = _PART.findall(body)
-            ports = [(what, (name, _ARITIES[what])) for what, name in parts if what in _ARITIES]
-            declared = Declared(
-                tuple(port for what, port in ports if "INPUT" in what),
-                tuple(port for what, port in ports if "OUTPUT" in what),
-                frozenset(name for what, name in parts if what not in _ARITIES),
-                dict(_listed_dtypes(body)),
-            )
-            found.setdefault(kind, declared)
-    return found
-
-
-def _listed_dtypes(body: str) -> Iterator[tuple[str, frozenset[torch.dtype]]]:
-    for port, text in _LISTED.findall(body):
-        names = [name.strip().removeprefix("ge::") for name in text.split(",")]
-        if all(name.startswith("DT_") for name in names):
-            yield port, frozenset(_BY_NAME[name] for name in names if name in _BY_NAME)
-
-
-def usable_operators(declared: Mapping[str, Declared]) -> Installed:
-    """The operators of the prototype table that are declared with the ports and attributes that it
-    lists; a port may have another name."""
-    kinds: set[str] = set()
-    ports: dict[tuple[str, str], str] = {}
-    dtypes: dict[tuple[str, str], frozenset[torch.dtype]] = {}
-    for kind, prototype in PROTOTYPES.items():
-        given = declared.get(kind)
-        names = None if given is None else _port_names(prototype, given)
-        if given is not None and names is not None:
-            kinds.add(kind)
-            dtypes |= {
-                (kind, name): given.dtypes[called] for name, called in names.items()
-                if called in given.dtypes
-            }  # fmt: skip
-            ports |= {(kind, name): called for name, called in names.items() if name != called}
-    return Installed(frozenset(kinds), ports, dtypes)
-
-
-def _port_names(prototype: Prototype, declared: Declared) -> dict[str, str] | None:
-    """What the declaration calls each port; None where the operator is another one."""
-    names: dict[str, str] = {}
-    for ports, given in (
-        (prototype.inputs, declared.inputs),
-        (prototype.outputs, declared.outputs),
-    ):
-        known = {name for name, _ in given}
-        free = [name for name, _ in given if name not in {port.name for port in ports}]
-        for port in ports:
-            if port.name in known:
-                names[port.name] = port.name
-            elif free and len(given) == len(ports):
-                names[port.name] = free.pop(0)
-            elif port.arity != "optional":
-                return None
-    required = {attr.name for attr in prototype.attrs if attr.default is None}
-    return names if required <= declared.attrs else None
-
-
-@lru_cache(maxsize=8)
-def operators_of(cann: Cann | None) -> Installed:
-    """What can be used of an installation's operators; all that are known, for the simulator."""
-    if cann is None:
-        return EVERY_OPERATOR
-    declared = declared_operators(file.read_text(errors="replace") for file in cann.headers)
-    if not declared:  # no headers of operators are installed: nothing is known against any
-        return EVERY_OPERATOR
-    return usable_operators(declared)
 
 
 # ---- devices -------------------------------------------------------------------------------------

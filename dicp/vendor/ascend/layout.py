@@ -96,7 +96,7 @@ class _Layout:
 
     def _node(self, node: Node) -> None:
         self.builder.origin = node.origin
-        node.inputs = {port: self._renamed(operand) for port, operand in node.inputs.items()}
+        node.rename(self.renamed)
         if self._becomes_conversion(node):
             return
         wanted = self._wanted(node)
@@ -197,11 +197,6 @@ class _Layout:
 
     def _current(self, value: Value) -> Value:
         return self.renamed.get(value, value)
-
-    def _renamed(self, operand: Operand) -> Operand:
-        if isinstance(operand, Value):
-            return self._current(operand)
-        return tuple(self._current(value) for value in operand)
 
     def _format(self, value: Value) -> str:
         return self.formats.get(value, "ND")

@@ -204,13 +204,13 @@ class Model:
                 self._handles[device] = found
             return self._handles[device]
 
-    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """Tensors of the device are used where they are; where all are the host's, the driver
         copies them. Numbers that the host computes go to the device of the others."""
         where = next((t.device for t in (*inputs, *outputs) if t.device.type == DEVICE), None)
         if where is None:
             self.driver.run(self.handle(0), inputs, outputs, self.dynamic, self.written)
-            return
+            return 0
         given = [as_plain(t.to(where)) for t in inputs]
         made = [as_plain(t.to(where)) for t in outputs]
         stream = int(torch.npu.current_stream(where).npu_stream)  # type: ignore[attr-defined]
@@ -221,6 +221,7 @@ class Model:
         for there, here in [*changed, *zip(outputs, made, strict=True)]:
             if here is not there:
                 there.copy_(here)
+        return 0
 
 
 def as_plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,8 +27,9 @@ from dicp.vendor.ascend.doctor import checks
 from dicp.vendor.ascend.fuse import fuse
 from dicp.vendor.ascend.fuse.inplace import WRITING
 from dicp.vendor.ascend.gears import refusal
-from dicp.vendor.ascend.installation import operators_of
+from dicp.vendor.ascend.installation import Cann
 from dicp.vendor.ascend.layout import with_formats
+from dicp.vendor.ascend.probe import EVERY_OPERATOR, Installed, probed
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
@@ -68,11 +69,24 @@ class AscendTarget(GraphTarget):
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
+        self._probed: dict[Cann, Installed] = {}
+
+    def installed(self, config: Config) -> Installed:
+        """The operators that graphs may have: the installation's; all where there is none."""
+        return self._installed(find_toolchain(config), Cache.open(config))
+
+    def _installed(self, toolchain: Toolchain, cache: Cache) -> Installed:
+        cann = toolchain.declared
+        if cann is None:
+            return EVERY_OPERATOR
+        if cann not in self._probed:
+            self._probed[cann] = probed(cann, cache)
+        return self._probed[cann]
 
     # ---- graphs of GE operators -----------------------------------------------------------------
 
     def make_builder(self, fake_mode: FakeTensorMode | None, config: Config) -> Builder:
-        return Ge(fake_mode, operators_of(find_toolchain(config).cann))
+        return Ge(fake_mode, self.installed(config))
 
     def refuses(self, node: fx.Node, config: Config) -> str:
         elsewhere = not find_toolchain(config).simulated and config.runs_on != "device"
@@ -94,10 +108,10 @@ class AscendTarget(GraphTarget):
     # ---- source, model, run ---------------------------------------------------------------------
 
     def render_graph(self, graph: Graph, config: Config) -> str:
-        return render_graph(graph, operators_of(find_toolchain(config).cann).ports)
+        return render_graph(graph, self.installed(config).ports)
 
     def render_static(self, graph: Graph, config: Config) -> str:
-        return render_static(graph, operators_of(find_toolchain(config).cann).ports)
+        return render_static(graph, self.installed(config).ports)
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         return input_shapes(graph)
@@ -130,9 +144,10 @@ class AscendTarget(GraphTarget):
 
     def _driver(self, toolchain: Toolchain, cache: Cache) -> Driver:
         if toolchain.identity not in self._drivers:
-            self._drivers[toolchain.identity] = Driver(
-                load_driver(toolchain, cache), toolchain.simulated
-            )
+            driver = Driver(load_driver(toolchain, cache), toolchain.simulated)
+            if driver.simulator is not None:
+                driver.simulator.ports = self._installed(toolchain, cache).ports
+            self._drivers[toolchain.identity] = driver
         return self._drivers[toolchain.identity]
 
     # ---- identity and health --------------------------------------------------------------------

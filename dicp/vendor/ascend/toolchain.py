@@ -45,6 +45,8 @@ class Toolchain:
     compiler: tuple[str, ...]
     version: str
     cann: Cann | None
+    declared: Cann | None = None
+    """The installation whose operators graphs are made of; None: all that are known."""
 
     @property
     def simulated(self) -> bool:
@@ -54,11 +56,14 @@ class Toolchain:
     def identity(self) -> str:
         """What the built objects depend on beside the source."""
         ge = f"CANN {self.cann.version}" if self.cann else f"simulator {simulator_identity()}"
+        if self.declared is not None and self.cann is None:
+            ge += f" with the operators of {self.declared.root}"
         return f"{self.version} {' '.join((*FLAGS, *SIMULATOR_FLAGS))} {platform.machine()} {ge}"
 
 
 def find_toolchain(config: Config) -> Toolchain:
-    """The compiler and the CANN that `config` allows: "auto" means a device that answers.
+    """The compiler and the CANN that `config` allows: "auto" means a device that answers. Where
+    none does, the simulator is given the graphs that the installation would be given.
 
     Raises ToolchainError, or SimulatorForbiddenError where `runs_on` is "device" and no CANN is
     installed.
@@ -69,10 +74,13 @@ def find_toolchain(config: Config) -> Toolchain:
         raise SimulatorForbiddenError(
             "ascend", "Install CANN, or set ASCEND_HOME_PATH to the folder it is installed in"
         )
-    if cann is not None and config.runs_on == "auto" and not _answers(cann):
-        cann = None
     command = (*compiler, *config.cxx_flags)
-    return Toolchain(command, version, cann if cann is None else checked(cann))
+    if cann is None:
+        return Toolchain(command, version, None)
+    if config.runs_on == "auto" and not _answers(cann):
+        return Toolchain(command, version, None, cann)
+    cann = checked(cann)
+    return Toolchain(command, version, cann, cann)
 
 
 @lru_cache(maxsize=8)

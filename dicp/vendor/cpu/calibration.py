@@ -1,8 +1,10 @@
-"""The faster library for matrix products on this machine: measured per dtype and class of shapes.
+"""The fastest way to multiply matrices on this machine: measured per dtype and class of shapes.
 
-Measured pairwise: both libraries take turns, and each turn gives one ratio of their times. Turns
-are added until the confidence interval of the median ratio lies on one side of the margin. Where it
-never does, the library comes from a table of processors and the next process measures again.
+In float32 the libraries BLAS and oneDNN are compared; in bfloat16, where the processor has tile
+registers, oneDNN and our own kernel. Measured pairwise: both take turns, and each turn gives one
+ratio of their times. Turns are added until the confidence interval of the median ratio lies on one
+side of the margin. Where it never does, the choice comes from a table and the next process measures
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dicp.loop.ir.index import Size
 from dicp.torch_private import disable_current_modes
 from dicp.vendor.cpu.toolchain import cpu_model
 
-Library: TypeAlias = Literal["blas", "onednn"]
+Library: TypeAlias = Literal["blas", "onednn", "own"]
 ShapeClass: TypeAlias = Literal["few rows", "medium", "large"]
 
 PROBLEMS: Mapping[ShapeClass, tuple[int, int, int]] = {
@@ -50,22 +52,31 @@ FASTER_BY_VENDOR: Mapping[str, Library] = {"AuthenticAMD": "onednn", "HygonGenui
 """Vendor of the processor -> the faster library in float32; BLAS for all others."""
 
 
+TILE_NAMES = ("oneDNN", "our kernel")
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """The library that is taken, and the median of BLAS time / oneDNN time with its bounds."""
+    """What is taken, and the median of the first's time over the second's with its bounds."""
 
     library: Library
     low: float
     median: float
     high: float
     stable: bool = True
+    names: Sequence[str] = ("BLAS", "oneDNN")
 
     def __str__(self) -> str:
         if not self.median:
             return f"{self.library}: the only one in this build of PyTorch"
-        found = f"oneDNN {self.median:.2f} times as fast as BLAS ({self.low:.2f} to {self.high:.2f}"
+        first, second = self.names
+        ratio = f"{second} {self.median:.2f} times as fast as {first}"
+        found = f"{ratio} ({self.low:.2f} to {self.high:.2f}"
         source = "measured" if self.stable else "unstable, so by the table of processors"
         return f"{self.library}: {found}, {source})"
+
+
+Measure: TypeAlias = Callable[[], Verdict]
 
 
 def has_onednn_linear() -> bool:
@@ -93,12 +104,28 @@ def verdict(cache: Cache, which: ShapeClass) -> Verdict:
     """The library for float32 products of a class; measured once per machine and thread count."""
     if not has_onednn_linear():
         return Verdict("blas", 0.0, 0.0, 0.0)
+    return _kept(cache, _key("products", which), lambda: _measured(which))
+
+
+def tiles_verdict(cache: Cache, which: ShapeClass, measure: Measure) -> Verdict:
+    """Whether our kernel or oneDNN multiplies tiles of bfloat16 faster for a class of products.
+
+    `measure` compares them where the cache has no verdict yet.
+    """
+    return _kept(cache, _key("tiles", which), measure)
+
+
+def _key(kind: str, which: ShapeClass) -> str:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
-    key = key_of("products", which, cpu_model(), torch.__version__, f"{threads} of {cpus}")
+    return key_of(kind, which, cpu_model(), torch.__version__, f"{threads} of {cpus}")
+
+
+def _kept(cache: Cache, key: str, measure: Measure) -> Verdict:
+    """The verdict in the cache, or a new one, which is stored if it is stable."""
     with contextlib.suppress(LookupError):
         return _stored(cache, key)
-    found = _measured(which)
+    found = measure()
     if found.stable:
         text = json.dumps(asdict(found)).encode()
         cache.get_or_build("calibration", key, lambda: {"verdict.json": text})
@@ -128,15 +155,23 @@ def _measured(which: ShapeClass) -> Verdict:
 
 
 def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:
-    """The verdict on two ways of computing one product."""
-    repeats = _repeats(blas, onednn)
+    """The verdict on two ways of computing one product in float32."""
+    return compare(blas, onednn, ("blas", "onednn"), FASTER_BY_VENDOR.get(_vendor(), "blas"))
+
+
+def compare(
+    first: Callable[[], object], second: Callable[[], object], libraries: tuple[Library, Library],
+    otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"),
+) -> Verdict:  # fmt: skip
+    """The second of two ways if it is faster by the margin; `otherwise` if that stays unstable."""
+    repeats = _repeats(first, second)
     ratios: list[float] = []
     while len(ratios) < MAX_TURNS:
-        ratios += [_seconds(blas, repeats) / _seconds(onednn, repeats) for _ in range(TURNS)]
+        ratios += [_seconds(first, repeats) / _seconds(second, repeats) for _ in range(TURNS)]
         low, median, high = _interval(ratios)
         if low > MARGIN or high < MARGIN:
-            return Verdict("onednn" if low > MARGIN else "blas", low, median, high)
-    return Verdict(FASTER_BY_VENDOR.get(_vendor(), "blas"), low, median, high, stable=False)
+            return Verdict(libraries[low > MARGIN], low, median, high, names=names)
+    return Verdict(otherwise, low, median, high, stable=False, names=names)
 
 
 def _interval(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -164,11 +199,3 @@ def _seconds(way: Callable[[], object], repeats: int) -> float:
 def _vendor() -> str:
     """The processor's vendor as Linux names it; elsewhere its name or architecture."""
     return cpu_model().partition("|")[0]
-
-
-def has_feature(name: str) -> bool:
-    """Whether the processor has the feature `name` of /proc/cpuinfo.
-
-    Linux lists amx_bf16 only where it lets processes use the tile registers.
-    """
-    return name in cpu_model().rpartition("|")[2].split()

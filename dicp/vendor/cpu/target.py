@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
-from dicp.loop.lowering import RULES, RuleTable
+from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
@@ -24,19 +25,35 @@ from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.target import KernelSources, LoopTarget
 from dicp.target import Check, Decision, Facts
 from dicp.toolchain import load_library
-from dicp.vendor.cpu.calibration import PROBLEMS, ShapeClass, has_feature, shape_class, verdict
+from dicp.vendor.cpu.calibration import (
+    PROBLEMS,
+    ShapeClass,
+    Verdict,
+    shape_class,
+    tiles_verdict,
+    verdict,
+)
 from dicp.vendor.cpu.library import LIBRARIES
 from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
     ROUTINES,
     Products,
+    TileRules,
     expected_groups,
     group_of,
     product_sizes,
 )
 from dicp.vendor.cpu.schedule import with_form
-from dicp.vendor.cpu.toolchain import cache_bytes, compile_shared, find_toolchain, has_libmvec
+from dicp.vendor.cpu.toolchain import (
+    cache_bytes,
+    compile_shared,
+    find_toolchain,
+    has_feature,
+    has_libmvec,
+    has_tiles,
+)
+from dicp.vendor.cpu.trial import Trial
 from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
 from dicp.vendor.cpu.zeros import without_zeros
 
@@ -58,6 +75,12 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
+class CpuLowering(Lowering):
+    """Lowering for the host, whose threads divide the destinations of colliding stores."""
+
+    atomic_dtypes = DTYPES
+
+
 class CpuTarget(LoopTarget):
     """Compiles for the machine it runs on."""
 
@@ -76,12 +99,14 @@ class CpuTarget(LoopTarget):
         recomputes_operands=True,
     )
     rules = LIBRARY_RULES
+    lowering = CpuLowering
     cross_row = CrossRow()
 
     def __init__(self) -> None:
         super().__init__()
         self._libraries = Libraries()
         self._begun: Begun = {}
+        self._tiles: dict[tuple[Path, ShapeClass], Verdict] = {}
 
     # ---- from graph to source -------------------------------------------------------------------
 
@@ -91,14 +116,34 @@ class CpuTarget(LoopTarget):
             return LIBRARY_RULES
         cache = Cache.open(config)
         classes = {shape_class(*sizes) for n in gm.graph.nodes if (sizes := product_sizes(n))}
-        return rules_by(frozenset(c for c in classes if verdict(cache, c).library == "onednn"))
+        past_blas = frozenset(c for c in classes if verdict(cache, c).library == "onednn")
+        tiled = PROBLEMS if has_tiles() and any(map(_is_narrow, gm.graph.nodes)) else ()
+        own = frozenset(c for c in tiled if self._on_tiles(cache, c, config).library == "own")
+        return rules_by(past_blas, own)
+
+    def _on_tiles(self, cache: Cache, which: ShapeClass, config: Config) -> Verdict:
+        """Whether our kernel multiplies tiles of bfloat16 faster than oneDNN; measured once."""
+
+        def measure() -> Verdict:
+            trial = Trial(Units.open(config, cache, self._begun), self._libraries)
+            return trial.verdict(which)
+
+        key = config.cache_dir, which
+        if key not in self._tiles:
+            self._tiles[key] = tiles_verdict(cache, which, measure)
+        return self._tiles[key]
 
     def decide_on(self, device: str, node: fx.Node, config: Config) -> Decision:
-        """The decision; of a plain product also which library was measured to be faster."""
-        decision, sizes = super().decide_on(device, node, config), product_sizes(node)
-        if sizes is None or decision.kind != "library":
+        """The decision; of a plain product also what was measured to be faster."""
+        decision, cache = super().decide_on(device, node, config), Cache.open(config)
+        if decision.kind != "library":
             return decision
-        return replace(decision, reason=str(verdict(Cache.open(config), shape_class(*sizes))))
+        if sizes := product_sizes(node):
+            return replace(decision, reason=str(verdict(cache, shape_class(*sizes))))
+        if has_tiles() and (sizes := product_sizes(node, torch.bfloat16)):
+            found = self._on_tiles(cache, shape_class(*sizes), config)
+            return replace(decision, reason=str(found))
+        return decision
 
     def schedule(
         self, gm: fx.GraphModule, graph: Graph, device: str, config: Config
@@ -178,6 +223,9 @@ class CpuTarget(LoopTarget):
         cache = Cache.open(config)
         for which in PROBLEMS:
             checks.append(Check(f"products, {which}", True, str(verdict(cache, which))))
+            if has_tiles():
+                found = str(self._on_tiles(cache, which, config))
+                checks.append(Check(f"products in bfloat16, {which}", True, found))
         own = rules_by(frozenset()) is not LIBRARY_RULES
         makers = "our own kernels" if own else "PyTorch's libraries"
         checks.append(Check("attention, convolutions", True, makers))
@@ -190,9 +238,26 @@ class CpuTarget(LoopTarget):
         return checks
 
 
+def _is_narrow(node: fx.Node) -> bool:
+    """Whether a library or one of our routines computes this node in bfloat16."""
+    found = node.meta.get("val")
+    ours = PRODUCTS.get(node.target) or ROUTINES.get(node.target)
+    return ours is not None and any(t.dtype == torch.bfloat16 for t in _tensors(found))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
 @lru_cache(maxsize=8)
-def rules_by(past_blas: frozenset[ShapeClass]) -> RuleTable:
-    """The rules of a machine whose BLAS is the slower library for these classes of products."""
+def rules_by(
+    past_blas: frozenset[ShapeClass], own_tiles: frozenset[ShapeClass] = frozenset()
+) -> RuleTable:
+    """The rules of a machine whose BLAS is the slower library for these classes of products.
+
+    `own_tiles`: the classes for which we are faster with the tile registers, if there are any.
+    """
     if not (past_blas or has_feature(WIDE_VECTORS)):
         return LIBRARY_RULES
-    return LIBRARY_RULES.merged(ROUTINES, Products(past_blas).rules())
+    return TileRules(LIBRARY_RULES.merged(ROUTINES, Products(past_blas).rules()), own_tiles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -72,6 +73,36 @@ def cpu_model() -> str:
         if name.strip() in wanted:
             rows.setdefault(name.strip(), value.strip())
     return "|".join(rows.values())
+
+
+def has_feature(name: str) -> bool:
+    """Whether the processor has the feature `name` of /proc/cpuinfo.
+
+    Linux lists amx_bf16 only where it lets processes use the tile registers.
+    """
+    return name in cpu_model().rpartition("|")[2].split()
+
+
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""x86-64 Linux: the system call's number, ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA."""
+
+
+@lru_cache(maxsize=1)
+def has_tiles() -> bool:
+    """Whether this process may use AMX's tile registers in bfloat16; asks the kernel for them.
+
+    A process that uses them without permission is killed. Kernels before 5.16, some sandboxes and
+    hypervisors refuse; a granted permission holds for all threads and forked children.
+    """
+    if not (has_feature("amx_tile") and has_feature("amx_bf16")):
+        return False
+    return _request_tiles() == 0
+
+
+def _request_tiles() -> int:
+    libc = ctypes.CDLL(None)
+    numbers = (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return int(libc.syscall(*map(ctypes.c_long, numbers)))
 
 
 MAX_CACHE_PER_CPU = 16 << 20
@@ -150,7 +181,9 @@ def find_toolchain(config: Config) -> Toolchain:
     is_clang = "clang" in version
     own = _parallel_flags(command) if is_clang else ("-fopenmp", *GCC_FLAGS)
     vector = vector_math(is_clang)
-    return Toolchain(path, version, (*arguments, *BASE_FLAGS, *own, *vector, *config.cxx_flags))
+    tiles = ("-DDICP_TILES",) if has_tiles() else ()
+    flags = (*arguments, *BASE_FLAGS, *own, *vector, *tiles, *config.cxx_flags)
+    return Toolchain(path, version, flags)
 
 
 def compile_shared(

@@ -38,7 +38,7 @@ from dicp.vendor.maca.units import Units, unit_text
 class MacaLowering(GpuLowering):
     """Lowering for MetaX GPUs."""
 
-    device_facts = GPU
+    atomic_dtypes = GPU.atomic_dtypes
 
 
 class MacaTarget(GpuTarget):
@@ -111,6 +111,9 @@ class MacaTarget(GpuTarget):
         return self._drivers[arch]
 
     # ---- identity and health --------------------------------------------------------------------
+
+    def simulated(self, config: Config) -> bool:
+        return not torch.cuda.is_available()
 
     def fingerprint(self, config: Config) -> str:
         deterministic = str(torch.are_deterministic_algorithms_enabled())

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dicp.graphop import rules
-from dicp.vendor.tops import attention
+from dicp.graphop.rules import RULES
 from dicp.vendor.tops.hlir import Hlir
 from dicp.vendor.tops.images import FORMS
-
-RULES = rules.RULES.merged(attention.RULES)
 
 
 class Tops(Hlir):

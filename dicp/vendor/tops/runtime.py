@@ -167,9 +167,10 @@ class Executable:
             told = f"graph {self.graph}: the executable takes and gives {theirs} bytes, dicp {ours}"
             raise DeviceError(TARGET, "topsExecutableQueryInfo", 0, told)
 
-    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """Tensors of the device are used where they are; the driver copies those of the host."""
         tensors = (*inputs, *outputs)
         where = next((t.device for t in tensors if t.device.type != "cpu"), None)
         device = 0 if where is None else where.index or 0
         self.driver.run(self.handle(device, inputs, outputs), inputs, outputs, self.graph)
+        return 0

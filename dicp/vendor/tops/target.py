@@ -112,6 +112,9 @@ class TopsTarget(GraphTarget):
 
     # ---- identity and health --------------------------------------------------------------------
 
+    def simulated(self, config: Config) -> bool:
+        return find_toolchain(config).simulated
+
     def fingerprint(self, config: Config) -> str:
         return key_of(find_toolchain(config).identity)
 

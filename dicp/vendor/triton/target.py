@@ -61,7 +61,7 @@ CROSS_ROW = CrossRow(widest=MAX_CROSS_ROW_WIDTH, parts=MIN_CROSS_ROW_PARTS)
 class TritonLowering(GpuLowering):
     """Lowering for NVIDIA GPUs."""
 
-    device_facts = GPU
+    atomic_dtypes = GPU.atomic_dtypes
 
 
 class TritonTarget(GpuTarget):

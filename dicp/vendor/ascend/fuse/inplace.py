@@ -9,7 +9,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.inplace import Form, Writing
 from dicp.graphop.program import Node, Value
 from dicp.vendor.ascend.fuse.moves import along, source_of
-from dicp.vendor.ascend.prototypes import POINTWISE
+from dicp.vendor.ascend.prototypes import ALIASES, POINTWISE
 from dicp.vendor.ascend.rules.core import Ge
 
 
@@ -76,8 +76,8 @@ WRITING = Writing(
         "ConcatD": part_of,
         "ScatterElements": _scatter("ScatterElementsV2", "data"),
         "TensorScatterUpdate": _scatter("ScatterNdUpdate", "x"),
-        "TensorScatterAdd": _scatter("ScatterNdAdd", "x"),
     },
     elementwise=POINTWISE,
+    aliases=ALIASES,
     assign=lambda g, memory, value: g.op("Assign", memory, value),
 )

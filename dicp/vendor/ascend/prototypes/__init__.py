@@ -62,6 +62,9 @@ POINTWISE: frozenset[str] = frozenset(
 ) | {"Identity", "SelectV2"}
 """Operators whose result's elements each depend on the elements at the same place alone."""
 
+ALIASES: frozenset[str] = frozenset({"Reshape"})
+"""Operators whose result is the memory of their first input."""
+
 DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.float32: ("DT_FLOAT", 0),
     torch.float16: ("DT_FLOAT16", 1),

@@ -11,7 +11,6 @@ StridedSliceAssign: var:single+int16+int32 begin:index end:index strides:index i
 """,
     "matrix_calculation_ops.h": """
 ScatterElementsV2: var:number indices:index updates:=var -> var:=var | axis:Int=0 reduction:String=none
-ScatterNdAdd: var:number-bf16-f64-i16-i64 indices:index updates:=var -> var:=var | use_locking:Bool=false
 ScatterNdUpdate: var:number+bool indices:index updates:=var -> var:=var | use_locking:Bool=false
 """,
 }

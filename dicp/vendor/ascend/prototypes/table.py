@@ -86,7 +86,7 @@ Tanh: x:real -> y:=x
 TanhGrad: y:real dy:=y -> z:=y | complex_conj:Bool=false
 """,
     "math_ops.h": """
-Digamma: x:real -> y:=x
+Digamma: x:real-bf16 -> y:=x
 Erf: x:real -> y:=x
 Erfc: x:real -> y:=x
 Histogram: x:float -> y:=x | bins:Int=100 min:Float=0.0 max:Float=0.0
@@ -94,7 +94,7 @@ Igamma: a:f32f64 x:=a -> z:=a
 Igammac: a:f32f64 x:=a -> z:=a
 IsInf: x:real -> y:bool
 IsNan: x:real -> y:bool
-Lgamma: x:real -> y:=x
+Lgamma: x:real-bf16 -> y:=x
 NextAfter: x1:f32f64 x2:=x1 -> output:=x1
 Pdist: x:single-bf16 -> y:=x | p:Float=2.0
 Trunc: input_x:number-f64-i16-i64 -> output_y:=input_x
@@ -140,7 +140,7 @@ Sort: x:number-f64 -> y1:=x y2:int32 | axis:Int=-1 descending:Bool=false stable:
 """,
     "transformation_ops.h": """
 AsStrided: x:any-bool size:index stride:index storage_offset:index -> y:=x
-Bitcast: x:any-bf16 -> y:any | type:Type
+Bitcast: x:any-bf16 -> y:any-bf16 | type:Type
 TransData: src:any-bool -> dst:=src | src_format:String dst_format:String src_subformat:Int=0 dst_subformat:Int=0 groups:Int=1
 Transpose: x:any-bool perm:index -> y:=x
 Unpack: x:any-bool -> y*:=x | num:Int axis:Int=0
@@ -156,10 +156,9 @@ Pack: x*:any -> y:=x | axis:Int=0 N:Int
 SplitVD: x:any-f64 -> y*:=x | size_splits:ListInt split_dim:Int num_split:Int
 """,
     "matrix_calculation_ops.h": """
-BatchMatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:=x1 -> y:=x1 | adj_x1:Bool=false adj_x2:Bool=false offset_x:Int=0
-MatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:=x1 -> y:=x1 | transpose_x1:Bool=false transpose_x2:Bool=false offset_x:Int=0
+BatchMatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:i8 -> y:=x1 | adj_x1:Bool=false adj_x2:Bool=false offset_x:Int=0
+MatMulV2: x1:single+int32 x2:=x1 bias?:=x1 offset_w?:i8 -> y:=x1 | transpose_x1:Bool=false transpose_x2:Bool=false offset_x:Int=0
 ScatterElements: data:any-bool indices:index updates:=data -> y:=data | axis:Int=0 reduction:String=none
-TensorScatterAdd: x:f16,f32,i32,i8,u8 indices:index updates:=x -> y:=x
 TensorScatterUpdate: x:any indices:index updates:=x -> y:=x
 Tril: x:any-bool -> y:=x | diagonal:Int=0
 Triu: x:any-bool -> y:=x | diagonal:Int=0
@@ -178,26 +177,22 @@ SoftmaxGrad: softmax:single grad_softmax:=softmax -> grad_x:=softmax | axes:List
 SoftmaxV2: x:real -> y:=x | axes:ListInt=-1 half_to_float:Bool=false
 """,
     "nn_calculation_ops.h": """
-Conv2D: x:single filter:=x bias?:=x offset_w?:=x -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC offset_x:Int=0
+Conv2D: x:single filter:=x bias?:f16,f32 offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC offset_x:Int=0
 Conv2DBackpropFilter: x:single filter_size:int32 out_backprop:=x -> y:float | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC
 Conv2DBackpropInput: input_size:int32 filter:single out_backprop:=filter -> y:=filter | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC
-Conv2DTranspose: input_size:index x:half filter:=x bias?:=x offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC output_padding:ListInt=0,0,0,0 offset_x:Int=0
-Conv3D: x:half filter:=x bias?:=x offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC offset_x:Int=0
+Conv2DTranspose: input_size:index x:half filter:=x bias?:f16,f32 offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1 groups:Int=1 data_format:String=NHWC output_padding:ListInt=0,0,0,0 offset_x:Int=0
+Conv3D: x:half filter:=x bias?:f16,f32 offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC offset_x:Int=0
 Conv3DBackpropFilter: x:single filter_size:int32 out_backprop:=x -> y:float | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC
 Conv3DBackpropInput: input_size:index filter:single out_backprop:=filter -> y:=filter | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC
-Conv3DTranspose: input_size:index x:half filter:=x bias?:=x offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC output_padding:ListInt=0,0,0,0,0 offset_x:Int=0
+Conv3DTranspose: input_size:index x:half filter:=x bias?:f16,f32 offset_w?:i8 -> y:=x | strides:ListInt pads:ListInt dilations:ListInt=1,1,1,1,1 groups:Int=1 data_format:String=NDHWC output_padding:ListInt=0,0,0,0,0 offset_x:Int=0
 """,
     "nn_pooling_ops.h": """
 AdaptiveAvgPool2d: x:single-bf16 -> y:=x | output_size:ListInt
-AdaptiveAvgPool3d: x:single -> y:=x | output_size:ListInt data_format:String=NDHWC
 AdaptiveMaxPool2d: x:f16,f64 -> y:=x argmax:int32 | output_size:ListInt
 AdaptiveAvgPool2dGrad: input_grad:single-bf16 -> output_grad:=input_grad | orig_input_shape:ListInt
 AvgPoolV2: x:real-bf16 -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true divisor_override:Int=0
 AvgPoolV2Grad: orig_input_shape:int32 input_grad:f16 -> out_grad:=input_grad | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false exclusive:Bool=true
 MaxPoolV3: x:f16,f64 -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false
-""",
-    "adaptive_avg_pool3d_grad_proto.h": """
-AdaptiveAvgPool3dGrad: y_grad:single x:=y_grad -> x_grad:=y_grad | data_format:String=NDHWC
 """,
     "image_ops.h": """
 GridSampler2D: x:single grid:=x -> y:=x | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false

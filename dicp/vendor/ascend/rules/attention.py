@@ -17,6 +17,8 @@ aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
+TRAINING, TRAINING_GRAD = "FlashAttentionScore", "FlashAttentionScoreGrad"
+PROMPT, DECODING = "PromptFlashAttention", "IncreFlashAttention"
 EVERY_TOKEN = 2147483647
 """How far a query sees where nothing limits it."""
 MOST_HEADS, WIDEST_HEAD, HEAD_STEP = 256, 512, 16
@@ -33,12 +35,13 @@ def attention(
     if dropout_p:
         raise NoRule("dropout inside attention")
     factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
-    hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, q, k, v) else None
-    if hidden is not None and g.is_read(1):
+    kind = _fused(g, q, k)
+    hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, kind, q, k, v) else None
+    if hidden is not None and kind == TRAINING:
         out, logsum = _training(g, q, k, v, factor, hidden)
         return out, g.cast(logsum, g.meta[1].dtype)
     if hidden is not None and not hidden.per_head:
-        return _inference(g, q, k, v, factor, hidden), None
+        return _inference(g, kind, q, k, v, factor, hidden), None
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
     weights, total, shift = _probabilities(g, scores, attn_mask is not None)
     out = _product(g, g.cast(weights, q.dtype), _for_heads(g, v, q))
@@ -55,7 +58,8 @@ def attention_backward(
     if dropout_p:
         raise NoRule("dropout inside attention")
     factor = 1.0 / math.sqrt(int(q.shape[-1])) if scale is None else float(scale)
-    hidden = _hidden(g, q, k, is_causal, attn_mask) if _fits(g, q, k, v) else None
+    fits = _fits(g, TRAINING_GRAD, q, k, v)
+    hidden = _hidden(g, q, k, is_causal, attn_mask) if fits else None
     if hidden is not None:
         return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
@@ -65,8 +69,18 @@ def attention_backward(
 # ---- what the fused operators take ---------------------------------------------------------------
 
 
-def _fits(g: Ge, q: Value, k: Value, v: Value) -> bool:
-    """16 bits, whole heads of a width that they tile."""
+def _fused(g: Ge, q: Value, k: Value) -> str:
+    """The operator for forward: of training, for one query on a cache, for a prompt."""
+    if g.is_read(1):
+        return TRAINING
+    return DECODING if g.same(q.shape[2], 1) and not g.same(k.shape[2], 1) else PROMPT
+
+
+def _fits(g: Ge, kind: str, q: Value, k: Value, v: Value) -> bool:
+    """16 bits, whole heads of a width that they tile. CANN 7.0's fused operators are experimental;
+    they take no booleans as masks, and what their masks of 16 bits mean is not documented."""
+    if not (g.takes(kind, "query", q.dtype) and g.takes(kind, "atten_mask", torch.bool)):
+        return False
     heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
     if q.dtype not in HALVES or not all(isinstance(s, int) for s in (heads, groups, width)):
         return False
@@ -154,16 +168,18 @@ def _uniform(value: Value) -> float | None:
 # ---- the fused operators -------------------------------------------------------------------------
 
 
-def _inference(g: Ge, q: Value, k: Value, v: Value, factor: float, hidden: Hidden) -> Value:
+def _inference(
+    g: Ge, kind: str, q: Value, k: Value, v: Value, factor: float, hidden: Hidden
+) -> Value:
     attrs: dict[str, Any] = {
         "num_heads": int(q.shape[1]), "scale_value": factor, "input_layout": "BNSD",
         "num_key_value_heads": int(k.shape[1]),
     }  # fmt: skip
-    if g.same(q.shape[2], 1) and not g.same(k.shape[2], 1):
-        out = g.op("IncreFlashAttention", q, (k,), (v,), None, hidden.mask, **attrs)
+    if kind == DECODING:
+        out = g.op(kind, q, (k,), (v,), None, hidden.mask, **attrs)
     else:
         reach = {"pre_tokens": EVERY_TOKEN, "next_tokens": hidden.after}
-        out = g.op("PromptFlashAttention", q, k, v, None, hidden.mask, **attrs, **reach)
+        out = g.op(kind, q, k, v, None, hidden.mask, **attrs, **reach)
     return _zero_where_blind(g, out, hidden)
 
 
@@ -183,9 +199,7 @@ def _training(
     g: Ge, q: Value, k: Value, v: Value, factor: float, hidden: Hidden
 ) -> tuple[Value, Value]:
     attrs = _training_attrs(q, factor, hidden)
-    largest, total, _, out = g.ops(
-        "FlashAttentionScore", q, k, v, None, None, None, hidden.mask, **attrs
-    )
+    largest, total, _, out = g.ops(TRAINING, q, k, v, None, None, None, hidden.mask, **attrs)
     first = [g.slice(statistic, 3, 0, 1) for statistic in (largest, total)]
     logsum = g.add(g.op("Log", first[1]), first[0])
     if hidden.blind is not None:
@@ -204,7 +218,7 @@ def _training_backward(
     shape = [*q.shape[:3], COPIES]
     largest, total = g.broadcast(logsum, shape), g.full(shape, 1, torch.float32)
     dq, dk, dv, _ = g.ops(
-        "FlashAttentionScoreGrad", q, k, v, dy, None, None, None, hidden.mask, largest, total,
+        TRAINING_GRAD, q, k, v, dy, None, None, None, hidden.mask, largest, total,
         None, out, **_training_attrs(q, factor, hidden),
     )  # fmt: skip
     return dq, dk, dv

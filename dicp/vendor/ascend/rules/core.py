@@ -12,7 +12,7 @@ from dicp.graphop.operators import HALVES, NoRule, Operand, Ops, Value, axes_of,
 from dicp.graphop.prototype import Port, Prototype
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.blocked import BLOCKED, storage_dims
-from dicp.vendor.ascend.installation import EVERY_OPERATOR, Installed
+from dicp.vendor.ascend.probe import EVERY_OPERATOR, Installed
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.semantics import SEMANTICS
 
@@ -21,8 +21,6 @@ GE = Dialect("GE", PROTOTYPES, SEMANTICS)
 NAMES: dict[str, str] = {
     "AdaptiveAvgPool2D": "AdaptiveAvgPool2d",
     "AdaptiveAvgPool2DGrad": "AdaptiveAvgPool2dGrad",
-    "AdaptiveAvgPool3D": "AdaptiveAvgPool3d",
-    "AdaptiveAvgPool3DGrad": "AdaptiveAvgPool3dGrad",
     "AdaptiveMaxPool2D": "AdaptiveMaxPool2d",
     "ArgMax": "ArgMaxV2",
     "AvgPool2D": "AvgPoolV2",
@@ -48,7 +46,6 @@ NAMES: dict[str, str] = {
     "RandomUniform": "StatelessRandomUniformV2",
     "Reverse": "ReverseV2",
     "Round": "Rint",
-    "ScatterNDAdd": "TensorScatterAdd",
     "ScatterNDUpdate": "TensorScatterUpdate",
     "Select": "SelectV2",
     "Softmax": "SoftmaxV2",
@@ -82,6 +79,7 @@ class Ge(Ops):
     moves = MOVES
     exact = EXACT
     constant_sizes = True
+    bias_apart = frozenset({torch.bfloat16})
     largest_window = 255
     largest_step = 63
 

@@ -39,13 +39,9 @@ def scatter_nd_update(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     return var.index_put_(coordinates(indices), updates)
 
 
-def scatter_nd_add(var: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return var.index_put_(coordinates(indices), updates, accumulate=True)
-
-
 def register(semantics: Semantics) -> None:
     semantics.update({
-        "Assign": assign, "ScatterElementsV2": scatter_elements, "ScatterNdAdd": scatter_nd_add,
+        "Assign": assign, "ScatterElementsV2": scatter_elements,
         "ScatterNdUpdate": scatter_nd_update,
     })  # fmt: skip
     semantics.op("StridedSliceAssign", host=("begin", "end", "strides"))(strided_slice_assign)

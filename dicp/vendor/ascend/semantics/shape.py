@@ -62,10 +62,6 @@ def _update(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     return torch.index_put(x, coordinates(indices), updates)
 
 
-def _accumulate(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    return torch.index_put(x, coordinates(indices), updates, accumulate=True)
-
-
 def scatter_elements(
     data: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
@@ -144,5 +140,4 @@ def register(semantics: Semantics) -> None:
     semantics.op("GatherElements")(lambda x, index, dim=0: torch.gather(x, dim, index.long()))
     semantics.op("GatherNd")(gather_nd)
     semantics.op("TensorScatterUpdate")(_update)
-    semantics.op("TensorScatterAdd")(_accumulate)
     semantics.op("ScatterElements")(scatter_elements)

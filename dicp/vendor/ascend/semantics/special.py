@@ -41,16 +41,6 @@ def grid_sampler_grad(
     return dx.to(x.dtype), dgrid.to(grid.dtype)
 
 
-def adaptive_avg_pool3d(x: Tensor, output_size: list[int], data_format: str) -> Tensor:
-    assert data_format == "NCDHW"
-    return aten._adaptive_avg_pool3d(x, output_size)
-
-
-def adaptive_avg_pool3d_grad(y_grad: Tensor, x: Tensor, data_format: str) -> Tensor:
-    assert data_format == "NCDHW"
-    return aten._adaptive_avg_pool3d_backward(y_grad, x)
-
-
 def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The maxima, and where they stand in their image."""
     y, places = aten.adaptive_max_pool2d(x, output_size)
@@ -62,6 +52,5 @@ def register(semantics: Semantics) -> None:
         "Ndtri": torch.special.ndtri, "Igamma": torch.igamma, "Igammac": torch.igammac,
         "MaskedScatter": torch.masked_scatter, "Histogram": histogram, "Pdist": pdist,
         "GridSampler2D": grid_sampler, "GridSampler2DGrad": grid_sampler_grad,
-        "AdaptiveAvgPool3d": adaptive_avg_pool3d, "AdaptiveAvgPool3dGrad": adaptive_avg_pool3d_grad,
         "AdaptiveMaxPool2d": adaptive_max_pool2d,
     })  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -15,8 +16,11 @@ class Simulator(SimulatorBase[Model]):
     """What runs instead of a device. `counts` has the models run, the operators they launched,
     and among them those that only move data."""
 
+    ports: Mapping[tuple[str, str], str] = {}
+    """By operator and port of the prototype table: what graphs call the port."""
+
     def compile(self, text: str, options: Mapping[str, str] | None) -> Model:
-        return Compiler(text, options).compile()
+        return Compiler(with_own_names(text, self.ports), options).compile()
 
     def check_load(self, model: Model, with_memory: bool) -> None:
         if with_memory and model.is_dynamic:
@@ -35,6 +39,27 @@ class Simulator(SimulatorBase[Model]):
         self.counts["operators"] += len(model.kinds)
         for kind in ("Transpose", "TransData", "Cast"):
             self.counts[kind] += model.kinds.count(kind)
+
+
+def with_own_names(text: str, ports: Mapping[tuple[str, str], str]) -> str:
+    """A recorded graph with its ports named as in the prototype table."""
+    if not ports:
+        return text
+    own = {(kind, called): name for (kind, name), called in ports.items()}
+    graph = json.loads(text)
+    kinds = {op["name"]: op["type"] for op in graph["ops"]}
+    for op in graph["ops"]:
+        kind = op["type"]
+        op["inputs"] = [
+            (own.get((kind, port), port), index, source, own.get((kinds[source], output), output))
+            for port, index, source, output in op["inputs"]
+        ]
+        for part in ("descs", "counts"):
+            op[part] = [
+                (direction, own.get((kind, port), port), rest)
+                for direction, port, rest in op[part]
+            ]  # fmt: skip
+    return json.dumps(graph)
 
 
 def _tensor(piece: Piece, declared: Tensor) -> torch.Tensor:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dicp.graphop.interpreter import Call, Source
-from dicp.vendor.ascend.prototypes import POINTWISE
-
-ALIASES = frozenset({"Reshape"})
-"""Operators whose result is the memory of their first input."""
+from dicp.vendor.ascend.prototypes import ALIASES, POINTWISE
 
 
 class Order:

@@ -4,7 +4,7 @@ They read operands with the strides they have, and attention never stores its sc
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION
-from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, Group, group_of, headers
+from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, Group, TileRules, group_of, headers
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
@@ -18,6 +18,7 @@ __all__ = [
     "ROUTINES",
     "Group",
     "Products",
+    "TileRules",
     "expected_groups",
     "group_of",
     "headers",

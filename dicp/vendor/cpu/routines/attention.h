@@ -10,8 +10,9 @@ constexpr int64_t d_most_depth = 256;  // largest head size
 // The step between rows of queries: a power of two would map all rows to few cache sets.
 constexpr int64_t d_query_step = d_most_depth + 16;
 // A block of keys is a whole number of tiles both as columns and as rows.
-constexpr int64_t d_whole = d_panel % d_rows ? 3 * d_panel : d_panel;
-static_assert(d_whole % d_rows == 0 && d_keys % d_whole == 0, "tiles of keys");
+template <class C>
+constexpr int64_t d_whole = d_panel % d_tile_rows<C>::most ? 3 * d_panel : d_panel;
+static_assert(d_whole<float> % d_rows == 0 && d_keys % d_whole<float> == 0, "tiles of keys");
 
 template <class T> struct d_heads {
   T* data;
@@ -79,8 +80,9 @@ template <class T> struct d_attention {
 // Converts a row of floats to cells of a left operand, in place; `n` is a multiple of a vector of
 // 16-bit numbers.
 d_inline void d_narrow(float*, int64_t, float*) {}
-// The left operand transposed: rows, `step` floats apart, become rows of cells, in place or in `to`.
-d_inline const float* d_stack(const float* from, int64_t, int64_t, int64_t, float*) { return from; }
+// The left operand transposed: rows, d_keys floats apart, become columns of cells, in place or in `to`.
+template <class C> struct d_stacked { static constexpr int row = 1, step = d_keys; };
+d_inline const float* d_stack(const float* from, int64_t, int64_t, float*) { return from; }
 #if defined(__AVX512BF16__)
 d_inline void d_narrow(float* row, int64_t n, d_pair* to) {
   for (int64_t j = 0; j < n; j += d_panel)
@@ -91,15 +93,32 @@ d_inline d_words d_halves(d_vec x) {
   asm("vcvtneps2bf16 %1, %0" : "=v"(narrow) : "v"(x));
   return __builtin_convertvector(narrow, d_words);
 }
-static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, int64_t step, d_pair* to) {
-  for (int64_t i = 0; i < rows; i += 2)
+// Cells of two rows, for d_lanes columns.
+d_inline d_words d_cells_at(const float* at) {
+  return d_halves(*(const d_vec*)at) | d_halves(*(const d_vec*)(at + d_keys)) << 16;
+}
+#if defined(D_TILES)
+template <> struct d_stacked<d_pair> {
+  static constexpr int row = d_tile_rows<d_pair>::block / 2, step = 1;
+};
+static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, d_pair* to) {
+  for (int64_t i = 0; i < rows; i += 2 * d_lanes)
     for (int64_t j = 0; j < n; j += d_lanes) {
-      const float* at = from + i * step + j;
-      const d_words low = d_halves(*(const d_vec*)at), high = d_halves(*(const d_vec*)(at + step));
-      *(d_words*)(to + i / 2 * step + j) = low | high << 16;
+      d_words square[d_lanes];
+      for (int64_t k = 0; k < d_lanes; ++k) square[k] = d_cells_at(from + (i + 2 * k) * d_keys + j);
+      d_transpose_words(square);
+      d_write_square(square, to + j * d_stacked<d_pair>::row + i / 2, d_stacked<d_pair>::row);
     }
   return to;
 }
+#else
+static const d_pair* d_stack(const float* from, int64_t rows, int64_t n, d_pair* to) {
+  for (int64_t i = 0; i < rows; i += 2)
+    for (int64_t j = 0; j < n; j += d_lanes)
+      *(d_words*)(to + i / 2 * d_keys + j) = d_cells_at(from + i * d_keys + j);
+  return to;
+}
+#endif
 #endif
 
 // The largest of `start` and x * factor.
@@ -130,14 +149,15 @@ static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const 
                           float* room, int64_t b, int64_t h, int64_t first, T* out, int64_t out_row,
                           float* sums, int64_t sums_row) {
   typedef d_cell<T> cell;
-  const int64_t count = d_least(a.rows - first, d_block_rows), depth = d_cells_of<T>(a.depth);
-  const int64_t tiles = d_round_up(count, d_rows), width = a.padded_width();
+  constexpr int64_t block = d_tile_rows<cell>::block;
+  const int64_t count = d_least(a.rows - first, block), depth = d_cells_of<T>(a.depth);
+  const int64_t tiles = d_round_up(count, d_tile_rows<cell>::most), width = a.padded_width();
   cell* queries = (cell*)room;
-  float* scores = room + d_block_rows * d_query_step;
-  float* result = scores + d_block_rows * d_keys;
-  float top[d_block_rows], total[d_block_rows];
+  float* scores = room + block * d_query_step;
+  float* result = scores + block * d_keys;
+  float top[block], total[block];
   d_lines(a.q.at(b, h) + first * a.q.row, a.q.row, 1, count, a.depth, queries, d_query_step);
-  for (int64_t i = 0; i < d_block_rows; ++i) top[i] = -d_inff, total[i] = 0;
+  for (int64_t i = 0; i < block; ++i) top[i] = -d_inff, total[i] = 0;
   const int64_t end = a.seen(first + count);
   for (int64_t from = 0; from < end; from += d_keys) {
     const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
@@ -176,17 +196,19 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
   d_attention<T> a(args, sizes, masked);
   const auto out = a.template next<T>(args[3 + masked]);
   const auto sums = a.template next<float>(args[4 + masked]);
-  const int64_t blocks = (a.rows + d_block_rows - 1) / d_block_rows, of_group = a.groups * blocks;
+  constexpr int64_t block = d_tile_rows<cell>::block;
+  const int64_t blocks = (a.rows + block - 1) / block, of_group = a.groups * blocks;
   const int64_t pairs = a.batches * (a.heads / a.groups), threads = d_threads();
   // Keys and values are packed once per task: as few tasks as keep every thread busy.
   const int64_t wanted = pairs >= 4 * threads ? 1 : (4 * threads + pairs - 1) / pairs;
   const int64_t parts = d_least(of_group, wanted), tasks = pairs * parts;
   const int64_t of_keys = a.padded_keys() * d_cells_of<T>(a.depth);
   const int64_t packed = of_keys + d_cells_of<T>(a.keys) * a.padded_width();
-  const d_rooms rooms(packed + d_block_rows * (d_query_step + d_keys + a.padded_width()));
+  const d_rooms rooms(packed + block * (d_query_step + d_keys + a.padded_width()));
   if (!rooms.at) return;
 #pragma omp parallel if (tasks > 1)
   {
+    const d_tiles_held held;
     float* start = rooms.mine();
     cell *keys = (cell*)start, *values = keys + of_keys;
     float* room = start + packed;
@@ -198,7 +220,7 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
       d_panels(a.v.at(b, shared), a.v.row, 1, a.keys, a.width, values);
       for (int64_t k = part * of_group / parts; k < (part + 1) * of_group / parts; ++k) {
         const int64_t h = shared * a.groups + k / blocks;
-        d_attend_rows(a, keys, values, room, b, h, k % blocks * d_block_rows, out.at(b, h), out.row,
+        d_attend_rows(a, keys, values, room, b, h, k % blocks * block, out.at(b, h), out.row,
                       sums.at(b, h), sums.row);
       }
     }
@@ -209,6 +231,7 @@ static void d_attention_forward(void** args, const int64_t* sizes, bool masked) 
 // values.
 template <class T> struct d_backward {
   typedef d_cell<T> cell;
+  typedef d_stacked<cell> stack;
   const d_attention<T>& a;
   d_heads<const T> grad, out;
   d_heads<const float> sums;
@@ -216,19 +239,20 @@ template <class T> struct d_backward {
   const cell *keys_transposed, *values_transposed, *keys;
   float *grad_keys, *grad_values, *room;
 
-  static constexpr int64_t lines = d_block_rows * d_query_step, scores = d_block_rows * d_keys;
+  static constexpr int64_t block = d_tile_rows<cell>::block;
+  static constexpr int64_t lines = block * d_query_step, scores = block * d_keys;
   static constexpr int64_t needed = 5 * lines + 3 * scores;
 
   void rows(int64_t b, int64_t h, int64_t first) const {
-    const int64_t count = d_least(a.rows - first, d_block_rows), stacks = d_cells_of<T>(count);
-    const int64_t tiles = d_round_up(count, d_rows);
+    const int64_t count = d_least(a.rows - first, block), stacks = d_cells_of<T>(count);
+    const int64_t tiles = d_round_up(count, d_tile_rows<cell>::most);
     const int64_t depth = a.padded_depth(), width = a.padded_width();
     const int64_t in_depth = d_cells_of<T>(a.depth), in_width = d_cells_of<T>(a.width);
     cell *queries = (cell*)room, *grads = queries + lines;
     cell *query_panels = grads + lines, *grad_panels = query_panels + lines;
     float *result = room + 4 * lines, *weights = result + lines, *slopes = weights + scores;
     cell* stacked = (cell*)(slopes + scores);
-    float shared[d_block_rows], base[d_block_rows];
+    float shared[block], base[block];
     const T *query = a.q.at(b, h) + first * a.q.row, *reached = grad.at(b, h) + first * grad.row;
     d_lines(query, a.q.row, 1, count, a.depth, queries, d_query_step);
     d_lines(reached, grad.row, 1, count, a.width, grads, d_query_step);
@@ -246,7 +270,7 @@ template <class T> struct d_backward {
     const int64_t end = a.seen(first + count);
     for (int64_t from = 0; from < end; from += d_keys) {
       const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
-      const int64_t whole = d_round_up(n, d_whole);
+      const int64_t whole = d_round_up(n, d_whole<cell>);
       d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_transposed + from * in_depth,
                                in_depth * d_panel, d_panel, weights, d_keys, false);
       d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_transposed + from * in_width,
@@ -264,11 +288,11 @@ template <class T> struct d_backward {
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);
       }
-      const cell* transposed = d_stack(weights, count, whole, d_keys, (cell*)weights);
-      d_tiles<1, d_keys>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
+      const cell* transposed = d_stack(weights, count, whole, stacked);
+      d_tiles<stack::row, stack::step>(whole, width, stacks, transposed, grad_panels, stacks * d_panel, d_panel,
                          grad_values + from * width, width, true);
-      transposed = d_stack(slopes, count, whole, d_keys, stacked);
-      d_tiles<1, d_keys>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
+      transposed = d_stack(slopes, count, whole, stacked);
+      d_tiles<stack::row, stack::step>(whole, depth, stacks, transposed, query_panels, stacks * d_panel, d_panel,
                          grad_keys + from * depth, depth, true);
       for (int64_t i = 0; i < count; ++i)
         d_narrow(slopes + i * d_keys, padded, (cell*)(slopes + i * d_keys));
@@ -297,7 +321,7 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   const auto grad_v = a.template next<T>(args[at + 5]);
   const int64_t heads = a.heads / a.groups, tasks = a.batches * heads;
   const int64_t depth = a.padded_depth(), width = a.padded_width();
-  const int64_t keys = d_round_up(a.keys, d_whole);
+  const int64_t keys = d_round_up(a.keys, d_whole<cell>);
   const int64_t of_depth = keys * d_cells_of<T>(a.depth), of_width = keys * d_cells_of<T>(a.width);
   const int64_t of_keys = d_cells_of<T>(a.keys) * depth;
   const int64_t of_gradients = keys * (depth + width);
@@ -305,12 +329,13 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
   if (!rooms.at) return;
 #pragma omp parallel if (tasks > 1)
   {
+    const d_tiles_held held;
     float* start = rooms.mine();
     cell *keys_transposed = (cell*)start, *values_transposed = keys_transposed + of_depth;
     cell* keys_plain = values_transposed + of_width;
     float* grad_keys = start + of_depth + of_width + of_keys;
     float* grad_values = grad_keys + keys * depth;
-    const d_backward<T> block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
+    const d_backward<T> of_block = {a, grad, out, sums, grad_q, keys_transposed, values_transposed, keys_plain,
                                  grad_keys, grad_values, grad_values + keys * width};
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < tasks; ++task) {
@@ -321,8 +346,8 @@ static void d_attention_backward(void** args, const int64_t* sizes, bool masked)
       d_clear(grad_keys, 0, keys * depth);
       d_clear(grad_values, 0, keys * width);
       for (int64_t k = 0; k < a.groups; ++k)
-        for (int64_t first = 0; first < a.rows; first += d_block_rows)
-          block.rows(b, shared * a.groups + k, first);
+        for (int64_t first = 0; first < a.rows; first += d_backward<T>::block)
+          of_block.rows(b, shared * a.groups + k, first);
       d_copy(grad_keys, depth, 1, a.keys, a.depth, grad_k.at(b, shared), grad_k.row, a.scale);
       d_copy(grad_values, width, 1, a.keys, a.width, grad_v.at(b, shared), grad_v.row);
     }

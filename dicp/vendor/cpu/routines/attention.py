@@ -24,9 +24,9 @@ def _number(value: float) -> int:
     return int(struct.unpack("q", struct.pack("d", value))[0])
 
 
-def _fits(q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
+def _fits(lw: Lowering, q: Value, k: Value, v: Value, mask: Value | None, dropout: float) -> bool:
     """Whether the kernels support these operands."""
-    if dropout or not multiplies(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+    if dropout or not multiplies(lw, q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
     if is_few(q.shape[2]) or (mask is not None and mask.dtype not in (q.dtype, torch.float32)):
         return False
@@ -74,7 +74,7 @@ def attention(
     outs = lw.results()
     plain_number = scale is None or isinstance(scale, (int, float))
     laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
-    if not (plain_number and laid_out and _fits(q, k, v, attn_mask, dropout_p)):
+    if not (plain_number and laid_out and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         return plain(FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
@@ -94,7 +94,7 @@ def attention_gradients(
     laid_out = all(o.strides[-1] == 1 for o in outs) and sums.shape == q.shape[:3]
     typed = grad.dtype == out.dtype == q.dtype and sums.dtype == torch.float32
     fits = plain_number and laid_out and typed
-    if not (fits and _fits(q, k, v, attn_mask, dropout_p)):
+    if not (fits and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
         return plain(BACKWARD)(lw, *args, **kwargs)

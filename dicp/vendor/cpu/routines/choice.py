@@ -70,6 +70,18 @@ class Options:
         large = any(isinstance(n, int) and n > 3 for n in w.shape[2:])
         return slow and any(s != 1 for s in self.stride), slow and large, False
 
+    def leaves_taps(self, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+        """Whether a tap of the filters sees only padding, or may, where sizes are symbols."""
+        for size, steps, taps, stride, padding, dilation in self.axes(x, w, out):
+            image, count = (steps, size) if self.transposed else (size, steps)
+            if not all(isinstance(n, int) for n in (size, steps, taps, stride, padding, dilation)):
+                return True
+            starts = range(-padding, count * stride - padding, stride)
+            offsets = range(0, taps * dilation, dilation)
+            if any(not any(0 <= start + tap < image for start in starts) for tap in offsets):
+                return True
+        return False
+
     def axes(self, x: Shaped, w: Shaped, out: Sequence[Size]) -> list[Axis]:
         sizes = zip(x.shape[2:], out[2:], w.shape[2:], strict=True)
         return [

@@ -12,13 +12,13 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.vendor.cpu.calibration import has_feature
+from dicp.vendor.cpu.calibration import ShapeClass
 from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
-from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS
+from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
 
 FOLDER = Path(__file__).parent
-HEADERS = ("gemm.h", "exp.h", "product.h", "attention.h", "convolution.h", "depthwise.h",
-           "im2col.h")  # fmt: skip
+HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h",
+           "depthwise.h", "im2col.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -33,6 +33,7 @@ GROUPS = {
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
+    "dots": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",
@@ -142,13 +143,26 @@ def is_taken(*values: Value | Ref | None) -> bool:
     return len(types) == 1 and types <= TYPES.keys() and all(s != 0 for v in given for s in v.shape)
 
 
-def multiplies(*values: Value | Ref | None) -> bool:
+class TileRules(RuleTable):
+    """The rules of `table`, and the classes of products that our kernels multiply fastest in
+    bfloat16 where the processor has tile registers for it."""
+
+    def __init__(self, table: RuleTable, own: frozenset[ShapeClass]) -> None:
+        super().__init__()
+        self._rules, self._named, self.own = table._rules, table._named, own
+
+
+def multiplies(lw: Lowering, *values: Value | Ref | None, which: ShapeClass = "medium") -> bool:
     """Whether our kernels of products and attention take these tensors.
 
-    They have no instructions for tiles of bfloat16, with which the libraries are many times faster.
+    Where the processor has tile registers for bfloat16, what multiplies them was measured for
+    products of class `which`.
     """
     narrow = any(v is not None and v.dtype == torch.bfloat16 for v in values)
-    return is_taken(*values) and not (narrow and has_feature("amx_bf16"))
+    if not is_taken(*values):
+        return False
+    rules = lw.rules
+    return not (narrow and has_tiles()) or (isinstance(rules, TileRules) and which in rules.own)
 
 
 def is_few(rows: Size) -> bool:

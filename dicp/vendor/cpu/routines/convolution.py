@@ -41,7 +41,7 @@ def convolution(
     axes = how.axes(x, w, out.shape)
     if kind == "depthwise":
         return depthwise.convolved(lw, x, w, bias, out, axes)
-    kind = kind if multiplies(x, w) else None
+    kind = kind if multiplies(lw, x, w) else None
     if kind == "patchify":
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
@@ -64,7 +64,7 @@ def convolution_backward(
     assert lw.node is not None
     metas = lw.node.meta["val"]
     results: list[Any] = [None, None, None]
-    if how.fit(x, w) and multiplies(grad, x, w):
+    if how.fit(x, w) and multiplies(lw, grad, x, w):
         axes = how.axes(x, w, grad.shape)
         images = lw.result(metas[0]) if mask[0] else None
         filters = lw.result(metas[1]) if mask[1] else None
@@ -97,12 +97,17 @@ def library_backward(
     """The library's gradients, for row-major copies where it would write past its buffer.
 
     oneDNN 3.12 does so, and the process crashes, for the gradient of 1x1 filters with a stride and
-    channels-last images: it gathers 16 channels at a time and does not handle fewer.
+    channels-last images: it gathers 16 channels at a time and does not handle fewer. In bfloat16
+    and with a stride it does not write the gradients of taps that see only padding, which are 0.
     """
     strides, (_, wanted, _), taps = rest[0], rest[-1], w.shape[2:]
+    strided = any(step != 1 for step in strides)
+    if wanted and strided and w.dtype == torch.bfloat16:
+        if Options(*rest[:-1]).leaves_taps(x, w, grad.shape):
+            return _wide_backward(lw, grad, x, w, bias_sizes, *rest)
     few = not isinstance(x.shape[1], int) or x.shape[1] < MIN_CHANNELS
     pixels = len(taps) == 2 and all(tap == 1 for tap in taps)
-    if wanted and few and pixels and any(step != 1 for step in strides):
+    if wanted and few and pixels and strided:
         grad, x, w = (lw.value_of(_in_rows(lw, v)) for v in (grad, x, w))
     return library.convolution_backward(lw, grad, x, w, bias_sizes, *rest)
 

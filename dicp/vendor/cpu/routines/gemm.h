@@ -2,7 +2,7 @@
 // float or bfloat16 in memory; sums are float.
 // Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 #pragma once
-#include "prelude.h"
+#include "tile.h"
 
 
 // A tile of C is d_rows by two vectors: as many accumulators as the registers hold beside one row
@@ -16,7 +16,6 @@ constexpr int d_lanes = 4, d_rows = 8;
 #endif
 constexpr int d_short = d_rows - d_rows / 3;  // rows of the smaller tiles
 constexpr int d_panel = 2 * d_lanes;
-constexpr int d_block_rows = 4 * d_rows;
 constexpr int64_t d_sweep = 128;
 typedef float d_vec __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
 typedef uint32_t d_words __attribute__((vector_size(4 * d_lanes), aligned(4), may_alias));
@@ -24,9 +23,14 @@ typedef int32_t d_places __attribute__((vector_size(4 * d_lanes)));
 
 d_inline int64_t d_round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 d_inline int64_t d_least(int64_t a, int64_t b) { return a < b ? a : b; }
+// Tiles of cells of type C: the rows of one, of a smaller one, and of a block that stays in a cache.
+template <class C> struct d_tile_rows {
+  static constexpr int most = d_rows, few = d_short, block = 4 * d_rows;
+};
 // Whether the next tile of the `left` remaining rows is a smaller one, which they fill better.
-d_inline bool d_takes_short(int64_t left) {
-  return left <= d_short || (left > d_rows && left <= 2 * d_short);
+template <class C = float> d_inline bool d_takes_short(int64_t left) {
+  typedef d_tile_rows<C> rows;
+  return left <= rows::few || (left > rows::most && left <= 2 * rows::few);
 }
 // Memory for floats or cells; vectors at multiples of their size cross no cache line. One block is
 // kept from call to call: memory that is allocated and freed between tensors that stay leaves holes
@@ -90,12 +94,23 @@ struct __attribute__((may_alias, packed, aligned(2))) d_pair { uint32_t bits; };
 template <> struct d_cells<d_bf16> { typedef d_pair type; };
 template <> constexpr int64_t d_held<d_pair> = 2;
 #endif
+#if defined(D_TILES)
+// Two by two tiles of sums: each tile of an operand is read for two of them.
+template <> struct d_tile_rows<d_pair> { static constexpr int most = 32, few = 16, block = 64; };
+#endif
 template <class T> using d_cell = typename d_cells<T>::type;
 // Number of cells that hold `count` numbers of type T along the depth.
 template <class T> d_inline int64_t d_cells_of(int64_t count) {
   return (count + d_held<d_cell<T>> - 1) / d_held<d_cell<T>>;
 }
 
+// Products of the cells in two vectors, added to the sums of their lanes.
+d_inline void d_join_lanes(d_vec& sum, d_vec a, d_vec b, const float*) { sum += a * b; }
+#if defined(__AVX512BF16__)
+d_inline void d_join_lanes(d_vec& sum, d_vec a, d_vec b, const d_pair*) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+#endif
 // One vector of B, or two.
 template <int V = 2> d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec right) {
   sum[0] += a * left;
@@ -197,6 +212,60 @@ d_inline void d_tile_of(int64_t depth, const d_tile_operands<C>& of, const K& ke
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) keep(i, sum[i]);
 }
+#if defined(D_TILES)
+// Up to 16 cells of depth of every operand's tiles: a's in 4 and 5, b's in 6 and 7; sums are in 0 to 3.
+template <int R, int V>
+d_inline void d_tile_step(const d_pair* a, int64_t a_step, const d_pair* b, int64_t b_step) {
+  constexpr int64_t cell = sizeof(d_pair);
+  d_tile_load<4>(a, a_step * cell);
+  d_tile_load<6>(b, b_step * cell);
+  d_tile_join<0, 4, 6>();
+  if constexpr (V == 2) {
+    d_tile_load<7>(b + 16, b_step * cell);
+    d_tile_join<1, 4, 7>();
+  }
+  if constexpr (R == 32) {
+    d_tile_load<5>(a + 16 * a_step, a_step * cell);
+    d_tile_join<2, 5, 6>();
+    if constexpr (V == 2) d_tile_join<3, 5, 7>();
+  }
+}
+// `sums`: R rows of two vectors; the second ones stay as they are if V is 1.
+template <int R, int V>
+__attribute__((noinline)) static void d_tile_sums(int64_t depth, const d_tile_operands<d_pair>& of,
+                                                  float* sums) {
+  constexpr int64_t row = 2 * sizeof(d_vec);
+  d_tile_zero<0>();
+  d_tile_zero<1>();
+  d_tile_zero<2>();
+  d_tile_zero<3>();
+  int64_t k = 0;
+  for (; k + 16 <= depth; k += 16) d_tile_step<R, V>(of.a + k, of.a_row, of.b + k * of.b_step, of.b_step);
+  if (k < depth) {  // the rest, filled up with zeros
+    d_pair a[R * 16], b[16 * d_panel];
+    d_clear(a, 0, R * 16);
+    d_clear(b, 0, 16 * d_panel);
+    for (int i = 0; i < R; ++i)
+      __builtin_memcpy(a + 16 * i, of.a + i * of.a_row + k, (depth - k) * sizeof(d_pair));
+    for (int64_t i = k; i < depth; ++i)
+      __builtin_memcpy(b + (i - k) * d_panel, of.b + i * of.b_step, V * sizeof(d_vec));
+    d_tile_step<R, V>(a, 16, b, d_panel);
+  }
+  d_tile_store<0>(sums, row);
+  if constexpr (V == 2) d_tile_store<1>(sums + 16, row);
+  if constexpr (R == 32) d_tile_store<2>(sums + 16 * d_panel, row);
+  if constexpr (R == 32 && V == 2) d_tile_store<3>(sums + 16 * d_panel + 16, row);
+}
+// The cells of a row of A are adjacent.
+template <int R, int V = 2, class K>
+d_inline void d_tile_of(int64_t depth, const d_tile_operands<d_pair>& of, const K& keep) {
+  d_vec sums[2 * R];
+  if constexpr (V == 1)
+    for (int i = 0; i < R; ++i) sums[2 * i + 1] = d_vec{};
+  d_tile_sums<R, V>(depth, of, (float*)sums);
+  for (int i = 0; i < R; ++i) keep(i, sums + 2 * i);
+}
+#endif
 // Stores the first `wide` columns of a tile's sums, after adding the bias of each column and the
 // earlier sums, where there are any.
 template <class T> struct d_tile_end {
@@ -261,6 +330,13 @@ d_inline void d_tile_lines(int64_t lines, int64_t depth, const float* a, int64_t
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i) keep(i, sum[i]);
 }
+#if defined(D_TILES)
+template <int AI, int AK, class K>
+d_inline void d_tile(int64_t depth, const d_pair* a, const d_pair* b, int64_t b_step, const K& keep) {
+  static_assert(AK == 1, "tiles read rows");
+  d_tile_of<d_tile_rows<d_pair>::most>(depth, {a, AI, AK, b, b_step}, keep);
+}
+#endif
 // keep(i, row i of c), where c[i][j] = sum over k of a[i * AI + k * AK] * b[k * b_step + j].
 template <int AI, int AK, class C, class K>
 d_inline void d_tile(int64_t depth, const C* a, const C* b, int64_t b_step, const K& keep) {
@@ -283,7 +359,7 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
                     int64_t panel_step, int64_t b_step, float* c, int64_t c_step, bool add) {
   for (int64_t from = 0; from < depth; from += d_sweep)
     for (int64_t j = 0; j < columns; j += d_panel)
-      for (int64_t i = 0; i < rows; i += d_rows)
+      for (int64_t i = 0; i < rows; i += d_tile_rows<C>::most)
         d_tile<AI, AK>(d_least(depth - from, d_sweep), a + i * AI + from * AK,
                        b + j / d_panel * panel_step + from * b_step, b_step,
                        [=](int r, const d_vec* sum) __attribute__((always_inline)) {
@@ -294,6 +370,14 @@ static void d_tiles(int64_t rows, int64_t columns, int64_t depth, const C* a, co
 // ---- copies ---------------------------------------------------------------------------------
 d_inline void d_transpose_words(d_words* rows) {
   d_exchanges<d_lanes, d_lanes / 2, d_words, d_places>(rows);
+}
+// The same for vectors of floats. Copies, as a template's parameter has no attributes: neither aliases
+// nor vectors at any address.
+d_inline void d_transpose_floats(d_vec* rows) {
+  alignas(64) d_words words[d_lanes];
+  __builtin_memcpy(words, rows, sizeof words);
+  d_transpose_words(words);
+  __builtin_memcpy(rows, words, sizeof words);
 }
 template <class C> d_inline void d_write_square(const d_words* rows, C* to, int64_t to_step) {
 #pragma GCC unroll 16

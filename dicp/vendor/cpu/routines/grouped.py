@@ -61,7 +61,7 @@ def grouped(
     out_dtype: torch.dtype | None = None,
 ) -> Any:  # fmt: skip
     (out,) = lw.results()
-    if ends is not None and bias is None and multiplies(a, b, out) and out.strides[-1] == 1:
+    if ends is not None and bias is None and multiplies(lw, a, b, out) and out.strides[-1] == 1:
         if (a.ndim, b.ndim) == (2, 3):
             return _product(lw, a, b, ends, False, out)
         if (a.ndim, b.ndim) == (2, 2):
@@ -71,14 +71,14 @@ def grouped(
 
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
     (out,) = lw.results()
-    if not multiplies(x, w) or out.strides[1] != 1:
+    if not multiplies(lw, x, w) or out.strides[1] != 1:
         return _library(lw, x, w, ends)
     return _product(lw, x, w, ends, False, out)
 
 
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
     rows, weights = lw.results()
-    if not multiplies(x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
+    if not multiplies(lw, x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
         return _library(lw, x, w, ends, grad)
     first = _product(lw, grad, w, ends, True, rows)
     return first, _weights(lw, x, grad, ends, weights)

@@ -4,45 +4,25 @@
 // of B are vectors if its columns are adjacent. Other operands are packed by the thread that reads
 // them, block by block, so that a block stays in its cache.
 #pragma once
-#include "exp.h"
-#include "gemm.h"
+#include "dots.h"
 
 constexpr int64_t d_depth = 512;  // cells that are summed before the next ones are copied
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
+constexpr int64_t d_most_flipped = 64;  // rows of C up to which its transpose is computed
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
-
-template <class T> struct d_matrix {
-  const T* data;
-  int64_t batch, row, column;
-};
-
-enum d_activation { d_none, d_relu, d_gelu, d_gelu_tanh, d_silu, d_tanh_, d_sigmoid_ };
-
-template <class F> d_inline void d_apply(float* c, int64_t n, F f) {
-#pragma omp simd
-  for (int64_t j = 0; j < n; ++j) c[j] = f(c[j]);
-}
-static void d_activate(int64_t kind, float* c, int64_t n) {
-  switch (kind) {
-    case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
-    case d_gelu: return d_apply(c, n, [](float x) { return d_gelu_of(x); });
-    case d_gelu_tanh: return d_apply(c, n, [](float x) { return x * d_normal_cdf_tanh(x); });
-    case d_silu: return d_apply(c, n, [](float x) { return x * d_logistic(x); });
-    case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
-    case d_sigmoid_: return d_apply(c, n, [](float x) { return d_logistic(x); });
-  }
-}
 
 template <class T> struct d_products {
   typedef d_cell<T> cell;
+  typedef d_tile_rows<cell> tile_rows;
   int64_t batches, rows, columns, depth;
   d_matrix<T> a, b;
   const T* bias;
   bool by_row;  // the bias: a number for each row of C, else for each column
   T* c;
   int64_t c_batch, c_row, activation;
+  int64_t c_column = 1;
 
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
@@ -66,8 +46,21 @@ template <class T> struct d_products {
       ((d_vec*)tile)[2 * r + 1] += d_wide(bias[row + r]);
     }
     d_activate(activation, tile, high * d_panel);
+    if (c_column != 1) return keep_transposed(tile, high, wide, out);
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
+  }
+  // Stores a tile whose columns are rows in memory.
+  void keep_transposed(const float* tile, int64_t high, int64_t wide, T* out) const {
+    for (int64_t r = 0; r < high; r += d_lanes)
+      for (int64_t j = 0; j < wide; j += d_lanes) {
+        d_vec square[d_lanes + 1] = {};
+        for (int64_t i = 0; i < d_least(high - r, d_lanes); ++i)
+          square[i] = *(const d_vec*)(tile + (r + i) * d_panel + j);
+        d_transpose_floats(square);
+        for (int64_t i = 0; i < d_least(wide - j, d_lanes); ++i)
+          d_keep_part(out + (j + i) * c_column + r, square + i, d_least(high - r, d_lanes));
+      }
   }
   // The bias of `wide` columns as a panel of floats, in `room` if they do not lie as one.
   const float* columns_of_bias(int64_t column, int64_t wide, float* room) const {
@@ -78,9 +71,9 @@ template <class T> struct d_products {
   }
   // A tile of `most` rows, its columns in one vector or two.
   template <class O> static auto tile_of(int64_t most, bool narrow) {
-    return most == d_short ? d_tile_to<d_short, 2, cell, O>
-           : narrow        ? d_tile_to<d_rows, 1, cell, O>
-                           : d_tile_to<d_rows, 2, cell, O>;
+    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, cell, O>
+           : narrow               ? d_tile_to<tile_rows::most, 1, cell, O>
+                                  : d_tile_to<tile_rows::most, 2, cell, O>;
   }
   // Up to `most` rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
@@ -88,7 +81,7 @@ template <class T> struct d_products {
                     int64_t done, int64_t part, d_tile_operands<cell> from, int64_t panel,
                     float* before, T* out) const {
     const int64_t step = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
-    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row;
+    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row && c_column == 1;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
       const int64_t wide = d_least(n - j, d_panel);
       const auto sum = tile_of<float>(most, wide <= d_lanes);
@@ -100,7 +93,7 @@ template <class T> struct d_products {
       }
       if (!last) continue;
       const float* more = done + begin ? before : nullptr;
-      float room[d_panel], tile[d_rows * d_panel];
+      float room[d_panel], tile[tile_rows::most * d_panel];
       const float* add = bias && !by_row ? columns_of_bias(column + j, wide, room) : nullptr;
       if (plain) {
         tile_of<T>(most, wide <= d_lanes)(part - begin, from.after(begin),
@@ -108,27 +101,27 @@ template <class T> struct d_products {
         continue;
       }
       sum(part - begin, from.after(begin), {add, more, step, tile, d_panel, d_panel});
-      complete(tile, row, high, wide, out + j);
+      complete(tile, row, high, wide, out + j * c_column);
     }
   }
   // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
   void prefetch(const T* line, int64_t left) const {
     constexpr int64_t step = d_line / sizeof(T);
-    for (int64_t r = 0; r < d_least(left, d_rows); ++r)
+    for (int64_t r = 0; r < d_least(left, tile_rows::most); ++r)
       for (int64_t k = 0; k < depth; k += step) __builtin_prefetch(line + r * a.row + k);
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
-  int64_t copies() const { return d_block_rows * d_left_step; }
+  int64_t copies() const { return tile_rows::block * d_left_step; }
   int64_t sums() const { return copies() + d_depth * d_panel * most(); }
   int64_t room(int64_t high) const {
-    return sums() + (parted() ? d_round_up(high, d_rows) : d_rows) * d_panel * most();
+    return sums() + (parted() ? d_round_up(high, tile_rows::most) : tile_rows::most) * d_panel * most();
   }
   // `count` rows from `row` on and `n` columns from `column` on, of one batch.
   void task(int64_t batch, int64_t row, int64_t count, int64_t column, int64_t n,
             float* room) const {
     const T* from_a = a.data + batch * a.batch + row * a.row;
     const T* from_b = b.data + batch * b.batch + column * b.column;
-    T* out = c + batch * c_batch + row * c_row + column;
+    T* out = c + batch * c_batch + row * c_row + column * c_column;
     cell* panels = (cell*)(room + copies());
     for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
       const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
@@ -150,11 +143,11 @@ template <class T> struct d_products {
     float* before = room + sums();
     for (int64_t i = 0, high, end = 0; i < count; i += high) {
       const T* line = lines + i * a.row;
-      cell* copy = (cell*)room + (reads_a() ? 0 : i % d_block_rows * d_left_step);
+      cell* copy = (cell*)room + (reads_a() ? 0 : i % tile_rows::block * d_left_step);
       const bool next = i == end;
-      if (next) end = reads_a() ? count : d_least(count, end + d_block_rows);
+      if (next) end = reads_a() ? count : d_least(count, end + tile_rows::block);
       const int64_t left = end - i;
-      const int64_t most = d_takes_short(left) ? d_short : d_rows;
+      const int64_t most = d_takes_short<cell>(left) ? tile_rows::few : tile_rows::most;
       high = d_least(left, most);
       if (reads_a() && high == most) {
         from.a = (const cell*)line, from.a_row = a.row / d_held<cell>, from.a_step = a.column;
@@ -203,20 +196,43 @@ template <class T> struct d_products {
       }
     }
   }
+  // The transposed product: rows of B's transpose are read in place, as they lie in a linear layer's
+  // weights, and A is packed instead. C is written in columns.
+  d_products transposed() const {
+    return {batches, columns, rows, depth, {b.data, b.batch, b.column, b.row},
+            {a.data, a.batch, a.column, a.row}, bias, bias && !by_row, c, c_batch, 1, activation, c_row};
+  }
+  // Whether packing B costs more than writing C in columns; the rows must fill vectors.
+  bool flips() const {
+    return rows <= d_most_flipped && 5 * rows >= 4 * d_round_up(rows, d_lanes) && rows < columns &&
+           reads_transposed();
+  }
+  // Whether rows of B's transpose are read in place.
+  bool reads_transposed() const { return b.row == 1 && c_column == 1 && transposed().reads_a(); }
+  // Whether few rows are multiplied by B as it lies, with vectors along the depth.
+  bool by_dots() const {
+    return rows <= d_most_dots && reads_transposed();
+  }
+  void run_by_dots() const {
+    d_dots<T, T>{batches, rows, columns, depth, a, b, bias, by_row, c, c_batch, c_row, activation}.run();
+  }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
   void run() const {
+    if (by_dots()) return run_by_dots();
+    if (flips()) return transposed().run();
     const int64_t threads = d_threads();
     if constexpr (sizeof(T) == sizeof(float))
       if (by_depth(threads)) return run_by_depth(threads);
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
     int64_t parts = (rows + d_high - 1) / d_high;
-    while (batches * strips * parts < threads && rows > parts * 2 * d_rows) ++parts;
-    const int64_t step = d_round_up((rows + parts - 1) / parts, d_rows);
+    while (batches * strips * parts < threads && rows > parts * 2 * tile_rows::most) ++parts;
+    const int64_t step = d_round_up((rows + parts - 1) / parts, tile_rows::most);
     const d_rooms rooms(room(step));
     if (!rooms.at) return;
 #pragma omp parallel if (batches * rows * columns * depth > 50000)
     {
+      const d_tiles_held held;
       float* mine = rooms.mine();
 #pragma omp for schedule(dynamic)
       for (int64_t task = 0; task < batches * parts * strips; ++task) {

@@ -1,5 +1,7 @@
-"""Attention and its gradient, unfused: PyTorch has no decomposition of the gradient, and its own of
-the forward operator leaves no logarithms of sums for it."""
+"""Attention and its gradient, unfused, for vendors without a fused operator of their own.
+
+PyTorch has no decomposition of the gradient, and its own of the forward operator leaves no
+logarithms of sums for it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""One functional graph of AOTAutograd: what is known of it, its compiled form, its compiler."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import fx
+
+from dicp.cache import Cache
+from dicp.target import Executable
+from dicp.torch_private import OutputCode
+
+Kind = Literal["joint", "forward", "backward", "inference"]
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What AOTAutograd knows about a graph beyond its nodes.
+
+    static_inputs: positions of placeholders that are parameters or buffers: the same storage at
+        every call, so that values which depend on them alone can be kept between calls.
+    user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
+        that follow in a forward graph are saved for its backward graph.
+    """
+
+    kind: Kind
+    static_inputs: tuple[int, ...] = ()
+    user_outputs: int = 0
+
+
+class OtherLinesError(Exception):
+    """Stored code contains user lines, and the current graph comes from other lines."""
+
+
+class CompiledGraph(OutputCode):
+    """A compiled graph: `executable` runs it, `artifact_json` is its serialized form.
+
+    Called with a list of inputs that it may clear (boxed calling), returns a sequence of outputs.
+    A graph that cannot be serialized has `artifact_json` None: it works and is never stored.
+    `tangents` are the positions of gradients that autograd passes in: their negative and conjugate
+    bits are known only at the call.
+    """
+
+    def __init__(
+        self,
+        artifact_json: str | None,
+        executable: Executable | None,
+        tangents: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.artifact_json = artifact_json
+        self.executable = executable
+        self.tangents = tangents
+        self._boxed_call = True  # on the instance: wrappers copy an object's own attributes only
+
+    @property
+    def run(self) -> Executable:
+        """The executable of a graph that was compiled or loaded."""
+        assert self.executable is not None, "a stored graph runs after post_compile"
+        return self.executable
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        for position in self.tangents:
+            tangent = inputs[position]
+            if tangent.is_neg() or tangent.is_conj():
+                inputs = inputs if isinstance(inputs, list) else list(inputs)
+                inputs[position] = tangent.resolve_conj().resolve_neg()
+        return self.run(inputs)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CompiledGraph, (self.artifact_json, None, self.tangents)
+
+    def prepare_for_serialization(self) -> None:
+        self.executable = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Loads the executable of a graph from the cache."""
+        self.executable = graph_kwargs["load_graph"](self.artifact_json).executable
+
+
+CacheState = Literal["off", "hit", "miss", "stored", "bypass", "damaged"]
+
+
+class GraphCompiler(abc.ABC):
+    """What the stages of AOTAutograd ask of the compiler.
+
+    identity: a key of everything else that results depend on: backend, target, versions, options.
+    decompositions: the rules of the operators that are decomposed during the trace.
+    results: where results are stored; None compiles without a cache.
+    recomputes_operands: whether the backward graph rematerializes an operand of a library call that
+        elementwise operators compute from other saved tensors.
+    """
+
+    identity: str
+    decompositions: Mapping[Any, Callable[..., Any]]
+    results: Cache | None = None
+    recomputes_operands: bool = False
+
+    def before_capture(self) -> None:
+        """Called before the graph is traced, where no stored result is found."""
+        return None
+
+    def joint_passes(self, joint: fx.GraphModule) -> None:
+        """Rewrite the joint graph in place before it is split into forward and backward."""
+        return None
+
+    @abc.abstractmethod
+    def compile_graph(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], info: GraphInfo
+    ) -> CompiledGraph:
+        """Compile a functional graph; the backward graph at the first backward run, or at once
+        where its sizes are symbolic."""
+
+    @abc.abstractmethod
+    def load_graph(self, text: str) -> CompiledGraph:
+        """Load a compiled graph from its stored `artifact_json`. Raises OtherLinesError."""
+
+    def on_cache(self, state: CacheState, reason: str) -> None:
+        """Called with what the cache did, and why."""
+        return None

@@ -1,0 +1,133 @@
+"""AOTAutograd's results on disk: which graphs run, and the wrappers of inputs and outputs.
+
+Results are signed with the user's secret and stored under a key that includes the backend's
+identity. A process that finds one traces and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from dicp.cache import Entry, key_of
+from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, OtherLinesError
+from dicp.errors import CacheWarning
+from dicp.torch_private import (
+    BoxedBool,
+    NotCacheableError,
+    autograd_key,
+    backed_symints,
+    disable_current_modes,
+    free_symbols,
+    guards_hold,
+    guards_on,
+    is_plain_symbol,
+    ranges_of,
+    storable_result,
+)
+
+_CACHE_KIND: Final = "aot"
+_FORMAT: Final = 1
+_VARIANTS: Final = 8  # results kept per graph, told apart by their guards on sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where this compilation's result is stored (no key: nowhere), or the result found there."""
+
+    key: str = ""
+    symints: tuple[torch.SymInt, ...] = ()
+    loaded: Any = None
+
+
+def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_config: Any) -> Slot:
+    """Looks the graph up among the stored results; a damaged entry raises nothing."""
+    if compiler.results is None:
+        compiler.on_cache("off", "no cache")
+        return Slot()
+    try:
+        symints = tuple(_all_symints(fake_inputs))
+        ranges = ranges_of(symints)
+        base = key_of(_FORMAT, autograd_key(gm, fake_inputs, aot_config), ranges, compiler.identity)
+    except NotCacheableError as error:
+        compiler.on_cache("bypass", str(error))
+        return Slot()
+    for variant in range(_VARIANTS):
+        slot = Slot(key_of(base, variant), symints)
+        entry = compiler.results.get(_CACHE_KIND, slot.key)
+        if entry is None:
+            break
+        try:
+            guards = entry.read("guards").decode()
+            if guards and not guards_hold(guards, list(symints)):
+                continue
+            loaded = _load(compiler, entry, fake_inputs, aot_config)
+        except OtherLinesError:
+            continue
+        except Exception as error:  # a damaged entry is compiled again
+            compiler.on_cache("damaged", f"{type(error).__name__}: {error}")
+            warnings.warn(
+                f"a stored compilation result could not be loaded and is rebuilt ({error})",
+                CacheWarning,
+                stacklevel=2,
+            )
+            return slot
+        compiler.on_cache("hit", "")
+        return replace(slot, loaded=loaded)
+    compiler.on_cache("miss", "")
+    return slot
+
+
+def _all_symints(fake_inputs: list[Any]) -> list[torch.SymInt]:
+    """The symbolic sizes among the inputs; guards on any other symbol could not be stored."""
+    symints = backed_symints(fake_inputs)
+    plain = [symint for symint in symints if is_plain_symbol(symint)]
+    known = {symbol for symint in plain for symbol in free_symbols(symint)}
+    for value in fake_inputs:
+        if isinstance(value, (torch.Tensor, torch.SymInt)):
+            unknown = free_symbols(value) - known
+            if unknown:
+                raise NotCacheableError(f"sizes {unknown} are not inputs themselves")
+    return symints
+
+
+def _load(compiler: GraphCompiler, entry: Entry, fake_inputs: list[Any], aot_config: Any) -> Any:
+    # The cache has verified the entry against the user's secret: no other user wrote this pickle.
+    result = pickle.loads(entry.read("result"))
+    settings = {
+        "cudagraphs": BoxedBool(False),
+        "boxed_forward_device_index": None,
+        "compile_region_name": None,
+        "load_graph": compiler.load_graph,
+    }
+    return result.wrap_post_compile(fake_inputs, aot_config, settings)
+
+
+def store_result(
+    compiler: GraphCompiler, slot: Slot, metadata: Any, made: list[CompiledGraph], **parts: Any
+) -> None:
+    """Stores AOTAutograd's result, or reports why not; a failure loses only the cache entry."""
+    if compiler.results is None or not slot.key:
+        return
+    reason = ""
+    if metadata.tokens:
+        reason = "operators with side effects are ordered by tokens, which are not restored"
+    elif any(graph.artifact_json is None for graph in made):
+        reason = "a compiled graph has no stored form"
+    if reason:
+        compiler.on_cache("bypass", reason)
+        return
+    try:
+        guards = guards_on(list(slot.symints))
+        result = storable_result(runtime_metadata=metadata, guards_expr=guards or None, **parts)
+        with disable_current_modes():
+            content = pickle.dumps(result)
+    except Exception as error:  # pickling runs arbitrary __reduce__ methods
+        compiler.on_cache("bypass", f"no stored form: {error}")
+        return
+    compiler.results.put(_CACHE_KIND, slot.key, {"result": content, "guards": guards.encode()})
+    compiler.on_cache("stored", "")

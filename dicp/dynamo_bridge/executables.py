@@ -1,0 +1,129 @@
+"""Executables over several programs of one graph: in parts, frozen, per set of sizes, in eager.
+
+Each is called with a list of inputs, which it may clear, and returns a sequence of outputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from dicp.dynamo_bridge.partition import Part
+from dicp.dynamo_bridge.specialize import Sizes, Sources, specialized
+from dicp.errors import SpecializationWarning
+from dicp.target import Executable
+
+MOST_SIZES = 64
+"""How many sets of sizes keep their programs; the least recently used program is dropped."""
+
+
+def interpreted(gm: fx.GraphModule) -> Executable:
+    """Runs the graph operator by operator."""
+    gm.recompile()
+
+    def run(inputs: list[Any]) -> Any:
+        args = list(inputs)
+        inputs.clear()
+        return gm(*args)
+
+    return run
+
+
+class PartitionedExecutable:
+    """Runs the parts of a graph in order and frees each value after its last reader."""
+
+    def __init__(
+        self, gm: fx.GraphModule, parts: Sequence[Part], executables: Sequence[Executable]
+    ) -> None:
+        self._inputs = [n.name for n in gm.graph.find_nodes(op="placeholder")]
+        self._outputs = [
+            (n.name, None) if isinstance(n, fx.Node) else ("", n)
+            for n in gm.graph.output_node().args[0]  # type: ignore[union-attr]
+        ]
+        kept = {name for name, _ in self._outputs}
+        steps = []
+        for part, run in zip(reversed(parts), reversed(executables), strict=True):
+            dead = (set(part.inputs) | set(part.outputs)) - kept
+            kept |= dead
+            steps.append((part, run, sorted(dead)))
+        self._steps = steps[::-1]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        values = dict(zip(self._inputs, inputs, strict=True))
+        inputs.clear()
+        for part, run, dead in self._steps:
+            given = [values[name] for name in part.inputs]
+            values.update(zip(part.outputs, run(given), strict=True))
+            for name in dead:
+                del values[name]
+        return [values[name] if name else value for name, value in self._outputs]
+
+
+@dataclass
+class FrozenExecutable:
+    """Runs the first part once, keeps its results, and the second part on every call."""
+
+    once: Executable
+    rest: Executable
+    results: list[Any] | None = field(default=None)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.results is None:
+            self.results = self.once(list(inputs))
+        return self.rest([*inputs, *self.results])
+
+
+class PerSizeExecutable:
+    """Runs the program for the sizes of its inputs, compiled when they first occur.
+
+    compile: makes a specialized graph executable.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        sources: Sources,
+        compile: Callable[[fx.GraphModule], Executable],
+    ) -> None:
+        self._gm = gm
+        self._sources = dict(sources)
+        self._compile = compile
+        self._programs: OrderedDict[Sizes, Executable] = OrderedDict()
+        self._lock = threading.Lock()
+        self._warned = False
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        sizes = self._sizes(inputs)
+        with self._lock:
+            found = self._programs.get(sizes)
+            if found is None:
+                found = self._compile(self.graph_for(sizes))
+                self.keep(sizes, found)
+            self._programs.move_to_end(sizes)
+        return found(inputs)
+
+    def graph_for(self, sizes: Sizes) -> fx.GraphModule:
+        """The graph specialized to these sizes."""
+        return specialized(self._gm, dict(zip(self._sources, sizes, strict=True)))
+
+    def keep(self, sizes: Sizes, program: Executable) -> None:
+        """Use `program` for these sizes."""
+        self._programs[sizes] = program
+        if len(self._programs) > MOST_SIZES:
+            self._programs.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                names = sorted(map(str, self._sources))
+                warnings.warn(SpecializationWarning(MOST_SIZES, names), stacklevel=2)
+
+    def _sizes(self, inputs: Sequence[Any]) -> Sizes:
+        return tuple(
+            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]]
+            for s in self._sources.values()
+        )

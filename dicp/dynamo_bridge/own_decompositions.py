@@ -1,0 +1,150 @@
+"""Decompositions that PyTorch lacks, or that replace its own.
+
+Where a target has rules for a forward operator only, or for its gradient only, the other runs
+eagerly: so what a decomposed forward operator saves for its gradient has eager's dtypes, sizes and
+numbers. PyTorch's own decompositions differ there for attention, and for norms of short floats with
+float32 weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dicp.dtypes import HALVES
+from dicp.torch_private import OpOverload, pytree
+
+aten = torch.ops.aten
+
+
+def _copy_of(view: OpOverload) -> Callable[..., Any]:
+    """The decomposition of a view's copying form: the view, cloned to contiguous memory."""
+
+    def fresh(part: Any) -> Any:
+        return part.clone(memory_format=torch.contiguous_format)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map(fresh, view(*args, **kwargs))
+
+    return rule
+
+
+def _eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """PyTorch's own decomposition numbers over 255 rows in uint16, which eager `arange` lacks."""
+    rows = torch.arange(n, device=device)
+    columns = rows if m is None else torch.arange(m, device=device)
+    return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Tensor | None = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """softmax(scores) v in eager's strides, and log sum exp(scores) of each row.
+
+    PyTorch's own decomposition gives the weights in place of the logarithms, which the gradient of
+    attention reads.
+    """
+    if dropout_p:
+        return NotImplemented
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    shared = query.shape[1] // key.shape[1]
+    if shared != 1:
+        key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
+    wide = torch.float32 if query.dtype in HALVES else query.dtype
+    scores = (query.to(wide) @ key.to(wide).mT) * factor
+    if is_causal:
+        inside = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = torch.where(inside, scores, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = torch.where(attn_mask, scores, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    top = scores.amax(-1, keepdim=True)
+    top = torch.where(top == -math.inf, 0.0, top)  # of a row without any key
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    out = torch.where(total == 0, 0.0, weights / total).to(value.dtype) @ value
+    if query.transpose(1, 2).is_contiguous():
+        out = _transposed(out)
+    return out, _transposed((total.log() + top).squeeze(-1))
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """`x` in memory whose dimensions 1 and 2 are exchanged."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """torch.nn.functional.multilabel_margin_loss: max(0, 1 - x[label] + x[other]) over all others.
+
+    The labels of a row end at the first -1; PyTorch's own decomposition, which tracing does in any
+    case, adds what comes after it.
+    """
+    x, labels = (torch.atleast_2d(t) for t in (input, target))
+    count = x.shape[1]
+    classes = torch.arange(count, device=x.device)
+    end = torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
+    present = classes < end
+    is_label = ((classes == labels.unsqueeze(-1)) & present.unsqueeze(-1)).any(1)
+    own = x.gather(1, torch.where(present, labels, 0)).unsqueeze(-1)
+    margins = (1 - own + x.unsqueeze(1)).clamp_min(0) / count
+    counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1)
+    loss = torch.where(counted, margins, 0).sum((1, 2))
+    if reduction == "none":
+        return loss.reshape(target.shape[:-1])
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+MIXED: dict[OpOverload, int] = {
+    aten.native_layer_norm.default: 2,
+    aten.native_group_norm.default: 1,
+    aten.native_batch_norm.default: 1,
+    aten._native_batch_norm_legit_functional.default: 1,
+    aten._batch_norm_with_update_functional.default: 1,
+}
+"""Norms that save statistics for their gradient, and which argument is the weight."""
+
+
+def in_one_dtype(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`rule` for a norm whose weight may have another dtype than its input.
+
+    Eager computes and saves statistics in the weight's dtype then; PyTorch's inference says that
+    they have the input's.
+    """
+
+    def norm(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        place = MIXED[op] - 1
+        weight = args[place] if place < len(args) else None
+        if weight is None or weight.dtype == x.dtype:
+            return rule(x, *args, **kwargs)
+        out, *saved = op(x.to(weight.dtype), *args, **kwargs)
+        return out.to(x.dtype), *saved
+
+    return norm
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.eye.default: _eye,
+    aten.eye.m: _eye,
+    aten.detach_copy.default: _copy_of(aten.alias.default),
+    aten.select_copy.int: _copy_of(aten.select.int),
+    aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
+    aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
+    aten.view_copy.default: _copy_of(aten.reshape.default),  # for any strides
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
+"""Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
+lowering rules: a rule could only forget that the copy shares no memory with its source."""

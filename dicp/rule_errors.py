@@ -1,0 +1,58 @@
+"""Errors of a target's rules: an exception that one raises, or results that are not eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.errors import DicpError, RuleError
+from dicp.origin import call_of
+from dicp.rules import NoRule
+from dicp.torch_private import TorchDynamoException
+
+
+def rule_error(node: fx.Node, target: str, problem: str) -> RuleError:
+    """The error for a rule that has `problem` with a node."""
+    return RuleError(**call_of(node), target=target, problem=problem)
+
+
+def paired_results(node: fx.Node, result: Any, target: str) -> list[tuple[Any, torch.Tensor]]:
+    """What a rule returned for each of the node's tensors, and the tensor.
+
+    A result of several may be None. Raises RuleError for another number of results.
+    """
+    val = node.meta.get("val")
+    if not isinstance(val, (tuple, list)):
+        return [(result, val)] if isinstance(val, torch.Tensor) else []
+    if not isinstance(result, (tuple, list)) or len(result) != len(val):
+        raise rule_error(node, target, f"returns {described(result)} for {len(val)} results")
+    pairs = zip(result, val, strict=True)
+    return [(r, v) for r, v in pairs if isinstance(v, torch.Tensor) and r is not None]
+
+
+def described(value: Any) -> str:
+    """`float32[2, 3]` for what has a dtype and sizes, else the type."""
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)} results"
+    if not hasattr(value, "dtype"):
+        return "None" if value is None else type(value).__name__
+    return f"{value.dtype}{list(value.shape)}".removeprefix("torch.")
+
+
+@contextmanager
+def naming_rule(node: fx.Node, target: str) -> Iterator[None]:
+    """Raises RuleError, which names the call, for what a target's rule for `node` raises.
+
+    Errors of dicp's and of tracing, and NoRule, pass as they are.
+    """
+    try:
+        yield
+    except (DicpError, NoRule, TorchDynamoException):
+        raise
+    except Exception as error:
+        problem = f"raises {type(error).__name__}: {error}".rstrip(" .:")
+        raise rule_error(node, target, problem) from error

@@ -1,0 +1,162 @@
+// Matrix products of few rows: dot products, for which the right operand, weights as a rule, is read once
+// and as it lies.
+#pragma once
+#include "exp.h"
+#include "gemm.h"
+
+constexpr int64_t d_most_dots = 12;  // rows of C up to which its numbers are dot products
+constexpr int64_t d_strip = 64;      // columns of a task
+
+template <class T> struct d_matrix {
+  const T* data;
+  int64_t batch, row, column;
+};
+
+enum d_activation { d_none, d_relu, d_gelu, d_gelu_tanh, d_silu, d_tanh_, d_sigmoid_ };
+
+template <class F> d_inline void d_apply(float* c, int64_t n, F f) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) c[j] = f(c[j]);
+}
+static void d_activate(int64_t kind, float* c, int64_t n) {
+  switch (kind) {
+    case d_relu: return d_apply(c, n, [](float x) { return x > 0 || d_isnan(x) ? x : 0.0f; });
+    case d_gelu: return d_apply(c, n, [](float x) { return d_gelu_of(x); });
+    case d_gelu_tanh: return d_apply(c, n, [](float x) { return x * d_normal_cdf_tanh(x); });
+    case d_silu: return d_apply(c, n, [](float x) { return x * d_logistic(x); });
+    case d_tanh_: return d_apply(c, n, [](float x) { return d_tanh(x); });
+    case d_sigmoid_: return d_apply(c, n, [](float x) { return d_logistic(x); });
+  }
+}
+
+// A vector of cells from numbers of type T, or of bytes that are widened to it.
+template <class T> d_inline d_vec d_cells_of_row(const T* at) { return *(const d_vec*)at; }
+typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
+// g++ 12 converts vectors of bytes number by number.
+d_inline d_vec d_widened(const int8_t* at) {
+  d_places all;
+#if defined(__AVX512F__)
+  asm("vpmovsxbd %1, %0" : "=v"(all) : "m"(*(const d_bytes*)at));
+#elif defined(__AVX2__)
+  asm("vpmovsxbd %1, %0" : "=x"(all) : "m"(*(const d_bytes*)at));
+#else
+  for (int j = 0; j < d_lanes; ++j) all[j] = at[j];
+#endif
+  return __builtin_convertvector(all, d_vec);
+}
+template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
+  if constexpr (d_held<d_cell<T>> == 1) return d_widened(at);
+  const d_vec both[2] = {d_widened(at), d_widened(at + d_lanes)};
+  d_vec cells;
+  d_keep((d_bf16*)&cells, both, false);
+  return cells;
+}
+// sums[w * R + r] = the dot product of row w of `left` and row r of `right`, both of `depth` numbers.
+// `right` holds cells of T and ends in zeros up to a whole vector.
+template <int W, int R, class T, class L>
+d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, const d_cell<T>* right,
+                             int64_t right_row, float* sums) {
+  constexpr int64_t n = d_lanes * d_held<d_cell<T>>;  // numbers of a vector of cells
+  constexpr int count = W * R, squares = (count + d_lanes - 1) / d_lanes;
+  d_vec sum[squares * d_lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < squares * d_lanes; ++i) sum[i] = d_vec{};
+  int64_t k = 0;
+  const auto add = [&](const auto& part) __attribute__((always_inline)) {
+    d_vec b[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row + k / d_held<d_cell<T>>);
+#pragma GCC unroll 8
+    for (int w = 0; w < W; ++w) {
+      const d_vec a = part(left + w * left_row + k);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], right);
+    }
+  };
+  for (; k + n <= depth; k += n)
+    add([](const L* at) __attribute__((always_inline)) { return d_cells_of_row<T>(at); });
+  if (k < depth) {
+    const int64_t rest = (depth - k) * sizeof(L);
+    add([=](const L* at) {
+      L some[n] = {};
+      __builtin_memcpy(some, at, rest);
+      return d_cells_of_row<T>(some);
+    });
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < squares; ++i) {
+    d_transpose_floats(sum + i * d_lanes);
+    d_vec total = sum[i * d_lanes];
+#pragma GCC unroll 16
+    for (int j = 1; j < d_lanes; ++j) total += sum[i * d_lanes + j];
+    __builtin_memcpy(sums + i * d_lanes, &total, sizeof total);
+  }
+}
+
+// The numbers of a column of B, of type W, are adjacent.
+template <class T, class W> struct d_dots {
+  typedef d_cell<T> cell;
+  int64_t batches, rows, columns, depth;
+  d_matrix<T> a;
+  d_matrix<W> b;
+  const T* bias;
+  bool by_row;  // the bias: a number for each row of C, else for each column
+  T* c;
+  int64_t c_batch, c_row, activation;
+
+  // N columns of R rows, for all rows; `copy` holds A.
+  template <int N, int R>
+  void dots(const cell* copy, int64_t step, const W* line, float* to) const {
+    float sums[(N * R + d_lanes - 1) / d_lanes * d_lanes];
+    for (int64_t r = 0; r < rows; r += R) {
+      d_dot_products<N, R, T>(depth, line, b.column, copy + r * step, step, sums);
+      for (int64_t i = 0; i < d_least(rows - r, R); ++i)
+        for (int w = 0; w < N; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
+    }
+  }
+  void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
+    float tile[d_most_dots * d_strip];
+    const W* lines = b.data + batch * b.batch + column * b.column;
+    const auto line = [&](int64_t j) { return lines + j * b.column; };
+    int64_t j = 0;
+    if (rows == 1)
+      for (; j + 8 <= n; j += 8) dots<8, 1>(copy, step, line(j), tile + j);
+    else if (rows % 4 == 1 || rows % 4 == 2)
+      for (; j + 4 <= n; j += 4) dots<4, 3>(copy, step, line(j), tile + j);
+    else
+      for (; j + 4 <= n; j += 4) dots<4, 4>(copy, step, line(j), tile + j);
+    for (; j < n; ++j) dots<1, 4>(copy, step, line(j), tile + j);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = tile + r * d_strip;
+      if (bias)
+        for (int64_t i = 0; i < n; ++i) row[i] += d_wide(bias[by_row ? r : column + i]);
+      d_activate(activation, row, n);
+      d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
+    }
+  }
+  void run() const {
+    const int64_t step = d_round_up(d_cells_of<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
+    const int64_t strips = (columns + d_strip - 1) / d_strip;
+    const d_rooms room(batches * size, 1);
+    if (!room.at) return;
+    cell* copies = (cell*)room.at;
+    d_clear(copies, 0, batches * size);
+    for (int64_t k = 0; k < batches; ++k)
+      d_lines(a.data + k * a.batch, a.row, a.column, rows, depth, copies + k * size, step);
+#pragma omp parallel for schedule(static) if (batches * rows * columns * depth > 50000)
+    for (int64_t task = 0; task < batches * strips; ++task) {
+      const int64_t batch = task / strips, column = task % strips * d_strip;
+      strip_of_dots(batch, column, d_least(columns - column, d_strip), copies + batch * size, step);
+    }
+  }
+};
+
+// Arguments: a, b, c. Sizes: rows, columns, depth, the (row, column) steps of a, the column step of b, the
+// row step of c. A column of b holds adjacent bytes.
+template <class T> static void d_dots_of_bytes(void** args, const int64_t* sizes) {
+  d_dots<T, int8_t>{1, sizes[0], sizes[1], sizes[2],
+                    {(const T*)args[0], 0, sizes[3], sizes[4]},
+                    {(const int8_t*)args[1], 0, 1, sizes[5]},
+                    nullptr, false, (T*)args[2], 0, sizes[6], d_none}
+      .run();
+}

@@ -1,0 +1,48 @@
+// The tile registers of AMX: eight tiles of 16 rows of 64 bytes. Intel, "Software Developer's Manual",
+// volume 1, chapter 18.
+//
+// DICP_TILES says that the kernel lets this process use them. A test compiles the routines against a
+// model of the instructions instead, `tile_model.h`.
+#pragma once
+#include "prelude.h"
+
+#if defined(DICP_TILE_MODEL)
+#include "tile_model.h"
+#define D_TILES
+#elif defined(DICP_TILES) && (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__)
+#define D_TILES
+// What `ldtilecfg` reads: the shape of each tile.
+struct alignas(64) d_tile_shapes {
+  uint8_t palette = 1, start_row = 0, unused[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+d_inline void d_tile_configure(const d_tile_shapes& shapes) {
+  asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
+}
+d_inline void d_tile_release() { asm volatile("tilerelease" ::: "memory"); }
+template <int t> d_inline void d_tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(t)); }
+// Rows lie `step` bytes apart.
+template <int t> d_inline void d_tile_load(const void* from, int64_t step) {
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(t), "r"(from), "r"(step) : "memory");
+}
+template <int t> d_inline void d_tile_store(void* to, int64_t step) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(t), "r"(to), "r"(step) : "memory");
+}
+// c += a * b, for pairs of bfloat16.
+template <int c, int a, int b> d_inline void d_tile_join() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+}
+#endif
+
+// A thread multiplies tiles only while it holds one of these. Tiles are released at its end: libraries
+// configure them for themselves, and the kernel saves less at a context switch.
+struct d_tiles_held {
+#if defined(D_TILES)
+  d_tiles_held() { d_tile_configure(d_tile_shapes()); }
+  ~d_tiles_held() { d_tile_release(); }
+#else
+  d_tiles_held() {}
+#endif
+  d_tiles_held(const d_tiles_held&) = delete;
+};

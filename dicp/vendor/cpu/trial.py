@@ -1,0 +1,56 @@
+"""Our routines outside of a graph, to compare them with a library before anything is lowered."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from dicp.loop.runtime.native import Libraries
+from dicp.toolchain import load_library
+from dicp.torch_private import disable_current_modes
+from dicp.vendor.cpu.calibration import (
+    PROBLEMS,
+    TILE_NAMES,
+    ShapeClass,
+    Verdict,
+    by_onednn,
+    compare,
+)
+from dicp.vendor.cpu.routines import Group
+from dicp.vendor.cpu.units import Units
+
+PRODUCTS = Group.of("product", torch.bfloat16)
+ENTRY = "dicp_product_bf16"
+_ROUTINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Trial:
+    """The routine of bfloat16 products, compiled if the cache lacks it, and loaded."""
+
+    def __init__(self, units: Units, libraries: Libraries) -> None:
+        key = units.routines(PRODUCTS)
+        entry = units.entries[key]
+        self._library = libraries.load(key, lambda: load_library("cpu", entry, [ENTRY]))
+        self._routine = _ROUTINE(self._library.address(ENTRY))
+
+    def product(self, x: Tensor, w: Tensor, out: Tensor) -> None:
+        """out = x @ w.T for contiguous matrices."""
+        (rows, depth), columns = x.shape, w.shape[0]
+        sizes = [1, rows, columns, depth, 0, 0, depth, 1, 0, 1, depth, 0, columns, 0]
+        args = (ctypes.c_void_p * 3)(*(t.data_ptr() for t in (x, w, out)))
+        status = (ctypes.c_int64 * 4)()
+        self._routine(args, (ctypes.c_int64 * len(sizes))(*sizes), status)
+
+    def verdict(self, which: ShapeClass) -> Verdict:
+        """Whether the routine or oneDNN multiplies faster; oneDNN if that stays unstable."""
+        rows, depth, columns = PROBLEMS[which]
+        with disable_current_modes(), torch.no_grad():
+            x = torch.randn(rows, depth).to(torch.bfloat16)
+            w = torch.randn(columns, depth).to(torch.bfloat16)
+            out = x.new_empty(rows, columns)
+            return compare(
+                lambda: by_onednn(x, w), lambda: self.product(x, w, out), ("onednn", "own"),
+                "onednn", TILE_NAMES,
+            )  # fmt: skip

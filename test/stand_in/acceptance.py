@@ -1,0 +1,386 @@
+"""How many of the generated sources each set of CANN's operator headers accepts.
+
+    python -m pytest -p stand_in.acceptance --backend ascendgraph test/op test/model
+
+Each graph that the tests compile is lowered for an installation of every header set, which its
+rules choose by, and for the simulator, which has all operators; each source is held against every
+set: operators, ports, attributes, dtypes, defaults. Nothing is built; graphs run operator by
+operator. At the end all sources go through a compiler in a few translation units, and the counts
+are printed; too few make the run fail.
+
+STAND_IN_HEADERS names further sets: folders of headers, or files, as in `8.5=/opt/cann/op_graph`.
+STAND_IN_INCLUDES is a folder of GE's own headers to compile with in place of the simulator's.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in.cann import DTYPES, GE_DTYPES, SETS, Operator, operators
+
+from dicp.graphop.program import Graph, Node
+from dicp.target import Artifact
+from dicp.vendor.ascend import AscendTarget
+from dicp.vendor.ascend.codegen import ENTRY, node_names, render_graph
+from dicp.vendor.ascend.probe import (
+    EVERY_OPERATOR,
+    Installed,
+    declared_operators,
+    usable_operators,
+)
+from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.vendor.ascend.rules.core import Ge
+from dicp.vendor.ascend.toolchain import FLAGS, INCLUDES
+
+ALL = "every operator"
+"""What sources are called that were generated with all operators at hand."""
+SHARE = 0.98
+"""Of these, the share that each set has to accept. Of those generated for it, a set accepts all."""
+UNIT = 150
+"""Sources in one translation unit."""
+
+# ---- header sets ---------------------------------------------------------------------------------
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_OPERATOR = re.compile(r"REG_OP\((\w+)\)(.*?)OP_END_FACTORY_REG", re.DOTALL)
+_ROW = re.compile(
+    r"\.(INPUT|OPTIONAL_INPUT|DYNAMIC_INPUT|OUTPUT|DYNAMIC_OUTPUT|REQUIRED_ATTR|ATTR)"
+    r"\(\s*(\w+)\s*,([^\n]*)\)"
+)
+_MARKS = {"OPTIONAL_INPUT": "?", "DYNAMIC_INPUT": "*", "DYNAMIC_OUTPUT": "*"}
+
+
+def read_headers(text: str) -> dict[str, Operator]:
+    """The operators that headers register, one part a line."""
+    found: dict[str, Operator] = {}
+    for kind, body in _OPERATOR.findall(_COMMENT.sub("", text)):
+        inputs: dict[str, tuple[str, ...]] = {}
+        outputs: dict[str, tuple[str, ...]] = {}
+        attrs: dict[str, tuple[str, str | None]] = {}
+        for what, name, rest in _ROW.findall(body):
+            if "ATTR" in what:
+                type_, _, default = rest.partition(",")
+                attrs[name] = (type_.strip(), None if what[0] == "R" else default.strip())
+                continue
+            ports = inputs if "INPUT" in what else outputs
+            ports[name + _MARKS.get(what, "")] = _listed(rest)
+        found.setdefault(kind, Operator("", kind, inputs, outputs, attrs))
+    return found
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The dtypes of a list; none of what is not listed one by one."""
+    names = {f"DT_{name}": short for short, name in GE_DTYPES.items()}
+    listed = re.fullmatch(r"\s*TensorType\(\{([^()]*)\}\)\s*", text)
+    given = [d.strip().removeprefix("ge::") for d in listed[1].split(",")] if listed else []
+    return tuple(names.get(d) or _short(d) for d in given)
+
+
+def _short(dtype: str) -> str:
+    if dtype == "DT_FLOAT32":
+        return "f32"
+    name = dtype.removeprefix("DT_").lower()
+    return name.replace("uint", "u").replace("int", "i")
+
+
+def header_sets() -> dict[str, tuple[dict[str, Operator], Installed]]:
+    """By name: what a set declares, and what dicp reads in it."""
+    texts = {
+        name: "\n\n".join(operator.registration() for operator in operators(name).values())
+        for name in SETS
+    }
+    found = {name: (operators(name), text) for name, text in texts.items()}
+    for given in filter(None, os.environ.get("STAND_IN_HEADERS", "").split(os.pathsep)):
+        name, _, place = given.rpartition("=")
+        files = sorted(Path(place).rglob("*.h")) if Path(place).is_dir() else [Path(place)]
+        text = "\n".join(file.read_text(errors="replace") for file in files)
+        found[name or place] = (read_headers(text), text)
+    return {
+        name: (declared, usable_operators(declared_operators([text])))
+        for name, (declared, text) in found.items()
+    }
+
+
+# ---- one source against one set ------------------------------------------------------------------
+
+_STATEMENT = re.compile(r'auto (\w+) = Op\("\w+", "(\w+)"\)(.*?);$', re.DOTALL | re.MULTILINE)
+_INPUT = re.compile(r'\.In\("(\w+)", (?:\d+, )?(\w+)(?:, "(\w+)")?\)')
+_ATTR = re.compile(r'\.(Int|Bool|Float|String|Type|ListInt|ListFloat)\("(\w+)", ')
+_PORT = re.compile(r'\.(In|InDesc|OutDesc|DynamicIn|DynamicOut)\("(\w+)", (\d+, \w)?')
+
+
+def refusals(
+    graph: Graph,
+    source: str,
+    declared: Mapping[str, Operator],
+    ports: Mapping[tuple[str, str], str],
+) -> Iterator[tuple[str, str]]:
+    """The operators that a header set refuses in the source of a graph, and why; `declared` is the
+    set."""
+    nodes = {name: node for node, name in node_names(graph).items()}
+    for name, kind, text in _STATEMENT.findall(source):
+        operator = declared.get(kind)
+        if operator is None:
+            yield name, f"there is no {kind}"
+            continue
+        for why in (
+            *_wrong_ports(operator, text),
+            *_wrong_inputs(operator, text, nodes, declared),
+            *_wrong_attrs(operator, text),
+            *_wrong_results(operator, nodes[name], ports),
+        ):
+            yield name, f"{kind}: {why}"
+
+
+def _wrong_ports(operator: Operator, text: str) -> Iterator[str]:
+    for member, port, indexed in _PORT.findall(text):
+        known = operator.outputs if "Out" in member else operator.inputs
+        many = member.startswith("Dynamic") or bool(indexed)
+        if not any(name in known for name in ([f"{port}*"] if many else [port, f"{port}?"])):
+            yield f"{member} has no {port!r}"
+    given = {port for member, port, _ in _PORT.findall(text) if member in ("In", "DynamicIn")}
+    for port in operator.inputs:
+        if not port.endswith("?") and port.rstrip("*") not in given:
+            yield f"input {port!r} is missing"
+
+
+def _wrong_inputs(
+    operator: Operator, text: str, nodes: Mapping[str, Node], declared: Mapping[str, Operator]
+) -> Iterator[str]:
+    for port, source, output in _INPUT.findall(text):
+        node = nodes[source]
+        made = declared.get(node.kind)
+        names = _numbered(made.outputs, len(node.outputs)) if made is not None else ["y"]
+        if output and output not in names:
+            yield f"{node.kind} has no output {output!r}"
+            continue
+        dtype = node.outputs[names.index(output) if output else 0].dtype
+        listed = operator.inputs.get(port) or operator.inputs.get(f"{port}?") or \
+            operator.inputs.get(f"{port}*")  # fmt: skip
+        if listed and dtype not in {DTYPES.get(d) for d in listed}:
+            yield f"{port!r} takes no {str(dtype).removeprefix('torch.')}"
+
+
+def _numbered(outputs: Mapping[str, Any], count: int) -> list[str]:
+    """The names of results, of which one port may give several."""
+    names: list[str] = []
+    for port in outputs:
+        names += [f"{port[:-1]}{k}" for k in range(count)] if port.endswith("*") else [port]
+    return names
+
+
+def _wrong_attrs(operator: Operator, text: str) -> Iterator[str]:
+    given = {name: type_ for type_, name in _ATTR.findall(text)}
+    for name, type_ in given.items():
+        declared = operator.attrs.get(name)
+        if declared is None:
+            yield f"there is no attribute {name!r}"
+        elif declared[0] != type_:
+            yield f"attribute {name!r} is {declared[0]}, not {type_}"
+    counted = {attr.name: attr.default for attr in PROTOTYPES[operator.kind].attrs}
+    for name, (_, default) in operator.attrs.items():
+        if name in given:
+            continue
+        if default is None:
+            yield f"attribute {name!r} is missing"
+        elif name in counted and _plain(counted[name] or "") != _plain(default):
+            yield f"attribute {name!r} is {default} where none is given, not {counted[name]}"
+
+
+def _plain(default: str) -> Any:
+    """A default as a value: headers write numbers and lists in several ways."""
+    text = default.strip().strip('{}"').replace(" ", "")
+    try:
+        return [float(number.rstrip("fF")) for number in text.split(",")]
+    except ValueError:
+        return text
+
+
+def _wrong_results(
+    operator: Operator, node: Node, ports: Mapping[tuple[str, str], str]
+) -> Iterator[str]:
+    known = PROTOTYPES[node.kind].outputs
+    known = known * len(node.outputs) if known[0].arity == "many" else known
+    for port, value in zip(known, node.outputs, strict=False):
+        called = ports.get((node.kind, port.name), port.name)
+        listed = operator.outputs.get(called, operator.outputs.get(f"{called}*"))
+        if listed is None:
+            yield f"there is no output {called!r}"
+        elif listed and value.dtype not in {DTYPES.get(d) for d in listed}:
+            yield f"{called!r} is no {str(value.dtype).removeprefix('torch.')}"
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Counts:
+    """By what sources were generated for: how many there are, how many each set accepts, what is
+    refused and where. `sources` are those not compiled yet."""
+
+    total: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    sources: dict[str, str] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+
+    def add(self, made_for: str, graph: Graph, source: str, test: str) -> None:
+        digest = hashlib.sha256(source.encode()).hexdigest()[:20]
+        key = f"{made_for} {digest}"
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.sources.setdefault(digest, source)
+        self.total[made_for] += 1
+        sets = header_sets_once()
+        found = {
+            name: list(refusals(graph, source, declared, sets[made_for][1].ports
+                                if made_for in sets else {}))
+            for name, (declared, _) in sets.items() if made_for in (ALL, name)
+        }  # fmt: skip
+        for name, whys in found.items():
+            self.accepted[f"{made_for} > {name}"] += not whys
+            for _, why in whys:
+                self.refused[f"{made_for} > {name}"].setdefault(why, test)
+        if made_for == ALL:
+            nowhere = set.intersection(*({op for op, _ in whys} for whys in found.values()))
+            self.accepted[f"{ALL} > their union"] += not nowhere
+            for op, why in next(iter(found.values())):
+                if op in nowhere:
+                    self.refused[f"{ALL} > their union"].setdefault(why, test)
+
+    def merge(self, other: Mapping[str, Any]) -> None:
+        new = [key for key in other["seen"] if key not in self.seen]
+        self.seen.update(new)
+        self.total.update(other["total"])
+        self.accepted.update(other["accepted"])
+        for way, whys in other["refused"].items():
+            self.refused[way] = {**whys, **self.refused[way]}
+        self.sources |= other["sources"]
+
+    def plain(self) -> dict[str, Any]:
+        return {"total": self.total, "accepted": self.accepted, "refused": self.refused,
+                "sources": self.sources, "seen": sorted(self.seen)}  # fmt: skip
+
+
+_SETS: dict[str, Any] = {}
+
+
+def header_sets_once() -> dict[str, tuple[dict[str, Operator], Installed]]:
+    if not _SETS:
+        _SETS.update(header_sets())
+    return _SETS
+
+
+def compile_all(sources: Sequence[str], includes: Sequence[str]) -> list[str]:
+    """What a compiler says against generated sources; many are one translation unit."""
+    heads: dict[str, list[str]] = defaultdict(list)
+    for source in sources:
+        head, _, body = source.partition('extern "C"')
+        heads[re.sub(r"^//.*", "", head, count=1)].append(f'extern "C"{body}')
+    errors: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "unit.cpp")
+        for head, bodies in heads.items():
+            for start in range(0, len(bodies), UNIT):
+                named = (
+                    body.replace(f" {ENTRY}(", f" {ENTRY}{k}(", 1)
+                    for k, body in enumerate(bodies[start : start + UNIT])
+                )
+                file.write_text(head + "\n".join(named))
+                flags = [flag for flag in FLAGS if flag not in ("-fPIC", "-shared")]
+                command = ["g++", *flags, "-fsyntax-only", *(f"-I{i}" for i in includes), str(file)]
+                said = subprocess.run(command, capture_output=True, text=True, check=False)
+                errors += [line for line in said.stderr.splitlines() if "error" in line]
+    return errors
+
+
+# ---- as a plugin ---------------------------------------------------------------------------------
+
+COUNTS = pytest.StashKey[Counts]()
+
+
+def _lower(counts: Counts, original: Any, self: Any, gm: Any, context: Any) -> Any:
+    """Lowers a graph once for every header set; the program has all operators."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+    sets = {name: installed for name, (_, installed) in header_sets_once().items()}
+    for name, installed in {**sets, ALL: EVERY_OPERATOR}.items():
+        self.held = installed
+        program = original(self, gm, context)
+        for graph in program.graphs:
+            counts.add(name, graph, render_graph(graph, installed.ports), test)
+    self.held_graph = copy.copy(gm)
+    return program
+
+
+def _load(self: Any, artifact: Artifact, cache: Any, config: Any) -> Any:
+    (gm,) = artifact.objects
+    gm.recompile()
+    return lambda inputs: list(gm(*inputs))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    counts = config.stash[COUNTS] = Counts()
+    lower = AscendTarget.lower
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    patch.setenv("DICP_CACHE", "0")
+    patch.setenv("DICP_RUNS_ON", "simulator")
+    methods = {
+        "lower": lambda self, gm, context: _lower(counts, lower, self, gm, context),
+        "make_builder": lambda self, fake_mode, config: Ge(fake_mode, self.held),
+        "build": lambda self, *_: Artifact(self.name, {}, {}, objects=(self.held_graph,)),
+        "load": _load,
+        "fingerprint": lambda self, config: "acceptance",
+    }
+    for name, method in methods.items():
+        patch.setattr(AscendTarget, name, method)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    counted = getattr(node, "workeroutput", {}).get("acceptance")
+    if counted:
+        node.config.stash[COUNTS].merge(json.loads(counted))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    counts = session.config.stash[COUNTS]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["acceptance"] = json.dumps(counts.plain())
+        return
+    shares = [n / counts.total[way.partition(" > ")[0]] for way, n in counts.accepted.items()]
+    whole = [w for w in counts.accepted if not w.startswith(ALL) or w.endswith("union")]
+    missed = [w for w in whole if counts.accepted[w] < counts.total[w.partition(" > ")[0]]]
+    if not shares or min(shares) < SHARE or missed:
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    counts = config.stash[COUNTS]
+    write = terminalreporter.write_line
+    write("generated for > held against: accepted of all")
+    for way in sorted(counts.accepted):
+        total = counts.total[way.partition(" > ")[0]]
+        write(f"  {way}: {counts.accepted[way]} of {total} "
+              f"({100 * counts.accepted[way] / total:.2f}%)")  # fmt: skip
+        for why, test in sorted(counts.refused.get(way, {}).items()):
+            write(f"      {why}    {test}")
+    includes = [os.environ.get("STAND_IN_INCLUDES", str(INCLUDES))]
+    errors = compile_all(list(counts.sources.values()), includes)
+    write(f"  {len(counts.sources)} distinct sources compiled, {len(errors)} errors")
+    for line in errors[:20]:
+        write(f"      {line}")

@@ -1,0 +1,204 @@
+"""What public headers and documents of CANN demand of single operators, held in what is generated.
+
+The simulator refuses what breaks these rules; here is what conversion makes instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ascend_recorder import Recorder, record
+from stand_in import cann
+from torch import Tensor
+
+from dicp.config import Config
+from dicp.errors import CompilerError
+from dicp.graphop.prototype import Port, Prototype
+from dicp.vendor.ascend.prototypes import PROTOTYPES
+from dicp.vendor.ascend.toolchain import compile_shared, find_toolchain
+
+HALF = torch.bfloat16
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def listed(kind: str, side: str, port: Port) -> set[torch.dtype]:
+    """The dtypes that any header set lists for a port; empty where none does."""
+    found: set[torch.dtype] = set()
+    for header_set in cann.SETS:
+        operator = cann.operators(header_set).get(kind)
+        rows = {} if operator is None else getattr(operator, side)
+        marked = (port.name, f"{port.name}?", f"{port.name}*")
+        names = next((rows[name] for name in marked if name in rows), ())
+        found |= {cann.DTYPES[name] for name in names if name in cann.DTYPES}
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(PROTOTYPES))
+def test_dtypes_are_listed_by_a_header_set(kind: str) -> None:
+    prototype = PROTOTYPES[kind]
+    for side in ("inputs", "outputs"):
+        for port in getattr(prototype, side):
+            known = listed(kind, side, port)
+            taken = _of(prototype, port)
+            assert not known or taken <= known, (port.name, taken - known)
+
+
+def _of(prototype: Prototype, port: Port) -> frozenset[torch.dtype]:
+    leader = prototype.input(port.same_as) if port.same_as else port
+    assert leader is not None
+    return leader.dtypes
+
+
+@pytest.mark.parametrize(
+    ("kind", "port", "dtype"),
+    [
+        ("Cummin", "indices", torch.int32),
+        ("Cummax", "indices", torch.int32),
+        ("Conv2DBackpropFilter", "y", torch.float32),
+        ("Conv3DBackpropFilter", "y", torch.float32),
+        ("Conv2DBackpropFilter", "filter_size", torch.int32),
+        ("Conv2DBackpropInput", "input_size", torch.int32),
+        ("AvgPoolV2Grad", "orig_input_shape", torch.int32),
+        ("CumulativeLogsumexp", "axis", torch.int32),
+        ("LayerNormV4", "normalized_shape", torch.int32),
+    ],
+)
+def test_dtypes_that_are_given(kind: str, port: str, dtype: torch.dtype) -> None:
+    prototype = PROTOTYPES[kind]
+    (found,) = (p for p in (*prototype.inputs, *prototype.outputs) if p.name == port)
+    assert found.dtypes == {dtype}
+
+
+@pytest.mark.parametrize("kind", ["TensorScatterAdd", "AdaptiveAvgPool3d", "AdaptiveAvgPool3dGrad"])
+def test_operators_that_are_experimental_or_in_no_public_header(kind: str) -> None:
+    assert kind not in PROTOTYPES
+
+
+# ---- conversions ---------------------------------------------------------------------------------
+
+
+def f32(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    return torch.ones(shape, dtype=dtype, requires_grad=grad)
+
+
+IMAGE = (1, 2, 80, 80)
+INDEX = torch.tensor([0, 2])
+CASES: dict[str, tuple[Callable[..., Any], list[Any], str, str]] = {
+    "indices are cast": (lambda x: x.cummax(0), [f32(4, 3)], "Cummax Cast", ""),
+    "sort along the last axis": (lambda x: x.sort(0), [f32(4, 3)], "Sort Transpose", ""),
+    "a window within the limits": (
+        lambda x: F.max_pool2d(x, 15), [f32(*IMAGE, dtype=torch.float16)], "MaxPoolV3", ""
+    ),
+    "a large window": (
+        lambda x: F.max_pool2d(x, 16), [f32(*IMAGE, dtype=torch.float16)], "", "MaxPoolV3"
+    ),
+    "a large stride": (
+        lambda x: F.max_pool2d(x, 2, 64), [f32(*IMAGE, dtype=torch.float16)], "", "MaxPoolV3"
+    ),
+    "a divisor within the limits": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=255), [f32(*IMAGE)], "AvgPoolV2", ""
+    ),
+    "a large divisor": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=256), [f32(*IMAGE)], "", "AvgPoolV2"
+    ),
+    "a transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w), [f32(*IMAGE, dtype=torch.float16),
+        f32(2, 2, 3, 3, dtype=torch.float16)], "Conv2DTranspose", "",
+    ),
+    "a dilated transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w, dilation=2), [f32(*IMAGE, dtype=torch.float16),
+        f32(2, 2, 3, 3, dtype=torch.float16)], "", "Conv2DTranspose",
+    ),
+    "parts": (lambda x: [p + 1 for p in x.split([1, 3])], [f32(4, 3)], "SplitVD", ""),
+    "an empty part": (lambda x: [p + 1 for p in x.split([0, 4])], [f32(4, 3)], "", "SplitVD"),
+    "batch norm in training": (
+        lambda x: F.batch_norm(x, f32(2), f32(2), training=True), [f32(*IMAGE)], "BatchNormV3", ""
+    ),
+    "batch norm in inference": (
+        lambda x: F.batch_norm(x, f32(2), f32(2)), [f32(*IMAGE)], "BNInfer", "BatchNormV3"
+    ),
+    "scatter_add": (
+        lambda x, y: x.scatter_add(0, INDEX[:, None], y), [f32(3, 1), f32(2, 1)],
+        "ScatterElements", "TensorScatterAdd",
+    ),
+    "accumulation": (
+        lambda x, y: x.index_put((INDEX,), y, accumulate=True), [f32(3, 4), f32(2, 4)],
+        "ScatterElements", "TensorScatterAdd",
+    ),
+    "accumulation at pairs": (
+        lambda x, y: x.index_put((INDEX, INDEX), y, accumulate=True), [f32(3, 4), f32(2)],
+        "ScatterElements", "TensorScatterAdd",
+    ),
+    "a bias of 16 bits": (
+        lambda x, w, b: F.conv2d(x, w, b), [f32(*IMAGE, dtype=HALF), f32(2, 2, 3, 3, dtype=HALF),
+        f32(2, dtype=HALF)], "Conv2D Add", "",
+    ),
+    "gradients of 16-bit filters": (
+        lambda x, w: F.conv2d(x, w), [f32(*IMAGE, dtype=HALF), f32(2, 2, 3, 3, dtype=HALF,
+        grad=True)], "Conv2DBackpropFilter Cast", "",
+    ),
+    "volumes": (lambda x: F.adaptive_avg_pool3d(x, 2), [f32(1, 2, 4, 4, 4)], "BatchMatMulV2", ""),
+}  # fmt: skip
+
+
+def recorded(name: str) -> Recorder:
+    fn, inputs, *_ = CASES[name]
+    return record(fn, *inputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_conversion_makes(name: str) -> None:
+    *_, wanted, unwanted = CASES[name]
+    kinds = recorded(name).kinds()
+    assert all(kinds[kind] for kind in wanted.split()), kinds
+    assert not any(kinds[kind] for kind in unwanted.split()), kinds
+
+
+def test_convolutions_take_images_with_formats_and_sizes_as_constants() -> None:
+    x, w = f32(1, 2, 8, 8, grad=True), f32(2, 2, 3, 3, grad=True)
+    forward, backward = record(F.conv2d, x, w, layout=False).sources()
+    assert len(re.findall(r'Input\("Data", .*ge::FORMAT_NCHW\)\);', forward)) == 2
+    sizes = re.findall(r'\.In\("(?:input|filter)_size", (\w+)\)', backward)
+    assert sizes and all(f"auto {name} = Constant<int32_t>" in backward for name in sizes)
+    (plain,) = record(lambda x: x + 1, f32(1, 2, 8, 8)).sources()
+    assert "FORMAT" not in plain[plain.index("Input(") :].split("Input(")[-1]
+
+
+def test_unlisted_dtypes_are_eager_with_the_reason_or_cast() -> None:
+    target = record(lambda x: F.hardswish(x), f32(4, dtype=torch.float64))
+    eager = [n.reason for p in target.programs for n in p.nodes if n.decision == "eager"]
+    assert not target.kinds()["HardSwish"] and all("float64" in reason for reason in eager)
+    assert record(lambda x, y: x & y, f32(4).bool(), f32(4).bool()).kinds()["LogicalAnd"]
+    kinds = record(lambda x: x.roll(1, 0), f32(4, 3, dtype=torch.int16)).kinds()
+    assert kinds["Roll"] and kinds["Cast"] == 2
+
+
+# ---- the public interface ------------------------------------------------------------------------
+
+BODIES = {
+    "outputs of no type": ("graph.SetOutputs({{x, {0}}});", "ambiguous"),
+    "an indexed input from outside": ('x.SetInput("x", 0, x);', "protected|private|no match"),
+    "a registration from outside": ('x.DynamicInputRegister("x", 2);', "protected"),
+    "a temporary": ("graph.SetInputs(Operators{x}).NoSuchCall();", "NoSuchCall"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_headers_refuse_what_ge_refuses(name: str) -> None:
+    body, message = BODIES[name]
+    source = (
+        '#include "graph/graph.h"\n#include "graph/operator_factory.h"\n'
+        "using Operators = std::vector<ge::Operator>;\n"
+        'extern "C" void define(ge::Graph& graph) {\n'
+        '  auto x = ge::OperatorFactory::CreateOperator("x", "Data");\n'
+    )
+    tools = find_toolchain(Config(runs_on="simulator"))
+    assert compile_shared(tools, source + "graph.SetInputs(Operators{x});}")
+    with pytest.raises(CompilerError, match=message):
+        compile_shared(tools, f"{source}  {body}\n}}")

@@ -1,0 +1,200 @@
+"""What is read in headers of operators, and models whose rules choose by it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ascend_recorder import Recorder, record
+from stand_in import acceptance, cann
+from test_ascend_models import bert, llama, torchvision
+from torch import Tensor
+
+from dicp.cache import Cache
+from dicp.vendor.ascend import probe
+from dicp.vendor.ascend.installation import Cann
+from dicp.vendor.ascend.probe import declared_operators, dtype_groups, probed, usable_operators
+from dicp.vendor.ascend.prototypes import PROTOTYPES
+
+HALVES = {torch.float16, torch.bfloat16}
+
+
+def usable(text: str) -> probe.Installed:
+    return usable_operators(declared_operators([text]))
+
+
+# ---- declarations --------------------------------------------------------------------------------
+
+
+def test_ports_of_another_name() -> None:
+    text = """
+        // REG_OP(Neg) is further down
+        REG_OP(SwiGluGrad)
+            .INPUT(grad_y, "T") .INPUT(x, "T") /* .INPUT(z, "T") */
+            .OUTPUT(grad_x, "T")
+            .DATATYPE(T, TensorType({DT_FLOAT, DT_BF16}))
+            .ATTR(dim, Int, -1)
+        .OP_END_FACTORY_REG(SwiGluGrad)
+        REG_OP(Cast).INPUT(x, TensorType::ALL()).OUTPUT(y, TensorType::ALL())
+            .OP_END_FACTORY_REG(Cast)
+        REG_OP(Neg).INPUT(x, TensorType::NumberType()).OUTPUT(y, TensorType::NumberType())
+            .OP_END_FACTORY_REG(Neg)
+    """
+    found = usable(text)
+    assert found.kinds == {"SwiGluGrad", "Neg"}  # the Cast has no dst_type
+    assert found.ports == {("SwiGluGrad", "y_grad"): "grad_y", ("SwiGluGrad", "x_grad"): "grad_x"}
+    assert found.dtypes["SwiGluGrad", "y_grad"] == {torch.float32, torch.bfloat16}
+    assert ("Neg", "x") not in found.dtypes
+
+
+def test_dtypes_by_the_groups_of_the_header_of_types() -> None:
+    groups = dtype_groups("""
+        struct TensorType {
+          static TensorType FloatingDataType() { return TensorType{DT_DOUBLE, DT_FLOAT}; }
+          static TensorType BasicType() {
+            return TensorType({DT_COMPLEX64, DT_INT8,
+                               DT_BF16});
+          }
+        };
+    """)
+    (declared,) = declared_operators(["""
+        REG_OP(Add)
+            .INPUT(x1, ge::TensorType::FloatingDataType())
+            .INPUT(x2, TensorType({BasicType(), DT_BOOL, DT_STRING, DT_FLOAT32}))
+            .OUTPUT(y, TensorType::UnknownType())
+            .OUTPUT(z, TensorType({DT_INT8}))
+            .OP_END_FACTORY_REG(Add)
+    """], groups).values()  # fmt: skip
+    assert declared.dtypes == {
+        "x1": {torch.float64, torch.float32},
+        "x2": {torch.int8, torch.bfloat16, torch.bool, torch.float32},
+        "z": {torch.int8},
+    }
+
+
+def test_a_dtype_is_taken_where_the_result_has_it_too() -> None:
+    row = ".INPUT(x, TensorType({DT_BF16, DT_FLOAT})) .OUTPUT(y, TensorType({DT_FLOAT}))"
+    found = usable(f"REG_OP(Lgamma) {row} .OP_END_FACTORY_REG(Lgamma)")
+    assert found.dtypes["Lgamma", "x"] == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ".INPUT(x, T) .INPUT(shape, T) .OUTPUT(y, T) .ATTR(axis, Int, 0)",
+        ".INPUT(x, T) .INPUT(shape, T) .OUTPUT(y, T) .ATTR(axis, ListInt, 0)"
+        " .ATTR(num_axes, Int, -1)",
+        ".INPUT(x, T) .DYNAMIC_INPUT(shape, T) .OUTPUT(y, T) .ATTR(axis, Int, 0)"
+        " .ATTR(num_axes, Int, -1)",
+        ".INPUT(x, T) .INPUT(shape, T) .INPUT(more, T) .OUTPUT(y, T) .ATTR(axis, Int, 0)"
+        " .ATTR(num_axes, Int, -1)",
+        ".INPUT(x, T) .INPUT(shape, T) .OUTPUT(y, T) .ATTR(axis, Int, 0) .ATTR(num_axes, Int, -1)"
+        " .REQUIRED_ATTR(more, Int)",
+    ],
+    ids=["attribute missing", "its type", "its number", "input more", "attribute more"],
+)  # fmt: skip
+def test_operators_of_another_form_are_not_used(row: str) -> None:
+    right = (".INPUT(x, T) .OPTIONAL_INPUT(shape, T) .OPTIONAL_INPUT(more, T) .OUTPUT(y, T)"
+             " .ATTR(axis, Int, 0) .ATTR(num_axes, Int, -1) .ATTR(more, Int, 1)")  # fmt: skip
+    assert usable(f"REG_OP(Reshape) {right} .OP_END_FACTORY_REG(Reshape)").kinds == {"Reshape"}
+    assert not usable(f"REG_OP(Reshape) {row} .OP_END_FACTORY_REG(Reshape)").kinds
+
+
+def test_an_operator_that_writes_to_nothing_is_none_that_writes() -> None:
+    """One public source has ScatterElementsV2 with a result of its own."""
+    row = ".INPUT(data, T) .INPUT(indices, T) .INPUT(updates, T) .OUTPUT(y, T)"
+    attrs = '.ATTR(axis, Int, 0) .ATTR(reduction, String, "none")'
+    assert not usable(f"REG_OP(ScatterElementsV2) {row} {attrs} .OP_END_FACTORY_REG(X)").kinds
+
+
+# ---- an installation -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["by family", "merged"])
+@pytest.mark.parametrize("header_set", cann.SETS)
+def test_an_installation_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header_set: str, merged: bool
+) -> None:
+    root = cann.install(tmp_path / "cann", header_set, tmp_path, merged=merged)
+    found = probed(Cann(root, "8.2"), Cache(tmp_path / "cache", 1 << 20))
+    assert found.kinds == set(PROTOTYPES) & cann.operators(header_set).keys()
+    assert found.dtypes["FlashAttentionScore", "query"] == HALVES
+    reads: list[Any] = []
+    read = probe.declared_operators
+    monkeypatch.setattr(probe, "declared_operators", lambda *a: reads.append(a) or read(*a))
+    again = Cache(tmp_path / "cache", 1 << 20)
+    assert probed(Cann(root, "8.2"), again) == found and not reads
+    header = next(h for h in Cann(root, "").headers if "REG_OP(RealDiv)" in h.read_text())
+    header.write_text(header.read_text().replace("REG_OP(RealDiv)", "REG_OP(Other)"))
+    os.utime(header, ns=(1, 1))
+    assert probed(Cann(root, "8.2"), again).kinds == found.kinds - {"RealDiv"} and reads
+
+
+def test_merged_headers_count_before_those_they_replace(tmp_path: Path) -> None:
+    root = cann.install(tmp_path / "cann", "2023", tmp_path, merged=True)
+    old = root / "opp" / "built-in" / "op_proto" / "inc"
+    old.mkdir(parents=True)
+    (old / "elewise_calculation_ops.h").write_text("REG_OP(Neg) .OP_END_FACTORY_REG(Neg)")
+    assert "Neg" in probed(Cann(root, ""), Cache(tmp_path / "cache", 1 << 20)).kinds
+
+
+# ---- what rules choose ---------------------------------------------------------------------------
+
+
+def of_set(header_set: str) -> probe.Installed:
+    return acceptance.header_sets_once()[header_set][1]
+
+
+def refused(target: Recorder, header_set: str) -> list[str]:
+    """What a set refuses in the sources recorded for it, and what runs eagerly."""
+    declared, installed = acceptance.header_sets_once()[header_set]
+    graphs = [graph for program in target.programs for graph in program.graphs]
+    found = [
+        why
+        for graph, source in zip(graphs, target.sources(), strict=True)
+        for _, why in acceptance.refusals(graph, source, declared, installed.ports)
+    ]
+    nodes = [node for program in target.programs for node in program.nodes]
+    return found + [f"{n.op} is eager: {n.reason}" for n in nodes if n.decision == "eager"]
+
+
+def resnet() -> tuple[torch.nn.Module, Any]:
+    return torchvision.models.resnet50(num_classes=4), lambda m: m(torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("header_set", cann.SETS)
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("model", [bert, llama, resnet])
+def test_models_are_whole_with_each_set(model: Any, train: bool, header_set: str) -> None:
+    module, call = model()
+    module.train(train)
+    with torch.set_grad_enabled(train):
+        target = record(call, module, operators=of_set(header_set))
+    assert [len(program.graphs) for program in target.programs] == [1] * (1 + train)
+    assert not refused(target, header_set)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_attention_without_documented_masks_is_composed(dtype: torch.dtype, train: bool) -> None:
+    """In 2023 the fused operators take masks of 16 bits alone."""
+    q = torch.ones(1, 2, 16, 16, dtype=dtype, requires_grad=train)
+
+    def attend(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    target = record(attend, q, operators=of_set("2023"))
+    assert not refused(target, "2023")
+    assert not any("Attention" in kind for kind in target.kinds())
+    target = record(attend, q, operators=of_set("2025"))
+    assert not refused(target, "2025")
+    assert any("Attention" in kind for kind in target.kinds())
+
+
+def test_what_a_set_does_not_declare_is_found() -> None:
+    target = record(lambda x, w: F.rms_norm(x, (8,), w), torch.ones(2, 8), torch.ones(8))
+    assert "there is no RmsNorm" in refused(target, "2023") and not refused(target, "2025")

@@ -1,0 +1,183 @@
+"""Routines on AMX's tile registers: their source against a model of the instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_routines import LAYOUTS, SHAPES, check, heads, leaf
+from torch import Tensor
+
+from dicp.config import Config
+from dicp.toolchain import OUTPUT
+from dicp.vendor.cpu.routines import Group
+from dicp.vendor.cpu.toolchain import compile_shared, find_toolchain
+from dicp.vendor.cpu.units import header_texts, unit_text
+
+SUPPORT = Path(__file__).parents[1] / "support"
+MODEL = ("-DDICP_TILE_MODEL", f"-I{SUPPORT}")
+HALF = torch.bfloat16
+GROUPS = ("product", "attention", "attention_gradients")
+
+pytestmark = pytest.mark.skipif(
+    "avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="vectors beside the tiles"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache: the routines are compiled once."""
+    return tmp_path_factory.mktemp("tiles")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def on_tiles(folder: Path, fn: Callable[..., Tensor], *inputs: Any) -> list[str]:
+    """The steps of `fn`, whose results through the model are as good as eager's."""
+    return check(folder, fn, *inputs, config=Config(cache_dir=folder, cxx_flags=MODEL))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(6, 4, 5), (48, 32, 64), (100, 1101, 33), (17, 31, 15), (30, 3100, 17), (65, 2048, 100)],
+)
+def test_products(folder: Path, rows: int, depth: int, columns: int) -> None:
+    """Whole and partial tiles of every operand, in depth too; gradients transpose the operands."""
+    operands = leaf(rows, depth, dtype=HALF), leaf(depth, columns, dtype=HALF)
+    assert on_tiles(folder, torch.mm, *operands) == ["dicp_product_bf16"] * 3
+    batches = leaf(3, rows, depth, dtype=HALF), leaf(3, depth, columns, dtype=HALF)
+    assert "dicp_product_bf16" in on_tiles(folder, torch.bmm, *batches)
+
+
+@pytest.mark.parametrize("left", LAYOUTS)
+@pytest.mark.parametrize("right", LAYOUTS)
+def test_layouts(folder: Path, left: str, right: str) -> None:
+    for rows, depth, columns in ((12, 66, 64), (45, 34, 33), (61, 521, 96)):
+        a = LAYOUTS[left](torch.randn(rows, depth).to(HALF))
+        b = LAYOUTS[right](torch.randn(depth, columns).to(HALF))
+        assert on_tiles(folder, torch.mm, a, b) == ["dicp_product_bf16"]
+
+
+def test_epilogue_and_groups(folder: Path) -> None:
+    x, w, b = (torch.randn(*s).to(HALF) for s in ((50, 20), (70, 20), (70,)))
+    x[0, 0], x[1, 0] = torch.nan, torch.inf
+    fused = on_tiles(folder, lambda x, w, b: F.gelu(F.linear(x, w, b)), x, w, b)
+    assert fused == ["dicp_product_biased_bf16"]
+    pytest.importorskip("transformers.integrations.moe")
+    ends = torch.tensor([60, 60, 61, 100])
+    steps = on_tiles(
+        folder, lambda x, w, e: torch.ops.transformers.grouped_mm_fallback(x, w, e),
+        leaf(103, 40, dtype=HALF), leaf(4, 40, 70, dtype=HALF), ends,
+    )  # fmt: skip
+    assert steps.count("dicp_product_grouped_bf16") == 2
+    assert steps.count("dicp_product_grouped_weights_bf16") == 1
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+@pytest.mark.parametrize(("rows", "keys", "size"), SHAPES)
+def test_attention(folder: Path, rows: int, keys: int, size: int, masked: bool) -> None:
+    q, k, v = (heads(2, 2, n, size, HALF) for n in (rows, keys, keys))
+    mask = torch.randn(2, 1, rows, keys).masked_fill(torch.rand(rows, keys) < 0.3, -torch.inf)
+    mask[..., 0] = 0
+    steps = on_tiles(
+        folder,
+        lambda q, k, v, m: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=m, is_causal=m is None
+        ),
+        q, k, v, mask.to(HALF) if masked else None,
+    )  # fmt: skip
+    tag = "_masked" if masked else ""
+    assert steps == [f"dicp_attention{tag}_bf16", f"dicp_attention_gradients{tag}_bf16"]
+
+
+def build(source: str, *flags: str) -> bytes:
+    files = {"unit.cpp": source, **header_texts()}
+    return compile_shared(find_toolchain(Config(cxx_flags=flags)), files, "unit.cpp")
+
+
+ROUNDING = """
+#include "tile.h"
+extern "C" void run(const void* a, const void* b, float* c) {
+  const d_tiles_held held;
+  d_tile_load<0>(c, 64);
+  d_tile_load<1>(a, 64);
+  d_tile_load<2>(b, 64);
+  d_tile_join<0, 1, 2>();
+  d_tile_store<0>(c, 64);
+}
+"""
+
+
+def loaded(source: str, folder: Path) -> ctypes.CDLL:
+    path = folder / OUTPUT
+    path.write_bytes(build(source, *MODEL))
+    return ctypes.CDLL(str(path))
+
+
+def tile_product(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """c + a @ b of one tile each by the manual's order of rounding,.
+
+    a (16, 32), b (16, 32) in pairs of rows, bfloat16; c (16, 16), float32.
+    """
+    a, b, sums = a.double(), b.double().reshape(16, 16, 2), torch.zeros(16, 16, 2)
+    for k in range(16):
+        for odd in range(2):
+            exact = sums[:, :, odd].double() + a[:, None, 2 * k + odd] * b[None, k, :, odd]
+            sums[:, :, odd] = exact.float()
+    return c + (sums[:, :, 0] + sums[:, :, 1])
+
+
+def test_the_model_rounds_as_the_instruction_does(tmp_path: Path) -> None:
+    """Even and odd products are summed apart, in order, each step rounded to float32."""
+    library = loaded(ROUNDING, tmp_path)
+    a, b = torch.randn(16, 32).to(HALF), torch.randn(16, 32).to(HALF)
+    c = torch.randn(16, 16)
+    expected = tile_product(a, b, c)
+    library.run(*(ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)))
+    assert torch.equal(c, expected)
+    a.fill_(1e-30), b.fill_(1e-30), c.fill_(1e-40)
+    library.run(*(ctypes.c_void_p(t.data_ptr()) for t in (a, b, c)))
+    assert torch.equal(c, torch.zeros(16, 16)), "denormals are zeros"
+
+
+def test_tiles_that_no_thread_configured_are_an_error(tmp_path: Path) -> None:
+    """So a routine that forgets them fails here as it would on the processor."""
+    text = ROUNDING.replace("  const d_tiles_held held;\n", "")
+    (tmp_path / OUTPUT).write_bytes(build(text, *MODEL))
+    code = f"import ctypes; ctypes.CDLL({str(tmp_path / OUTPUT)!r}).run(*3*[b'0' * 1024])"
+    done = subprocess.run([shutil.which("python3") or "python3", "-c", code], check=False)
+    assert done.returncode < 0
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_instructions(tmp_path: Path, compiler: str) -> None:
+    """What the processor will run: the operands of every product, and the release."""
+    if not shutil.which(compiler) or not shutil.which("objdump"):
+        pytest.skip(f"needs {compiler} and objdump")
+    flags = ("-DDICP_TILES", "-mamx-tile", "-mamx-bf16")
+    for name in GROUPS:
+        group = Group(name, "_bf16")
+        files = {"unit.cpp": unit_text(group.header, group.bodies(), {}), **header_texts()}
+        toolchain = find_toolchain(Config(cxx=compiler, cxx_flags=flags))
+        (tmp_path / OUTPUT).write_bytes(compile_shared(toolchain, files, "unit.cpp"))
+        text = subprocess.run(
+            ["objdump", "-d", str(tmp_path / OUTPUT)], capture_output=True, text=True, check=True
+        ).stdout
+        for product in (
+            "tdpbf16ps %tmm6,%tmm4,%tmm0", "tdpbf16ps %tmm7,%tmm4,%tmm1",
+            "tdpbf16ps %tmm6,%tmm5,%tmm2", "tdpbf16ps %tmm7,%tmm5,%tmm3",
+        ):  # fmt: skip
+            assert product in text, "Intel's order is reversed: b, a, c"
+        assert "ldtilecfg" in text and "tilerelease" in text
+        of_vectors = "vdpbf16ps" in text
+        assert of_vectors == (name == "product"), "dot products of few rows, and nothing else"
