@@ -11,10 +11,11 @@ from jinja2 import Environment, StrictUndefined, Template
 
 
 @lru_cache(maxsize=64)
-def _template(path: Path) -> Template:
+def _template(path: Path, autoescape: bool) -> Template:
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=autoescape,
+    )  # fmt: skip
     environment.filters["one_line"] = one_line
     return environment.from_string(path.read_text())
 
@@ -26,4 +27,9 @@ def one_line(text: str) -> str:
 
 def render_template(path: Path, **values: Any) -> str:
     """The skeleton file at `path` filled in; raises jinja2.UndefinedError for a missing value."""
-    return _template(path).render(**values)
+    return _template(path, False).render(**values)
+
+
+def render_html(path: Path, **values: Any) -> str:
+    """As `render_template`, for HTML: values are escaped unless they are marked as safe."""
+    return _template(path, True).render(**values)
