@@ -1,4 +1,4 @@
-"""`python -m benchmarks models|kernels|compile|memory|scaling|gpu`: one table, JSON and a chart."""
+"""`python -m benchmarks COMMAND`, such as models, kernels or tools: one table, JSON and a chart."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "compile": ("benchmarks.compile", "time to the first result, caches empty, then filled"),
     "memory": ("benchmarks.memory", "peak memory of a step and of the process"),
     "gpu": ("benchmarks.gpu", "features, kernels, models and tests on a GPU, within ten minutes"),
+    "tools": ("benchmarks.tools", "what the operator tools cost on a training step"),
     "scaling": ("benchmarks.scaling", "compile time and overhead against the number of layers"),
 }
 

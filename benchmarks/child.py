@@ -22,6 +22,7 @@ TASKS = {
     "first": "benchmarks.compile",
     "memory": "benchmarks.memory",
     "layers": "benchmarks.scaling",
+    "tools": "benchmarks.tools",
 }
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,8 +9,16 @@ import contextlib
 import io
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `benchmarks` is no part of the package
+
+from benchmarks import torchvision_operators  # noqa: E402
+
+torchvision_operators.define()
 
 PAGE = Path(__file__).with_name("op_tools.md")
 BLOCK = re.compile(r"```python\n(.*?)```\n\n<!-- output -->\n(?:```text\n.*?```\n)?", re.S)

@@ -5,6 +5,7 @@ chosen operators. docs/op_tools.md shows each on a real training step.
 """
 
 from dicp.op_tools import compiled as compiled
+from dicp.op_tools import one_iter as one_iter
 from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import OpCapture
 from dicp.op_tools.cast import OpDtypeCast
@@ -24,4 +25,5 @@ __all__ = [
     "OpTimeMeasure",
     "apply_feature",
     "clear_features",
+    "one_iter",
 ]

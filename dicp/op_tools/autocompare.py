@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,14 +14,14 @@ import torch
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
-from dicp.op_tools.capture import CAPTURES, FOLDER
+from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.names import is_constructor, is_in_place, is_random
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
 from dicp.op_tools.reference import Reference, expected
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
-from dicp.op_tools.verdict import COLUMNS, Comparison, compare
+from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 from dicp.torch_private import version_of
 
 RESULTS = "op_autocompare_result"
@@ -134,7 +133,7 @@ class OpAutoCompare(Feature):
         self._check_promises(record, result, promised)
         if not record.ok:
             self._save(call, reference, result, wanted)
-        self._report(record, call, result, reference)
+        self._report(record, call, result, reference, wanted)
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before)
         return result
@@ -176,7 +175,7 @@ class OpAutoCompare(Feature):
         ):
             if name in outputs and place != self.ignore_index:
                 k = outputs[name]
-                record.comparisons[k] = _with_promise(record.comparisons[k], value, promise)
+                record.comparisons[k] = as_promised(record.comparisons[k], value, promise)
 
     def _pairs(self, operator: str, got: Any, reference: Any, eager: Any) -> list[Comparison]:
         left, right, third = list(got), list(reference), list(eager)
@@ -198,7 +197,7 @@ class OpAutoCompare(Feature):
         leaves = labelled(result, f"{call.name} output")
         record.comparisons = [Comparison(name, True) for name, _ in leaves]
         self._check_promises(record, result, promised)
-        self._report(record, call, result, None)
+        self._report(record, call, result, None, None)
 
     def _no_reference(self, call: Call, error: Exception) -> None:
         record = self._record(call, "forward")
@@ -253,12 +252,12 @@ class OpAutoCompare(Feature):
         self._keep(record)
         if self.style == "line":
             self._print_line(record)
-        elif not record.ok or self.verbose:
-            self._print(record, call, reference)
-            self.say(argument_table([(f"{call.name} grad[{k}]", g)
-                                     for k, g in enumerate(found.inputs)]))  # fmt: skip
-        else:
-            self._print(record, call, reference)
+            return
+        self._print(record, call, reference)
+        if not record.ok or self.verbose:
+            rows = gradient_rows(call.name, found)
+            cpu = Gradients([g if g is None else g.cpu() for g in found.outputs], list(wanted))
+            self.say(argument_table([*rows, *gradient_rows(call.name, cpu, "(cpu)")]))
 
     # ---- records --------------------------------------------------------------------------------
 
@@ -278,7 +277,9 @@ class OpAutoCompare(Feature):
         if full:
             self.flush()
 
-    def _report(self, record: Record, call: Call, result: Any, reference: Reference | None) -> None:
+    def _report(
+        self, record: Record, call: Call, result: Any, reference: Reference | None, wanted: Any
+    ) -> None:
         self._keep(record)
         if self.style == "line":
             self._print_line(record)
@@ -290,8 +291,9 @@ class OpAutoCompare(Feature):
                 *labelled(result, f"{call.name} outputs"),
             ]
             if reference is not None:
-                cpu = labelled_arguments(reference.args, reference.kwargs, "inputs(cpu)")
-                rows += [(f"{call.name} {name}", value) for name, value in cpu]
+                name = call.name
+                rows += labelled_arguments(reference.args, reference.kwargs, f"{name} inputs(cpu)")
+                rows += labelled(wanted, f"{name} outputs(cpu)")
             self.say(argument_table(rows))
 
     def _print(self, record: Record, call: Call, reference: Reference | None) -> None:
@@ -403,20 +405,4 @@ def _ignored(comparison: Comparison) -> Comparison:
     return Comparison(
         comparison.name, True, comparison.cosine, comparison.max_abs, comparison.max_relative,
         comparison.tolerance, "ignored (ignore_index)",
-    )  # fmt: skip
-
-
-def _with_promise(comparison: Comparison, got: Any, promised: Any) -> Comparison:
-    """A result whose dtype or shape is not what PyTorch's own inference says is wrong."""
-    if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
-        return comparison
-    if got.dtype != promised.dtype:
-        info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
-    elif got.shape != promised.shape:
-        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
-    else:
-        return comparison
-    return Comparison(
-        comparison.name, False, comparison.cosine, comparison.max_abs, comparison.max_relative,
-        comparison.tolerance, info, math.inf, False,
     )  # fmt: skip

@@ -31,17 +31,21 @@ def result_rows(name: str, result: Any, suffix: str = "outputs") -> list[tuple[s
     return list(labelled(result, f"{name} {suffix}"))
 
 
-def gradient_rows(name: str, found: Gradients) -> list[tuple[str, Any]]:
-    """Rows of incoming and outgoing gradients, named after their outputs and inputs."""
+def gradient_rows(name: str, found: Gradients, side: str = "") -> list[tuple[str, Any]]:
+    """Rows of incoming and outgoing gradients, named after their outputs and inputs.
+
+    side: "(cpu)" for those of a reference.
+    """
     single = len(found.outputs) == 1
     incoming = (
-        [(f"{name} grad_output", found.outputs[0])]
+        [(f"{name} grad_output{side}", found.outputs[0])]
         if single
-        else [(f"{name} grad_outputs[{k}]", g) for k, g in enumerate(found.outputs)]
+        else [(f"{name} grad_outputs{side}[{k}]", g) for k, g in enumerate(found.outputs)]
     )
+    given = f"{name} grad_inputs{side}"
     if len(found.inputs) == 1:
-        return [*incoming, (f"{name} grad_inputs", found.inputs[0])]
-    return [*incoming, *((f"{name} grad_inputs[{k}]", g) for k, g in enumerate(found.inputs))]
+        return [*incoming, (given, found.inputs[0])]
+    return [*incoming, *((f"{given}[{k}]", g) for k, g in enumerate(found.inputs))]
 
 
 class OpCapture(Feature):

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import getitem
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,9 +22,10 @@ import torch
 from torch import fx
 
 from dicp.dynamo_bridge.inspection import InspectedGraph, register_inspector
+from dicp.errors import OverflowFoundError
 from dicp.op_tools.autocompare import OpAutoCompare, Record
 from dicp.op_tools.capture import CAPTURES, OpCapture
-from dicp.op_tools.frame import FRAME
+from dicp.op_tools.frame import FRAME, Call
 from dicp.op_tools.graph_reference import (
     Evaluator,
     is_random_node,
@@ -33,16 +35,20 @@ from dicp.op_tools.graph_reference import (
     reproducer,
     tensor_nodes,
 )
+from dicp.op_tools.overflow import OpOverflowCheck, Statistics, statistics
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.timing import OpTimeMeasure, Timing
-from dicp.op_tools.verdict import COLUMNS, Comparison, compare
+from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 from dicp.origin import user_line
 from dicp.target import KernelReport
 from dicp.torch_private import profiling
 
 Group = tuple[str, list[fx.Node]]
 """A kernel's name and its nodes; an operator outside of kernels is a group of its own."""
+
+
+OVERWRITTEN = "overwritten, though the graph may not"
 
 
 @dataclass(frozen=True)
@@ -81,17 +87,23 @@ class CompiledGraphs:
         features = FRAME.features
         with FRAME.unhooked(), torch.no_grad():
             timers = [f for f in features if isinstance(f, OpTimeMeasure)]
-            checks = [f for f in features if isinstance(f, (OpAutoCompare, OpCapture))]
+            checks = [
+                f for f in features if isinstance(f, (OpAutoCompare, OpCapture, OpOverflowCheck))
+            ]
             if not checks:
                 return _timed(graph, inputs, timers)
-            before = _copies(graph, inputs)
+            before = copied_inputs(graph, inputs, every=True)
+            given = list(inputs)
             state = torch.get_rng_state()
             outputs = _timed(graph, list(inputs), timers)
             inputs.clear()
             after = torch.get_rng_state()
             try:
                 torch.set_rng_state(state)
-                self._look(graph, before, outputs, checks)
+                self.look(graph, before, outputs, checks)
+                self._check_inputs(graph, before, given, checks)
+            except OverflowFoundError:  # asked for by raise_on_bad
+                raise
             except Exception as error:  # a tool's own defect must not end the program
                 name = type(error).__name__
                 logger().warning(f"a compiled graph cannot be looked into: {name}: {error}")
@@ -99,9 +111,10 @@ class CompiledGraphs:
                 torch.set_rng_state(after)
             return outputs
 
-    def _look(
+    def look(
         self, graph: InspectedGraph, inputs: list[Any], outputs: Sequence[Any], features: Any
     ) -> None:
+        """Judge and capture the graph's kernels on inputs that it had; `outputs` is its results."""
         steps = self._compiled(graph, "kernels", _crossing(graph))
         values = _run(graph, steps, inputs)
         groups = _groups(graph, steps.kernels)
@@ -109,6 +122,8 @@ class CompiledGraphs:
             if isinstance(feature, OpCapture):
                 for name, nodes in groups:
                     _capture(feature, graph, name, nodes, values)
+            elif isinstance(feature, OpOverflowCheck):
+                self._check_overflow(feature, graph, groups, values)
             elif not self._diverges(feature, graph, groups, values):
                 _judge_graph(feature, graph, values, inputs, outputs)
 
@@ -129,6 +144,66 @@ class CompiledGraphs:
             self._inside(feature, graph, wrong, values)
         return bool(wrong)
 
+    def _check_overflow(
+        self, feature: OpOverflowCheck, graph: InspectedGraph, groups: list[Group], values: Values
+    ) -> None:
+        """Statistics of each kernel; in the first that makes a bad value, of each operator."""
+        for name, nodes in groups:
+            call, rows = _statistics(name, nodes, values.real)
+            if any(r.bad for r in rows[1]) and not any(r.bad for r in rows[0]) and len(nodes) > 1:
+                extra = _crossing(graph) | tensor_nodes(nodes)
+                steps = self._compiled(graph, name, extra)
+                real = _run(graph, steps, [values.real[n.name] for n in placeholders(graph.gm)])
+                made = (_statistics(_operator(n), [n], real.real) for n in nodes)
+                bad = (m for m in made if any(r.bad for r in m[1][1]))
+                call, rows = next(bad, (call, rows))
+            if rows[1]:
+                feature.check(call, *rows)
+
+    def _check_inputs(
+        self, graph: InspectedGraph, before: list[Any], after: list[Any], features: Any
+    ) -> None:
+        """Inputs that the graph overwrote and must not; the operators that do so alone."""
+        allowed = mutated_inputs(graph.captured) | mutated_inputs(graph.gm)
+        changed = [
+            node
+            for node, a, b in zip(placeholders(graph.gm), before, after, strict=True)
+            if node.name not in allowed and not _same(a, b)
+        ]
+        for feature in (f for f in features if changed and isinstance(f, OpAutoCompare)):
+            real = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
+            for node in changed:
+                readers = [u for u in node.users if u.op == "call_function"]
+                users = [u for u in readers if self._overwrites(graph, u, node, before)]
+                for user in users or readers:
+                    name = f"{user.target} input {node.name}"
+                    got = after[placeholders(graph.gm).index(node)]
+                    found = compare(str(user.target), name, got, real[node.name])
+                    found = replace(found, allclose=False, fp64=False, error_info=OVERWRITTEN)
+                    record = Record(str(user.target), CallId.new(), _place([user]), "operator",
+                                    [found], judged_by="fp64")  # fmt: skip
+                    feature.keep(record)
+                    _print(feature, record)
+
+    def _overwrites(
+        self, graph: InspectedGraph, user: fx.Node, node: fx.Node, before: list[Any]
+    ) -> bool:
+        """Whether an operator that is compiled alone overwrites this input of the graph."""
+        if any(n.op != "placeholder" for n in user.all_input_nodes):
+            return True  # its other operands are not at hand: it may
+        alone, mapping = fx.Graph(), {}
+        for operand in user.all_input_nodes:
+            mapping[operand] = alone.placeholder(operand.name)
+            mapping[operand].meta = dict(operand.meta)
+        alone.output((alone.node_copy(user, mapping.__getitem__),))
+        alone.output_node().meta = dict(graph.gm.graph.output_node().meta)
+        executable, _ = graph.compile(fx.GraphModule(graph.gm, alone))
+        values = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
+        given = [values[n.name].clone() for n in user.all_input_nodes]
+        executable(list(given))
+        pairs = zip(user.all_input_nodes, given, strict=True)
+        return any(n is node and not _same(values[n.name], g) for n, g in pairs)
+
     def _inside(
         self, feature: OpAutoCompare, graph: InspectedGraph, wrong: list[Group], outer: Values
     ) -> None:
@@ -139,17 +214,17 @@ class CompiledGraphs:
         for name, nodes in wrong:
             found = False
             for node in nodes:
-                record = _judged(feature, graph, str(node.target), [node], values)
+                record = _judged(feature, graph, _operator(node), [node], values)
                 if record is None or record.ok:
                     continue
                 found, record.kind = True, "operator"
                 feature.keep(record)
                 _print(feature, record)
                 where = user_line(node) or "an unknown line"
-                operator = f"{node.target} ({node.name}) at {where}"
-                logger().info(f"diverging kernel: {name}; operator: {operator}")
+                operator = f"{_operator(node)} ({node.name}) at {where}"
+                feature.say(f"diverging kernel: {name}; operator: {operator}")
             if not found:
-                logger().info(
+                feature.say(
                     f"diverging kernel: {name}; its operators agree one by one: the fault is in "
                     "how they are fused"
                 )
@@ -177,19 +252,21 @@ def _with_results(graph: InspectedGraph, extra: set[str]) -> Steps:
 
 
 def _run(graph: InspectedGraph, steps: Steps, inputs: Sequence[Any]) -> Values:
-    results = steps.executable(_copies(graph, inputs))
+    results = steps.executable(copied_inputs(graph, inputs))
     names = [node.name for node in placeholders(graph.gm)]
     real = dict(zip(names, inputs, strict=True))
     real |= dict(zip(steps.names, results[steps.count :], strict=True))
     return Values(real, results[: steps.count])
 
 
-def _copies(graph: InspectedGraph, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, with copies of those that the graph overwrites."""
+def copied_inputs(graph: InspectedGraph, inputs: Sequence[Any], every: bool = False) -> list[Any]:
+    """The inputs, with copies of those that the graph overwrites, or of every one."""
     changed = mutated_inputs(graph.captured) | mutated_inputs(graph.gm)
     nodes = placeholders(graph.gm)
     return [
-        value.clone() if node.name in changed and isinstance(value, torch.Tensor) else value
+        value.clone()
+        if (every or node.name in changed) and isinstance(value, torch.Tensor)
+        else value
         for node, value in zip(nodes, inputs, strict=True)
     ]
 
@@ -221,8 +298,14 @@ def _groups(graph: InspectedGraph, kernels: Sequence[KernelReport]) -> list[Grou
         if names:
             groups.append((kernel.name, [nodes[name] for name in names]))
     seen = {node.name for _, members in groups for node in members}
-    groups += [(str(nodes[n].target), [nodes[n]]) for n in tensor_nodes(nodes.values()) - seen]
+    groups += [(_operator(nodes[n]), [nodes[n]]) for n in tensor_nodes(nodes.values()) - seen]
     return sorted(groups, key=lambda group: order[group[1][-1].name])
+
+
+def _operator(node: fx.Node) -> str:
+    """The node's operator; that of which it is one of several results."""
+    is_part = node.target is getitem and node.all_input_nodes
+    return str(node.all_input_nodes[0].target if is_part else node.target)
 
 
 # ---- verdicts ------------------------------------------------------------------------------------
@@ -250,7 +333,7 @@ def _judged(
             record.note = f"no CPU form: {type(error).__name__}: {text}"
             continue
         comparison = compare(str(node.target), f"{name} {node.name}", got, reference, eager)
-        record.comparisons.append(_with_dtype(comparison, got, eager))
+        record.comparisons.append(as_promised(comparison, got, eager))
     return record
 
 
@@ -269,7 +352,7 @@ def _judge_graph(
     feature.keep(record)
     if not record.ok:
         _print(feature, record)
-        logger().info(
+        feature.say(
             "every kernel agrees alone and the graph does not: the fault is in a graph pass, in "
             "the order of the kernels or in their memory"
         )
@@ -290,19 +373,31 @@ def _against_captured(
             eager = same.value(node)
             name = f"captured output[{place}]"
             comparison = compare("graph", name, got, wide.value(node), eager)
-            found.append(_with_dtype(comparison, got, eager))
+            found.append(as_promised(comparison, got, eager))
     return found
 
 
-def _with_dtype(comparison: Comparison, got: torch.Tensor, eager: Any) -> Comparison:
-    """A result in another dtype than eager's has failed, whatever its values."""
-    if not isinstance(eager, torch.Tensor) or got.dtype == eager.dtype:
-        return comparison
-    info = f"Inconsistent dtypes: {got.dtype} {eager.dtype}"
-    return Comparison(
-        comparison.name, False, comparison.cosine, comparison.max_abs, comparison.max_relative,
-        comparison.tolerance, info, comparison.ratio, False,
-    )  # fmt: skip
+def _same(before: Any, after: Any) -> bool:
+    """Whether a tensor has kept its bits."""
+    if not isinstance(before, torch.Tensor) or before.layout != torch.strided:
+        return True
+    kept = before == after
+    return bool((kept | ((before != before) & (after != after))).all())
+
+
+def _statistics(
+    name: str, nodes: Sequence[fx.Node], real: Mapping[str, Any]
+) -> tuple[Call, tuple[list[Statistics], list[Statistics]]]:
+    """A call that stands for the nodes, with statistics of what they read and of what they give."""
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n not in nodes)
+    inputs = [(f"{name} inputs {n.name}", real.get(n.name)) for n in read]
+    outputs = [(f"{name} outputs {n.name}", real.get(n.name)) for n in nodes]
+    call = Call(name, _no_function, (), {}, _place(nodes))
+    return call, (statistics(inputs), statistics(outputs))
+
+
+def _no_function() -> None:
+    """A kernel is no function of the program's."""
 
 
 def _place(nodes: Sequence[fx.Node]) -> Place:
@@ -385,4 +480,5 @@ def _bytes(node: fx.Node) -> int:
         return value.dtype.itemsize
 
 
-register_inspector(CompiledGraphs())
+COMPILED = CompiledGraphs()
+register_inspector(COMPILED)

@@ -131,6 +131,19 @@ class Feature:
             self.flush()
             self.finish()
 
+    @contextlib.contextmanager
+    def silently(self) -> Iterator[Self]:
+        """The tool runs within, and nothing of it is printed or written at the end."""
+        with self._lock:
+            self._depth += 1
+        FRAME.add(self)
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._depth -= 1
+            FRAME.remove(self)
+
     def end(self) -> None:
         """The same as `stop`."""
         self.stop()

@@ -59,11 +59,13 @@ class InputEdges:
         return any(edge is not None for edge in self.edges)
 
 
-def watch(edges: InputEdges, outputs: Any, done: Callable[[Gradients], None]) -> Gradients | None:
+def watch(
+    edges: InputEdges, outputs: Any, done: Callable[[Gradients], None], most: int = MOST_NODES
+) -> Gradients | None:
     """Call `done` in backward, once all gradients of a call are known.
 
     `outputs` is the result of the call whose inputs hung at `edges`. Returns None, and watches
-    nothing, for a call that autograd did not record.
+    nothing, for a call that autograd did not record, or with more nodes than `most`.
     """
     results = list(trees.tensors(outputs))
     recorded = [t for t in results if t.requires_grad and t.grad_fn is not None]
@@ -71,7 +73,7 @@ def watch(edges: InputEdges, outputs: Any, done: Callable[[Gradients], None]) ->
         return None
     known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
-    nodes = _boundary([t.grad_fn for t in recorded], known)
+    nodes = _boundary([t.grad_fn for t in recorded], known, most)
     if not nodes:
         return None
     found = Gradients([None] * len(results), [None] * len(edges.edges), len(nodes))
@@ -83,8 +85,32 @@ def watch(edges: InputEdges, outputs: Any, done: Callable[[Gradients], None]) ->
     return found
 
 
+def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
+    """Call `done` in backward, once the gradients of all recorded outputs are known.
+
+    For calls whose inputs have no gradient: a module whose parameters alone have one.
+    """
+    results = list(trees.tensors(outputs))
+    recorded = [k for k, t in enumerate(results) if t.requires_grad and t.grad_fn is not None]
+    found = Gradients([None] * len(results), [], len(recorded))
+
+    def arrives(place: int) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            with FRAME.unhooked(), torch.no_grad():
+                found.outputs[place] = gradient.detach()
+                found.waiting -= 1
+                if found.waiting == 0:
+                    done(found)
+                    found.outputs = [None] * len(results)
+
+        return hook
+
+    for place in recorded:
+        results[place].register_hook(arrives(place))
+
+
 def _boundary(
-    starts: list[Any], known: dict[tuple[Any, int], int]
+    starts: list[Any], known: dict[tuple[Any, int], int], most: int
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
     """The call's autograd nodes that feed an input, each with (its own place, the input's)."""
     stops = {node for node, _ in known}
@@ -96,7 +122,7 @@ def _boundary(
         if node in seen:
             continue
         seen.add(node)
-        if len(seen) > MOST_NODES:
+        if len(seen) > most:
             return []
         places = []
         for place, (upstream, number) in enumerate(node.next_functions):

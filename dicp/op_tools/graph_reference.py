@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -67,7 +67,21 @@ class Evaluator:
             return value
         return trees.map_tensors(value, lambda t: copied(t, self.rules.get(t.dtype, t.dtype)))
 
+    def _drawn(self, node: fx.Node) -> Any:
+        """A random operator's value, drawn in its own dtype: another would draw other numbers."""
+
+        def narrowed(operand: fx.Node) -> Any:
+            value, promised = self._known[operand], operand.meta.get("val")
+            tensors = isinstance(value, torch.Tensor) and isinstance(promised, torch.Tensor)
+            return value.to(promised.dtype) if tensors else value
+
+        target: Any = node.target
+        args, kwargs = map_arg((node.args, node.kwargs), narrowed)
+        return self._widened(target(*args, **kwargs))
+
     def _computed(self, node: fx.Node) -> Any:
+        if is_random_node(node):
+            return self._drawn(node)
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         target: Any = node.target
         name = str(target)
@@ -86,6 +100,9 @@ class Evaluator:
 
 
 def is_random_node(node: fx.Node) -> bool:
+    """Whether the node draws random numbers, or is one of several results of one that does."""
+    if node.target is getitem and node.all_input_nodes:
+        node = node.all_input_nodes[0]
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

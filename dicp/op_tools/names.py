@@ -90,7 +90,17 @@ def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:
             continue
         if callable(found) and not isinstance(found, type):
             return owner, parts[-1], found
+    if len(parts) == 2 and (packet := registered_packet(*parts)) is not None:
+        return getattr(torch.ops, parts[0]), parts[1], packet  # an operator of a plugin
     raise OperatorNameError(name, difflib.get_close_matches(name, _known(), n=3, cutoff=0.7))
+
+
+def registered_packet(space: str, name: str) -> Any:
+    """`torch.ops.<space>.<name>`, if such an operator is registered."""
+    try:
+        return getattr(getattr(torch.ops, space), name)
+    except AttributeError:
+        return None
 
 
 def resolve_any(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.tables import table
+from dicp.op_tools.verdict import dense_chunks
 
 COLUMNS = ("name", "inf_or_nan", "min", "max", "mean", "std", "norm1", "norm2", "norm_inf")
 
@@ -36,23 +38,52 @@ class Statistics:
             value = torch.view_as_real(value.resolve_conj())
         if not value.numel():
             return cls(name, False, (0.0,) * 7)
-        real = value.is_floating_point()
-        # float64 where the device has it: squares of large halves overflow in their own type.
-        wide = value.reshape(-1)
-        wide = wide.cpu().double() if not real or value.device.type != "cpu" else wide.double()
-        bad = bool(real and not wide.isfinite().all())
-        finite = wide[wide.isfinite()] if bad else wide
-        if not finite.numel():
-            return cls(name, bad, (float("nan"),) * 7)
-        size = finite.abs()
-        numbers = (
-            finite.min(), finite.max(), finite.mean(), finite.std(correction=0), size.sum(),
-            finite.square().sum().sqrt(), size.max(),
-        )  # fmt: skip
-        return cls(name, bad, tuple(map(float, numbers)))
+        sums = _Sums()
+        for part in dense_chunks(value):
+            sums.add(part)
+        return cls(name, sums.bad, sums.numbers())
 
     def row(self) -> tuple[object, ...]:
         return (self.name, self.bad, *(f"{number:.9g}" for number in self.numbers))
+
+
+@dataclass
+class _Sums:
+    """What the statistics of a tensor are made of, collected piece by piece in float64."""
+
+    bad: bool = False
+    count: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    mean: float = 0.0
+    spread: float = 0.0
+    """The sum of squared distances from the mean."""
+    norm1: float = 0.0
+    squares: float = 0.0
+
+    def add(self, part: torch.Tensor) -> None:
+        finite = part.isfinite()
+        if not finite.all():
+            self.bad, part = True, part[finite]
+        count = part.numel()
+        if not count:
+            return
+        mean, total = float(part.mean()), self.count + count
+        away = mean - self.mean
+        self.spread += float((part - mean).square().sum())
+        self.spread += away * away * self.count * count / total
+        self.mean += away * count / total
+        self.count = total
+        self.low, self.high = min(self.low, float(part.min())), max(self.high, float(part.max()))
+        self.norm1 += float(part.abs().sum())
+        self.squares += float(part.square().sum())
+
+    def numbers(self) -> tuple[float, ...]:
+        if not self.count:
+            return (math.nan,) * 7
+        largest = max(abs(self.low), abs(self.high))
+        std = math.sqrt(self.spread / self.count)
+        return (self.low, self.high, self.mean, std, self.norm1, math.sqrt(self.squares), largest)
 
 
 @dataclass(frozen=True)

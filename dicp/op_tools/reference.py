@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,7 @@ from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
 from dicp.op_tools.names import is_in_place
+from dicp.torch_private import TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
@@ -52,6 +54,38 @@ def reference_rules(operator: str) -> Rules:
     """How the reference's dtypes differ: the operator's own variable, or everything in float64."""
     variable = f"{operator.rpartition('.')[2].upper()}_OP_DTYPE_CAST_DICT"
     return cast_rules(variable) or _WIDE
+
+
+def widened(value: torch.Tensor) -> torch.Tensor:
+    """The tensor in float64 or complex128; integers as they are."""
+    return value.to(_WIDE.get(value.dtype, value.dtype))
+
+
+class _Widening(TorchDispatchMode):
+    """Casts to narrower dtypes, and narrower constants, are float64 too."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = schema_of(func)
+        if schema.is_mutable or any(a.alias_info for a in schema.arguments):
+            return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:  # another dtype draws other numbers
+            return trees.map_tensors(func(*args, **kwargs), widened)
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return widened(value)
+            return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+        result = func(*trees.mapped(tuple(args), leaf), **trees.mapped(kwargs, leaf))
+        return trees.map_tensors(result, widened)
+
+
+def widened_dtypes(wide: bool) -> AbstractContextManager[Any]:
+    """Within, what the program casts or creates in a narrower floating dtype is in float64."""
+    return _Widening() if wide else nullcontext()
 
 
 @dataclass(frozen=True)

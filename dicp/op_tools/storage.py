@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dicp.errors import CaptureFormatError
@@ -57,9 +58,17 @@ def save(path: Path, value: Any, facts: Mapping[str, Any]) -> None:
         "value": _encoded(value, kept),
         "tensors": rows,
     }
+    write(path, contents, json.dumps(plain, indent=1))
+
+
+def write(path: Path, contents: Mapping[str, torch.Tensor], text: str) -> None:
+    """Write both files; all that a capture does to the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(contents, _file(path, ".safetensors"))
-    _file(path, ".json").write_text(json.dumps(plain, indent=1))
+    try:
+        save_file(dict(contents), _file(path, ".safetensors"))
+    except SafetensorError as error:  # no OSError, although the disk is full
+        raise OSError(str(error)) from error
+    _file(path, ".json").write_text(text)
 
 
 def load(path: Path, device: str | None = None) -> Saved:

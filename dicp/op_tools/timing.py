@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dicp.machine import stopwatch
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import append_csv, cache_size
 from dicp.op_tools.capture import FOLDER
@@ -31,33 +31,6 @@ def device_of(value: Any) -> torch.device:
     return next((d for d in devices if d.type not in ("cpu", "meta")), torch.device("cpu"))
 
 
-def stopwatch(device: torch.device) -> Callable[[], float]:
-    """Start a measurement on the device's current stream; the call ends it, in milliseconds."""
-    module = torch.get_device_module(device) if device.type != "cpu" else None
-    if module is None:
-        start = time.perf_counter()
-        return lambda: (time.perf_counter() - start) * 1e3
-    module.synchronize(device)
-    event = getattr(module, "Event", None)
-    if event is None:
-        start = time.perf_counter()
-
-        def end() -> float:
-            module.synchronize(device)
-            return (time.perf_counter() - start) * 1e3
-
-        return end
-    first, last = event(enable_timing=True), event(enable_timing=True)
-    first.record()
-
-    def end_events() -> float:
-        last.record()
-        module.synchronize(device)
-        return float(first.elapsed_time(last))
-
-    return end_events
-
-
 @dataclass
 class Timing:
     """The time of one call, in milliseconds; None where it did not run."""
@@ -69,6 +42,8 @@ class Timing:
     backward: float | None = None
     inputs: str = ""
     outputs: str = ""
+    grad_inputs: str = ""
+    grad_outputs: str = ""
     estimated: bool = False
     """Whether the time is a share of a kernel's, by the bytes its operators move."""
 
@@ -144,6 +119,8 @@ class OpTimeMeasure(Feature):
             with FRAME.unhooked():
                 spent = running.pop()() if running else 0.0
                 record.backward = (record.backward or 0.0) + spent
+                record.grad_inputs = _described(grad_inputs)
+                record.grad_outputs = _described(grad_outputs)
                 if self.style == "line":
                     self.say(f"SyncExecuteTimer: {call.name} backward elasped {spent:.8f} {_UNIT}")
                 else:
@@ -159,7 +136,7 @@ class OpTimeMeasure(Feature):
         if not records:
             return
         self.say(table(COLUMNS, [_row(r) for r in records]))
-        rows = [(*_row(r), r.inputs, r.outputs, "", "") for r in records]
+        rows = [(*_row(r), r.inputs, r.outputs, r.grad_inputs, r.grad_outputs) for r in records]
         if self._file is None:
             name = f"op_elasped_info_pid{os.getpid()}_{timestamp()}.csv"
             self._file = self.folder / RESULTS / name

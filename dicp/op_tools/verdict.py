@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -126,6 +126,19 @@ def compare(operator: str, name: str, got: Any, reference: Any, eager: Any = Non
     )
 
 
+def as_promised(comparison: Comparison, got: Any, promised: Any) -> Comparison:
+    """The comparison, failed where `got` has another dtype or shape than `promised`."""
+    if not isinstance(got, torch.Tensor) or not isinstance(promised, torch.Tensor):
+        return comparison
+    if got.dtype != promised.dtype:
+        info = f"Inconsistent dtypes: {got.dtype} {promised.dtype}"
+    elif got.shape != promised.shape:
+        info = f"Inconsistent shape: {tuple(got.shape)} {tuple(promised.shape)}"
+    else:
+        return comparison
+    return replace(comparison, allclose=False, error_info=info, ratio=math.inf, fp64=False)
+
+
 def _compare_numbers(name: str, got: Any, reference: Any, allowed: Tolerance) -> Comparison:
     if got != got and reference != reference:
         return Comparison(name, True, tolerance=allowed)
@@ -203,9 +216,14 @@ def _chunks(
     got: torch.Tensor, reference: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Both tensors piece by piece on the CPU, in float64 or complex128."""
-    left, right = _dense(got), _dense(reference)
-    for start in range(0, left.numel(), _CHUNK):
-        yield _wide(left[start : start + _CHUNK]), _wide(right[start : start + _CHUNK])
+    yield from zip(dense_chunks(got), dense_chunks(reference), strict=True)
+
+
+def dense_chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor's values piece by piece on the CPU, flat, in float64 or complex128."""
+    flat = _dense(tensor)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield _wide(flat[start : start + _CHUNK])
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from dicp.config import SwitchSettings
 from dicp.errors import DicpWarning
+from dicp.module_calls import around_outermost_calls
 from dicp.torch_private import privateuse1_name
 
 PLUGINS = "torch.backends"
@@ -82,24 +83,11 @@ def _plugin(wanted: str) -> EntryPoint | None:
 
 def _compile_outermost() -> Callable[[], None]:
     """Let the call of a module that no other module's call encloses run compiled."""
-    call = torch.nn.Module.__call__
-    inside: list[bool] = []
     compiled: dict[int, Any] = {}
 
-    def run(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if inside or torch.compiler.is_compiling():
-            return call(self, *args, **kwargs)
-        if id(self) not in compiled:
-            compiled[id(self)] = (self, torch.compile(self.forward, backend="dicp"))
-        inside.append(True)
-        try:
-            return compiled[id(self)][1](*args, **kwargs)
-        finally:
-            inside.pop()
+    def run(module: torch.nn.Module, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) not in compiled:
+            compiled[id(module)] = (module, torch.compile(module.forward, backend="dicp"))
+        return compiled[id(module)][1](*args, **kwargs)
 
-    torch.nn.Module.__call__ = run  # type: ignore[method-assign]
-
-    def undo() -> None:
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-
-    return undo
+    return around_outermost_calls(run)

@@ -58,14 +58,18 @@ from dicp.torch_private.dynamo import (
     GraphBreak,
     GraphBreaks,
     TorchDynamoException,
+    any_number_of_compilations,
     backend_registry,
+    compiled_call,
     disable_compiled_autograd,
     dynamo_config,
     dynamo_counters,
     dynamo_module,
     flatten_graph_inputs,
     frame_seconds,
+    original_module,
     register_repeatedly,
+    set_compiled_call,
     trace_recurrent_modules,
 )
 from dicp.torch_private.graphs import (

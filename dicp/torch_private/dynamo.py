@@ -36,6 +36,28 @@ def frame_seconds() -> float:
     return (time.time_ns() - context._start_time_ns) / 1e9
 
 
+def any_number_of_compilations() -> Any:
+    """A context in which Dynamo compiles one function for as many modules as call it."""
+    most = 1 << 20
+    return dynamo_config.patch(recompile_limit=most, accumulated_recompile_limit=most)
+
+
+def original_module(module: Any) -> Any:
+    """The module that `torch.compile` was given, for the module that it returned."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, torch.nn.Module) else module
+
+
+def compiled_call(module: Any) -> Any:
+    """What `module.compile()` made of the module's call; None for a module that runs as it is."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: Any, call: Any) -> None:
+    """Let the module's calls run `call`; one that is a module does not become a part of it."""
+    module.__dict__["_compiled_call_impl"] = call
+
+
 class _BackendTable(dict[str, Any]):
     """PyTorch's compiler functions by name; those of class `repeatable` may be registered again."""
 

@@ -13,6 +13,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # `benchmarks`, however pytest starts
+
+from benchmarks import torchvision_operators  # noqa: E402
+
+torchvision_operators.define()
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 PAGES = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.M | re.S)

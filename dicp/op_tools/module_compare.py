@@ -1,0 +1,432 @@
+"""Running recorded modules again, compiled or on a device, beside eager and beside float64.
+
+Each module is given the inputs and gradients that were recorded, so that errors do not add up;
+`chained` gives only the model what was recorded, and each module what the one before it made.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dicp.errors import CaptureFormatError
+from dicp.op_tools import trees
+from dicp.op_tools.autocompare import OpAutoCompare, Record
+from dicp.op_tools.frame import FRAME
+from dicp.op_tools.recording import ModuleCall, Recorder, Recording
+from dicp.op_tools.reference import CPU, widened, widened_dtypes
+from dicp.op_tools.tables import table
+from dicp.op_tools.verdict import Comparison, as_promised, compare
+from dicp.torch_private import original_module, set_compiled_call
+
+COLUMNS = ("module", "call", "tensor", "error", "max_relative_diff", "verdict", "error_info")
+Values = dict[str, torch.Tensor]
+"""What one run of a module gave, by the names that are printed."""
+
+
+@dataclass
+class ModuleRecord:
+    """The comparisons of one call of a module, or of the optimizer's step."""
+
+    call: ModuleCall
+    comparisons: list[Comparison] = field(default_factory=list)
+    note: str = ""
+    is_step: bool = False
+
+    @property
+    def path(self) -> str:
+        return self.call.path
+
+    @property
+    def ok(self) -> bool:
+        return all(c.fp64 for c in self.comparisons)
+
+    def rows(self) -> Iterator[tuple[object, ...]]:
+        place = f"{self.call.iteration}/{self.call.number}"
+        for c in self.comparisons:
+            verdict = "ok" if c.fp64 else "wrong"
+            yield (self.call.name, place, c.name, f"{c.max_abs:.9f}", f"{c.max_relative:.9f}",
+                   verdict, c.error_info)  # fmt: skip
+        if self.note:
+            yield (self.call.name, place, "", "", "", "", self.note)
+
+
+@dataclass
+class ModuleReport:
+    """The records of all calls, in their order; `inside` names what diverges in compiled ones."""
+
+    records: list[ModuleRecord] = field(default_factory=list)
+    inside: dict[str, list[Record]] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[ModuleRecord]:
+        return [record for record in self.records if not record.ok]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def innermost(self) -> list[ModuleRecord]:
+        """The failures without a failure in a module below."""
+        paths = {r.path for r in self.failures}
+        return [r for r in self.failures if not any(is_below(p, r.path) for p in paths)]
+
+    @property
+    def first(self) -> ModuleRecord | None:
+        """The innermost module with the first wrong value: forward, then backward from the end."""
+
+        def wrong(record: ModuleRecord, gradient: bool) -> bool:
+            failed = (c for c in record.comparisons if not c.fp64)
+            return any(c.name.startswith("grad") == gradient for c in failed)
+
+        forward = [r for r in self.records if wrong(r, gradient=False)]
+        backward = [r for r in reversed(self.records) if wrong(r, gradient=True)]
+        for found in (forward, backward):
+            paths = {r.path for r in found}
+            inner = (r for r in found if not any(is_below(p, r.path) for p in paths))
+            for record in inner:
+                return record
+        return None
+
+    def __str__(self) -> str:
+        rows = [row for record in self.records for row in record.rows()]
+        lines = [table(COLUMNS, rows)] if rows else []
+        for path, records in self.inside.items():
+            for r in records:
+                where = f" at {r.place.short}" if r.place.short else ""
+                lines.append(f"in {path or '(model)'}: {r.kind} {r.operator}{where}")
+        tensors = sum(len(r.comparisons) for r in self.records)
+        head = f"one_iter: {len(self.records)} calls of modules, {tensors} tensors, "
+        text = f"{len(self.failures)} calls wrong"
+        first = self.first
+        if first is not None:
+            wrong = next(c for c in first.comparisons if not c.fp64)
+            text += f"; first: {first.call.name} ({first.call.kind}): {wrong.name}"
+        return "\n".join([*lines, head + text])
+
+
+def is_below(path: str, above: str) -> bool:
+    return path != above and (not above or path.startswith(f"{above}."))
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How the tested side runs: a backend of torch.compile, a device, or both."""
+
+    backend: str | None
+    device: torch.device
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self.backend is None:
+            return function
+        options = _same_draws(self.backend)
+        return torch.compile(function, backend=self.backend, dynamic=False, options=options)
+
+
+def _same_draws(backend: str) -> dict[str, Any] | None:
+    """The option by which a backend draws what eager draws."""
+    known = backend.endswith("graph") or backend in ("dicp", "inductor")
+    return {"fallback_random": True} if known else None
+
+
+class Comparing:
+    """One recording beside one model."""
+
+    def __init__(
+        self, recording: Recording, model: nn.Module, optimizer: torch.optim.Optimizer | None,
+        tested: Tested,
+    ) -> None:  # fmt: skip
+        self.recording = recording
+        self.given = model
+        self.tested = tested
+        self.whole = original_module(model) is not model and tested.backend is None
+        self.optimizer = optimizer
+        pair = copy.deepcopy((original_module(model), optimizer))
+        self.eager: nn.Module = pair[0].to(CPU)
+        self.eager_optimizer: torch.optim.Optimizer | None = pair[1]
+        self._compiled: dict[str, tuple[nn.Module, Callable[..., Any]]] = {}
+
+    # ---- each module on what was recorded -------------------------------------------------------
+
+    def calls(self) -> Iterator[ModuleCall]:
+        return (c for c in self.recording.calls if not (self.whole and c.path))
+
+    def report(self) -> ModuleReport:
+        report = ModuleReport()
+        iteration = -1
+        for call in self.calls():
+            if call.iteration != iteration:
+                if iteration >= 0:
+                    self._add_step(report, iteration)
+                iteration = call.iteration
+                self._load(iteration)
+            report.records.append(self._judged(call))
+        if iteration >= 0:
+            self._add_step(report, iteration)
+        for record in report.innermost:
+            if self._is_compiled() and not record.is_step:
+                self._load(record.call.iteration)
+                report.inside.setdefault(record.path, self._looked_into(record.call))
+        return report
+
+    def _is_compiled(self) -> bool:
+        return self.whole or self.tested.backend is not None
+
+    def _load(self, iteration: int) -> None:
+        weights = self.recording.load(f"iteration{iteration}", "weights_before").value
+        self.eager.load_state_dict(weights)
+
+    def _judged(self, call: ModuleCall) -> ModuleRecord:
+        record = ModuleRecord(call)
+        try:
+            step = Step.read(self.recording, call)
+            module = self.eager.get_submodule(call.path)
+        except (CaptureFormatError, AttributeError) as error:
+            record.note = f"not run: {str(error).splitlines()[0]}"
+            return record
+        wanted = step.run(*widened_module(module), wide=True)
+        same = copy.deepcopy(module)
+        eager = step.run(same, same)
+        got = step.run(*self._tested_module(call.path, module), device=self.tested.device)
+        if call.random and self.tested.device != CPU:
+            record.note = "random: shape and dtype only"
+            wanted = eager = got
+        record.comparisons = compared(got, wanted, eager)
+        return record
+
+    def _tested_module(self, path: str, module: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
+        """A module with the recorded weights and how to call it; each is compiled once."""
+        if self.whole:
+            inner = original_module(self.given)
+            inner.load_state_dict(self.eager.state_dict())
+            return inner, self.given
+        if path not in self._compiled:
+            own = copy.deepcopy(module).to(self.tested.device)
+            self._compiled[path] = own, self.tested.compiled(own)
+        own, call = self._compiled[path]
+        own.load_state_dict(module.state_dict())
+        own.train(module.training)
+        return own, call
+
+    def _looked_into(self, call: ModuleCall) -> list[Record]:
+        """What diverges in a compiled module's graphs: operators, else kernels."""
+        step = Step.read(self.recording, call)
+        module = self.eager.get_submodule(call.path)
+        with OpAutoCompare(quiet=True).silently() as tool:
+            step.run(*self._tested_module(call.path, module), device=self.tested.device)
+        failed = [r for r in tool.failures if r.kind in ("operator", "kernel")]
+        return [r for r in failed if r.kind == "operator"] or failed
+
+    # ---- the optimizer's step -------------------------------------------------------------------
+
+    def _add_step(self, report: ModuleReport, iteration: int) -> None:
+        place = f"iteration{iteration}"
+        if self.eager_optimizer is None or not self.recording.has(place, "parameter_grads"):
+            return
+        call = ModuleCall(iteration, 1 + max(c.number for c in self.recording.calls), "optimizer",
+                          type(self.eager_optimizer).__name__, True)  # fmt: skip
+        record = ModuleRecord(call, is_step=True)
+        try:
+            state = self.recording.load(place, "optimizer_before").value
+            grads = self.recording.load(place, "parameter_grads").value
+            # Dynamo traces other formulas than the optimizer runs: eager is what was traced.
+            traced = None if self.tested.backend is None else Tested("eager", CPU)
+            got = self._stepped(state, grads, self.tested)
+            eager = self._stepped(state, grads, traced)
+            wanted = self._stepped(state, grads, None, wide=True)
+            record.comparisons = compared(got, wanted, eager)
+        except CaptureFormatError as error:
+            record.note = f"not run: {error}"
+        report.records.append(record)
+
+    def _stepped(
+        self, state: Any, grads: Mapping[str, Any], run: Tested | None, *, wide: bool = False
+    ) -> Values:
+        """The weights after a step of a copy of the optimizer, from the recorded gradients."""
+        model, optimizer = copy.deepcopy((self.eager, self.eager_optimizer))
+        assert optimizer is not None
+        device = CPU if run is None else run.device
+        model = widened_weights(model) if wide else model.to(device)
+        for name, parameter in model.named_parameters():
+            gradient = grads.get(name)
+            parameter.grad = None if gradient is None else gradient.to(device, parameter.dtype)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        step = optimizer.step if run is None else run.compiled(optimizer.step)
+        with FRAME.unhooked():
+            step()
+        return {f"weight {n}": p.detach() for n, p in model.named_parameters() if n in grads}
+
+    # ---- chained --------------------------------------------------------------------------------
+
+    def chained(self) -> ModuleReport:
+        """The whole model on the recorded inputs, three times; its modules' results in order."""
+        report = ModuleReport()
+        for call in self.calls():
+            if call.path:
+                continue
+            self._load(call.iteration)
+            step = Step.read(self.recording, call)
+            wanted = _run_recorded(step, *widened_module(self.eager), wide=True)
+            same = copy.deepcopy(self.eager)
+            eager = _run_recorded(step, same, same)
+            got = _run_recorded(step, *self._chained_model(), device=self.tested.device)
+            report.records += _paired(call, got, wanted, eager)
+        return report
+
+    def _chained_model(self) -> tuple[nn.Module, nn.Module]:
+        if self.whole:
+            return self._tested_module("", self.eager)[0], self.given
+        own = copy.deepcopy(self.eager).to(self.tested.device)
+        if self.tested.backend is not None:
+            for module in own.modules():
+                if not any(True for _ in module.children()):
+                    alike = copy.copy(module)  # the same parameters and buffers, not compiled
+                    set_compiled_call(module, self.tested.compiled(alike))
+        return own, own
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a module was given: inputs, gradients of its outputs, the state of random numbers."""
+
+    call: ModuleCall
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grad_outputs: list[torch.Tensor | None]
+    random_state: torch.Tensor
+
+    @classmethod
+    def read(cls, recording: Recording, call: ModuleCall) -> Step:
+        """Raises CaptureFormatError."""
+        saved = recording.load(call.folder, "input")
+        gradients: list[Any] = []
+        if recording.has(call.folder, "grad_outputs"):
+            gradients = recording.load(call.folder, "grad_outputs").value
+        state = bytearray.fromhex(saved.facts["random_state"])
+        return cls(call, saved.value["args"], saved.value["kwargs"], gradients,
+                   torch.frombuffer(state, dtype=torch.uint8))  # fmt: skip
+
+    def run(
+        self, module: nn.Module, function: Callable[..., Any], *, wide: bool = False,
+        device: torch.device = CPU,
+    ) -> Values:  # fmt: skip
+        """Forward and backward once: inputs after the call, results, gradients, buffers."""
+        args, kwargs, leaves = self._inputs(wide, device)
+        module.train(self.call.training)
+        module.zero_grad(set_to_none=True)
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.random_state)
+        try:
+            with FRAME.unhooked(), widened_dtypes(wide):
+                result = function(*args, **kwargs)
+                return self._values(module, (args, kwargs), leaves, result)
+        finally:
+            torch.set_rng_state(before)
+
+    def _inputs(self, wide: bool, device: torch.device) -> tuple[Any, Any, list[torch.Tensor]]:
+        """Copies of the recorded inputs, and the leaves whose gradients are wanted."""
+        leaves: list[torch.Tensor] = []
+
+        def leaf(value: torch.Tensor) -> torch.Tensor:
+            new = widened(value.detach()) if wide else value.detach()
+            new = new.to(device) if device != CPU else new.clone()
+            if not value.requires_grad:
+                return new
+            leaves.append(new.requires_grad_())
+            # A module may write its input in place, which a leaf does not allow.
+            return new.clone()
+
+        args, kwargs = trees.map_tensors((tuple(self.args), dict(self.kwargs)), leaf)
+        return args, kwargs, leaves
+
+    def _values(
+        self, module: nn.Module, given: Any, leaves: list[torch.Tensor], result: Any
+    ) -> Values:
+        results = list(trees.tensors(result))
+        pairs = [
+            (r, g.to(r.device, r.dtype))
+            for r, g in zip(results, self.grad_outputs, strict=False)
+            if g is not None and r.requires_grad
+        ]
+        values = {f"input[{k}]": t.detach() for k, t in enumerate(trees.tensors(given))}
+        values |= {f"output[{k}]": t.detach().clone() for k, t in enumerate(results)}
+        values |= {f"buffer {n}": b.clone() for n, b in module.named_buffers()}
+        if pairs:
+            torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
+        for k, leaf in enumerate(leaves):
+            if leaf.grad is not None:
+                values[f"grad_input[{k}]"] = leaf.grad
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                values[f"grad {name}"] = parameter.grad
+        return values
+
+
+def widened_weights(module: nn.Module) -> nn.Module:
+    """The module itself, its floating parameters and buffers in float64."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = widened(tensor.data)
+    return module
+
+
+def widened_module(module: nn.Module) -> tuple[nn.Module, nn.Module]:
+    copied = widened_weights(copy.deepcopy(module))
+    return copied, copied
+
+
+def compared(got: Values, wanted: Values, eager: Values) -> list[Comparison]:
+    """Each value by the fp64 rule; one that is missing on a side is wrong."""
+    found = []
+    for name in dict.fromkeys((*eager, *got)):
+        if name not in got or name not in eager or name not in wanted:
+            sides = [s for s, v in (("tested", got), ("eager", eager)) if name in v]
+            found.append(Comparison(name, False, error_info=f"only {sides[0]} has it", fp64=False))
+            continue
+        result = compare("module", name, got[name].cpu(), wanted[name], eager[name])
+        if got[name].shape == wanted[name].shape:
+            result = replace(result, error_info="")  # float64 is no inconsistency here
+        found.append(as_promised(result, got[name], eager[name]))
+    return found
+
+
+class _Memory:
+    """A recorder's sink: the values of each call, by the names that are printed."""
+
+    def __init__(self) -> None:
+        self.values: defaultdict[str, Values] = defaultdict(dict)
+
+    def save(self, place: str, file: str, value: Any, facts: Mapping[str, Any]) -> None:
+        if file in ("output", "grad_outputs"):
+            for k, t in enumerate(trees.tensors(value)):
+                self.values[place][f"{file}[{k}]"] = t.detach().clone()
+
+    def finish(self, calls: list[ModuleCall]) -> None:
+        pass
+
+
+def _run_recorded(
+    step: Step, module: nn.Module, function: nn.Module, **options: Any
+) -> tuple[list[ModuleCall], Mapping[str, Values]]:
+    sink = _Memory()
+    with Recorder(function, None, sink) as recorder:
+        step.run(module, function, **options)
+    return recorder.calls, sink.values
+
+
+def _paired(whole: ModuleCall, got: Any, wanted: Any, eager: Any) -> list[ModuleRecord]:
+    """A record per call of the tested run that the others have too."""
+    found = []
+    for call in got[0]:
+        values = [side[1].get(call.folder) for side in (got, wanted, eager)]
+        if all(v is not None for v in values):
+            shown = copy.copy(call)
+            shown.iteration = whole.iteration
+            found.append(ModuleRecord(shown, compared(*values)))
+    return found

@@ -1,0 +1,202 @@
+"""Details of the tools' page that no other file holds, each by its requirement."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dicp import op_tools
+from dicp.errors import ToolWarning
+from dicp.op_tools import storage
+from dicp.op_tools.overflow import Statistics
+
+
+def test_an_exception_inside_stops_the_tool_and_keeps_its_records() -> None:
+    """OT-2"""
+    tool = op_tools.OpAutoCompare(quiet=True)
+    with pytest.raises(ZeroDivisionError), tool:
+        torch.add(torch.ones(2), 1)
+        raise ZeroDivisionError
+    assert not tool.running and len(tool.results) == 2
+    assert len(list(Path("op_tools_results/op_autocompare_result").iterdir())) == 1
+    with pytest.raises(RuntimeError, match="must match"), op_tools.OpCapture(quiet=True) as capture:
+        torch.add(torch.ones(2), torch.ones(3))  # the operator's own error reaches the program
+    assert [path.name for path in capture.saved if path.parts[-5] == "torch.add"] == ["input"]
+
+
+def test_conditions_of_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    """OT-2, OT-20"""
+    half = op_tools.OpObserve(["torch.add"], condition=lambda a, b: a.dtype == torch.float16)
+    with half:
+        torch.add(torch.ones(2), 1)
+        torch.add(torch.ones(2).half(), 1)
+    text = capsys.readouterr().out
+    assert "skip OpObserveHook on torch.add\n" in text and text.count("torch.add outputs") == 1
+
+
+@pytest.fixture
+def vendor_library() -> Iterator[torch.library.Library]:
+    library = torch.library.Library("npu", "DEF")
+    library.define("npu_fusion_attention(Tensor q, float scale) -> Tensor")
+    library.impl("npu_fusion_attention", lambda q, scale: q * scale, "CPU")
+    yield library
+    library._destroy()
+
+
+def test_operators_of_vendors_have_their_names(
+    vendor_library: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OT-4"""
+    name = "npu.npu_fusion_attention"
+    with op_tools.apply_feature(name, "autocompare"), op_tools.OpCapture([name]):
+        torch.ops.npu.npu_fusion_attention(torch.ones(3), 0.5)
+    text = capsys.readouterr().out
+    assert f"apply OpAutoCompareHook on {name}\n" in text and f"{name} inputs[1]" in text
+    from dicp.op_tools.run_op_from_data import main
+
+    folder = f"op_tools_results/op_capture_results/{name}"
+    assert main([folder, "--acc_check", "--run_times", "1"]) == 0
+
+
+def test_the_reference_of_one_operator_has_its_own_dtypes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OT-7"""
+    monkeypatch.setenv("LINEAR_OP_DTYPE_CAST_DICT", "torch.bfloat16->torch.float32")
+    x = torch.ones(2, 2).bfloat16()
+    with op_tools.OpAutoCompare():
+        F.linear(x, x)
+        torch.add(x, x)
+    text = capsys.readouterr().out
+    assert "cpu_dtype_cast_info(from:to): {torch.bfloat16: torch.float32}" in text
+    assert "cpu_dtype_cast_info(from:to): {torch.bfloat16: torch.float64}" in text
+
+
+def test_rows_with_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    """OT-10"""
+    x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    with op_tools.OpAutoCompare(["torch.nn.functional.linear"], verbose=True):
+        F.linear(x, w).sum().backward()
+    text = capsys.readouterr().out
+    for row in (
+        "inputs[0]",
+        "inputs[1]",
+        "outputs",
+        "inputs(cpu)[0]",
+        "outputs(cpu)",
+        "grad_output",
+        "grad_inputs[1]",
+        "grad_output(cpu)",
+        "grad_inputs(cpu)[1]",
+    ):
+        assert re.search(rf"\| +torch\.nn\.functional\.linear {re.escape(row)} +\|", text), row
+
+
+def test_records_are_written_at_exit() -> None:
+    """OT-11"""
+    Path("program.py").write_text(
+        "import torch\nfrom dicp import op_tools\n"
+        "op_tools.OpTimeMeasure(quiet=True).start()\ntorch.add(torch.ones(2), 1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, check=True
+    )
+    (file,) = Path("op_tools_results/op_time_measure_result").iterdir()
+    assert f"op elasped info saved to {file}" in done.stdout
+    assert "torch.add" in {row[0] for row in csv.reader(file.open())}
+
+
+def test_a_full_disk_ends_the_capture_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OT-12 and the table of errors"""
+
+    def full(contents: object, path: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    with pytest.warns(ToolWarning, match="No space left") as caught, op_tools.OpCapture(quiet=True):
+        for _ in range(3):
+            assert torch.add(torch.ones(2), 1).tolist() == [2, 2]
+    assert len(caught) == 1
+
+
+def test_an_error_of_the_files_own_library_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OT-12: safetensors reports a full disk by an error that is no OSError."""
+    from safetensors import SafetensorError
+
+    def full(contents: object, path: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    with pytest.warns(ToolWarning, match="No space left"), op_tools.OpCapture(quiet=True):
+        torch.add(torch.ones(2), 1)
+
+
+def test_gradients_are_columns_of_the_times() -> None:
+    """OT-16"""
+    x = torch.randn(2, 3, requires_grad=True)
+    with op_tools.OpTimeMeasure(["torch.Tensor.mul"], quiet=True):
+        (x * 2).sum().backward()
+    (file,) = Path("op_tools_results/op_time_measure_result").iterdir()
+    head, row = csv.reader(file.open())
+    found = dict(zip(head, row, strict=True))
+    assert found["input"] == found["output"] == found["grad_outputs"] == "float32[2, 3]"
+    assert found["grad_inputs"] == "float32[2, 3]" and float(found["backward_elasped"]) > 0
+
+
+def test_a_device_without_a_dtype(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OT-19"""
+    to = torch.Tensor.to
+
+    def narrow(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        if torch.float64 in args:
+            raise RuntimeError("this device has no double")
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", narrow)
+    x = torch.ones(2, 2).bfloat16()
+    cast = op_tools.OpDtypeCast(rules="torch.bfloat16->torch.double")
+    text = "Warning: Device do not support double dtype now, dtype cast repalce with float."
+    with pytest.warns(ToolWarning, match=re.escape(text)) as caught, cast:
+        assert F.linear(x, x).dtype == torch.bfloat16
+        F.linear(x, x)
+    assert len(caught) == 1, "once"
+    printed = capsys.readouterr().out
+    assert printed.count(text) == 1 and "torch.bfloat16 -> torch.float32" in printed
+
+
+def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OT-22, OT-23"""
+    from dicp.op_tools import verdict
+
+    x = torch.randn(1000, dtype=torch.float64) * 3 + 5
+    x[7], x[900] = float("inf"), float("nan")
+    whole = Statistics.of("x", x)
+    monkeypatch.setattr(verdict, "_CHUNK", 64)
+    pieces = Statistics.of("x", x)
+    good = x[x.isfinite()]
+    wanted = (good.min(), good.max(), good.mean(), good.std(correction=0), good.abs().sum(),
+              good.norm(), good.abs().max())  # fmt: skip
+    for found in (whole, pieces):
+        assert found.bad and found.numbers == pytest.approx([float(w) for w in wanted])
+
+
+def test_a_tool_that_is_not_started_leaves_no_trace() -> None:
+    before = torch.overrides._get_current_function_mode_stack()
+    plain = torch.distributed.all_reduce if torch.distributed.is_available() else None
+    tools = [op_tools.OpCapture(), op_tools.OpAutoCompare(), op_tools.OpTimeMeasure()]
+    assert torch.overrides._get_current_function_mode_stack() == before == []
+    with tools[0], tools[1]:
+        pass
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert plain is None or torch.distributed.all_reduce is plain

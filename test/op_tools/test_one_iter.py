@@ -1,0 +1,206 @@
+"""Recordings of modules: what is saved, what is compared, what is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from faults import as_if, aten, planted, with_args
+from torch import nn
+
+from dicp.errors import CaptureFormatError, ToolWarning
+from dicp.op_tools import one_iter, storage
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, width)
+        self.act, self.drop = nn.Tanh(), nn.Dropout(0.25)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + scale * self.drop(self.act(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.bn = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return {"logits": self.head(self.bn(x.transpose(1, 2)).transpose(1, 2))}
+
+
+def made(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+IDS = torch.arange(12).reshape(2, 6) % 10
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    loss = F.cross_entropy(model(IDS)["logits"].float().flatten(0, 1), IDS.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def recorded(folder: str = "a", dtype: torch.dtype = torch.float32) -> tuple[nn.Module, object]:
+    model, optimizer = made(dtype)
+    with one_iter.record(model, optimizer, folder):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def test_what_a_recording_holds() -> None:
+    model, optimizer = made()
+    before = copy.deepcopy(model.state_dict())
+    with one_iter.record(model, optimizer, "a", iters=2):
+        for _ in range(3):
+            step(model, optimizer)
+    index = json.loads(Path("a/recording.json").read_text())
+    calls = [(c["iteration"], c["path"], c["random"]) for c in index["calls"]]
+    block = [(f"blocks.{k}{p}", p in ("", ".drop"))
+             for k in (0, 1) for p in ("", ".norm", ".up", ".act", ".drop")]  # fmt: skip
+    order = [("", True), ("embed", False), *block, ("bn", False), ("head", False)]
+    assert calls == [(i, *entry) for i in (0, 1) for entry in order]
+    assert {p.suffix for p in Path("a").rglob("*") if p.is_file()} == {".json", ".safetensors"}
+    folder = Path("a/iteration0/0005_blocks.0.act")
+    values = {f: storage.load(folder / f) for f in (
+        "input", "output", "grad_outputs", "grad_inputs")}  # fmt: skip
+    x, y = values["input"].value["args"][0], values["output"].value
+    assert torch.equal(torch.tanh(x), y)
+    (g,), (dx,) = values["grad_outputs"].value, values["grad_inputs"].value
+    torch.testing.assert_close(dx, g * (1 - y * y))
+    assert storage.load(Path("a/iteration0/0002_blocks.0/input")).value["kwargs"] == {"scale": 0.5}
+    assert len(values["input"].facts["random_state"]) > 5000
+    assert storage.load(Path("a/iteration0/0001_embed/grad_outputs")).value[0] is not None
+    weights = [storage.load(Path(f"a/iteration{i}/weights_{w}")).value
+               for i in (0, 1) for w in ("before", "after")]  # fmt: skip
+    for key, value in before.items():
+        assert torch.equal(weights[0][key], value), key
+        assert torch.equal(weights[1][key], weights[2][key])
+    assert not torch.equal(weights[2]["head.weight"], weights[3]["head.weight"])
+
+
+def test_the_recorded_step_is_unchanged() -> None:
+    plain, optimizer = made()
+    torch.manual_seed(5)
+    step(plain, optimizer)
+    model, optimizer = made()
+    torch.manual_seed(5)
+    with one_iter.record(model, optimizer, "a"):
+        step(model, optimizer)
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+    assert not model.head._forward_hooks and not model.head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_backend_that_is_right_agrees(
+    dtype: torch.dtype, chained: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = recorded(dtype=dtype)
+    state = copy.deepcopy(model.state_dict())
+    report = one_iter.compare("a", model, optimizer, backend="cpugraph", chained=chained)
+    assert report.ok, [(r.call.name, c) for r in report.failures for c in r.comparisons]
+    assert not [r.note for r in report.records if r.note]
+    names = {(r.path, c.name) for r in report.records for c in r.comparisons}
+    assert {("blocks.0.act", "output[0]"), ("", "output[0]")} <= names
+    if not chained:
+        assert {("blocks.1.up", "grad weight"), ("blocks.1.up", "grad_input[0]"),
+                ("bn", "buffer running_mean"), ("optimizer", "weight head.weight"),
+                ("blocks.0", "input[0]")} <= names  # fmt: skip
+    assert all(map(torch.equal, model.state_dict().values(), state.values())), "left as it was"
+    text = capsys.readouterr().out
+    assert "one_iter: " in text and "0 calls wrong" in text and " blocks.0.act " in text
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_wrong_rule_is_named(chained: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = recorded()
+    with planted({aten.tanh.default: as_if(aten.sigmoid.default)}):
+        report = one_iter.compare("a", model, optimizer, backend="cpugraph", chained=chained)
+    assert report.first is not None and report.first.path == "blocks.0.act"
+    text = capsys.readouterr().out
+    assert "first: blocks.0.act (Tanh): output[0]" in text
+    if not chained:
+        assert {r.path for r in report.innermost} == {"blocks.0.act", "blocks.1.act"}
+        (inside,) = report.inside["blocks.0.act"]
+        assert inside.operator == "aten.tanh.default"
+        assert "in blocks.0.act: operator aten.tanh.default" in text
+    else:
+        assert "blocks.0.drop" in {r.path for r in report.failures}, "its inputs are wrong too"
+
+
+def test_compiled_models_are_judged_as_a_whole() -> None:
+    for make in (lambda m: torch.compile(m, backend="cpugraph"), lambda m: m):
+        model, optimizer = made()
+        whole = make(model)
+        if whole is model:
+            model.blocks[0].compile(backend="cpugraph")
+        folder = "whole" if whole is not model else "part"
+        with one_iter.record(whole, optimizer, folder):
+            step(whole, optimizer)
+        paths = [
+            c["path"] for c in json.loads(Path(f"{folder}/recording.json").read_text())["calls"]
+        ]
+        if whole is not model:
+            assert paths == [""]
+        else:
+            assert "blocks.0" in paths and "blocks.0.up" not in paths and "blocks.1.up" in paths
+    model, optimizer = recorded()
+    model.eval()
+    compiled = torch.compile(model, backend="cpugraph", options={"fallback_random": True})
+    assert one_iter.compare("a", compiled, optimizer).ok
+    with planted({aten.tanh_backward.default: with_args(lambda g, y: (g, g))}):
+        report = one_iter.compare("a", compiled, optimizer)
+    assert [r.path for r in report.failures] == [""]
+    assert {r.operator for r in report.inside[""]} == {"aten.tanh_backward.default"}
+
+
+def test_a_device_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = recorded()
+    assert one_iter.compare("a", model, optimizer, device="cpu").ok
+
+
+def test_two_recordings_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded("a")
+    recorded("b")
+    assert one_iter.main(["diff", "a", "b"]) == 0
+    assert "0 differ" in capsys.readouterr().out
+    model, optimizer = made()
+    model.blocks[1].act = nn.ReLU()
+    with one_iter.record(model, optimizer, "c"):
+        step(model, optimizer)
+    assert one_iter.main(["diff", "a", "c"]) == 1
+    text = capsys.readouterr().out
+    assert "first: (model) output logits" in text
+    wrong = [line.split("|")[1].strip() for line in text.splitlines() if "| False" in line
+             or "|  False" in line]  # fmt: skip
+    assert not [w for w in wrong if w.startswith("blocks.0 ") and "grad" not in w]
+    assert "blocks.1.act output[0]" in wrong and "blocks.1.act input[0]" not in wrong
+    assert one_iter.main(["diff", "a", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_recordings_that_cannot_be_written_or_read() -> None:
+    model, optimizer = made()
+    Path("file").write_text("no folder")
+    with pytest.warns(ToolWarning) as caught, one_iter.record(model, optimizer, "file"):
+        step(model, optimizer)
+    assert len(caught) == 1 and "one_iter stops recording" in str(caught[0].message)
+    with pytest.raises(CaptureFormatError, match=r"recording\.json"):
+        one_iter.compare("nothing", model)
