@@ -7,6 +7,7 @@ python -m dicp config
 python -m dicp device ops|check LIBRARY
 python -m dicp new-vendor NAME --family loop|graph [--package DIR]
 python -m dicp vendor-report NAME [--results FILE]
+python -m dicp report [--out FILE] FOLDER|SCRIPT [ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -82,11 +83,7 @@ def ops(backend: Backend) -> None:
     table = _table("operator", "decision", "reason", title=f"operators of {target.name}")
     for row in rows:
         table.add_row(*_cells(str(row.op), row.decision, row.reason))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.decision for row in rows)
-    listed = ", ".join(f"{counts[decision]} {decision}" for decision in sorted(counts))
-    console.print(Text(f"{len(rows)} operators: {listed}"))
+    _print_counted(table, [row.decision for row in rows])
 
 
 @device_app.command("ops")
@@ -99,11 +96,7 @@ def device_ops() -> None:
     table = _table("operator", "road", "dtypes", title="operators of the device")
     for row in found:
         table.add_row(*_cells(row.operator, row.road, row.dtypes))
-    console = _console()
-    console.print(table)
-    counts = Counter(row.road for row in found)
-    listed = ", ".join(f"{counts[road]} {road}" for road in sorted(counts))
-    console.print(Text(f"{len(found)} operators: {listed}"))
+    _print_counted(table, [row.road for row in found])
 
 
 @device_app.command("check")
@@ -168,6 +161,26 @@ def vendor_report(
     for step in report.steps[:most]:
         steps.add_row(*_cells(step.op, str(step.times), step.reason, step.hint))
     console.print(steps)
+
+
+@app.command("report", context_settings={"ignore_unknown_options": True})
+def report(
+    source: Annotated[Path, typer.Argument(help="A folder of DICP_DUMP, or a script to run.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page; options come before SOURCE.")] = Path(
+        "dicp_report.html"
+    ),
+    tools: Annotated[
+        Path | None, typer.Option(help="A folder op_tools_results to show as well.")
+    ] = None,
+) -> None:
+    """Write one HTML page that shows a compilation: graph, times, compile time, memory, breaks."""
+    from dicp.report import write_report
+
+    path = write_report(source, out, arguments or (), tools)
+    _console().print(Text(f"report written to {path}"))
 
 
 @app.command("config")
@@ -246,6 +259,15 @@ def _checks_table(name: str, found: _Examined) -> Table:
     for check in found.checks:
         table.add_row(*_cells(check.name, "ok" if check.ok else "missing", check.detail, check.fix))
     return table
+
+
+def _print_counted(table: Table, kinds: Sequence[str]) -> None:
+    """A table of operators, and how many there are of each kind."""
+    console = _console()
+    console.print(table)
+    counts = Counter(kinds)
+    listed = ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+    console.print(Text(f"{len(kinds)} operators: {listed}"))
 
 
 def _versions() -> Text:

@@ -22,11 +22,13 @@ _MAY_COPY = frozenset({"reshape", "contiguous", "to", "flatten"})
 
 _KNOWN_NAMESPACES = frozenset({"aten", "prims", "dicp"})
 
-UNINITIALIZED = (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided,
-                 aten.new_empty_strided, aten.empty_permuted)  # fmt: skip
+UNINITIALIZED = (
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+    aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
 """Operators whose result has no values yet: calls may be dropped and never merged."""
 
-_UNINITIALIZED = frozenset(packet.__name__ for packet in UNINITIALIZED)
+_UNINITIALIZED = frozenset(op.overloadpacket.__name__ for op in UNINITIALIZED)
 
 _CHECKS = ("_assert", "sym_constrain", "_check", "_functional_assert", "_functional_sym")
 
@@ -52,6 +54,14 @@ def is_random(target: Any) -> bool:
 def is_mutating(target: Any) -> bool:
     """Whether the operator writes to an argument."""
     return isinstance(target, OpOverload) and schema_of(target).is_mutable
+
+
+@cache
+def is_repeatable(target: Any) -> bool:
+    """Whether a call may run again on copies of its arguments: it prints, sends, counts nothing."""
+    if isinstance(target, OpOverload):
+        return target.namespace in _KNOWN_NAMESPACES
+    return is_pure(target)
 
 
 @cache

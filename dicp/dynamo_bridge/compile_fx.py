@@ -105,7 +105,9 @@ class Compilation(GraphCompiler):
         self.gm, self.target, self.config, self.on_report = gm, target, config, on_report
         self.cache = Cache.open(config)
         self.inspected = active_inspector() is not None
-        self.results = self.cache if not config.freeze and not self.inspected else None
+        # Every stage runs where it is looked at: nothing compiled is looked up.
+        self.stored = None if self.inspected or config.dump is not None else self.cache
+        self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
         self.lines: Mapping[str, str] = user_lines(gm)
@@ -213,8 +215,7 @@ class Compilation(GraphCompiler):
             return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
-            cache = self.cache if self.config.dump is None and not self.inspected else None
-            slot = find_graph(cache, gm, info, self.identity)
+            slot = find_graph(self.stored, gm, info, self.identity)
         report = observer.report
         if slot.found is not None:
             report.cache = "graph"
@@ -265,11 +266,12 @@ class Compilation(GraphCompiler):
         report.kernels = [*report.kernels, *program.kernels()]
         with observer.stage("render"):
             source = target.render(program, config)
-        observer.program(program, source)
+        observer.program(target, program, source, gm)
         with observer.stage("build"):
             artifact = target.build(program, source, self.cache, config)
         with observer.stage("load"):
-            return artifact, target.load(artifact, self.cache, config)
+            run = target.load(artifact, self.cache, config)
+        return artifact, observer.timed(run, target, program, gm)
 
     def _restore(self, stored: StoredGraph, observer: Observer) -> Executable:
         """Load a graph of the cache, with the report of the compilation that made it."""

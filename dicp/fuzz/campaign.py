@@ -41,7 +41,7 @@ class Plan:
     batch: int = 64
     without: tuple[str, ...] = ()
     shrink_seconds: float = 15.0
-    batch_seconds: float = 600.0
+    batch_seconds: float = 3600.0
     """A batch that takes longer hangs."""
 
 
@@ -243,7 +243,7 @@ def fails_apart(program: Program, mode: Mode) -> str:
     """How the program ends a process of its own; empty where it does not."""
     process = _started("check", {"program": program.plain(), "mode": mode.plain()})
     try:
-        status = process.wait(120)
+        status = process.wait(1200)
     except subprocess.TimeoutExpired:
         process.kill()
         return "Ended: hangs"

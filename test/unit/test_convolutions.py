@@ -156,3 +156,13 @@ def test_steps_over_few_channels_channels_last(tmp_path: Path, dtype: torch.dtyp
     weights = leaf(48, 3, 1, 1, dtype=dtype), leaf(48, 1, 3, 3, dtype=dtype)
     steps = check(tmp_path, fn, leaf(2, 3, 128, 128, dtype=dtype), *weights)
     assert named("dicp_depthwise_3", dtype) in steps, "images lie channels last"
+
+
+def test_a_size_of_one_keeps_its_stride(tmp_path: Path) -> None:
+    """The library tells channels last by it, and refuses a gradient in another layout."""
+    last = torch.channels_last
+    x, w = (
+        torch.randn(shape).half().contiguous(memory_format=last).requires_grad_()
+        for shape in ((2, 3, 1, 2), (4, 3, 2, 1))
+    )
+    check(tmp_path, lambda x, w: F.conv2d(x, w, padding=(1, 0)), x, w)

@@ -1,4 +1,4 @@
-"""Sums over many rows or pixels: taken along by kernels that reduce those rows, or split."""
+"""Cross-row reductions: fused into the kernels that reduce those rows, or split."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dicp.compare import Rule, check_tensor
 from dicp.dynamo_bridge.attention import forward as sdpa
-from dicp.dynamo_bridge.attention import matcher as attention
+from dicp.dynamo_bridge.attention.replacement import FUSED_BY_DEVICE
 from dicp.dynamo_bridge.backend import Backend
 
 pytestmark = pytest.mark.sweep
@@ -92,14 +92,14 @@ def as_a_gpu_chooses(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     if columns % 8:
         mask = F.pad(mask, (0, -columns % 8))[..., :columns]
     mask = mask.expand(*q.shape[:3], k.shape[2])
-    chance = options["dropout_p"]
-    return EFFICIENT(q, k, v, mask, False, chance, scale=options["scale"])[0]
+    dropout_p = options["dropout_p"]
+    return EFFICIENT(q, k, v, mask, False, dropout_p, scale=options["scale"])[0]
 
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(F, "scaled_dot_product_attention", as_a_gpu_chooses)
-    monkeypatch.delitem(attention.FUSED_BY_DEVICE, "cpu")
+    monkeypatch.delitem(FUSED_BY_DEVICE, "cpu")
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
         library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")

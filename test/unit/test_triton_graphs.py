@@ -219,12 +219,12 @@ class Framework:
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
 
 
-def attention_of(chance: float, backward: bool) -> dict[str, Any]:
+def attention_of(dropout_p: float, backward: bool) -> dict[str, Any]:
     """A program that calls attention, as far as a recording looks at it."""
     name = "aten::_scaled_dot_product_efficient_attention"
     before: list[Any] = [{"ref": k} for k in range(9)] if backward else [{"ref": 0}] * 4 + [True]
     call = f"{name}_backward.default" if backward else f"{name}.default"
-    step = {"call": call, "kind": "library", "origins": [], "args": [*before, chance],
+    step = {"call": call, "kind": "library", "origins": [], "args": [*before, dropout_p],
             "kwargs": {"scale": 0.5}}  # fmt: skip
     return {"symbols": {}, "steps": [step]}
 

@@ -43,8 +43,17 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.constants import cast_source, permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
-from dicp.dynamo_bridge.attention import matcher as attention
 from dicp.dynamo_bridge.attention.forward import Call, gradient_arguments, training_attention
+from dicp.dynamo_bridge.attention.matcher import DECOMPOSED
+from dicp.dynamo_bridge.attention.replacement import (
+    as_root,
+    as_taken,
+    fill_of,
+    mask_of,
+    nan_where_masked,
+    operands,
+    unit_stride,
+)
 from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, rounded_source
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
@@ -168,10 +177,10 @@ def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
 
 
 def _matched(out: fx.Node, context: PassContext) -> Match | None:
-    if out.target not in attention.DECOMPOSED.term.roots():
+    if out.target not in DECOMPOSED.term.roots():
         return None
-    found = attention.DECOMPOSED.term.match(out, Match({}))
-    return next((m for m in found if attention.DECOMPOSED.guard(m, context)), None)
+    found = DECOMPOSED.term.match(out, Match({}))
+    return next((m for m in found if DECOMPOSED.guard(m, context)), None)
 
 
 def _pair(
@@ -367,17 +376,17 @@ def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
 def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] | None:
     """The result, then the gradients that the graph computes, in the shapes they have there."""
     bound, scale = pair.match.bound, _scale_of(pair.match)
-    found = attention.operands(forward, *(bound[name] for name in ("q", "kt", "v")))
+    found = operands(forward, *(bound[name] for name in ("q", "kt", "v")))
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
         return None
-    q, k, v = (attention.unit_stride(forward, x) for x in found)
-    mask = attention.mask_of(
+    q, k, v = (unit_stride(forward, x) for x in found)
+    mask = mask_of(
         forward, (q, k, v), bound.get("mask"), bound.get("more"), bound.get("keep"),
-        bound.get("drop"), attention.fill_of(pair.match),
+        bound.get("drop"), fill_of(pair.match),
     )  # fmt: skip
     if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
-    bias = attention.as_taken(forward, mask.bias, q)
+    bias = as_taken(forward, mask.bias, q)
     asked = Call(mask.causal, 1.0 if scale is None else scale, bound.get("dropout_p") or 0.0)
     wanted = bool(pair.dmask)
     if wanted and bias is None:
@@ -388,8 +397,8 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         return None
     out: fx.Node = forward(operator.getitem, call, 0)
     if mask.may_hide_all and mask.bias is not None:
-        out = attention.nan_where_masked(forward, out, mask.bias)
-        grad = attention.nan_where_masked(backward, grad, mask.bias)
+        out = nan_where_masked(forward, out, mask.bias)
+        grad = nan_where_masked(backward, grad, mask.bias)
     if not mask.keeps_a_key and mask.bias is not None:
         grad = _over_equals(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
@@ -405,7 +414,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
             backward, backward(operator.getitem, results, 3), pair.out, transposed=False
         )
         gradients += [dmask] * len(pair.dmask)
-    return [attention.as_root(forward, out), *gradients]
+    return [as_root(forward, out), *gradients]
 
 
 def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
@@ -428,7 +437,7 @@ def _gradient(pair: _Pair, rw: Rewriter) -> fx.Node | None:
     if found is None:
         return None
     found = found if len(sizes) == 4 else rw(aten.unsqueeze.default, found, 0)
-    return attention.unit_stride(rw, found)
+    return unit_stride(rw, found)
 
 
 def _shaped(rw: Rewriter, node: fx.Node, out: fx.Node, transposed: bool) -> fx.Node:

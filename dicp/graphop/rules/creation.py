@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dicp.effects import UNINITIALIZED
 from dicp.graphop.operators import HALVES, NoRule, Ops, Value
 from dicp.rules import RuleTable
 
@@ -26,9 +27,7 @@ def full(g: Ops, first: Any, *rest: Any, **options: Any) -> Value:
 
 
 @rule(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
-      aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
-      aten.empty_strided.default, aten.new_empty_strided.default,
-      aten.empty_permuted.default, aten._efficientzerotensor.default)  # fmt: skip
+      aten._efficientzerotensor.default, *UNINITIALIZED)  # fmt: skip
 def zeros(g: Ops, *args: Any, **options: Any) -> Value:
     return g.full(g.shape, 0, g.dtype)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dicp.effects import UNINITIALIZED
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const, opmath
 from dicp.loop.ir.index import Index
@@ -461,9 +462,7 @@ def _filled(number: int) -> Callable[..., Value]:
     return lowered
 
 
-for _op in (aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty.memory_format,
-            aten.empty_like, aten.empty_permuted, aten.new_empty, aten.empty_strided,
-            aten.new_empty_strided):  # fmt: skip
+for _op in (aten.zeros, aten.zeros_like, aten.new_zeros, *UNINITIALIZED):
     POINTWISE.add(_op, _filled(0))
 for _op in (aten.ones, aten.ones_like, aten.new_ones):
     POINTWISE.add(_op, _filled(1))

@@ -32,8 +32,17 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
 // A vector of cells from numbers of type T, or of bytes that are widened to it.
 template <class T> d_inline d_vec d_cells_of_row(const T* at) { return *(const d_vec*)at; }
 typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
+// g++ 12 converts vectors of bytes number by number.
 d_inline d_vec d_widened(const int8_t* at) {
-  return __builtin_convertvector(*(const d_bytes*)at, d_vec);
+  d_places all;
+#if defined(__AVX512F__)
+  asm("vpmovsxbd %1, %0" : "=v"(all) : "m"(*(const d_bytes*)at));
+#elif defined(__AVX2__)
+  asm("vpmovsxbd %1, %0" : "=x"(all) : "m"(*(const d_bytes*)at));
+#else
+  for (int j = 0; j < d_lanes; ++j) all[j] = at[j];
+#endif
+  return __builtin_convertvector(all, d_vec);
 }
 template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
   if constexpr (d_held<d_cell<T>> == 1) return d_widened(at);

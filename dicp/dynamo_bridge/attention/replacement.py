@@ -1,0 +1,310 @@
+"""The fused attention call that replaces a match: operands, mask and scale as it takes them."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dtypes import converted
+from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
+from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
+from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
+from dicp.dynamo_bridge.attention.mask_values import (
+    is_causal_mask,
+    keeps_a_key,
+    leaves_a_key,
+    numbers_of,
+    survives,
+)
+from dicp.dynamo_bridge.fuse.engine import Rewriter
+from dicp.dynamo_bridge.fuse.terms import (
+    Match,
+    copy_source,
+    reshape_source,
+)
+from dicp.torch_private import (
+    HOST,
+    expression_of,
+)
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+FUSED_BY_DEVICE = {HOST: aten._scaled_dot_product_flash_attention_for_cpu.default}
+"""The fused operator that inference graphs carry, by device type, where there is only one."""
+
+
+def unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The operand with batch dimensions `batch` that `node` flattens, and the nodes down to it.
+
+    `node` itself and no nodes where the graph no longer has such an operand.
+    """
+    way: list[fx.Node] = []
+    matrix = sizes_of(node)
+    if not isinstance(node, fx.Node) or matrix is None:
+        return None
+    found: fx.Node | None = node
+    while found is not None and sizes_of(found) != (*batch, *matrix[-2:]):
+        way.append(found)
+        found = row_source(found)
+    return (node, []) if found is None else (found, way)
+
+
+def row_source(node: fx.Node) -> fx.Node | None:
+    """The source of a copy, or of a reshape of the leading dimensions."""
+    source = reshape_source(node)
+    left, right = sizes_of(node), sizes_of(source)
+    if source is None or left is None or right is None or left[-2:] != right[-2:]:
+        return None
+    return source
+
+
+def fill_of(match: Match) -> float | None:
+    """The number that replaces masked scores, converted to the scores' dtype."""
+    fill = match.bound.get("fill")
+    return None if fill is None else converted(fill, value_of(match["scores"]).dtype)
+
+
+def fused(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
+    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, dropout_p: float | None,
+) -> fx.Node | None:  # fmt: skip
+    found = operands(rw, q, kt, v, grouped=True)
+    if found is None:
+        return None
+    q, factor = _scaled(rw, found[0], scale, inverse)
+    q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
+    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill_of(rw.match))
+    if added is None:
+        return None
+    call = Call(added.causal, factor, dropout_p or 0.0)
+    out = _call(rw, q, k, v, added.bias, call)
+    safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
+    if out is not None and added.may_hide_all and added.bias is not None and not safe:
+        out = nan_where_masked(rw, out, added.bias)
+    return None if out is None else as_root(rw, out)
+
+
+def operands(
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, grouped: bool = False
+) -> tuple[fx.Node, fx.Node, fx.Node] | None:
+    """Queries, keys and values in four dimensions; None where keys and values differ in size.
+
+    `grouped`: take keys and values before they were repeated for grouped heads.
+    """
+    k = _transposed(rw, kt)
+    groups, root = [ungrouped(k), ungrouped(v)], sizes_of(rw.root) or ()
+    if grouped and len(root) == 4 and all((sizes_of(x) or ())[:1] == root[:1] for x in groups):
+        k, v = (x for x in groups if x is not None)
+    else:
+        k, v = _batched(rw, k), _batched(rw, v)
+    if not same_sizes(k, v):
+        return None
+    return _batched(rw, q), k, v
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What is added to the scores: a tensor in four dimensions, or the causal mask as a flag."""
+
+    bias: fx.Node | None
+    causal: bool
+    may_hide_all: bool
+    """Whether some row may have -inf added to every score."""
+    keeps_a_key: bool = True
+    """Whether every row is known to have a key that neither -inf nor a number below HUGE hides."""
+
+
+def mask_of(
+    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
+    drop: Any, fill: float | None,
+) -> Added | None:  # fmt: skip
+    """The mask of a fused call; None where rounding it to the queries' dtype changes its effect."""
+    q, k, _ = found
+    bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
+    if bias is None or is_causal_mask(bias, q, k):
+        return Added(None, bias is not None, False)
+    if _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+        return None
+    return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
+
+
+def _narrower(bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the device requires the mask in the queries' dtype, and that is narrower."""
+    on_host = value_of(q).device.type in FUSED_BY_DEVICE
+    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+
+
+def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
+    """The sum of both masks; a mask filled with zeros is left out."""
+    if more is None or uniform_value(more) == 0:
+        return mask
+    return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
+
+
+def _call(
+    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
+) -> fx.Node | None:
+    """The result of the device's fused operator; None if it has none for these tensors."""
+    value = value_of(q)
+    target = FUSED_BY_DEVICE.get(value.device.type)
+    if target is None:
+        return pytorch_attention(rw, q, k, v, as_taken(rw, bias, q), call)
+    options: dict[str, Any] = {"scale": call.scale}
+    if bias is not None:
+        options["attn_mask"] = bias
+    return rw(operator.getitem, rw(target, q, k, v, call.dropout_p, call.causal, **options), 0)
+
+
+def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
+    """The mask with the dtype and last stride that the device's fused operators require."""
+    value = value_of(q)
+    if bias is None or value.device.type in FUSED_BY_DEVICE:
+        return bias
+    if _narrower(bias, q):
+        # The lowest number of the wider dtype would round to -inf, which hides all keys of a row.
+        least = torch.finfo(value.dtype).min
+        known = numbers_of(bias)
+        if known is None or any(float("-inf") < x < least for x in known):
+            hidden = rw(aten.eq.Scalar, bias, float("-inf"))
+            bias = rw(aten.where.self, hidden, bias, rw(aten.clamp_min.default, bias, least))
+    if value_of(bias).dtype != value.dtype:
+        bias = rw(prims.convert_element_type.default, bias, value.dtype)
+    return unit_stride(rw, bias)
+
+
+def as_root(rw: Rewriter, out: fx.Node) -> fx.Node:
+    """`out` in the shape and dtype of the root."""
+    if len(sizes_of(rw.root) or ()) == 3:
+        out = rw(aten.squeeze.dim, out, 0)
+    dtype = value_of(rw.root).dtype
+    if value_of(out).dtype != dtype:
+        out = rw(prims.convert_element_type.default, out, dtype)
+    return out
+
+
+def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """`node` in four dimensions, with the batch dimensions of the root."""
+    root = sizes_of(rw.root)
+    assert root is not None
+    if len(root) == 3:
+        return rw(aten.unsqueeze.default, _original(node), 0)
+    found, way = unflatten(node, root[:-2]) or (node, [])
+    if way or sizes_of(found) == (*root[:-2], *(sizes_of(found) or ())[-2:]):
+        return _original(found)
+    batch = rw.root.args[1]
+    assert isinstance(batch, (list, tuple))
+    sizes = [*batch[:2], rw.size(node, -2), rw.size(node, -1)]
+    return rw.view(node, sizes)
+
+
+def _original(node: fx.Node) -> fx.Node:
+    """The source of a copy: fused operators accept any strides of the leading dimensions."""
+    while (source := copy_source(node)) is not None:
+        node = source
+    return node
+
+
+def _transposed(rw: Rewriter, kt: fx.Node) -> fx.Node:
+    """`kt` with its last two dimensions swapped back."""
+    node: fx.Node | None = kt
+    while node is not None:
+        rank = len(sizes_of(node) or ())
+        swap = [*range(rank - 2), rank - 1, rank - 2]
+        order = permutation_of(node)
+        if order == swap and isinstance(node.args[0], fx.Node):
+            return node.args[0]
+        node = row_source(node)
+    rank = len(sizes_of(kt) or ())
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    return rw(aten.permute.default, _original(kt), swap)
+
+
+def _scaled(rw: Rewriter, q: fx.Node, scale: Any, inverse: Any) -> tuple[fx.Node, float]:
+    """The queries and the number that scales the scores; a tensor scale multiplies the queries.
+
+    (Sizes and floats that may change between calls arrive as tensors of one element.)
+    """
+    number = uniform_value(scale if scale is not None else inverse)
+    if number is not None:
+        return q, float(number) if scale is not None else 1.0 / float(number)
+    if scale is None and inverse is None:
+        return q, 1.0
+    target = aten.mul.Tensor if scale is not None else aten.div.Tensor
+    scaled = rw(target, q, scale if scale is not None else inverse)
+    dtype = value_of(q).dtype
+    if value_of(scaled).dtype != dtype:
+        scaled = rw(prims.convert_element_type.default, scaled, dtype)
+    return scaled, 1.0
+
+
+def ungrouped(node: fx.Node) -> fx.Node | None:
+    """Keys or values (batch, heads, rows, size) before they were repeated for grouped heads."""
+    matrix = (sizes_of(node) or ())[-2:]
+    found = reshape_source(node)
+    while found is not None and found.target is not aten.expand.default:
+        found = reshape_source(found)
+    if found is None or not isinstance(found.args[0], fx.Node):
+        return None
+    narrow, wide = found.args[0], sizes_of(found)
+    before = sizes_of(narrow)
+    if wide is None or before is None or len(wide) != 5 or len(before) != 5:
+        return None
+    repeated = before[2] == 1 and (*before[:2], *before[3:]) == (*wide[:2], *wide[3:])
+    if not repeated or wide[3:] != matrix or narrow.target is not aten.unsqueeze.default:
+        return None
+    heads = narrow.args[0]
+    return heads if narrow.args[1] in (2, -3) and isinstance(heads, fx.Node) else None
+
+
+def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
+    """`node`, copied unless its last dimension has stride 1, which fused operators assume."""
+    if expression_of(value_of(node).stride(-1)) == 1:
+        return node
+    return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+
+def _as_bias(
+    rw: Rewriter, mask: Any, keep: Any, drop: Any, fill: float | None, q: fx.Node
+) -> fx.Node | None:
+    """The mask in additive form; None where there is none."""
+    dtype = value_of(q).dtype
+    if mask is not None:
+        if value_of(mask).dtype in (dtype, torch.float32) and dtype != torch.float64:
+            return mask  # type: ignore[no-any-return]
+        if value_of(mask).dtype == dtype:
+            return mask  # type: ignore[no-any-return]
+        return rw(prims.convert_element_type.default, mask, dtype)
+    if keep is None and drop is None:
+        return None
+    constant = {"dtype": torch.float64 if dtype == torch.float64 else torch.float32,
+                "device": value_of(q).device}  # fmt: skip
+    zero = rw(aten.full.default, [], 0.0, **constant)
+    low = rw(aten.full.default, [], fill, **constant)
+    if keep is not None:
+        return rw(aten.where.self, keep, zero, low)
+    return rw(aten.where.self, drop, low, zero)
+
+
+def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:
+    while len(sizes_of(bias) or ()) < 4:
+        bias = rw(aten.unsqueeze.default, bias, 0)
+    return bias
+
+
+def nan_where_masked(rw: Rewriter, out: fx.Node, bias: fx.Node) -> fx.Node:
+    """`out` with NaN in every row in which -inf hides all keys."""
+    row_max = rw(aten.amax.default, bias, [-1], True)
+    dead = rw(aten.eq.Scalar, row_max, float("-inf"))
+    value = value_of(out)
+    nan = rw(aten.full.default, [], float("nan"), dtype=value.dtype, device=value.device)
+    return rw(aten.where.self, dead, nan, out)
+
+
+def with_fewer_heads(rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node) -> fx.Node:
+    few = [unit_stride(rw, x) for x in (ungrouped(k), ungrouped(v)) if x is not None]
+    return rw(rw.root.target, q, *few, *rw.root.args[3:], **rw.root.kwargs)
