@@ -1,4 +1,10 @@
-"""The C++ that builds a GE graph: one named operator a line, grouped by the ATen call it is for."""
+"""The C++ that builds a GE graph: one named operator a line, grouped by the ATen call it is for.
+
+Operators are made by their types' names (`OperatorFactory`), without the headers that declare
+them. Measured with g++ and public headers of 2025 on a llama graph of 377 operators: 0.9 s of CPU
+by name, 1.4 s with the declarations of the 25 kinds in use, over 9 s with all, as CANN's headers
+have them.
+"""
 
 from __future__ import annotations
 
