@@ -7,7 +7,8 @@
 #                of twenty parts of the others, another one every eight hours
 #   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
-#   make docs    draw the pictures and list the settings from the code, write what the tools print
+#   make docs    draw the pictures and list the settings from the code, write what the tools print,
+#                take a picture of a report (needs chromium)
 #   make sanitize  the operator tests on cpugraph with the sanitizers of g++ in generated code
 #   make lint    style and types    make format  fix the style
 
@@ -54,6 +55,7 @@ docs: $(READY)
 	$(RUN) docs/rooms.py
 	$(RUN) docs/environment.py
 	$(RUN) docs/op_tools_output.py
+	$(RUN) docs/report_picture.py
 
 SANITIZE := -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr \
     -fno-sanitize-recover=all

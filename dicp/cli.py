@@ -7,6 +7,7 @@ python -m dicp config
 python -m dicp device ops|check LIBRARY
 python -m dicp new-vendor NAME --family loop|graph [--package DIR]
 python -m dicp vendor-report NAME [--results FILE]
+python -m dicp report [--out FILE] FOLDER|SCRIPT [ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -160,6 +161,26 @@ def vendor_report(
     for step in report.steps[:most]:
         steps.add_row(*_cells(step.op, str(step.times), step.reason, step.hint))
     console.print(steps)
+
+
+@app.command("report", context_settings={"ignore_unknown_options": True})
+def report(
+    source: Annotated[Path, typer.Argument(help="A folder of DICP_DUMP, or a script to run.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page; options come before SOURCE.")] = Path(
+        "dicp_report.html"
+    ),
+    tools: Annotated[
+        Path | None, typer.Option(help="A folder op_tools_results to show as well.")
+    ] = None,
+) -> None:
+    """Write one HTML page that shows a compilation: graph, times, compile time, memory, breaks."""
+    from dicp.report import write_report
+
+    path = write_report(source, out, arguments or (), tools)
+    _console().print(Text(f"report written to {path}"))
 
 
 @app.command("config")

@@ -57,6 +57,14 @@ def is_mutating(target: Any) -> bool:
 
 
 @cache
+def is_repeatable(target: Any) -> bool:
+    """Whether a call may run again on copies of its arguments: it prints, sends, counts nothing."""
+    if isinstance(target, OpOverload):
+        return target.namespace in _KNOWN_NAMESPACES
+    return is_pure(target)
+
+
+@cache
 def op_name(target: Any) -> str:
     """The operator's name without namespace and overload."""
     if isinstance(target, OpOverload):

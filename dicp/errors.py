@@ -446,6 +446,43 @@ class ResultsFileError(DicpError):
         )
 
 
+class ReportSourceError(DicpError):
+    """A path that no report can be made from."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(
+            f"no report of {str(path)!r}: {problem}. Give a Python script that uses a backend of "
+            "dicp, or a folder that DICP_DUMP=<folder> wrote (with DICP_DUMP_TIMES=1 for times)."
+        )
+
+
+class ReportScriptError(DicpError):
+    """A script that ended with an error, so that no report is made. `output` ends its stderr."""
+
+    def __init__(self, script: Path, status: int, output: str) -> None:
+        self.script = script
+        self.status = status
+        self.output = output
+        lines = [f"no report: {str(script)!r} ended with exit status {status}."]
+        if output.strip():
+            lines += ["its last lines on stderr:", *_indent(output.strip())]
+        lines.append("Mend the script, or run it by itself with DICP_DUMP=<folder> and give that.")
+        super().__init__("\n".join(lines))
+
+
+class ReportOutputError(DicpError):
+    """The file for a report cannot be written."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"the report cannot be written to {str(file)!r}: {reason}. Give another file by --out."
+        )
+
+
 class CacheFolderError(DicpError):
     """The cache folder cannot be used, where that cannot be worked around."""
 

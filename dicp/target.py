@@ -21,6 +21,7 @@ from dicp.cache import Cache
 from dicp.config import Config, Option
 from dicp.errors import InvalidTargetError, TargetNotFoundError
 from dicp.origin import Origin
+from dicp.outline import Outline
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
@@ -234,6 +235,17 @@ class Target(abc.ABC):
     def simulated(self, config: Config) -> bool:
         """Whether programs run on a simulator here, as `runs_on` and the machine have it."""
         return False
+
+    def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
+        """A program's steps, tensors and memory for these sizes of its symbols, for tools.
+
+        None if the target gives none. Raises NameError for a size known only at run time.
+        """
+        return None
+
+    def untimed(self, program: Any, config: Config) -> str:
+        """Why times of the program's steps say nothing about the hardware; empty if they do."""
+        return f"{self.name} runs on a simulator here" if self.simulated(config) else ""
 
     @abc.abstractmethod
     def doctor(self, config: Config) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,25 @@ from jinja2 import Environment, StrictUndefined, Template
 
 
 @lru_cache(maxsize=64)
-def _template(path: Path) -> Template:
+def _template(path: Path, autoescape: bool) -> Template:
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=autoescape,
+    )  # fmt: skip
+    environment.filters["one_line"] = one_line
     return environment.from_string(path.read_text())
+
+
+def one_line(text: str) -> str:
+    """`text` for a comment that ends with its line, in ASCII."""
+    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
 
 
 def render_template(path: Path, **values: Any) -> str:
     """The skeleton file at `path` filled in; raises jinja2.UndefinedError for a missing value."""
-    return _template(path).render(**values)
+    return _template(path, False).render(**values)
+
+
+def render_html(path: Path, **values: Any) -> str:
+    """As `render_template`, for HTML: values are escaped unless they are marked as safe."""
+    return _template(path, True).render(**values)

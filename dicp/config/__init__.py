@@ -24,7 +24,13 @@ from dicp.config.kinds import (
     WORDS,
     Kind,
 )
-from dicp.config.process import environment, is_set, tool_variable, vendor_variable
+from dicp.config.process import (
+    environment,
+    environment_with,
+    is_set,
+    tool_variable,
+    vendor_variable,
+)
 from dicp.config.settings import OPTIONS, PREFERRED_NATIVE, Config, asked, default_cache_dir
 from dicp.config.table import Option, vendor_option
 
@@ -51,6 +57,7 @@ __all__ = [
     "default_cache_dir",
     "dump_level",
     "environment",
+    "environment_with",
     "is_set",
     "tool_variable",
     "vendor_option",

@@ -22,6 +22,11 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def environment_with(**variables: str) -> dict[str, str]:
+    """The environment for a child process: this one's, changed by `variables`."""
+    return {**os.environ, **variables}
+
+
 def is_set(variable: str) -> bool:
     """Whether an environment variable has a value."""
     return bool(os.environ.get(variable))

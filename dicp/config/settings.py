@@ -66,6 +66,13 @@ class Config:
         "folder for the graph after each stage, the program and the generated source",
         default=None,
     )
+    dump_times: bool = setting(
+        BOOLEAN,
+        "DICP_DUMP_TIMES",
+        "with dump: time every kernel and call at a graph's first run, which is repeated for it on "
+        "copies of what it overwrites",
+        default=False,
+    )
     timings: bool = setting(
         BOOLEAN, "DICP_TIMINGS", "report the seconds of each stage of a compilation", default=False
     )
@@ -285,12 +292,12 @@ def _is_preference(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(PREFERRED_NATIVE)) and not environ.get("DICP_NATIVE_OPS")
 
 
-def asked(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether a boolean setting is on, in `options` or else in the environment."""
+def asked(name: str, options: Mapping[str, Any]) -> Any:
+    """The value of a setting in `options` or else in the environment; None where it is in none."""
     option = next(option for option in OPTIONS if option.name == name)
     if name in options:
-        return bool(option.parse(options[name], f"option {name!r}"))
-    return bool(read([option], os.environ).get(name, False))
+        return option.parse(options[name], f"option {name!r}")
+    return read([option], os.environ).get(name)
 
 
 def _present_name(option: str) -> str:

@@ -7,7 +7,7 @@ device's memory through host views, and its results are allocated there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config, DeviceSettings
 from dicp.errors import InvalidTargetError
+from dicp.outline import Outline
 from dicp.rules import DecisionKind
 from dicp.target import (
     Artifact,
@@ -83,6 +84,9 @@ class HostedTarget(Target):
         program = {name: value for name, value in artifact.program.items() if name != _PLACES}
         inner = replace(artifact, target=self.host.name, program=program)
         return _HostedExecutable(self.host.load(inner, cache, config), artifact.program[_PLACES])
+
+    def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
+        return self.host.outline(program.inner, sizes)
 
     def fingerprint(self, config: Config) -> str:
         return self.host.fingerprint(config)

@@ -7,11 +7,13 @@ here.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from dicp.config import Config, asked
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import FAMILIES
 from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, breaks_text
+from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.errors import (
     DeviceMovedError,
     FallbackWarning,
@@ -61,6 +64,9 @@ class Backend:
             trace_recurrent_modules()
         if asked("timings", options):
             report_breaks_at_exit()
+        folder = asked("dump", options)
+        if folder is not None:
+            dump_breaks_at_exit(folder)
 
     def __call__(
         self,
@@ -162,6 +168,18 @@ def report_breaks_at_exit() -> None:
     """Have graph breaks and skipped functions written to stderr when the process ends."""
     breaks = GraphBreaks()
     atexit.register(lambda: sys.stderr.write(breaks_text(breaks.found())))
+
+
+@cache
+def dump_breaks_at_exit(folder: Path) -> None:
+    """Have graph breaks and skipped functions written into a dump when the process ends."""
+    breaks = GraphBreaks()
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_record(folder / BREAKS.format(pid=os.getpid()), breaks_record(breaks.found()))
+
+    atexit.register(write)
 
 
 _backends: dict[str | None, Backend] = {}

@@ -266,11 +266,12 @@ class Compilation(GraphCompiler):
         report.kernels = [*report.kernels, *program.kernels()]
         with observer.stage("render"):
             source = target.render(program, config)
-        observer.program(program, source)
+        observer.program(target, program, source, gm)
         with observer.stage("build"):
             artifact = target.build(program, source, self.cache, config)
         with observer.stage("load"):
-            return artifact, target.load(artifact, self.cache, config)
+            run = target.load(artifact, self.cache, config)
+        return artifact, observer.timed(run, target, program, gm)
 
     def _restore(self, stored: StoredGraph, observer: Observer) -> Executable:
         """Load a graph of the cache, with the report of the compilation that made it."""

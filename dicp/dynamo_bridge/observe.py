@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -10,12 +11,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import fx
 
 from dicp.config import Config
+from dicp.dynamo_bridge.recording import (
+    FORMAT,
+    PROGRAM,
+    REPORT,
+    TIMES,
+    program_record,
+    source_lines,
+    write_record,
+)
+from dicp.dynamo_bridge.timed import TimedExecutable
 from dicp.origin import origin_of
-from dicp.target import KernelReport, NodeReport, Program, Source
+from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
 from dicp.torch_private import GraphBreak, frame_seconds
 
 
@@ -30,6 +42,9 @@ class GraphReport:
     kernels: Sequence[KernelReport] = ()
     cache: str = "cold"
     notes: list[str] = field(default_factory=list)
+    created: float = field(default_factory=time.time)
+    record: Path | None = None
+    """The file of this report in the dump; None until it is written."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -38,6 +53,19 @@ class GraphReport:
         fused = sum(len(k.sources) for k in self.kernels if len(k.sources) > 1)
         kinds = ("compiled", "library", "view", "eager")
         return {**{k: found.get(k, 0) for k in kinds}, "fused": fused}
+
+    def as_record(self) -> dict[str, Any]:
+        """The report as JSON values, for a dump."""
+        nodes = [
+            {"node": n.name, "op": n.op, "line": n.user_line, "decision": n.decision,
+             "reason": n.reason}
+            for n in self.nodes
+        ]  # fmt: skip
+        return {
+            "format": FORMAT, "kind": self.kind, "name": self.name, "cache": self.cache,
+            "created": self.created, "pid": os.getpid(), "stages": self.stages, "nodes": nodes,
+            "lines": source_lines(n.user_line for n in self.nodes),
+        }  # fmt: skip
 
     def drop_programs(self) -> None:
         """Drop the kernels' programs, but keep their names and operators."""
@@ -99,6 +127,8 @@ class FrontEnd:
         stages = {"dynamo": self._dynamo, "aotautograd": max(spent - ours, 0.0)}
         if reports:
             reports[0].stages = {**stages, **reports[0].stages}
+            if reports[0].record is not None:
+                write_record(reports[0].record, reports[0].as_record())
         if config.timings:
             sys.stderr.write(f"dicp: front end: {_milliseconds(stages)}\n")
 
@@ -145,19 +175,35 @@ class Observer:
         if self._folder is not None:
             self._write(f"{name}.txt", graph_text(gm))
 
-    def program(self, program: Program, source: Source) -> None:
+    def program(self, target: Target, program: Program, source: Source, gm: fx.GraphModule) -> None:
         if self._folder is not None:
             self._write("program.txt", program.text())
             for name, text in source.files.items():
                 self._write(name, text)
+            record = program_record(target, program, source, gm, self.config)
+            write_record(self._next(PROGRAM), record)
+
+    def timed(
+        self, run: Executable, target: Target, program: Program, gm: fx.GraphModule
+    ) -> Executable:
+        """`run`, whose steps are timed at the first run where the config asks for it."""
+        if self._folder is None or not self.config.dump_times:
+            return run
+        # As many programs as times: a graph may be compiled in parts.
+        return TimedExecutable(run, gm, self._next(TIMES), target.untimed(program, self.config))
+
+    def _next(self, name: str) -> Path:
+        assert self._folder is not None
+        self._step += 1
+        return self._folder / f"{self._step - 1:02d}_{name}"
 
     def _write(self, name: str, text: str) -> None:
-        assert self._folder is not None
-        (self._folder / f"{self._step:02d}_{name}").write_text(text)
-        self._step += 1
+        self._next(name).write_text(text)
 
     def finish(self) -> None:
         if self._folder is not None:
+            self.report.record = self._next(REPORT)
+            write_record(self.report.record, self.report.as_record())
             self._write("report.txt", f"{self.report}\n")
         if self.config.timings:
             total = sum(self.report.stages.values())

@@ -119,6 +119,10 @@ class CapturedProgram:
         with self._lock:
             return self._from_capture(inputs)
 
+    def watched(self, inputs: Sequence[Any], watch: Any) -> Executable:
+        """A function that runs the program uncaptured, its k-th step within `watch(k)`."""
+        return self.run.watched(inputs, watch)  # type: ignore[attr-defined, no-any-return]
+
     def _from_capture(self, inputs: list[Any]) -> list[Any]:
         addresses = (*(inputs[k].data_ptr() for k in self.fixed), self._stream())
         known = next((r for r in self._captures if r.addresses == addresses), None)

@@ -177,7 +177,7 @@ class Graph:
         return [n for n in self.nodes if n.kind not in ("input", "sizes", "seed", "const")]
 
     def text(self) -> str:
-        lines = [_describe(node) for node in self.nodes]
+        lines = [describe(node) for node in self.nodes]
         refusal = self.bucket_refusal
         if refusal != "not asked for":
             lines.insert(
@@ -193,7 +193,7 @@ def _leaving(result: Result) -> str:
     return f"{result.value.node.name}:{result.value.index}{place}"
 
 
-def _describe(node: Node) -> str:
+def describe(node: Node) -> str:
     def show(operand: Operand) -> str:
         if isinstance(operand, Value):
             return operand.node.name + (f":{operand.index}" if operand.index else "")

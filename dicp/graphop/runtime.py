@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ given, the graph compiled for these sizes alone is meant, which takes no sizes f
 
 Env = list[Any]
 Step = Callable[[Env], None]
+Watch = Callable[[int], AbstractContextManager[Any]]
+"""Makes the context for a step, by its position after the program's steps that run once."""
 
 
 class GraphExecutable:
@@ -61,9 +64,7 @@ class GraphExecutable:
         """What the graphs that run once have left, by slot."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        key = tuple(
-            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
-        )
+        key = self._sizes(inputs)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _Plan(self, dict(zip(self._names, key, strict=True)))
@@ -71,6 +72,19 @@ class GraphExecutable:
             if len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         return plan.run(inputs)
+
+    def watched(self, inputs: Sequence[Any], watch: Watch) -> Callable[[list[Any]], list[Any]]:
+        """A function that runs inputs of these sizes, the k-th step within `watch(k)`."""
+        plan = _Plan(self, dict(zip(self._names, self._sizes(inputs), strict=True)))
+        plan.check(inputs)
+        plan.watch(watch)
+        return plan.run
+
+    def _sizes(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the program's symbols."""
+        return tuple(
+            inputs[s[0]] if len(s) == 1 else inputs[s[0]].shape[s[1]] for s in self._sources
+        )
 
 
 @dataclass(frozen=True)
@@ -320,6 +334,14 @@ class _Plan:
                 env[slot] = None
         return [output(env) for output in self.outputs]
 
+    def watch(self, watch: Watch) -> None:
+        """Have every later run of this plan execute each step in a context that `watch` makes."""
+        first = len(self.once)
+        self.steps = [
+            (_watched(step, number, watch), dead)
+            for number, (step, dead) in enumerate(self.steps, first)
+        ]
+
     def _run_once(self, env: Env) -> None:
         """What never changes between runs: computed in the first, taken over in the others."""
         executable = self.executable
@@ -357,6 +379,14 @@ def _flat(result: Any) -> list[Any]:
     if isinstance(result, (tuple, list)):
         return [leaf for item in result for leaf in _flat(item)]
     return [result]
+
+
+def _watched(run: Step, number: int, watch: Watch) -> Step:
+    def run_watched(env: Env) -> None:
+        with watch(number):
+            run(env)
+
+    return run_watched
 
 
 def _slots_of(plain: Any) -> list[int]:

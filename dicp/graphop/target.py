@@ -26,10 +26,12 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted
 from dicp.graphop.inplace import Writing, in_place
 from dicp.graphop.lower import Lowering
+from dicp.graphop.outline import outline
 from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
+from dicp.outline import Outline
 from dicp.serialize import evaluate_size
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
 from dicp.torch_private import FakeTensorMode
@@ -269,6 +271,9 @@ class GraphTarget(RuleTarget):
                 raise RunStatusError(self.name, f"graph {name}", status, "0")
 
         return GraphExecutable(plain["program"], launch, artifact.objects)
+
+    def outline(self, program: GraphProgram, sizes: Mapping[str, int]) -> Outline:
+        return outline(program, sizes)
 
 
 def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -20,14 +20,16 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
-from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
+from dicp.loop.outline import outline
 from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool, WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import CrossRow
 from dicp.loop.schedule.kernels import Schedule, schedule
+from dicp.outline import Outline
 from dicp.rules import RuleTable
 from dicp.target import (
     Artifact,
@@ -177,6 +179,9 @@ class LoopTarget(RuleTarget):
         memory = self.pool(sources.device) if pool is None else pool
         return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 
+    def outline(self, program: LoopProgram, sizes: Mapping[str, int]) -> Outline:
+        return outline(program.plain, sizes)
+
     # ---- devices and simulators -----------------------------------------------------------------
 
     def device_of(self, gm: fx.GraphModule, values: str = "val") -> str:
@@ -191,6 +196,10 @@ class LoopTarget(RuleTarget):
     def simulates(self, device: str) -> bool:
         """Whether kernels for `device` run on this target's simulator."""
         return device == HOST and self.device_type != HOST
+
+    def untimed(self, program: LoopProgram, config: Config) -> str:
+        simulates = self.simulates(program.plain["device"])
+        return f"{self.name} runs on a simulator here" if simulates else ""
 
     def allow_simulator(self, config: Config) -> None:
         """Raises SimulatorForbiddenError where `runs_on` is "device"."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dicp.machine import stopwatch
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import append_csv, cache_size
 from dicp.op_tools.capture import FOLDER
@@ -29,33 +29,6 @@ def device_of(value: Any) -> torch.device:
     """The first device besides the CPU among the tensors, else the CPU."""
     devices = (t.device for t in trees.tensors(value))
     return next((d for d in devices if d.type not in ("cpu", "meta")), torch.device("cpu"))
-
-
-def stopwatch(device: torch.device) -> Callable[[], float]:
-    """Start a measurement on the device's current stream; the call ends it, in milliseconds."""
-    module = torch.get_device_module(device) if device.type != "cpu" else None
-    if module is None:
-        start = time.perf_counter()
-        return lambda: (time.perf_counter() - start) * 1e3
-    module.synchronize(device)
-    event = getattr(module, "Event", None)
-    if event is None:
-        start = time.perf_counter()
-
-        def end() -> float:
-            module.synchronize(device)
-            return (time.perf_counter() - start) * 1e3
-
-        return end
-    first, last = event(enable_timing=True), event(enable_timing=True)
-    first.record()
-
-    def end_events() -> float:
-        last.record()
-        module.synchronize(device)
-        return float(first.elapsed_time(last))
-
-    return end_events
 
 
 @dataclass

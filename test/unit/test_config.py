@@ -12,7 +12,8 @@ from dicp.config import OPTIONS, Config, default_cache_dir
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
 BOOLEANS = (
-    "cache", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds", "rnn",
+    "cache", "dump_times", "timings", "fuse", "layout", "fallback_random", "freeze", "check_bounds",
+    "rnn",
 )  # fmt: skip
 NAMES = tuple(option.name for option in OPTIONS)
 
@@ -24,6 +25,7 @@ def test_defaults() -> None:
         "cache": True,
         "cache_size_mb": 4096,
         "dump": None,
+        "dump_times": False,
         "timings": False,
         "fallback": "auto",
         "on_compile_error": "raise",

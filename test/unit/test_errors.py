@@ -33,6 +33,9 @@ from dicp.errors import (
     OperatorNameError,
     OverflowFoundError,
     PrototypeError,
+    ReportOutputError,
+    ReportScriptError,
+    ReportSourceError,
     ResultMismatchError,
     ResultsFileError,
     RuleError,
@@ -65,6 +68,23 @@ CASES: list[tuple[DicpError, str]] = [
         "libfoo.so lacks functions of the device runtime interface: dicp_rt_fill, dicp_rt_free. "
         "dicp/device/native/runtime.h declares them; `python -m dicp device check` tests a "
         "library against it.",
+    ),
+    (
+        ReportSourceError(Path("plots"), "it holds no compiled graph"),
+        "no report of 'plots': it holds no compiled graph. Give a Python script that uses a "
+        "backend of dicp, or a folder that DICP_DUMP=<folder> wrote (with DICP_DUMP_TIMES=1 for "
+        "times).",
+    ),
+    (
+        ReportScriptError(Path("train.py"), 1, "Traceback\nValueError: x\n"),
+        "no report: 'train.py' ended with exit status 1.\nits last lines on stderr:\n"
+        "  Traceback\n  ValueError: x\nMend the script, or run it by itself with "
+        "DICP_DUMP=<folder> and give that.",
+    ),
+    (
+        ReportOutputError(Path("/none/page.html"), "No such file or directory"),
+        "the report cannot be written to '/none/page.html': No such file or directory. Give "
+        "another file by --out.",
     ),
     (
         VendorNotFoundError("droplit", ["droplet"]),

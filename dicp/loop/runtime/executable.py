@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ class LoopExecutable:
             bound = self._bind(key, inputs)
         idle.append(bound)
         return bound
+
+    def watched(
+        self, inputs: Sequence[Any], watch: Callable[[int], AbstractContextManager[Any]]
+    ) -> Callable[[list[Any]], list[Any]]:
+        """A function that runs inputs of these sizes, the program's k-th step within `watch(k)`."""
+        key = self._sizes(inputs) if self._sources else ()
+        return self._bind(key, inputs).watched(watch)
 
     def native_call(self, inputs: Sequence[Any]) -> NativeCall | None:
         """The run for `inputs` as one native call, if that is all it is."""

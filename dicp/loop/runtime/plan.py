@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -65,6 +66,8 @@ class NativeCall:
 
 RunStep = Callable[[Environment], None]
 Getter = Callable[[Environment], Any]
+Watch = Callable[[Step], AbstractContextManager[Any]]
+"""Makes the context in which a kernel or a call runs."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class ExecutionPlan:
             return lambda env: list(pick(env))
         return lambda env: [getter(env) for getter in getters]
 
-    def _compile_steps(self) -> list[tuple[RunStep, list[int]]]:
+    def _compile_steps(self, watch: Watch | None = None) -> list[tuple[RunStep, list[int]]]:
         """The steps in order, each with the tensors to drop after it."""
         steps: list[tuple[RunStep, list[int]]] = []
         for piece in self.placement.pieces():
@@ -195,9 +198,10 @@ class ExecutionPlan:
             if piece.fresh:
                 steps.append((self._allocate(piece.fresh), []))
             if piece.call is not None:
-                steps.append((self._call(piece.call), dead))
+                call = self._call(piece.call)
+                steps.append((_watched(call, piece.call, watch) if watch else call, dead))
             elif piece.launches:
-                steps.append((self._segment(piece.launches), dead))
+                steps.append((self._segment(piece.launches, watch), dead))
         return steps
 
     def _holder(self, slot: int) -> int:
@@ -230,23 +234,22 @@ class ExecutionPlan:
         return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
                        device=self.device)  # fmt: skip
 
-    def _segment(self, launches: Sequence[Step]) -> RunStep:
-        """Consecutive kernels behind one native call."""
+    def _segment(self, launches: Sequence[Step], watch: Watch | None) -> RunStep:
+        """Consecutive kernels behind one native call, or one by one where they are watched."""
         segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
         run = segment.run
 
         def run_segment(env: Environment) -> None:
-            if profiling():
-                run_one_by_one()
+            if watch is not None or profiling():
+                run_one_by_one(watch or _profiler_range)
                 return
             stopped = run()
             if stopped != 0:
                 self._raise(launches, stopped)
 
-        def run_one_by_one() -> None:
-            """Run each kernel in its own profiler range, named after its operators."""
+        def run_one_by_one(around: Watch) -> None:
             for k, step in enumerate(launches):
-                with torch.profiler.record_function(_range_name(step)):
+                with around(step):
                     stopped = segment.run_one(k)
                 if stopped != 0:
                     self._raise(launches[k : k + 1], stopped)
@@ -455,6 +458,16 @@ class ExecutionPlan:
     # ---- every run ------------------------------------------------------------------------------
 
     def run(self, inputs: list[Any]) -> list[Any]:
+        return self._run(inputs, self._steps)
+
+    def watched(
+        self, watch: Callable[[int], AbstractContextManager[Any]]
+    ) -> Callable[[list[Any]], list[Any]]:
+        """As `run`, with the program's k-th step, a kernel or a call, in the context `watch(k)`."""
+        numbers = {id(step): k for k, step in enumerate(self.placement.steps)}
+        return partial(self._run, steps=self._compile_steps(lambda step: watch(numbers[id(step)])))
+
+    def _run(self, inputs: list[Any], steps: Sequence[tuple[RunStep, Sequence[int]]]) -> list[Any]:
         block = self._take_workspace() if self._workspace.offsets else None
         env = self._lasting.copy()
         self._take_inputs(env, inputs)
@@ -464,7 +477,7 @@ class ExecutionPlan:
             self._place(slot, seed.data_ptr())
             env[slot] = seed
         try:
-            for step, dead in self._steps:
+            for step, dead in steps:
                 step(env)
                 for slot in dead:
                     env[slot] = None
@@ -509,6 +522,18 @@ def _flat(result: Any) -> list[Any]:
     if isinstance(result, (tuple, list)):
         return [leaf for item in result for leaf in _flat(item)]
     return [result]
+
+
+def _watched(run: RunStep, step: Step, watch: Watch) -> RunStep:
+    def run_watched(env: Environment) -> None:
+        with watch(step):
+            run(env)
+
+    return run_watched
+
+
+def _profiler_range(step: Step) -> AbstractContextManager[Any]:
+    return torch.profiler.record_function(_range_name(step))
 
 
 def _range_name(step: Step) -> str:

@@ -1,0 +1,133 @@
+"""Times of a graph's kernels and calls, measured by running the graph several times."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.recording import FORMAT, write_record
+from dicp.effects import is_mutating, is_repeatable
+from dicp.machine import StepClock, processor, running, stopwatch
+from dicp.target import Executable
+from dicp.torch_private import HOST
+
+MOST_RUNS, FEWEST_RUNS, SECONDS = 20, 3, 2.0
+"""A graph is run as often as fits into so many seconds, within these bounds, after one run that
+does not count."""
+
+
+class TimedExecutable:
+    """Runs a graph; before its first run, times its steps on the same inputs.
+
+    The times go into the file `path`. Tensors that the graph overwrites are copied, and random
+    generators left as they are, so that the program computes what it computes without this.
+    obstacle: why nothing is to be timed; empty if it is.
+    """
+
+    def __init__(self, run: Executable, gm: fx.GraphModule, path: Path, obstacle: str) -> None:
+        self.run, self.path = run, path
+        self.obstacle = obstacle or _obstacle(run, gm)
+        self.overwritten = _overwritten_inputs(gm)
+        self._lock = threading.Lock()
+        self._done = False
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        with self._lock:
+            if not self._done:
+                self._done = True
+                write_record(self.path, {"format": FORMAT, **self._times(inputs)})
+        return self.run(inputs)
+
+    def _times(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        if self.obstacle:
+            return {"obstacle": self.obstacle}
+        device = _device_of(inputs)
+        try:
+            with _generators_kept(device), torch.no_grad():
+                return self._measured(inputs, device)
+        except Exception as error:  # the run after this raises it, where it is the program's
+            reason = (str(error).splitlines() or [""])[0]
+            return {"obstacle": f"running it raises {type(error).__name__}: {reason}"}
+
+    def _measured(self, inputs: Sequence[Any], device: torch.device) -> dict[str, Any]:
+        given = [
+            _copy(value) if k in self.overwritten and isinstance(value, torch.Tensor) else value
+            for k, value in enumerate(inputs)
+        ]
+        clock = StepClock(device)
+        watched = self.run.watched(given, clock.measure)  # type: ignore[attr-defined]
+        taken: dict[int, list[float]] = {}
+        whole: list[float] = []
+        for _ in _turns(lambda: watched(list(given))):
+            clock.seconds()
+            clock.delay()
+            watched(list(given))
+            for number, seconds in clock.seconds().items():
+                taken.setdefault(number, []).append(seconds)
+            end = stopwatch(device)
+            self.run(list(given))
+            whole.append(end() / 1e3)
+        return {
+            "obstacle": "", "device": str(device), "processor": processor(device),
+            "threads": torch.get_num_threads(),
+            "load": running(), "runs": len(whole),
+            "whole": statistics.median(whole),
+            "seconds": {str(k): [statistics.median(v), min(v)] for k, v in taken.items()},
+        }  # fmt: skip
+
+
+def _turns(warm_up: Callable[[], Any]) -> Iterator[int]:
+    """Numbers the runs that fit into the time, after one that does not count."""
+    warm_up()
+    start = time.perf_counter()
+    for number in range(MOST_RUNS):
+        if number >= FEWEST_RUNS and time.perf_counter() - start > SECONDS:
+            return
+        yield number
+
+
+def _obstacle(run: Executable, gm: fx.GraphModule) -> str:
+    """Why a graph cannot be run several times, or not step by step; empty if it can."""
+    if not hasattr(run, "watched"):
+        return "this target's executable cannot be run step by step"
+    calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+    kept = next((n for n in calls if not is_repeatable(n.target)), None)
+    return f"{kept.target} ({kept.name}) may not be run twice" if kept is not None else ""
+
+
+def _overwritten_inputs(gm: fx.GraphModule) -> set[int]:
+    """The positions of inputs that are arguments of an operator that writes."""
+    positions = {node: k for k, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    writing = [n for n in gm.graph.nodes if n.op == "call_function" and is_mutating(n.target)]
+    return {positions[read] for n in writing for read in n.all_input_nodes if read in positions}
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
+    return next((d for d in devices if d.type not in (HOST, "meta")), torch.device(HOST))
+
+
+@contextlib.contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    if device.type == HOST:
+        with torch.random.fork_rng(devices=()):
+            yield
+    else:
+        index = torch.get_device_module(device).current_device()
+        with torch.random.fork_rng(devices=[index], device_type=device.type):
+            yield
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the same sizes, strides and offset in a copy of the storage."""
+    storage = tensor.untyped_storage().clone()
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
