@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from benchmarks import child
-from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
 from benchmarks.backends import EAGER, parse
 from benchmarks.measure import alternate
 from benchmarks.options import Options
 from benchmarks.report import Progress, Report, Row
+from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
 
 SIZES = {
     "cpu": {"small": 1 << 16, "medium": 1 << 20, "large": 1 << 24},

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import torchvision_operators
 from benchmarks.model import Batch, Model, itself, random_classes, random_values
+from dicp.testing import torchvision_operators
 
 torchvision_operators.define()
 

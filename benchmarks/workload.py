@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
 from benchmarks.backends import Contestant
 from benchmarks.library_calls import LibraryCalls
 from benchmarks.model import Batch, Model, without_dropout
+from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
 
 SEED = 20
 

@@ -1,6 +1,7 @@
 """The installed pytest plugin: the options of dicp's tests, for tests anywhere.
 
     pytest --pyargs dicp.testing.operators --backend mychipgraph  the operator cases, on any backend
+    pytest --pyargs dicp.testing.models --backend mychipgraph     the models
     pytest -c /a/folder/static.ini --backend mychipgraph       a list of tests, from any folder
 
 Every pytest run where dicp is installed loads this module. So it imports nothing but pytest, and a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ def _template(path: Path, autoescape: bool) -> Template:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=autoescape,
     )  # fmt: skip
+    environment.filters["one_line"] = one_line
     return environment.from_string(path.read_text())
+
+
+def one_line(text: str) -> str:
+    """`text` for a comment that ends with its line, in ASCII."""
+    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
 
 
 def render_template(path: Path, **values: Any) -> str:

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def page() -> str:
         with contextlib.redirect_stdout(out):
             above = "\n" * (block.string.count("\n", 0, block.start()) + 1)
             exec(compile(above + block[1], str(PAGE), "exec"), names)
-        lines = [line[:MOST_COLUMNS].rstrip() for line in out.getvalue().splitlines()]
+        shown = out.getvalue()
+        for folder_of_code in (f"{ROOT}/", f"{sysconfig.get_path('purelib')}/"):
+            shown = shown.replace(folder_of_code, "")
+        lines = [line[:MOST_COLUMNS].rstrip() for line in shown.splitlines()]
         if len(lines) > MOST_LINES:
             half = MOST_LINES // 2
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
@@ -47,7 +51,7 @@ def page() -> str:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            return BLOCK.sub(run, text).replace(str(PAGE.parent.parent) + "/", "")
+            return BLOCK.sub(run, text)
         finally:
             os.chdir(before)
 

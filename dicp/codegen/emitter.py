@@ -21,17 +21,7 @@ from dicp.codegen.types import (
     widened,
 )
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import (
-    Checked,
-    Const,
-    Convert,
-    Expr,
-    IndexValue,
-    Masked,
-    Named,
-    Read,
-    Ref,
-)
+from dicp.loop.ir.expr import Checked, Const, Convert, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import (
     FloorDiv,
     Index,
@@ -70,6 +60,7 @@ class Emitter:
         self.kernel = kernel
         self.args: dict[Ref, str] = {}
         self.stored = {s.ref.root for s in kernel.stores()}
+        self.reductions = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
         self.symbols: dict[sympy.Expr, str] = {}
         """Sizes that are arguments of the kernel, and their names in it."""
         self.scopes: list[Scope] = []
@@ -255,16 +246,10 @@ class Emitter:
     def _named(self, expr: Named) -> str:
         if expr.op == "scratch":
             return f"saved_{expr.name}[{self._inner_position()}]"
-        found = self._reduction(expr.name)
+        found = self.reductions.get(expr.name)
         result = f"at_{expr.name}" if found and found.finds_position else local(expr.name)
         is_truth = found is not None and found.op in ("any", "all")
         return f"({result} != 0)" if is_truth else result
-
-    def _reduction(self, name: str) -> Reduce | None:
-        for stmt in self.kernel.stmts():
-            if isinstance(stmt, Reduce) and stmt.name == name:
-                return stmt
-        return None
 
     def _masked(self, expr: Expr, guard: str, guard_depth: int) -> str:
         test, value = expr.args
@@ -341,7 +326,7 @@ class Emitter:
             return first.op == "mul" and first.args[0] is first.args[1]
         if expr.op != "sub" or not isinstance(second, Named):
             return False
-        top = self._reduction(second.name)
+        top = self.reductions.get(second.name)
         return isinstance(top, Reduce) and is_distance_below(expr, top)
 
     def _site(self, expr: Checked) -> int:

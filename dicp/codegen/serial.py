@@ -7,37 +7,21 @@ loops are divided (`SerialKernel.parallel_loops`), how colliding stores are comb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dicp.codegen.emitter import Emitter, local, margin
 from dicp.codegen.spelling import SCALAR_HEADER
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
-from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, Var, indirect_exprs, product
+from dicp.loop.ir.index import Var, indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store, kernel_name
-from dicp.origin import Origin
+from dicp.loop.program import RenderedKernel
 
 PARAMETERS = "void** args, const int64_t* sizes, int64_t* status"
 """Of a kernel's function: addresses of its tensors, its sizes, and where it reports an error."""
-
-
-@dataclass(frozen=True)
-class SerialSource:
-    """A rendered kernel; `symbols` are the sizes and `args` the tensors of its function."""
-
-    name: str
-    body: str
-    args: Sequence[Ref]
-    symbols: Sequence[Size]
-    kernel: Kernel
-    sites: Sequence[tuple[str, Origin | None]]
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SerialKernel(Emitter):
@@ -52,9 +36,9 @@ class SerialKernel(Emitter):
         self.body = "\n".join([*self._arguments(), *lines])
         self.name = kernel_name(kernel.origins, self.body)
 
-    def source(self) -> SerialSource:
+    def source(self) -> RenderedKernel:
         """The rendered kernel, as `LoopTarget.render_kernel` returns it."""
-        return SerialSource(
+        return RenderedKernel(
             self.name, self.body, tuple(self.args), tuple(self.symbols), self.kernel,
             tuple(self.sites),
         )  # fmt: skip

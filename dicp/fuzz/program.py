@@ -91,8 +91,9 @@ class Program:
     outputs: tuple[str, ...]
 
     def source(self, wide: bool = False, hooked: bool = False) -> str:
-        """As a function; `hooked`: each result passes through `hook(name, value)`."""
-        body = []
+        """As a function; `hooked`: each tensor, inputs too, passes through `hook(name, value)`."""
+        tensors = (each.name for each in self.inputs if isinstance(each, TensorInput))
+        body = [f"{n} = hook({n!r}, {n})" for n in tensors if hooked]
         for statement in self.statements:
             body.append(statement.line(wide))
             body += [f"{n} = hook({n!r}, {n})" for n in statement.targets if hooked]
@@ -180,10 +181,11 @@ def merged(programs: Iterable[Program]) -> Program:
 
 
 def _normal(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    # In a fixed dtype: the default one, which other numbers come from, differs in float64 runs.
     if dtype is torch.bool:
-        return torch.rand(shape, generator=gen) > 0.5
+        return torch.rand(shape, generator=gen, dtype=torch.float64) > 0.5
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=gen).to(dtype)
+        return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
     low = -9 if dtype.is_signed else 0
     return torch.randint(low, 10, shape, generator=gen).to(dtype)
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, Expr
+from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.graph import Compute
 from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 
 aten = torch.ops.aten

@@ -17,7 +17,8 @@ import torch
 
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Expr, Named, Read, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
+from dicp.loop.ir.graph import Call, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -106,7 +107,7 @@ def place_products(
     `with_form` sets the forms of kernels that split-K adds.
     """
     placed: list[Step | GeneratedProduct | None] = list(steps)
-    returned = {r.root for r in ir.refs_in(outputs)}
+    returned = {r.root for r in refs_in(outputs)}
     for at in range(len(steps) - 1, -1, -1):
         call = steps[at]
         if not isinstance(call, Call) or call.op not in FORMS:
@@ -274,7 +275,7 @@ def _with_epilogue(
 def _read(step: Step) -> set[Ref]:
     if isinstance(step, Call):
         return {r.root for r in step.reads()}
-    places = (inner for s in _stores(step) for inner in indirect_exprs(s.index))
+    places = (inner for s in step.stores() for inner in indirect_exprs(s.index))
     return {item.ref.root for item in [*step.reads(), *ir.reads(places)]}
 
 
@@ -284,11 +285,7 @@ def _written(step: Step) -> Iterator[Ref]:
             r.root for r in (step.outs if not step.mutates else [*step.outs, *step.reads()])
         )
     else:
-        yield from (s.ref.root for s in _stores(step))
-
-
-def _stores(kernel: Kernel) -> list[Store]:
-    return [s for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+        yield from (s.ref.root for s in step.stores())
 
 
 def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | None:
@@ -297,7 +294,7 @@ def _split(epilogue: Kernel, call: Call) -> tuple[Loops, dict[Var, Index]] | Non
     None if the epilogue does not read the whole result elementwise and in order.
     """
     out = call.outs[0]
-    stores = _stores(epilogue)
+    stores = epilogue.stores()
     if epilogue.kind != "pointwise" or len(stores) != sum(len(p.stmts) for p in epilogue.phases):
         return None
     seen: set[Expr] = set()
@@ -372,5 +369,5 @@ def _rewritten(
         return result if item.ref is out else None
 
     rewrite = Rewriter(mapping, on_read=from_registers)
-    for store in _stores(epilogue):
+    for store in epilogue.stores():
         yield Store(store.ref, rewrite.index(store.index), rewrite(store.value))

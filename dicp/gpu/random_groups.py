@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.ir.kernel import Kernel
 from dicp.loop.ir.ops import float32
 
 NEIGHBOURS = {
@@ -58,10 +57,6 @@ def threshold(expr: Expr) -> int | None:
     return steps << (WORD - UNIT) if 0 <= steps < 2**UNIT else None
 
 
-def _stores(kernel: Kernel) -> Iterator[Store]:
-    return (s for p in kernel.phases for s in p.stmts if isinstance(s, Store))
-
-
 def most_side_by_side(kernel: Kernel) -> int | None:
     """The most adjacent elements a thread may store at once; None without random numbers.
 
@@ -72,6 +67,6 @@ def most_side_by_side(kernel: Kernel) -> int | None:
     if not any(e.op.startswith("philox") for x in kernel.exprs() for e in ir.walk(x, seen)):
         return None
     last = [*kernel.parallel, *kernel.reduction][-1:]
-    moved = [s.ref for s in _stores(kernel) if s.index.variables().issuperset(last)]
+    moved = [s.ref for s in kernel.stores() if s.index.variables().issuperset(last)]
     moved += [r.ref for r in kernel.reads() if r.index.variables().issuperset(last)]
     return WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)

@@ -28,7 +28,8 @@ from dicp.gpu.thresholds import (
 )
 from dicp.gpu.tiles import extent
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
+from dicp.loop.ir.graph import Call, Compute, Graph, Node, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -91,7 +92,7 @@ def _partial_sums(graph: Graph, node: Compute, parts: int) -> Compute:
 def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None:
     found = {n: cut for n, cut in splits.items() if cut is not None}
     private = _private(graph, found) if found else {}
-    nodes: list[ir.Node] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         if node in found:
             assert isinstance(node, Compute)
@@ -100,12 +101,12 @@ def _split_all(graph: Graph, splits: Mapping[Compute, AxisSplit | None]) -> None
     graph.nodes[:] = nodes
 
 
-def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
+def _private(graph: Graph, readers: Container[Node]) -> dict[Ref, Compute]:
     """Pointwise results that only `readers` read, directly or through other such results.
 
     A result that some node reads at two places is excluded: it would be computed for each place.
     """
-    known = {r.root for r in ir.refs_in(graph.outputs)}
+    known = {r.root for r in refs_in(graph.outputs)}
     written: set[Ref] = set()
     for node in graph.nodes:
         if isinstance(node, Compute) and node.out.base is not None:
@@ -126,7 +127,7 @@ def _private(graph: Graph, readers: Container[ir.Node]) -> dict[Ref, Compute]:
     return private
 
 
-def _read_at_many_places(node: ir.Node) -> set[Ref]:
+def _read_at_many_places(node: Node) -> set[Ref]:
     places = {(x.ref, x.coords) for x in node.loads()} if isinstance(node, Compute) else set()
     return {ref for ref, count in Counter(ref for ref, _ in places).items() if count > 1}
 
@@ -166,11 +167,11 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     shape = [_now(s, first) for s in node.shape]
     results = math.prod(s for k, s in enumerate(shape) if k not in node.axes)
     reduced = math.prod(shape[k] for k in node.axes)
-    column = _is_column(node)
-    programs = -(-results // COLUMNS) if column else results
+    outer = _is_outer(node)
+    programs = -(-results // COLUMNS) if outer else results
     if not 0 < programs < facts.multiprocessors:
         return None
-    least = MIN_COLUMN if column else MIN_ROW
+    least = MIN_COLUMN if outer else MIN_ROW
     wanted = min(reduced // least, facts.enough_programs // programs)
     even, axis = max((_divisor(node.shape[k], wanted), -k) for k in node.axes)
     if even >= MIN_PARTS:
@@ -180,7 +181,7 @@ def _axis_split(node: Compute, first: Mapping[Any, int], facts: DeviceFacts) -> 
     return AxisSplit(-axis, parts) if parts >= MIN_PARTS else None
 
 
-def _is_column(node: Compute) -> bool:
+def _is_outer(node: Compute) -> bool:
     """Whether adjacent elements belong to different results: an outer reduction."""
     votes = 0
     for item in node.loads():

@@ -32,7 +32,7 @@ from dicp.gpu.thresholds import (
 )
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
-from dicp.loop.ir.kernel import Kernel, Scan, Store
+from dicp.loop.ir.kernel import Kernel, Scan
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
     rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
     width = power_of_two(extent(inner))
     if kernel.kind == "outer_reduction":
-        return _column(rows, inner, width, facts)
+        return _outer(rows, inner, width, facts)
     persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
     if not persistent:
         block = min(LOOP_BLOCK, width)
@@ -122,7 +122,7 @@ def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
 def _row_tensors(kernel: Kernel) -> list[Ref]:
     """The tensors that are read or written at every point of the parallel and reduction loops."""
     places = [(item.ref, item.index) for item in kernel.reads()]
-    places += [(s.ref, s.index) for p in kernel.phases for s in p.stmts if isinstance(s, Store)]
+    places += [(s.ref, s.index) for s in kernel.stores()]
     rows, inner = set(kernel.parallel), set(kernel.reduction)
     whole = (ref for ref, at in places if at.variables() & rows and at.variables() & inner)
     return list(dict.fromkeys(whole))
@@ -145,7 +145,7 @@ def stages(bytes_read: int, facts: DeviceFacts) -> int:
     return next((n for n in (3, 2) if (n - 1) * bytes_read <= facts.prefetch_bytes), 1)
 
 
-def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
+def _outer(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
     x = min(COLUMNS, power_of_two(columns))
     while x > FEW_COLUMNS and columns // x < facts.enough_programs:
         x //= 2
@@ -157,7 +157,6 @@ def _column(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
 def _most_in_registers(kernel: Kernel) -> int:
     """The longest row that stays in registers, by the values of it that are held at once."""
     reads = {item.ref.root for item in kernel.reads()}
-    wide = any(s.dtype == torch.float64 for p in kernel.phases for s in p.stmts
-               if isinstance(s, Scan))  # fmt: skip
-    stores = sum(isinstance(s, Store) for p in kernel.phases for s in p.stmts)
+    wide = any(isinstance(s, Scan) and s.dtype == torch.float64 for s in kernel.stmts())
+    stores = len(kernel.stores())
     return MAX_PERSISTENT // (2 if wide or len(reads) + stores > 6 else 1)

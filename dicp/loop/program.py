@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Ref, Requirement
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Requirement
 from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.schedule.kernels import Schedule
@@ -24,26 +25,20 @@ from dicp.torch_private import (
 )
 
 
-class RenderedKernel(Protocol):
+@dataclass(frozen=True, eq=False)
+class RenderedKernel:
     """A kernel's generated source and launch arguments; equal names mean equal source."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def body(self) -> str: ...
-    @property
-    def args(self) -> Sequence[Ref]: ...
-    @property
-    def symbols(self) -> Sequence[Size]:
-        """Sizes passed as arguments at every launch."""
-
-    @property
-    def kernel(self) -> Kernel: ...
-    @property
-    def sites(self) -> Sequence[tuple[str, Origin | None]]: ...
-    @property
-    def extra(self) -> Mapping[str, Any]:
-        """Further launch parameters of the target, as JSON values."""
+    name: str
+    body: str
+    args: Sequence[Ref]
+    symbols: Sequence[Size]
+    """Sizes passed as arguments at every launch."""
+    kernel: Kernel
+    sites: Sequence[tuple[str, Origin | None]]
+    """Operator and origin of each runtime check in the code, for error messages."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further launch parameters of the target, as JSON values."""
 
 
 @dataclass
@@ -191,8 +186,7 @@ class ProgramBuilder:
             "writes": [
                 self.number(r)
                 for r in kernel.args
-                if r.root
-                in {s.ref.root for p in kernel.kernel.phases for s in p.stmts if hasattr(s, "ref")}
+                if r.root in {s.ref.root for s in kernel.kernel.stores()}
             ],  # fmt: skip
             "origins": list(kernel.kernel.origins),
             "sites": [list(site) for site in kernel.sites],

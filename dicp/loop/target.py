@@ -20,7 +20,7 @@ from torch import fx
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
-from dicp.loop.ir.expr import Call, Graph
+from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
 from dicp.loop.outline import outline

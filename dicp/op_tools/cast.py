@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ class OpDtypeCast(Feature):
         if "dtype" in call.kwargs:
             call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
         result = proceed(call)
-        overwritten = written(call.name, *original)
+        overwritten = [*written(call.name, *original), *_changed(given, casts)]
         call.args, call.kwargs = original
         result = self._back(call.name, result, overwritten, casts, back, rows, rules)
         self._print(call, rows)
@@ -126,6 +126,15 @@ class OpDtypeCast(Feature):
             return
         self.say(call.heading())
         self.say(table(("name", "target", "action", "config"), rows))
+
+
+def _changed(
+    given: Sequence[torch.Tensor], casts: Mapping[int, torch.Tensor]
+) -> list[torch.Tensor]:
+    """Inputs whose casts were overwritten: batch_norm's running statistics, which no name shows
+    and no version counts."""
+    kept = [t for t in given if id(t) in casts and not t.requires_grad]
+    return [t for t in kept if not torch.equal(casts[id(t)], t.to(casts[id(t)].dtype))]
 
 
 def _shown(rules: Rules) -> str:

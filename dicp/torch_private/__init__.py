@@ -104,6 +104,7 @@ from dicp.torch_private.operators import (
     OpOverloadPacket,
     all_decompositions,
     dispatches_alone,
+    grouped_mm,
     is_composite,
     original_of,
     overload_name,

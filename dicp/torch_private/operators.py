@@ -21,6 +21,7 @@ DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
 recognize that as functional and rejects it."""
 
 _ORIGINAL: Final = "_dicp_original"
+grouped_mm = torch._grouped_mm
 
 
 def schema_of(op: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dicp.testing import counts
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks`, however pytest starts
-
-from benchmarks import torchvision_operators  # noqa: E402
+from dicp.testing import counts, torchvision_operators
 
 torchvision_operators.define()
 
-from fp64 import AgainstEager  # noqa: E402
+from .fp64 import AgainstEager  # noqa: E402
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from benchmarks.accuracy import InDouble, errors, named_tensors, to_double
+from dicp.testing.accuracy import InDouble, errors, named_tensors, to_double
+from dicp.torch_private import pytree
 
 
 def check_tensors(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fp64 import AgainstEager, check_tensors, no_recompile
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from benchmarks.accuracy import InDouble
+from dicp.testing.accuracy import InDouble
+
+from .fp64 import AgainstEager, check_tensors, no_recompile
 
 VOCABULARY = 211
 PROMPT, NEW_TOKENS = 12, 6

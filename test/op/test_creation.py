@@ -12,6 +12,7 @@ X = (6, 37)
 ANY = (*FLOATS, *INTS, torch.int8)
 F32 = (torch.float32,)
 aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def _ranges(x: torch.Tensor) -> Any:
@@ -25,6 +26,16 @@ def _ranges(x: torch.Tensor) -> Any:
         torch.arange(0, n, dtype=torch.float32, device=x.device),
         torch.arange(5, dtype=torch.bfloat16, device=x.device),
     )
+
+
+PLAIN = ("contiguous",)
+
+
+def _iota(x: Any) -> Any:
+    numbers = prims.iota(
+        6, start=1, step=2, dtype=torch.int64, device=x.device, requires_grad=False
+    )
+    return numbers, numbers * 2
 
 
 CASES = [
@@ -140,6 +151,16 @@ CASES = [
         dtypes=(torch.float32, torch.float64),
     ),
     op("window", lambda x: torch.hann_window(8) + x[0, 0], X, dtypes=F32),
+    op("_unsafe_view", lambda x: aten._unsafe_view(x * 2, [37, 6]), X, fixed=X, layouts=PLAIN),
+    op("lift_fresh_copy", lambda x: aten.lift_fresh_copy(x) * 2, X, layouts=PLAIN),
+    op("new_empty_strided", lambda x: aten.new_empty_strided(x, [3, 4], [1, 3]).fill_(2), X),
+    op(
+        "convert_element_type",
+        lambda x: prims.convert_element_type(x, torch.float64) + 1,
+        X,
+        grad=False,
+    ),
+    op("iota", _iota, X, dtypes=F32, grad=False),
     op("to_device_and_back", lambda x: x.cpu().to(x.device).type_as(x), X, exact=True),
 ]
 

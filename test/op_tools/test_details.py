@@ -175,6 +175,17 @@ def test_a_device_without_a_dtype(
     assert printed.count(text) == 1 and "torch.bfloat16 -> torch.float32" in printed
 
 
+def test_inputs_that_an_operator_overwrites_are_written_back() -> None:
+    """OT-19: the running statistics of batch_norm are updated on the program's own tensors."""
+    x = torch.randn(8, 4).bfloat16()
+    wanted, got = (torch.zeros(2, 4).bfloat16() for _ in range(2))
+    F.batch_norm(x, wanted[0], wanted[1], training=True)
+    with op_tools.OpDtypeCast(quiet=True):
+        F.batch_norm(x, got[0], got[1], training=True)
+    assert wanted.abs().sum() > 0
+    torch.testing.assert_close(got, wanted)
+
+
 def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """OT-22, OT-23"""
     from dicp.op_tools import verdict

@@ -10,8 +10,8 @@ import torch
 from ascend_recorder import Recorder, record
 from torch import Tensor, nn
 
-from benchmarks import torchvision_operators
 from dicp.graphop.program import Node, Value
+from dicp.testing import torchvision_operators
 
 torchvision_operators.define()  # before anything imports torchvision
 

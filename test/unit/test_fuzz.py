@@ -14,9 +14,9 @@ from torch import fx
 
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
-from dicp.fuzz.check import Mode
-from dicp.fuzz.generate import generate
-from dicp.fuzz.program import NumberInput, Program, Statement, TensorInput, merged
+from dicp.fuzz.check import Mode, compiled, evaluate, is_explained, truth
+from dicp.fuzz.generate import double_precision, generate
+from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged
 from dicp.fuzz.shrink import shrunk
 from dicp.fuzz.slots import SLOTS, Choices
 from dicp.fuzz.table import ROWS, UNDRAWN
@@ -62,6 +62,17 @@ def test_programs(seed: int, backend_name: str) -> None:
     batch = draw_batch(f"ci/{seed}", backend_name, PROGRAMS)
     outcome = examine(batch)
     assert not outcome.finds, "\n\n".join(as_test(find) for find in outcome.finds)
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_float64_runs_have_the_same_inputs(values: str, dtype: str) -> None:
+    x = TensorInput("x0", dtype, ((6, 7), (6, 7)), values=values, seed=1)
+    narrow = x.build(0)
+    with double_precision():
+        torch.testing.assert_close(
+            x.build(0, wide=True).double(), narrow.double(), rtol=0, atol=0, equal_nan=True
+        )
 
 
 WRONG = "wrong_sine"
@@ -129,3 +140,16 @@ def test_a_program_that_ends_its_process_is_told_apart() -> None:
     x = TensorInput("x0", "float32", ((), ()))
     ends = Program((x,), (Statement("__import__('os').abort()", {}),), ("x0",))
     assert fails_apart(ends, EAGER) == "Ended: status -6"
+
+
+def test_deviations_of_equal_numbers_are_rounding_errors() -> None:
+    """They are explained where the numbers are equal, and nothing larger is."""
+    x = TensorInput("x0", "float32", ((6, 7), (6, 7)), "expanded_last", seed=1)
+    deviation = Program((x,), (Statement("{x}.std(-1)", {"x": "x0"}, ("v0",)),), ("v0",))
+    (got,) = list(compiled(deviation, Mode("cpugraph")))[:1]
+    eager = evaluate(deviation.function(), deviation, 0)
+    exact = truth(deviation, 0, eager)
+    assert not exact.outputs[0].any() and not eager.outputs[0].any()
+    assert is_explained(deviation, 0, got, eager, exact)
+    got.outputs[0] += 1e-5
+    assert not is_explained(deviation, 0, got, eager, exact)

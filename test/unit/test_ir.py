@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, Ref, Rewriter
+from dicp.loop.ir.expr import Ref, Rewriter
+from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import Index, Indirect, Var, domain, variable
 from dicp.origin import Origin
 

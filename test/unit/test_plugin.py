@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,43 @@ def test_a_list_runs_from_any_folder(folder: Path) -> None:
     results = json.loads((folder / "found.json").read_text())
     (outcome,) = results["tests"].values()
     assert outcome == "passed" and results["eager"] == {}
+
+
+def cases(found: subprocess.CompletedProcess[str]) -> set[str]:
+    """The cases of a run that collects only, by name."""
+    return set(re.findall(r"::test_op\w*\[(?:static-)?([\w.]+?)(?:-static)?\]", found.stdout))
+
+
+def test_cases_are_chosen_by_name_and_by_the_operators_that_they_reach(folder: Path) -> None:
+    files = [str(ROOT / "test" / "op" / f"test_{name}.py") for name in ("normalization", "pooling")]
+    options = ("--collect-only", "--dynamic", "false")
+    found = run(folder, *files, *options, "--op", "native_group_norm", "--op", ".*_avg_pool2d")
+    chosen = cases(found)
+    assert found.returncode == 0 and {"group_norm", "adaptive_avg_pool2d"} <= chosen, found.stdout
+    assert all("group_norm" in name or "avg_pool" in name for name in chosen), chosen
+    none = run(folder, *files, *options, "--op", "native_grup_norm")
+    assert none.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--op native_grup_norm matches no case. Near names: " in none.stderr + none.stdout
+    assert "native_group_norm" in none.stderr + none.stdout
+
+
+def test_a_list_with_one_file_per_operator_gets_the_cases_of_the_operators(folder: Path) -> None:
+    ops = ROOT / "test" / "op"
+    (folder / "static.ini").write_text(
+        "[pytest]\npython_files = test__softmax.py test_scan.py\n"
+        f"testpaths = {ops / 'test_reduction.py'} {ops / 'test_scan.py'}\n"
+    )
+    found = run(folder, "-c", "static.ini", "--collect-only", "--dynamic", "false")
+    chosen = cases(found)
+    assert found.returncode == 0 and {"softmax", "cumsum"} <= chosen, found.stdout + found.stderr
+    assert "mean" not in chosen
+
+
+@pytest.mark.parametrize("shapes", ["true", "false"])
+def test_a_test_in_the_form_of_an_earlier_suite_runs(folder: Path, shapes: str) -> None:
+    file = str(ROOT / "test" / "op" / "test__unsafe_view.py")
+    found = run(folder, file, "--backend", "cpugraph", "--dynamic", shapes)
+    assert found.returncode == 0 and "6 passed" in found.stdout, found.stdout
 
 
 OTHER_CONFTEST = """

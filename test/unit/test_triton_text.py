@@ -19,6 +19,7 @@ from torch import Tensor
 from dicp.config import Config
 from dicp.gpu.split import split_reductions
 from dicp.loop.ir import expr as ir
+from dicp.loop.ir.graph import Compute, Graph
 from dicp.loop.ir.index import domain
 from dicp.loop.ir.ops import identity_of
 from dicp.vendor.triton.facts import GPU
@@ -163,13 +164,13 @@ def test_what_is_read_before_it_is_overwritten_stays_a_result_of_its_own(written
     twice = ir.Ref("y", (size,), torch.float32, (1,), "temp")
     total = ir.Ref("s", (1,), torch.float32, (1,), "output")
     place = domain((size,))
-    graph = ir.Graph([source])
-    graph.nodes.append(ir.Compute(twice, (size,), ir.load(source, place) * 2))
+    graph = Graph([source])
+    graph.nodes.append(Compute(twice, (size,), ir.load(source, place) * 2))
     if written:
         again = ir.Ref("x2", (size,), torch.float32, (1,), "alias", base=source)
-        graph.nodes.append(ir.Compute(again, (size,), ir.const(0.0, torch.float32)))
+        graph.nodes.append(Compute(again, (size,), ir.const(0.0, torch.float32)))
     body = ir.load(twice, place)
-    graph.nodes.append(ir.Compute(total, (size,), body, "reduce", (0,), "sum"))
+    graph.nodes.append(Compute(total, (size,), body, "reduce", (0,), "sum"))
     split_reductions(graph, {}, GPU)
     first, _ = graph.nodes[-2:]
     assert first.reads() == ([twice] if written else [source])

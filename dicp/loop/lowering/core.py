@@ -17,7 +17,8 @@ from dicp.domains import outside_domain
 from dicp.dtypes import converted
 from dicp.effects import is_view
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Ref, Requirement, Routine
+from dicp.loop.ir.expr import Expr, Ref
+from dicp.loop.ir.graph import Call, Compute, Graph, Node, Requirement, Routine
 from dicp.loop.ir.index import (
     ZERO,
     Index,
@@ -84,7 +85,7 @@ class Value:
 
 
 class Lowering:
-    """Lowers one FX graph, node by node, to an `ir.Graph`."""
+    """Lowers one FX graph, node by node, to an `Graph`."""
 
     gathers_windows = False
     """Whether a max-pooling gradient is a gather: the colliding stores of a scatter are slow and in
@@ -116,7 +117,7 @@ class Lowering:
         self._seed: Ref | None = None
         self._random_sites = 0
         self._written: dict[Ref, Any] = {}
-        self._readers: dict[Ref, list[ir.Node]] = {}
+        self._readers: dict[Ref, list[Node]] = {}
 
     # ---- node traversal -------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class Lowering:
         self._append(compute)
         return compute
 
-    def _append(self, node: ir.Node) -> None:
+    def _append(self, node: Node) -> None:
         self.graph.nodes.append(node)
         for ref in node.reads():
             self._readers.setdefault(ref.root, []).append(node)

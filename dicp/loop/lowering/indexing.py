@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, Expr, Ref, apply, cast, const
+from dicp.loop.ir.expr import Expr, Ref, apply, cast, const
+from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Indirect, Size, domain, is_positive, normal, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import broadcast_shapes, sizes_of

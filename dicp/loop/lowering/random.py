@@ -16,6 +16,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
+from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, contiguous_strides, flatten
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
@@ -45,7 +46,7 @@ def generated(
         return finish(number, idx)
 
     value = lw.pointwise(shape, meta.dtype, body)
-    assert isinstance(value.ref.producer, ir.Compute)
+    assert isinstance(value.ref.producer, Compute)
     value.ref.producer.realize = True
     return value
 
@@ -239,7 +240,7 @@ def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value,
         return compare("ge", number, float(p))
 
     mask = lw.pointwise(x.shape, torch.bool, keep)
-    assert isinstance(mask.ref.producer, ir.Compute)
+    assert isinstance(mask.ref.producer, Compute)
     mask.ref.producer.realize = True
     scale = 0.0 if p >= 1 else 1 / (1 - float(p))
 

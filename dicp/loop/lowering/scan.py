@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, cast
+from dicp.loop.ir.expr import cast
+from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import domain
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import as_size

@@ -10,7 +10,8 @@ import sympy
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call
 from dicp.loop.ir.index import (
     ZERO,
     Index,

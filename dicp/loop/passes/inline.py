@@ -6,7 +6,8 @@ Reads at the same coordinates are left to kernel fusion, which computes the valu
 from __future__ import annotations
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Compute, Expr, Graph, Load, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
+from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
 from dicp.loop.ir.ops import HEAVY, SCALAR_OPS
 from dicp.loop.thresholds import (
@@ -31,9 +32,7 @@ def cost_of(expr: Expr) -> int:
 def inline(graph: Graph) -> None:
     """Substitute producers into their readers where that is cheaper than a buffer."""
     written = {c.out.root for c in graph.nodes if isinstance(c, Compute) and c.out.base is not None}
-    written |= {
-        r.root for n in graph.nodes if isinstance(n, ir.Call) and n.mutates for r in n.reads()
-    }
+    written |= {r.root for n in graph.nodes if isinstance(n, Call) and n.mutates for r in n.reads()}
     sizes: dict[Compute, tuple[int, int, int]] = {}
     for node in graph.nodes:
         if isinstance(node, Compute):
@@ -141,7 +140,7 @@ def _squeezed(shape: tuple[Size, ...]) -> list[Size]:
 def remove_dead(graph: Graph) -> None:
     """Drop nodes without side effects whose results are not used."""
     alive: set[int] = set()
-    needed: set[Ref] = {r.root for r in ir.refs_in(graph.outputs)}
+    needed: set[Ref] = {r.root for r in refs_in(graph.outputs)}
     kept = []
     for node in reversed(graph.nodes):
         if isinstance(node, Compute):

@@ -19,8 +19,7 @@ def without_one_hot_sums(kernel: Kernel) -> Kernel:
     """The kernel with such sums as scalars of the row, outside the reduction loop."""
     if kernel.kind not in ("inner_reduction", "outer_reduction") or len(kernel.reduction) != 1:
         return kernel
-    stmts = [s for p in kernel.phases for s in p.stmts]
-    own = frozenset(s.name for s in stmts if isinstance(s, (Scan, ScratchStore)))
+    own = frozenset(s.name for s in kernel.stmts() if isinstance(s, (Scan, ScratchStore)))
     row = _Row(kernel.reduction[0], own)
     phases: list[Phase] = []
     for phase in kernel.phases:

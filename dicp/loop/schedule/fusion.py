@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dicp.loop.ir.expr import Call, Compute, Graph, Node, Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Compute, Graph, Node
 from dicp.loop.ir.index import ZERO, Index, Size, Var, flatten, product, refine, variable
 from dicp.loop.thresholds import MAX_CROSS_ROW, MAX_MEMBERS, MAX_REFS, MIN_CROSS_ROW
 
@@ -200,7 +201,7 @@ class _Fuser:
         if (
             merged is None
             or len(merged.nodes) > MAX_MEMBERS
-            or not _same_shares(merged, self.shares)
+            or (self.shares and not _same_shares(merged, self.shares))
             or not legal(merged, a, b)
             or self._cyclic(a, b)
         ):
@@ -373,7 +374,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     group = _union(first, second, first.dims, first.axes)
     group.cross_row, group.cross_row_axes = first.cross_row | reduces, second.axes
     complete = {n.out for n in group.cross_row}  # after the last row
-    if any(r in complete for n in group.computes() for r in n.reads()) or is_column(group):
+    if any(r in complete for n in group.computes() for r in n.reads()) or is_outer(group):
         return None
     return group
 
@@ -485,31 +486,31 @@ def place_of(group: Group, node: Compute) -> tuple[Index, ...]:
     return tuple(ZERO if i in node.axes else c for i, c in enumerate(coords))
 
 
-def stages(group: Group) -> dict[Compute, int]:
+def pass_numbers(group: Group) -> dict[Compute, int]:
     """For each member, how many passes over the reduction must finish before it runs."""
     members = {n.out: n for n in group.computes()}
-    stage: dict[Compute, int] = {}
+    number: dict[Compute, int] = {}
     for node in group.computes():
         level = 0
         for ref in node.reads():
             producer = members.get(ref)
             if producer is not None and producer is not node:
-                level = max(level, stage[producer] + (producer.kind == "reduce"))
-        stage[node] = level
-    return stage
+                level = max(level, number[producer] + (producer.kind == "reduce"))
+        number[node] = level
+    return number
 
 
 def _levels_allowed(group: Group) -> bool:
     nodes = group.computes()
     if any(n.kind == "scan" for n in nodes):
         return all(n.kind != "reduce" for n in nodes) and not group.rows_only
-    stage = stages(group)
-    if all(stage[n] == 0 for n in nodes if n not in group.rows_only):
+    number = pass_numbers(group)
+    if all(number[n] == 0 for n in nodes if n not in group.rows_only):
         return True
-    return not is_column(group)
+    return not is_outer(group)
 
 
-def is_column(group: Group) -> bool:
+def is_outer(group: Group) -> bool:
     """Whether this is an outer reduction: most loads are contiguous along a parallel axis."""
     assert group.axes is not None
     votes = 0

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Compute, Expr, Graph, Load, Read, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Read, Ref, Rewriter
+from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import (
     ZERO,
     FloorDiv,
@@ -36,7 +37,15 @@ from dicp.loop.ir.kernel import (
 from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
-from dicp.loop.schedule.fusion import CrossRow, Group, fuse, is_column, mapping_of, place_of, stages
+from dicp.loop.schedule.fusion import (
+    CrossRow,
+    Group,
+    fuse,
+    is_outer,
+    mapping_of,
+    pass_numbers,
+    place_of,
+)
 from dicp.loop.schedule.partition import partitioned
 from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
 from dicp.origin import Origin
@@ -82,7 +91,7 @@ def _stored_refs(graph: Graph, groups: Sequence[Group]) -> set[Ref]:
     """Results that must reach memory: read by another group, by a call, or returned."""
     home = {n.out: g for g in groups for n in g.computes()}
     stored = {n.out for n in graph.nodes if isinstance(n, Compute) and n.realize}
-    stored |= {r.root for r in ir.refs_in(graph.outputs)}
+    stored |= {r.root for r in refs_in(graph.outputs)}
     for group in groups:
         for node in group.nodes:
             for ref in node.reads():
@@ -101,44 +110,44 @@ class _KernelBuilder:
         self.group = group
         self.stored = stored
         self.members = {n.out: n for n in group.computes()}
-        self.stage = stages(group)
+        self.pass_of = pass_numbers(group)
         self.names = {n: f"r{k}" for k, n in enumerate(group.computes())}
         scans = any(n.kind == "scan" for n in group.computes())
-        self.is_column = group.axes is not None and not scans and is_column(group)
+        self.is_outer = group.axes is not None and not scans and is_outer(group)
         self._memo: dict[tuple[Compute, int, bool], Expr] = {}
         self._saved: dict[Compute, None] = {}
 
     # ---- values -----------------------------------------------------------------------------
 
-    def _value(self, node: Compute, stage: int, row: bool) -> Expr:
-        """The body of `node` at the current point, loads resolved, for use in pass `stage`."""
-        key = (node, stage, row)
+    def _value(self, node: Compute, number: int, row: bool) -> Expr:
+        """The body of `node` at the current point, loads resolved, for use in pass `number`."""
+        key = (node, number, row)
         found = self._memo.get(key)
         if found is None:
             mapping = mapping_of(self.group, node)
 
             def resolve(item: Load) -> Expr | None:
-                return self._read(item, stage, row)
+                return self._read(item, number, row)
 
             found = self._memo[key] = Rewriter(mapping, resolve)(node.body)
         return found
 
-    def _read(self, item: Load, stage: int, row: bool) -> Expr:
+    def _read(self, item: Load, number: int, row: bool) -> Expr:
         producer = self.members.get(item.ref)
         if producer is None or producer.kind == "scatter":
             return ir.read(item.ref, flatten(item.coords, item.ref.strides))
-        early = producer in self.group.rows_only and self.stage[producer] == 0
-        if self.is_column and early and producer.kind == "pointwise":
-            return ir.opmath(self._value(producer, stage, row), item.dtype)
+        early = producer in self.group.rows_only and self.pass_of[producer] == 0
+        if self.is_outer and early and producer.kind == "pointwise":
+            return ir.opmath(self._value(producer, number, row), item.dtype)
         if producer.kind in ("reduce", "scan") or producer in self.group.rows_only:
             return ir.result(self.names[producer], item.dtype)
-        if self.stage[producer] < stage:
+        if self.pass_of[producer] < number:
             if self._is_stored(producer) and not self._is_trivial(producer):
                 return ir.read(item.ref, self._flat(producer))
             if self._worth_saving(producer):
                 self._saved[producer] = None
                 return ir.scratch(self.names[producer], item.dtype)
-        return ir.opmath(self._value(producer, stage, row), item.dtype)
+        return ir.opmath(self._value(producer, number, row), item.dtype)
 
     def _flat(self, node: Compute) -> Index:
         if node.kind == "scatter":
@@ -155,9 +164,9 @@ class _KernelBuilder:
 
     def _worth_saving(self, node: Compute) -> bool:
         size = product(self.group.dims[k] for k in self.group.axes or ())
-        if self.is_column or not isinstance(size, int) or size > MAX_SCRATCH_ROW:
+        if self.is_outer or not isinstance(size, int) or size > MAX_SCRATCH_ROW:
             return False
-        value = self._value(node, self.stage[node], False)
+        value = self._value(node, self.pass_of[node], False)
         reads = sum(e.op == "read" for e in ir.walk(value))
         return cost_of(value) >= HEAVY or reads > MAX_REPEATED_READS
 
@@ -165,11 +174,11 @@ class _KernelBuilder:
 
     def build(self) -> Kernel | None:
         phases: list[Phase] = []
-        last = max(self.stage.values(), default=0)
+        last = max(self.pass_of.values(), default=0)
         inner_stmts: list[list[Stmt]] = []
         row_stmts: list[list[Stmt]] = []
-        for stage in range(last + 1):
-            here = [n for n in self.group.computes() if self.stage[n] == stage]
+        for number in range(last + 1):
+            here = [n for n in self.group.computes() if self.pass_of[n] == number]
             row_stmts.append([s for n in here if n in self.group.rows_only for s in self._row(n)])
             inner_stmts.append(
                 [s for n in here if n not in self.group.rows_only for s in self._inner(n)]
@@ -181,10 +190,10 @@ class _KernelBuilder:
         ]
         for node in self._saved:
             save = ScratchStore(
-                self.names[node], node.out.dtype, self._value(node, self.stage[node], False)
+                self.names[node], node.out.dtype, self._value(node, self.pass_of[node], False)
             )
-            inner_stmts[self.stage[node]].insert(0, save)
-        if self.is_column:
+            inner_stmts[self.pass_of[node]].insert(0, save)
+        if self.is_outer:
             tail = [s for rows in row_stmts for s in rows] + tail
             row_stmts = [[] for _ in row_stmts]
         for rows, inner in zip(row_stmts, inner_stmts, strict=True):
@@ -199,7 +208,7 @@ class _KernelBuilder:
         return self._loops(phases)
 
     def _row(self, node: Compute) -> list[Stmt]:
-        value = self._value(node, self.stage[node], True)
+        value = self._value(node, self.pass_of[node], True)
         stmts: list[Stmt] = [Let(self.names[node], node.out.dtype, value)]
         if self._is_stored(node):
             named = ir.result(self.names[node], node.out.dtype)
@@ -207,13 +216,13 @@ class _KernelBuilder:
         return stmts
 
     def _inner(self, node: Compute) -> list[Stmt]:
-        stage = self.stage[node]
+        number = self.pass_of[node]
         name = self.names[node]
         if node in self.group.cross_row:
-            value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+            value = ir.opmath(self._value(node, number, False), node.out.dtype)
             return [Store(node.out, self._flat(node), value, node.op)]
         if node.kind == "reduce":
-            value = self._value(node, stage, False)
+            value = self._value(node, number, False)
             position = None
             if node.op in ("argmax", "argmin"):
                 position = self.group.coords[node][node.axes[0]]
@@ -221,7 +230,7 @@ class _KernelBuilder:
                 value = ir.opmath(value, node.out.dtype)
             return [Reduce(name, node.op, value.dtype, value, position)]
         if node.kind == "scan":
-            value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+            value = ir.opmath(self._value(node, number, False), node.out.dtype)
             named = ir.result(name, node.out.dtype)
             stmts: list[Stmt] = [Scan(name, node.op, node.out.dtype, value)]
             if self._is_stored(node):
@@ -229,7 +238,7 @@ class _KernelBuilder:
             return stmts
         if not self._is_stored(node):
             return []
-        value = ir.opmath(self._value(node, stage, False), node.out.dtype)
+        value = ir.opmath(self._value(node, number, False), node.out.dtype)
         op = node.op if node.kind == "scatter" and node.op != "store" else ""
         return [Store(node.out, self._flat(node), value, op)]
 
@@ -248,7 +257,7 @@ class _KernelBuilder:
         ordered = any(n.kind == "scan" or n.op in ("argmax", "argmin") for n in group.computes())
         nest.order(keep_reduction=ordered)
         nest.merge()
-        kind: KernelKind = "outer_reduction" if self.is_column else "inner_reduction"
+        kind: KernelKind = "outer_reduction" if self.is_outer else "inner_reduction"
         if scatter or not axes:
             kind = "scatter" if scatter else "pointwise"
         origins = {o.node: o for n in group.computes() for o in n.origins}

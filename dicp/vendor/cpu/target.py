@@ -15,9 +15,10 @@ from torch import fx
 from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering, RuleTable
+from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
 from dicp.loop.schedule.fusion import CrossRow
@@ -33,7 +34,7 @@ from dicp.vendor.cpu.calibration import (
     verdict,
 )
 from dicp.vendor.cpu.library import LIBRARIES
-from dicp.vendor.cpu.render.kernel import CppKernel, render
+from dicp.vendor.cpu.render.kernel import render
 from dicp.vendor.cpu.routines import (
     LIBRARY_CALLS,
     ROUTINES,
@@ -152,7 +153,7 @@ class CpuTarget(LoopTarget):
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_form(kernel, cache_bytes())
 
-    def render_kernel(self, step: Kernel, config: Config) -> CppKernel:
+    def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:

@@ -1,8 +1,7 @@
 """The tuned constants of generated C++, found on 2 cores of an AMD EPYC with AVX-512.
 
 Counts are elements, operations are those of `ir.ops`, unless it says otherwise. What the library is
-compared with is measured on each machine instead (`calibration.py`); thresholds of single
-routines stand in `routines`, beside the kernels that they are about.
+compared with is measured on each machine instead (`calibration.py`).
 """
 
 from __future__ import annotations
@@ -77,6 +76,50 @@ MIN_PLACES = 128
 """Destinations from which there are enough for all threads, however frequent some are."""
 TOGETHER = (4, 2, 1)
 """Rows added at once: their destination is read and written once for all of them."""
+
+# ---- routines ---------------------------------------------------------------------------------
+
+MAX_LIGHT_CONVOLUTION = 3 << 23
+"""Multiplications up to which oneDNN's call, with its reordering of images and filters, costs more
+than any kernel saves."""
+MAX_CONVOLUTION = 1 << 32
+"""Multiplications above which that reordering costs little beside oneDNN's faster kernel."""
+CONVOLUTION_TILE, MIN_TILE_SHARE = 32, 0.75
+"""Pixels of a tile, and the share of them that must be used if there are several images.
+
+Between the two bounds above, convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05
+of oneDNN's time; with a share of 0.67, 1.25. For a single image the share does not matter, as
+oneDNN's reordering of filters is not amortized."""
+IM2COL_COLUMNS = 16
+"""Pixels per row of the result up to which im2col is faster."""
+IM2COL_PIXELS, IM2COL_FLAT_PIXELS = 256, 64
+"""Pixels of the result up to which it is faster where they are reduced over, and where filters read
+one pixel or one row. Measured on ResNet-50 and a U-Net: 0.4 to 0.85 of the library's time and 0.5
+to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4."""
+THIN_PIXELS = 1024
+"""Pixels up to which the gradient of filters of 3 or 4 channels takes 0.4 of the library's time by
+im2col; with more pixels 1.5 or more."""
+MIN_FILTERS = 32
+"""Filters that must read an im2col patch to amortize its copy."""
+MAX_TRANSPOSED = 1 << 30
+"""Multiplications in bfloat16 up to which our kernel is faster though it packs a column-major left
+operand, as in gradients of weights; beyond, the library's is up to a tenth faster."""
+MAX_FUSED_DEPTH = 512
+"""Depth up to which our kernel with a fused activation is taken even where BLAS multiplies faster.
+
+A separate pass reads and writes 8 bytes an element, 0.4 ns at 20 GB/s a core, and computes for
+about 1 ns; a product takes 0.02 ns a row of depth at 100 GFLOP/s a core: a seventh is saved."""
+MAX_PACKING = 1 << 19
+"""Elements of the second operand, per row of the first, up to which packing it pays off."""
+MIN_CHANNELS = 16
+"""Channels that fill the widest vector."""
+MAX_DEPTHWISE = 1 << 19
+"""Elements of a bfloat16 result above which, for three taps, the library takes 0.6 to 0.9 of our
+time. Elsewhere our kernels take 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
+EAGER_IM2COL_PIXELS = 20480
+"""Elements of a single image up to which eager uses im2col."""
+MIN_PRODUCT_ROWS = 4
+"""Rows below which packing the other operand of a product is not amortized."""
 
 # ---- compilation ----------------------------------------------------------------------------
 

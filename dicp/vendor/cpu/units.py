@@ -7,7 +7,6 @@ so their compilation may begin before a graph is lowered.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -165,11 +164,9 @@ def identity_of(toolchain: Toolchain) -> str:
 
 def unit_text(header: str, bodies: Mapping[str, str], sources: Sources) -> str:
     """The C++ of a unit: kernel name -> body, with what each computes as a comment."""
-    kernels = [
-        {"name": name, "body": body, "comments": [_one_line(c) for c in sources.get(name, ())]}
-        for name, body in bodies.items()
-    ]
-    return render_template(FOLDER / "unit.cpp.jinja", kernels=kernels, header=header)
+    return render_template(
+        FOLDER / "unit.cpp.jinja", kernels=bodies, comments=sources, header=header
+    )
 
 
 @lru_cache(maxsize=1)
@@ -177,10 +174,6 @@ def header_texts() -> dict[str, str]:
     """The C++ files a unit may include, by name."""
     own = {"prelude.h": (FOLDER / "prelude.h").read_text(), **headers()}
     return {spelling.SCALAR_HEADER: spelling.header_text(), **own}
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
 
 
 def _balanced(texts: Mapping[str, str], jobs: int) -> list[dict[str, str]]:

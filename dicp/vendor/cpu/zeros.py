@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Call, Const, Expr, Ref
+from dicp.loop.ir.expr import Const, Expr, Ref
+from dicp.loop.ir.graph import Call, refs_in
 from dicp.loop.ir.index import indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import ByDestination
@@ -43,7 +44,7 @@ def without_zeros(steps: Sequence[Kernel | Call]) -> list[Kernel | Call]:
 
 def _buffers(step: Kernel | Call) -> set[Ref]:
     if not isinstance(step, Kernel):
-        return {r.root for r in ir.refs_in((step.args, step.kwargs, step.outs))}
+        return {r.root for r in refs_in((step.args, step.kwargs, step.outs))}
     stores = step.stores()
     places = [e for s in stores for e in indirect_exprs(s.index)]
     found = [*ir.reads(places), *step.reads()]

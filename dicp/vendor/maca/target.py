@@ -18,15 +18,16 @@ from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.threads import with_threads
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
+from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime
 from dicp.loop.target import KernelSources
 from dicp.target import Check, Facts
 from dicp.torch_private import first_sizes
 from dicp.vendor.maca.builder import Builder, Plan
 from dicp.vendor.maca.facts import DTYPES, GPU
-from dicp.vendor.maca.render.kernel import MacaKernel, render
+from dicp.vendor.maca.render.kernel import render
 from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
 from dicp.vendor.maca.simulator import Simulator, host_compiler
 from dicp.vendor.maca.toolchain import OPTIONS as DEVICE_OPTIONS
@@ -81,7 +82,7 @@ class MacaTarget(GpuTarget):
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_threads(kernel, GPU)
 
-    def render_kernel(self, step: Kernel, config: Config) -> MacaKernel:
+    def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)
 
     def source_files(self, sources: KernelSources) -> Mapping[str, str]:

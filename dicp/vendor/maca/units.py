@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -91,11 +90,7 @@ class Units:
 
 def unit_text(bodies: Mapping[str, str], comments: Comments) -> str:
     """Kernel name -> body as one unit, each below comments that list the operators it computes."""
-    kernels = [
-        {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
-        for name, body in bodies.items()
-    ]
-    return render_template(FOLDER / "unit.maca.jinja", kernels=kernels)
+    return render_template(FOLDER / "unit.maca.jinja", kernels=bodies, comments=comments)
 
 
 @lru_cache(maxsize=1)
@@ -103,10 +98,6 @@ def header_texts() -> dict[str, str]:
     """The files a unit includes, by name."""
     own = {name: (FOLDER / name).read_text() for name in HEADERS}
     return {**own, SCALAR_HEADER: header_text()}
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1].rstrip("\\")
 
 
 def _parts(bodies: Mapping[str, str], jobs: int) -> list[dict[str, str]]:

@@ -29,6 +29,7 @@ from dicp.gpu import build
 from dicp.gpu.build import Binary
 from dicp.gpu.launch import LaunchPlan
 from dicp.vendor.triton.facts import GPU
+from dicp.vendor.triton.thresholds import STARTED_AHEAD
 
 FOLDER = Path(__file__).parent
 SHARED_BYTES = {
@@ -38,8 +39,6 @@ SHARED_BYTES = {
 """Most bytes of shared memory per block, by compute capability (CUDA programming guide, table of
 technical specifications); 48 KiB for a chip that is not listed."""
 MIN_SHARED = 49152
-STARTED_AHEAD = 4
-"""Workers that are started before the kernels are known; more are started when needed."""
 LONGEST_ERROR = 4000
 
 

@@ -20,7 +20,8 @@ from dicp.gpu.build import Binary
 from dicp.gpu.form import with_tile
 from dicp.gpu.products import GeneratedProduct, Product, can_split_k, split_k
 from dicp.gpu.tiling import Tiling, candidates
-from dicp.loop.ir.expr import Call, Graph, Ref
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import ProgramBuilder, RenderedKernel
 from dicp.loop.schedule.kernels import Schedule
@@ -31,12 +32,7 @@ from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product
 from dicp.vendor.triton.measured import FILE, Problem, Row, Table, read
 from dicp.vendor.triton.render import render
-
-MARGIN = 0.97
-"""A generated kernel wins if its time is less than this fraction of the library's."""
-REPEATS = 10
-ROUNDS = 5
-
+from dicp.vendor.triton.thresholds import MARGIN, REPEATS, ROUNDS
 
 # ---- the table -----------------------------------------------------------------------------------
 
@@ -205,7 +201,7 @@ def _sources(steps: Sequence[Any]) -> list[Ref]:
 
 def _kernel_refs(kernel: Kernel) -> tuple[list[Ref], list[Ref]]:
     reads = [item.ref for item in kernel.reads()]
-    writes = [s.ref for p in kernel.phases for s in p.stmts if hasattr(s, "ref")]
+    writes = [s.ref for s in kernel.stores()]
     return reads, writes
 
 

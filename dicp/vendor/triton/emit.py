@@ -14,19 +14,9 @@ import torch
 from dicp.gpu import random_groups as draws
 from dicp.gpu.index_width import NARROW_LIMIT, reach
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import (
-    Checked,
-    Const,
-    Convert,
-    Expr,
-    IndexValue,
-    Masked,
-    Named,
-    Read,
-    Ref,
-)
+from dicp.loop.ir.expr import Checked, Const, Convert, Expr, IndexValue, Masked, Named, Read, Ref
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, indirect_exprs, product
-from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, ScratchStore, Store
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.origin import Origin
 from dicp.serialize import encode_size
@@ -97,15 +87,12 @@ class Emitter:
         self.scopes = [Scope(1)]
         self.shape_of: dict[str, frozenset[str]] = {}
         """The axes along which a named value varies."""
-        self.saves = {s.name: s for s in self.stmts() if isinstance(s, ScratchStore)}
+        self.saves = {s.name: s for s in kernel.stmts() if isinstance(s, ScratchStore)}
         self.loaded: dict[str, Ref] = {}
         self._reduced_precision = ReducedPrecision(kernel)
         self._side_by_side = draws.most_side_by_side(kernel)
         self._uses: dict[Expr, frozenset[str]] = {}
         self._temp = 0
-
-    def stmts(self) -> list[Stmt]:
-        return [s for p in self.kernel.phases for s in p.stmts]
 
     # ---- names --------------------------------------------------------------------------------
 
@@ -410,6 +397,3 @@ class Emitter:
         if len(axis.loops) != 1 or stmt.index.coefficient(axis.loops[0]) != 1:
             return offset
         return f"tl.max_contiguous({offset}, {[1] * (len(self.axes) - 1) + [most]})"
-
-    def accumulates(self) -> list[Reduce]:
-        return [s for s in self.stmts() if isinstance(s, Reduce)]

@@ -18,15 +18,14 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
 from dicp.loop.ir.kernel import Kernel, Store, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
 from dicp.template import render_template
 from dicp.vendor.triton.emit import EVERYWHERE, Axis, Emitter
-from dicp.vendor.triton.render import TritonKernel
 from dicp.vendor.triton.spelling import ELEMENT
+from dicp.vendor.triton.thresholds import TILE_GROUP
 
 SKELETON = Path(__file__).parent / "gemm.py.jinja"
-GROUP = 8
-"""Rows of tiles that consecutive programs cover together, so that the cache holds the operands."""
 BOTH = frozenset({"y", "x"})
 
 
@@ -46,7 +45,7 @@ class _Result(Emitter):
         return super().variable(var)
 
 
-def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel:
+def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKernel:
     """The kernel of `product` by `tiling`; `tf32`: float32 operands may be rounded to TF32."""
     kernel = product.kernel
     axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
@@ -67,7 +66,7 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
     cut = not isinstance(product.depth, int) or product.depth % tiling.k != 0
     ends = [f"({side}_k < {depth} - start)" if cut else "" for side in ("left", "right")]
     body = render_template(
-        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=GROUP,
+        SKELETON, names=", ".join(_names(writer, several)), batched=batched, group=TILE_GROUP,
         rows=rows, columns=columns, depth=depth, y_mask=axes[0].masked, x_mask=axes[1].masked,
         left_mask=_load_mask("ym" if axes[0].masked else "", ends[0]),
         right_mask=_load_mask("xm" if axes[1].masked else "", ends[1]),
@@ -76,7 +75,7 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> TritonKernel
     ).rstrip()  # fmt: skip
     launch = _launch(writer, axes, tiling, batch if several else None)
     name = kernel_name(kernel.origins, f"{body} {tiling}")
-    return TritonKernel(
+    return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.sizes), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip

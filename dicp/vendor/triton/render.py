@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from dicp.gpu.form import PointTile, ReductionTile, RowLoop, TileForm
-from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, Var
+from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Phase, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
-from dicp.origin import Origin
+from dicp.loop.program import RenderedKernel
 from dicp.vendor.triton.emit import Axis
 from dicp.vendor.triton.reduction import LoopedRows, Reduction
 from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.writer import Writer
 
 
-@dataclass(frozen=True)
-class TritonKernel:
-    """A rendered kernel: equal work has equal `body`, hence an equal name."""
-
-    name: str
-    body: str
-    args: tuple[Ref, ...]
-    symbols: tuple[Size, ...]
-    kernel: Kernel
-    sites: tuple[tuple[str, Origin | None], ...]
-    """The kind and the origin of each checked operation, for error messages."""
-    extra: Mapping[str, Any]
-    """The launch: axes with their sizes and blocks, warps, and the compiler's options."""
-
-
-def render(kernel: Kernel) -> TritonKernel:
+def render(kernel: Kernel) -> RenderedKernel:
     """The kernel's text, in its form."""
     form = kernel.form
     assert isinstance(form, TileForm)
@@ -60,7 +40,7 @@ def _point_axes(kernel: Kernel, form: TileForm) -> list[Axis]:
     return [_axis("x", form, kernel.parallel, 0)] if kernel.parallel else []
 
 
-def _finish(writer: Writer, form: TileForm) -> TritonKernel:
+def _finish(writer: Writer, form: TileForm) -> RenderedKernel:
     writer.write()
     found = writer.launch_axes()
     names = [*writer.args.values(), *writer.sizes.values()]
@@ -76,7 +56,7 @@ def _finish(writer: Writer, form: TileForm) -> TritonKernel:
         "reaches": list(writer.reaches),
     }
     name = kernel_name(writer.kernel.origins, f"{body} {form.tile.warps}")
-    return TritonKernel(
+    return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.sizes), writer.kernel, tuple(writer.sites),
         {"launch": launch},
     )  # fmt: skip

@@ -12,16 +12,14 @@ from dicp.loop.ir.index import indirect_exprs
 from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.ir.ops import float32
 from dicp.vendor.triton.spelling import VALUE_TYPE, literal
-
-MAX_DIVISOR = 2.0**60
-"""Bound of a constant divisor and its inverse for division as multiplication by the inverse."""
+from dicp.vendor.triton.thresholds import MAX_DIVISOR
 
 
 class ReducedPrecision:
     """Selects cheaper forms of a kernel's operators by what its statements tell of their values."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.stmts = [s for p in kernel.phases for s in p.stmts]
+        self.stmts = kernel.stmts()
         self.saves = {s.name: s for s in self.stmts if isinstance(s, ScratchStore)}
         self.accumulates = [s for s in self.stmts if isinstance(s, Reduce)]
         self.sums = {s.name: s for s in self.accumulates if s.op == "sum"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,9 @@ from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
-from dicp.loop.ir.expr import Graph
+from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
+from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
 from dicp.loop.schedule.fusion import CrossRow
@@ -50,7 +50,7 @@ from dicp.vendor.triton.choice import TABLE, Autotuner, by_table, device_seconds
 from dicp.vendor.triton.driver import find_driver
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.gemm import render_product, tf32_allowed
-from dicp.vendor.triton.render import TritonKernel, render
+from dicp.vendor.triton.render import render
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
@@ -98,7 +98,7 @@ class TritonTarget(GpuTarget):
     def with_form(self, kernel: Kernel) -> Kernel:
         return with_tile(kernel, GPU)
 
-    def render_kernel(self, step: Kernel | GeneratedProduct, config: Config) -> TritonKernel:
+    def render_kernel(self, step: Kernel | GeneratedProduct, config: Config) -> RenderedKernel:
         if isinstance(step, GeneratedProduct):
             return render_product(step.product, step.tiling, tf32_allowed())
         return render(step)
@@ -230,13 +230,6 @@ def _chips() -> list[str]:
 
 def kernel_file(sources: KernelSources) -> str:
     """The kernels as a Python file, each below comments that list the operators it computes."""
-    comments = sources.comments()
-    kernels = [
-        {"name": name, "body": body, "comments": [_one_line(c) for c in comments.get(name, ())]}
-        for name, body in sources.texts.items()
-    ]
-    return render_template(FOLDER / "kernels.py.jinja", kernels=kernels)
-
-
-def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)[1:-1]
+    return render_template(
+        FOLDER / "kernels.py.jinja", kernels=sources.texts, comments=sources.comments()
+    )

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
-
 from dicp.codegen.types import STORAGE_TYPE
-from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, kernel_name
-from dicp.origin import Origin
+from dicp.loop.program import RenderedKernel
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.render.inner_reduction import RowsWriter, SplitWriter
 from dicp.vendor.cpu.render.loops import Loops
@@ -35,21 +30,7 @@ WRITERS: dict[type, type[Loops[Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class CppKernel:
-    """A rendered kernel: equal work has equal `body`, hence an equal name."""
-
-    name: str
-    body: str
-    args: tuple[Ref, ...]
-    symbols: tuple[sympy.Expr, ...]
-    kernel: Kernel
-    sites: tuple[tuple[str, Origin | None], ...]
-    """Operator and origin of each runtime check in the code, for error messages."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-def render(kernel: Kernel) -> CppKernel:
+def render(kernel: Kernel) -> RenderedKernel:
     """The kernel's text, in its form."""
     writer = WRITERS[type(kernel.form)](kernel, kernel.form)
     lines = writer.lines()
@@ -62,6 +43,6 @@ def render(kernel: Kernel) -> CppKernel:
         head.append(f"  const int64_t {name} = sizes[{k}];")
     body = "\n".join([*head, *writer.workspace(), *lines])
     name = kernel_name(kernel.origins, body)
-    return CppKernel(
+    return RenderedKernel(
         name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites)
     )

@@ -14,22 +14,17 @@ import torch
 from dicp.loop.ir.index import Size, product
 from dicp.vendor.cpu.routines import depthwise, patchify
 from dicp.vendor.cpu.routines.common import Axis, Shaped
-
-LIGHT = 3 << 23
-"""Multiplications up to which oneDNN's call, with its reordering of images and filters, costs more
-than any kernel saves."""
-MAX_CONVOLUTION = 1 << 32
-"""Multiplications above which that reordering costs little beside oneDNN's faster kernel."""
-PANEL, MIN_SHARE = 32, 0.75
-"""Pixels of a tile, and the share of them that must be used if there are several images.
-
-Between the two bounds above, convolutions take 0.4 (one image of few pixels, 1x1 filters) to 1.05
-of oneDNN's time; with a share of 0.67, 1.25. For a single image the share does not matter, as
-oneDNN's reordering of filters is not amortized."""
-SMALL = 16
-"""Pixels per row of the result up to which im2col is faster."""
-MIN_ROWS_OF_TILE = 32
-"""Filters that must read an im2col patch to amortize its copy."""
+from dicp.vendor.cpu.thresholds import (
+    CONVOLUTION_TILE,
+    IM2COL_COLUMNS,
+    IM2COL_FLAT_PIXELS,
+    IM2COL_PIXELS,
+    MAX_CONVOLUTION,
+    MAX_LIGHT_CONVOLUTION,
+    MIN_FILTERS,
+    MIN_TILE_SHARE,
+    THIN_PIXELS,
+)
 
 
 @dataclass(frozen=True)
@@ -131,10 +126,10 @@ def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> 
         return None
     small = _is_by_im2col(w, w.shape[1], x.shape, axes)
     if of_one_pixel(axes):  # a product reads filters in place
-        small = small and product(x.shape[2:]) <= PANEL  # type: ignore[operator]
+        small = small and product(x.shape[2:]) <= CONVOLUTION_TILE  # type: ignore[operator]
     if small or groups > 1 or any(axis[3] != 1 for axis in axes):
         dilated = any(axis[3] != 1 != axis[5] for axis in axes)
-        few = w.shape[1] < MIN_ROWS_OF_TILE // 2  # type: ignore[operator]
+        few = w.shape[1] < MIN_FILTERS // 2  # type: ignore[operator]
         return None if dilated or few else "im2col"
     if not _is_better(Transposed.of(w), x.shape, transposed(axes)):
         return None
@@ -178,7 +173,9 @@ def _is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     """Whether our kernel is faster for a convolution whose result has the shape `out`."""
     if not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
-    return out[0] == 1 or _is_at_most(LIGHT, w, out) or _share(axes) >= MIN_SHARE
+    return (
+        out[0] == 1 or _is_at_most(MAX_LIGHT_CONVOLUTION, w, out) or _share(axes) >= MIN_TILE_SHARE
+    )
 
 
 def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -> bool:
@@ -191,8 +188,8 @@ def _is_better_gradient(w: Shaped, grad: Sequence[Size], axes: Sequence[Axis]) -
     _, channels, *taps = w.shape
     if not _is_at_most(MAX_CONVOLUTION, w, grad):
         return False
-    padded = -(-channels // PANEL) * PANEL  # type: ignore[operator]
-    if product((*taps, *grad)) * padded <= LIGHT:  # type: ignore[operator]
+    padded = -(-channels // CONVOLUTION_TILE) * CONVOLUTION_TILE  # type: ignore[operator]
+    if product((*taps, *grad)) * padded <= MAX_LIGHT_CONVOLUTION:  # type: ignore[operator]
         return True
     enough = 7 if grad[0] == 1 else 12
     return 4 * channels >= 3 * padded and (  # type: ignore[operator]
@@ -206,29 +203,28 @@ def _is_by_im2col(
     """Whether images of the shape `out` are so small that im2col is faster.
 
     `rows`: filters that read a patch. `few`: pixels are reduced over, so those of all images count.
-    Measured on ResNet-50 and a U-Net up to these sizes: 0.4 to 0.85 of the library's time and 0.5
-    to 1.0 of our direct kernel's; with 32 pixels per row 1.05 to 1.4.
     """
-    least = MIN_ROWS_OF_TILE // 2 if few else MIN_ROWS_OF_TILE
+    least = MIN_FILTERS // 2 if few else MIN_FILTERS
     if not isinstance(rows, int) or rows < least or not _is_at_most(MAX_CONVOLUTION, w, out):
         return False
     flat = of_one_pixel(axes) or len(axes) == 1
     if few:
-        return product((out[0], *out[2:])) <= 256 or (not flat and out[-1] < SMALL)  # type: ignore[operator]
-    return product(out[2:]) <= 64 if flat else out[-1] <= SMALL  # type: ignore[operator]
+        return product((out[0], *out[2:])) <= IM2COL_PIXELS or (
+            not flat and out[-1] < IM2COL_COLUMNS
+        )  # type: ignore[operator]
+    return product(out[2:]) <= IM2COL_FLAT_PIXELS if flat else out[-1] <= IM2COL_COLUMNS  # type: ignore[operator]
 
 
 def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
     """Whether the gradient of filters of few channels, which do not fill a panel, uses im2col.
 
-    Measured with 3 and 4 channels: 0.75 of the library's time where patches do not overlap; else
-    0.4 for 1024 pixels, and 1.5 or more for more pixels.
+    Measured with 3 and 4 channels: 0.75 of the library's time where patches do not overlap.
     """
     sizes = (rows, *w.shape[1:], *out)
     if w.dtype != torch.float32 or not all(isinstance(n, int) for n in sizes) or of_one_pixel(axes):
         return False
-    enough = rows >= MIN_ROWS_OF_TILE // 2 and w.shape[1] <= PANEL // 8  # type: ignore[operator]
-    return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= 1024)  # type: ignore[operator]
+    enough = rows >= MIN_FILTERS // 2 and w.shape[1] <= CONVOLUTION_TILE // 8  # type: ignore[operator]
+    return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= THIN_PIXELS)  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:
@@ -236,4 +232,4 @@ def _share(axes: Sequence[Axis]) -> float:
     (_, high, *_), (_, wide, taps, stride, _, dilation) = [(1, 1), *axes][-2:]
     apart = wide + (taps - 1) * dilation // stride
     places = high * wide if of_one_pixel(axes) else (high - 1) * apart + wide
-    return float(high * wide / (-(-places // PANEL) * PANEL))
+    return float(high * wide / (-(-places // CONVOLUTION_TILE) * CONVOLUTION_TILE))

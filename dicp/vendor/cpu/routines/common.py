@@ -13,6 +13,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu.calibration import ShapeClass
+from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
 from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
 
 FOLDER = Path(__file__).parent
@@ -21,7 +22,6 @@ HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "c
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
-MIN_ROWS = 4
 TYPES = {torch.float32: ("", "float"), torch.bfloat16: ("_bf16", "d_bf16")}
 """Element type -> suffix of routine names, and its name in C++."""
 DEPTHWISE_TAPS = (3, 5, 7)
@@ -167,7 +167,7 @@ def multiplies(lw: Lowering, *values: Value | Ref | None, which: ShapeClass = "m
 
 def is_few(rows: Size) -> bool:
     """Whether there are too few rows to amortize packing the other operand."""
-    return isinstance(rows, int) and rows < MIN_ROWS
+    return isinstance(rows, int) and rows < MIN_PRODUCT_ROWS
 
 
 def rows_of(lw: Lowering, value: Value) -> Ref:

@@ -24,12 +24,10 @@ from dicp.vendor.cpu.routines.common import (
 )
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied
+from dicp.vendor.cpu.thresholds import EAGER_IM2COL_PIXELS, MIN_CHANNELS
 
 aten = torch.ops.aten
 CONVOLUTIONS = RuleTable()
-
-FEW_PIXELS = 20480
-"""Elements of a single image up to which eager uses im2col."""
 
 
 @CONVOLUTIONS.register(aten.convolution.default, kind="library")
@@ -107,7 +105,7 @@ def library_backward(
     if wanted and strided and w.dtype == torch.bfloat16:
         if Options(*rest[:-1]).leaves_taps(x, w, grad.shape):
             return _wide_backward(lw, grad, x, w, bias_sizes, *rest)
-    few = not isinstance(x.shape[1], int) or x.shape[1] < depthwise.MIN_CHANNELS
+    few = not isinstance(x.shape[1], int) or x.shape[1] < MIN_CHANNELS
     pixels = len(taps) == 2 and all(tap == 1 for tap in taps)
     if wanted and few and pixels and strided:
         grad, x, w = (lw.value_of(_in_rows(lw, v)) for v in (grad, x, w))
@@ -150,7 +148,7 @@ def _skips_padding(x: Value, w: Value, groups: int) -> bool:
         channels, filters = w.shape[1], w.shape[0] // groups
         return channels % 16 == 0 and filters % 16 == 0
     large = len(taps) > 1 and all(tap > 3 for tap in taps)  # type: ignore[operator]
-    return large or x.shape[0] > 1 or product(x.shape) > FEW_PIXELS  # type: ignore[operator]
+    return large or x.shape[0] > 1 or product(x.shape) > EAGER_IM2COL_PIXELS  # type: ignore[operator]
 
 
 def _problem(

@@ -15,12 +15,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
 from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken, rows_of
-
-MIN_CHANNELS = 16
-"""Channels that fill the widest vector."""
-LARGE = 1 << 19
-"""Elements of a bfloat16 result above which, for three taps, the library takes 0.6 to 0.9 of our
-time. Elsewhere our kernels take 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
+from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
 
 def fits(w: Shaped, groups: int) -> bool:
@@ -99,7 +94,7 @@ def _is_large(dtype: torch.dtype, images: Sequence[Size], axes: Sequence[Axis]) 
     if dtype == torch.float32 or axes[1][2] != DEPTHWISE_TAPS[0]:
         return False
     size = product(images)
-    return isinstance(size, int) and size > LARGE
+    return isinstance(size, int) and size > MAX_DEPTHWISE
 
 
 def _sizes(images: Ref, axes: Sequence[Axis]) -> list[Any]:

@@ -16,22 +16,12 @@ from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies, rows_of
+from dicp.vendor.cpu.thresholds import MAX_FUSED_DEPTH, MAX_PACKING, MAX_TRANSPOSED
 
 aten = torch.ops.aten
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 """In the order of `d_activation`."""
-
-MAX_TRANSPOSED = 1 << 30
-"""Multiplications in bfloat16 up to which our kernel is faster though it packs a column-major left
-operand, as in gradients of weights; beyond, the library's is up to a tenth faster."""
-MAX_FUSED_DEPTH = 512
-"""Depth up to which our kernel with a fused activation is taken even where BLAS multiplies faster.
-
-A separate pass reads and writes 8 bytes an element, 0.4 ns at 20 GB/s a core, and computes for
-about 1 ns; a product takes 0.02 ns a row of depth at 100 GFLOP/s a core: a seventh is saved."""
-MAX_PACKING = 1 << 19
-"""Elements of the second operand, per row of the first, up to which packing it pays off."""
 
 
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.gpu.threads import PointThreads, RowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel, kernel_name
-from dicp.origin import Origin
+from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
 from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.render.pointwise import Pointwise
 from dicp.vendor.maca.render.reduction import Reduction
 
 
-@dataclass(frozen=True)
-class MacaKernel:
-    """A rendered kernel: equal work has equal `body`, hence an equal name.
-
-    `body` names the kernel KERNEL, a macro.
-    """
-
-    name: str
-    body: str
-    args: tuple[Ref, ...]
-    symbols: tuple[Size, ...]
-    kernel: Kernel
-    sites: tuple[tuple[str, Origin | None], ...]
-    """Operator and origin of each runtime check in the code, for error messages."""
-    extra: Mapping[str, Any]
-    """The launch: axes with their sizes and blocks, and waves of a block."""
-
-
-def render(kernel: Kernel) -> MacaKernel:
+def render(kernel: Kernel) -> RenderedKernel:
     """The kernel's text, in its form."""
     form = kernel.form
     writer: Reduction | Pointwise
@@ -67,7 +44,7 @@ def render(kernel: Kernel) -> MacaKernel:
         "grid": ["x"], "axes": axes, "warps": writer.threads // GPU.lanes, "whole": True,
         "reaches": list(writer.reaches),
     }  # fmt: skip
-    return MacaKernel(
+    return RenderedKernel(
         kernel_name(kernel.origins, body), body, tuple(writer.args), tuple(writer.symbols), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from dicp.torch_private import grouped_mm, pytree
 
 FLOOR_ROUNDINGS = 4
 """How many roundings of the largest value the floor of the fp64 rule allows."""
@@ -33,7 +34,7 @@ def _grouped_mm(a: Tensor, b: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
     return torch.cat([a[start:end] @ matrix for start, end, matrix in groups])
 
 
-IN_DOUBLE = {Tensor.float: Tensor.double, torch._grouped_mm: _grouped_mm}
+IN_DOUBLE = {Tensor.float: Tensor.double, grouped_mm: _grouped_mm}
 """Functions that would leave float64 or do not take it, and what computes the same in float64."""
 
 

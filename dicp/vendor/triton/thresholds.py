@@ -1,0 +1,19 @@
+"""The tuned constants of Triton kernels that the GPU room does not give.
+
+Found on an NVIDIA H200; sizes of tiles, splits and launches stand in `dicp/gpu/thresholds.py`.
+"""
+
+from __future__ import annotations
+
+MARGIN = 0.97
+"""A generated product wins if its time is less than this fraction of the library's."""
+REPEATS, ROUNDS = 10, 5
+"""Runs of one recording, and recordings timed for one candidate, of which the fastest counts."""
+TILE_GROUP = 8
+"""Rows of tiles of a product that consecutive programs cover together, so that the cache holds the
+operands."""
+MAX_DIVISOR = 2.0**60
+"""Bound of a constant divisor and its inverse for division as multiplication by the inverse: both
+and their errors are far from the limits of float32."""
+STARTED_AHEAD = 4
+"""Compile workers that are started before the kernels are known; more are started when needed."""
