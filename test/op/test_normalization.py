@@ -20,6 +20,11 @@ def _batch_norm_training(x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
     return out, mean * 1, var * 1
 
 
+def _constant_rows(x: Any) -> Any:
+    """Rows of equal numbers, whose mean and variance eager computes exactly."""
+    return x[..., :1].expand_as(x).contiguous()
+
+
 CASES = [
     op(
         "layer_norm",
@@ -211,6 +216,44 @@ CASES = [
         (37,),
         (37,),
         dtypes=HALVES,
+    ),
+    op(
+        "layer_norm_constant_rows",
+        lambda x, w, b: F.layer_norm(_constant_rows(x), x.shape[-1:], w, b),
+        (6, 37),
+        (37,),
+        (37,),
+        dtypes=FLOATS,
+        fixed=(37,),
+    ),
+    op(
+        "layer_norm_long_constant_rows",
+        lambda x: F.layer_norm(_constant_rows(x), x.shape[-1:]),
+        (3, 4097),
+        dtypes=HALVES,
+    ),
+    op(
+        "group_norm_constant_groups",
+        lambda x: F.group_norm(_constant_rows(x.flatten(1)).reshape(x.shape), 4),
+        IMAGE,
+        dtypes=F32_F64,
+        fixed=(8,),
+    ),
+    op(
+        "instance_norm_constant_channels",
+        lambda x: F.instance_norm(_constant_rows(x.flatten(2)).reshape(x.shape)),
+        IMAGE,
+        dtypes=F32_F64,
+        fixed=(8,),
+    ),
+    op(
+        "batch_norm_constant_channels",
+        lambda x: F.batch_norm(
+            x[:1, :, :1, :1].expand_as(x).contiguous(), None, None, training=True
+        ),
+        IMAGE,
+        dtypes=F32_F64,
+        fixed=(8,),
     ),
     op("normalize", lambda x: F.normalize(x, dim=-1), (6, 37), dtypes=HALVES),
     op(

@@ -181,6 +181,21 @@ CASES = [
         layouts=VARYING,
         floor=256.0,
     ),
+    op(
+        "moments_of_constant_rows",
+        lambda x: (
+            *torch.var_mean(x[:, :1].expand_as(x).contiguous(), 1),
+            *torch.std_mean(x[:1].expand_as(x).contiguous(), 0),
+        ),
+        X,
+        dtypes=F32_F64,
+        layouts=VARYING,
+    ),
+    op(
+        "std_of_long_constant_rows",
+        lambda x: torch.std(x[:, :1].expand_as(x).contiguous(), 1),
+        (3, 4097),
+    ),
     op("var_of_one", lambda x: x.var(1), (5, 1), dtypes=(torch.float32,), grad=False),
     op("std", lambda x: (x.std(), x.std(1)), X),
     op(

@@ -11,7 +11,17 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, opmath
-from dicp.loop.ir.index import Index, Size, floordiv, mod, normal, product, quotient
+from dicp.loop.ir.index import (
+    ZERO,
+    Index,
+    Size,
+    floordiv,
+    is_positive,
+    mod,
+    normal,
+    product,
+    quotient,
+)
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select
@@ -181,14 +191,36 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 
 
 def moments(
-    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
-) -> tuple[Value, Value]:
-    """Mean and variance along `axes` (kept with size 1), the variance from centred squares."""
-    mu = average(lw, x, axes, dtype)
+    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0,
+    infinite_mean: bool = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Mean and variance along `axes` (kept with size 1), the variance from centred squares.
+
+    Both are computed from the differences from the row's first element. In a row of equal numbers
+    those are 0, so that the mean is that number and the variance 0, as in eager. Of a row that
+    starts with an infinite number the mean is NaN, or with `infinite_mean` that of all its numbers.
+    """
     count = count_of(x, axes)
+    size = lw.scalar(count, dtype)
+
+    def first(idx: tuple[Index, ...]) -> Expr:
+        if count == 0:
+            return ir.const(0.0, dtype)
+        item = cast(x.at([ZERO if a in axes else i for a, i in enumerate(idx)]), dtype)
+        if not is_positive(count):
+            there = compare("gt", size, 0.0)
+            item = select(there, ir.masked(there, item), 0.0)
+        if not infinite_mean:
+            return item
+        return select(compare("lt", apply("abs", dtype, item), math.inf), item, 0.0)
+
+    def moved(idx: tuple[Index, ...]) -> Expr:
+        return cast(x.at(idx), dtype) - first(idx)
+
+    off = lw.map(lambda s: s / size, lw.reduce("sum", x.shape, axes, dtype, moved))
 
     def squares(idx: tuple[Index, ...]) -> Expr:
-        d = cast(x.at(idx), dtype) - mu.broadcast_at(idx)
+        d = moved(idx) - off.broadcast_at(idx)
         return d * d
 
     sums = lw.reduce("sum", x.shape, axes, dtype, squares)
@@ -196,6 +228,7 @@ def moments(
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
+    mu = lw.pointwise(off.shape, dtype, lambda idx: first(idx) + off.at(idx))
     return mu, lw.map(lambda s: s / freedom, sums)
 
 
@@ -459,7 +492,7 @@ def _batch_norm(
         mu = lw.cast(per_channel(lw, mean_in, x), dtype)
         inv = _inverse_deviation(lw, lw.cast(per_channel(lw, var_in, x), dtype), eps)
         return _scale_shift(lw, x, mu, inv, w, b, x.dtype), mu, inv, mean_in, var_in
-    mu, v = moments(lw, x, axes, dtype)
+    mu, v = moments(lw, x, axes, dtype, infinite_mean=mean_in is not None)
     inv = _inverse_deviation(lw, v, eps)
     y = _scale_shift(lw, x, mu, inv, w, b, x.dtype)
     count = lw.scalar(count_of(x, axes), dtype)
