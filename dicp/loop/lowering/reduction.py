@@ -191,17 +191,16 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 
 
 def moments(
-    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0,
-    infinite_mean: bool = False,
-) -> tuple[Value, Value]:  # fmt: skip
+    lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
+) -> tuple[Value, Value]:
     """Mean and variance along `axes` (kept with size 1), the variance from centred squares.
 
     Both are computed from the differences from the row's first element. In a row of equal numbers
-    those are 0, so that the mean is that number and the variance 0, as in eager. Of a row that
-    starts with an infinite number the mean is NaN, or with `infinite_mean` that of all its numbers.
+    those are 0, so that the mean is that number and the variance 0, as in eager.
     """
     count = count_of(x, axes)
     size = lw.scalar(count, dtype)
+    huge = torch.finfo(dtype).max * 2.0**-40
 
     def first(idx: tuple[Index, ...]) -> Expr:
         if count == 0:
@@ -210,9 +209,8 @@ def moments(
         if not is_positive(count):
             there = compare("gt", size, 0.0)
             item = select(there, ir.masked(there, item), 0.0)
-        if not infinite_mean:
-            return item
-        return select(compare("lt", apply("abs", dtype, item), math.inf), item, 0.0)
+        # The differences from a huge or infinite number may overflow where the sum does not.
+        return select(compare("lt", apply("abs", dtype, item), huge), item, 0.0)
 
     def moved(idx: tuple[Index, ...]) -> Expr:
         return cast(x.at(idx), dtype) - first(idx)
@@ -492,7 +490,7 @@ def _batch_norm(
         mu = lw.cast(per_channel(lw, mean_in, x), dtype)
         inv = _inverse_deviation(lw, lw.cast(per_channel(lw, var_in, x), dtype), eps)
         return _scale_shift(lw, x, mu, inv, w, b, x.dtype), mu, inv, mean_in, var_in
-    mu, v = moments(lw, x, axes, dtype, infinite_mean=mean_in is not None)
+    mu, v = moments(lw, x, axes, dtype)
     inv = _inverse_deviation(lw, v, eps)
     y = _scale_shift(lw, x, mu, inv, w, b, x.dtype)
     count = lw.scalar(count_of(x, axes), dtype)
