@@ -99,7 +99,8 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     end = torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
     present = classes < end
     is_label = ((classes == labels.unsqueeze(-1)) & present.unsqueeze(-1)).any(1)
-    own = x.gather(1, torch.where(present, labels, 0)).unsqueeze(-1)
+    # Eager refuses wrong labels after the end, too: the gather's check must see them.
+    own = x.gather(1, torch.where(labels == -1, 0, labels)).unsqueeze(-1)
     margins = (1 - own + x.unsqueeze(1)).clamp_min(0) / count
     counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1)
     loss = torch.where(counted, margins, 0).sum((1, 2))
