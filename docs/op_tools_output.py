@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # `benchmarks` is no part of the package
 
-from benchmarks import torchvision_operators  # noqa: E402
+from dicp.testing import torchvision_operators  # noqa: E402
 
 torchvision_operators.define()
 

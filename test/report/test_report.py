@@ -82,10 +82,11 @@ def test_graph_operators_are_the_steps_and_are_not_timed(target: str, tmp_path: 
     assert all(box["seconds"] is None for box in view["graphs"][0]["boxes"])
 
 
-def test_a_triton_program_is_not_timed_on_the_interpreter(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    with pytest.warns(Warning, match="interpreter"):
-        dumped(lambda x: torch.relu(x) * 2, torch.randn(8, 16), folder=tmp_path, target="triton")
+@pytest.mark.parametrize(("target", "warning"), [("triton", "interpreter"), ("maca", "emulation")])
+def test_a_simulated_gpu_is_not_timed(target: str, warning: str, tmp_path: Path) -> None:
+    x = torch.randn(8, 16)
+    with pytest.warns(Warning, match=warning):
+        dumped(lambda x: torch.relu(x) * 2, x, folder=tmp_path, target=target)
     (graph,) = read_dump(tmp_path).graphs
     assert [s["kind"] for s in graph.programs[0].record["steps"]] == ["kernel"]
     assert "simulator" in graph.programs[0].times["obstacle"]

@@ -79,7 +79,12 @@ TAPS_ON_PADDING: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize(("image", "filters", "fn", "options"), TAPS_ON_PADDING, ids=str)
+def no_address(value: object) -> str:
+    """Ids of tests are the same in every process."""
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("image", "filters", "fn", "options"), TAPS_ON_PADDING, ids=no_address)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 def test_gradients_of_taps_that_see_only_padding(
     image: tuple[int, ...], filters: tuple[int, ...], fn: Any, options: Any, symbolic: bool

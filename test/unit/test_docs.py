@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # `benchmarks`, however pytest starts
 
-from benchmarks import torchvision_operators  # noqa: E402
+from dicp.testing import torchvision_operators  # noqa: E402
 
 torchvision_operators.define()
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
