@@ -206,7 +206,7 @@ def test_a_vendor_says_which_operators_alias_memory(b: Small, aliases: frozenset
     x = b.input(place, [0])
     doubled = b.op("Plus", x, x)
     flat = b.op("Sheet", b.op("Sheet", doubled, b.ints([2, 2])), b.ints([4]))
-    b.nodes.append(Result(flat, place, (0,), "over"))
+    b.nodes.append(Result(flat, place, (0,), "into_input"))
     writing = Writing({}, frozenset({"Plus"}), aliases, lambda g, to, value: g.op("Put", to, value))
     kinds = [item.kind for item in in_place(b, b.nodes, writing) if isinstance(item, Node)]
     assert ("Put" in kinds) == (not aliases)
