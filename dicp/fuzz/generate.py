@@ -3,8 +3,8 @@ what eager refuses is drawn anew."""
 
 from __future__ import annotations
 
-import re
 import random
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
