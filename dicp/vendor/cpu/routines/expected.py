@@ -48,7 +48,9 @@ def expected_groups(
         value = _tensor(node)
         if value is None or value.dtype not in TYPES:
             continue
-        called = ("attention",) if _is_attention(node) else GROUPS_OF.get(_operator(node), ())
+        called: tuple[str, ...] = GROUPS_OF.get(_operator(node), ())
+        if _is_attention(node):
+            called = ("attention",)
         if "grouped_mm" in str(_operator(node)):
             called = ("product_grouped",)
         elif called == ("product",):
