@@ -82,6 +82,8 @@ def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[s
 
 def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:
     """Whether our kernel computes a product: in batches, with an activation, or past BLAS."""
+    if out.ndim < 2:
+        return False
     operands = [x for a in node.args if (x := _tensor(a)) is not None][-3:]
     if out.dtype != torch.float32 or len(operands) < 2 or operands[1].ndim > 2:
         return True
