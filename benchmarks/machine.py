@@ -7,10 +7,12 @@ import platform
 import re
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
+from dicp.machine import processor, processor_fact
+
+HOST = torch.device("cpu")
 PACKAGES = ("dicp", "torch", "transformers", "diffusers", "openvino", "triton", "numpy")
 
 
@@ -18,7 +20,7 @@ def describe(device: str) -> dict[str, str]:
     """Processor or accelerator, cores, memory, system, package versions, load and date."""
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "processor": _processor(),
+        "processor": processor(HOST),
         "cores": str(len(os.sched_getaffinity(0))),
         "threads": str(torch.get_num_threads()),
         "memory": f"{_memory() / 2**30:.0f} GiB",
@@ -39,8 +41,8 @@ def kind(device: str) -> str:
     """
     if device == "cuda" and torch.cuda.is_available():
         return _slug(torch.cuda.get_device_name())
-    found = next((f for f in _MATRIX_FEATURES if f in _fields("flags").split()), "")
-    return _slug(f"{_processor()} {len(os.sched_getaffinity(0))} cores {found}")
+    found = next((f for f in _MATRIX_FEATURES if f in processor_fact("flags").split()), "")
+    return _slug(f"{processor(HOST)} {len(os.sched_getaffinity(0))} cores {found}")
 
 
 _MATRIX_FEATURES = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
@@ -60,15 +62,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _processor() -> str:
-    return _fields("model name") or platform.processor() or platform.machine()
-
-
-def _fields(name: str) -> str:
-    """What /proc/cpuinfo says of the first processor under `name`; empty where it is missing."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
-    return next(found, "")

@@ -106,6 +106,12 @@ class Entry:
             return None
         return self._store.entry_folder(self.kind, self.key) / name
 
+    def discard(self) -> None:
+        """Remove it from disk, where it can be; what was read stays usable."""
+        if self._store is not None:
+            with contextlib.suppress(OSError):
+                self._store.discard(self.kind, self.key)
+
 
 @dataclass(frozen=True)
 class KindInfo:

@@ -19,9 +19,17 @@ def _dropout(x: Any, p: Any, train: Any = True) -> Sequence[Any]:
     return (p >= 0, p <= 1) if train else ()
 
 
+def _has_dimension(x: Any, dim: Any, *_: Any) -> Sequence[Any]:
+    rank = max(x.ndim, 1)
+    return dim >= -rank, dim < rank
+
+
 DOMAINS: Final[dict[Any, Relations]] = {
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
     aten.native_dropout.default: _dropout,
+    aten._softmax.default: _has_dimension,
+    aten._safe_softmax.default: _has_dimension,
+    aten._log_softmax.default: _has_dimension,
     aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),

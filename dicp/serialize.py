@@ -70,9 +70,9 @@ def _named(name: str, kinds: type | tuple[type, ...]) -> Any:
 
 _OPERATIONS = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv,
-    ast.Mod, ast.Pow, ast.USub, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+    ast.Mod, ast.USub, ast.Div, ast.IfExp, ast.Compare, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
     ast.Eq, ast.NotEq, ast.BoolOp, ast.And, ast.Or,
-    ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift,
+    ast.BitAnd, ast.BitOr, ast.BitXor, ast.RShift,
 )  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max, "min": min, "abs": abs, "int": int, "float": float,
@@ -80,6 +80,23 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.sym_float": float, "torch.sym_int": int,
 }  # fmt: skip
 """Functions that a size expression may call, by their name in it."""
+_MOST_BITS = 4096  # of a power
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """`base ** exponent`. Raises OverflowError for an integer that no size can be."""
+    if isinstance(base, int) and isinstance(exponent, int):
+        if base.bit_length() * exponent > _MOST_BITS:
+            raise OverflowError(f"a power of more than {_MOST_BITS} bits")
+    return base**exponent
+
+
+def _shifted(number: int, bits: int) -> int:
+    return number * _power(2, bits)
+
+
+_BOUNDED = {ast.Pow: ("**", _power), ast.LShift: ("<<", _shifted)}
+"""Operators whose results may be much longer than their operands, as functions with a bound."""
 _SYMBOL = re.compile(r"[A-Za-z]\w*")
 
 
@@ -97,8 +114,12 @@ class _Restricted(ast.NodeTransformer):
                     called = ast.Name(name, ast.Load())
                     numbers: list[Any] = [self.visit(argument) for argument in args]
                     return ast.copy_location(ast.Call(called, numbers, []), node)
+            case ast.BinOp(left=left, op=ast.Pow() | ast.LShift() as operator, right=right):
+                called = ast.Name(_BOUNDED[type(operator)][0], ast.Load())
+                operands: list[Any] = [self.visit(left), self.visit(right)]
+                return ast.copy_location(ast.Call(called, operands, []), node)
             case ast.Name(id=name):
-                if _SYMBOL.fullmatch(name):
+                if _SYMBOL.fullmatch(name) and name not in _FUNCTIONS:
                     return node
             case ast.Constant(value=bool() | int() | float()):
                 return node
@@ -109,19 +130,23 @@ class _Restricted(ast.NodeTransformer):
 
 @lru_cache(maxsize=4096)
 def _compiled(text: str) -> CodeType:
-    tree: Any = _Restricted().visit(ast.parse(text, mode="eval"))
-    code: CodeType = compile(ast.fix_missing_locations(tree), "<size>", "eval")
+    try:
+        tree: Any = _Restricted().visit(ast.parse(text, mode="eval"))
+        code: CodeType = compile(ast.fix_missing_locations(tree), "<size>", "eval")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text[:80]!r} is no size expression: {error}") from None
     return code
 
 
 def evaluate(number: Any, symbols: Mapping[str, int]) -> Any:
     """The value of an encoded size, or of an encoded number that need not be an integer.
 
-    Raises ValueError for text that is not a size expression, NameError for an unknown symbol.
+    Raises ValueError for text that is not a size expression, NameError for an unknown symbol,
+    ArithmeticError for a division by zero and a number without bounds.
     """
     if isinstance(number, (int, float)):
         return number
-    scope = {"__builtins__": {}, **_FUNCTIONS}
+    scope = {"__builtins__": {}, **_FUNCTIONS, **dict(_BOUNDED.values())}
     return eval(_compiled(number), scope, dict(symbols))  # noqa: S307
 
 

@@ -26,7 +26,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,17 +235,30 @@ class Store:
     def sweep(self) -> None:
         """Delete locks and half-written entries that are long abandoned."""
         oldest = time.time() - _STALE_SECONDS
-        self._sweep("tmp", form=_STAGED, oldest=oldest)
+        self._sweep("tmp", form=_STAGED, ours=_is_staged, oldest=oldest)
         for kind in self._subfolders("locks"):
-            self._sweep("locks", kind, form=_KEY, oldest=oldest)
+            self._sweep("locks", kind, form=_KEY, ours=_is_lock, oldest=oldest)
 
-    def _sweep(self, *names: str, form: re.Pattern[str], oldest: float) -> None:
+    def _sweep(
+        self, *names: str, form: re.Pattern[str], ours: Callable[[os.stat_result], bool],
+        oldest: float,
+    ) -> None:  # fmt: skip
         with contextlib.suppress(OSError), self._opened(*names) as folder:
             for name in filter(form.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
                     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if found.st_mtime < oldest:
+                    if found.st_mtime < oldest and ours(found):
                         _remove(folder, name)
+
+
+def _is_staged(found: os.stat_result) -> bool:
+    """Whether it may be an entry or a secret that was never renamed into place."""
+    secret = stat.S_ISREG(found.st_mode) and found.st_size <= SECRET_BYTES
+    return secret or stat.S_ISDIR(found.st_mode)
+
+
+def _is_lock(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == 0
 
 
 # ---- the mark and the secret ---------------------------------------------------------------------

@@ -269,7 +269,7 @@ def load_library(
 ) -> ctypes.CDLL:
     """The shared object in a cache entry, checked, from disk or else from memory.
 
-    Raises ToolchainError.
+    Raises ToolchainError, and removes an entry that cannot be loaded.
     """
     content, path = entry.read(name), entry.path_on_disk(name)
     _check_loadable(target, content, symbols)
@@ -286,7 +286,11 @@ def load_library(
                 f"refuses them: {reason}. Point DICP_CACHE_DIR (option cache_dir) at a folder on a "
                 "file system that is not mounted noexec."
             )
-    return load_content(target, content, symbols, mode=mode)
+    try:
+        return load_content(target, content, symbols, mode=mode)
+    except ToolchainError:
+        entry.discard()  # else it would fail again once the compiler is mended
+        raise
 
 
 def load_content(
@@ -306,7 +310,8 @@ def load_content(
     except OSError as error:
         raise ToolchainError(
             target, "to load compiled code", f"from memory: {trouble}; from a file: {error}",
-            "Point DICP_CACHE_DIR at a folder with space left that is not mounted noexec.",
+            "Check that the compiler links all that its flags name; else point DICP_CACHE_DIR at a "
+            "folder with space left that is not mounted noexec.",
         ) from error  # fmt: skip
 
 

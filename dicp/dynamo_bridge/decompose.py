@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from dicp.dynamo_bridge.own_decompositions import MIXED, OWN, in_one_dtype, multilabel_margin_loss
+from dicp.dynamo_bridge.own_decompositions import (
+    MIXED,
+    OWN,
+    in_one_dtype,
+    multilabel_margin_loss,
+    no_dropout,
+)
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
@@ -72,8 +78,9 @@ def decompositions(
     for op in [op for op in table if op not in OWN]:
         if torch.Tag.core in op.tags or not has_most:
             table[op] = _Checked(table[op], target, table)
-    for op in [op for op in MIXED if op in table]:
-        table[op] = in_one_dtype(op, table[op])
+    for op in MIXED:
+        table[op] = in_one_dtype(op, table.get(op))
+    table.setdefault(aten.native_dropout.default, no_dropout)
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):

@@ -99,7 +99,8 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     end = torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
     present = classes < end
     is_label = ((classes == labels.unsqueeze(-1)) & present.unsqueeze(-1)).any(1)
-    own = x.gather(1, torch.where(present, labels, 0)).unsqueeze(-1)
+    # Eager refuses wrong labels after the end, too: the gather's check must see them.
+    own = x.gather(1, torch.where(labels == -1, 0, labels)).unsqueeze(-1)
     margins = (1 - own + x.unsqueeze(1)).clamp_min(0) / count
     counted = present.unsqueeze(-1) & ~is_label.unsqueeze(1)
     loss = torch.where(counted, margins, 0).sum((1, 2))
@@ -113,13 +114,14 @@ MIXED: dict[OpOverload, int] = {
     aten.native_group_norm.default: 1,
     aten.native_batch_norm.default: 1,
     aten._native_batch_norm_legit_functional.default: 1,
+    aten._native_batch_norm_legit.no_stats: 1,
     aten._batch_norm_with_update_functional.default: 1,
 }
 """Norms that save statistics for their gradient, and which argument is the weight."""
 
 
-def in_one_dtype(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`rule` for a norm whose weight may have another dtype than its input.
+def in_one_dtype(op: OpOverload, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`rule` for a norm whose weight may have another dtype than its input; None leaves it whole.
 
     Eager computes and saves statistics in the weight's dtype then; PyTorch's inference says that
     they have the input's.
@@ -129,11 +131,18 @@ def in_one_dtype(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]
         place = MIXED[op] - 1
         weight = args[place] if place < len(args) else None
         if weight is None or weight.dtype == x.dtype:
-            return rule(x, *args, **kwargs)
+            return rule(x, *args, **kwargs) if rule else NotImplemented
         out, *saved = op(x.to(weight.dtype), *args, **kwargs)
         return out.to(x.dtype), *saved
 
     return norm
+
+
+def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
+    """`native_dropout` that drops nothing, whose result PyTorch's inference takes for its input."""
+    if train is not False and not (isinstance(p, (int, float)) and p == 0):
+        return NotImplemented
+    return input.clone(), torch.ones_like(input, dtype=torch.bool)
 
 
 OWN: dict[Any, Callable[..., Any]] = {

@@ -4,6 +4,7 @@ what eager refuses is drawn anew."""
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -77,10 +78,14 @@ def _continues(scope: Scope, statement: Statement) -> bool:
 
 
 def _wide(row: Row, args: dict[str, str]) -> str:
-    """The template in float64: a cast keeps its rounding, a sum is accumulated in float64."""
+    """The template in float64: a cast keeps its rounding, a sum is accumulated in float64.
+
+    What is computed from a cast is not rounded: fused operators keep it in float32.
+    """
     accumulated = row.template.replace("{a}", "torch.float64")
     if any(slot.split("_")[0] == "t" for slot in row.slots):
-        return f"widened({accumulated})"
+        inner, casts = re.subn(r"{\w+}(\.to\({t\w*}\))+", r"widened(\g<0>)", accumulated)
+        return inner if casts else f"widened({accumulated})"
     return accumulated if "a" in row.slots else ""
 
 

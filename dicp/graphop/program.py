@@ -38,7 +38,7 @@ class Value:
     `known` are the contents, where they are known before the run: integers or symbolic integers.
     """
 
-    node: Node
+    node: Node = field(repr=False)  # shared: written out, nodes grow exponentially
     index: int
     fake: torch.Tensor
     known: tuple[Any, ...] | None = None
@@ -72,7 +72,7 @@ class Node:
     outputs: list[Value] = field(default_factory=list)
     formats: Mapping[str, str] = field(default_factory=dict)
     """Memory format of each output that is not plain, by number."""
-    after: tuple[Node, ...] = ()
+    after: tuple[Node, ...] = field(default=(), repr=False)
     """Operators that have to run before though it does not read them: they read what it writes."""
 
     def operands(self) -> list[Value]:

@@ -146,6 +146,12 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("select_scatter", lambda x, v: x.select_scatter(v, 0, 1), (X, torch.rand(4))),
     ("slice_scatter", lambda x, v: x.slice_scatter(v, 0, 1, 3), (X, torch.rand(3, 5))),
     ("diagonal_scatter", lambda x, v: x.diagonal_scatter(v), (X, torch.rand(1))),
+    (
+        "multilabel_after_the_end",
+        F.multilabel_margin_loss,
+        (X[:1], torch.tensor([[1, -1, 9, 0, 0]])),
+    ),
+    ("multilabel_below", F.multilabel_margin_loss, (X[:1], torch.tensor([[1, -1, -2, 0, 0]]))),
 ]
 
 

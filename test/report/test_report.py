@@ -23,6 +23,7 @@ from dicp.report.page import page_of
 from dicp.report.roofline import Roofline
 from dicp.report.tool_results import ToolResults, read_results
 from dicp.report.view import edges_between, view_of
+from dicp.target import find_target
 
 
 def dumped(
@@ -66,6 +67,14 @@ def test_products_count_as_pytorch_counts_them(tmp_path: Path) -> None:
     assert [s["flops"] for s in graph.programs[0].record["steps"]] == [2 * 8 * 16 * 4]
 
 
+@pytest.fixture
+def fresh_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that has not warned yet, whatever the process ran before."""
+    fresh = type(find_target(target))()
+    monkeypatch.setattr("dicp.dynamo_bridge.backend.load_target", lambda name: fresh)
+
+
+@pytest.mark.usefixtures("fresh_target")
 @pytest.mark.parametrize("target", ["ascend", "tops"])
 def test_graph_operators_are_the_steps_and_are_not_timed(target: str, tmp_path: Path) -> None:
     x = torch.randn(8, 16)
@@ -82,6 +91,7 @@ def test_graph_operators_are_the_steps_and_are_not_timed(target: str, tmp_path: 
     assert all(box["seconds"] is None for box in view["graphs"][0]["boxes"])
 
 
+@pytest.mark.usefixtures("fresh_target")
 @pytest.mark.parametrize(("target", "warning"), [("triton", "interpreter"), ("maca", "emulation")])
 def test_a_simulated_gpu_is_not_timed(target: str, warning: str, tmp_path: Path) -> None:
     x = torch.randn(8, 16)

@@ -175,6 +175,10 @@ def test_unlisted_dtypes_are_eager_with_the_reason_or_cast() -> None:
     eager = [n.reason for p in target.programs for n in p.nodes if n.decision == "eager"]
     assert not target.kinds()["HardSwish"] and all("float64" in reason for reason in eager)
     assert record(lambda x, y: x & y, f32(4).bool(), f32(4).bool()).kinds()["LogicalAnd"]
+    kinds = record(lambda c, x: torch.where(c, x, ~x), f32(4).bool(), f32(4).bool()).kinds()
+    assert kinds["SelectV2"] and kinds["Cast"]
+    kinds = record(lambda x: torch.cat([x, x * 2]), f32(4, dtype=torch.float64)).kinds()
+    assert kinds["ConcatD"] and kinds["Bitcast"]
     kinds = record(lambda x: x.roll(1, 0), f32(4, 3, dtype=torch.int16)).kinds()
     assert kinds["Roll"] and kinds["Cast"] == 2
 

@@ -850,13 +850,15 @@ def test_files_of_the_users_in_the_cache_stay(cache: Cache, folder: Path) -> Non
     names = (
         "tmp/draft", f"locks/art/{'x' * 64}", "work/ab/abc/text", f"art/{KEY[:2]}/notes/a",
         f"art/{KEY[:2]}/{KEY}/inner/diary", f"tmp/{'0' * 32}/inner/diary", "letter",
+        f"tmp/{'1' * 32}", f"locks/art/{key_of('text')}", f"locks/art/{key_of('folder')}/photo",
     )  # fmt: skip
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
         os.utime(path, (1e9, 1e9))
-    os.utime(folder / "tmp" / ("0" * 32), (1e9, 1e9))
+    for path in (folder / "tmp" / ("0" * 32), folder / "locks" / "art" / key_of("folder")):
+        os.utime(path, (1e9, 1e9))
     use_all = reopened(folder)
     for name in "ab":
         use_all.put("art", key_of(name), FILES)

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
 from dicp.fuzz.check import Mode, compiled, evaluate, is_explained, truth
-from dicp.fuzz.generate import double_precision, generate
-from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged
+from dicp.fuzz.generate import _wide, double_precision, generate
+from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged, names
 from dicp.fuzz.shrink import shrunk
 from dicp.fuzz.slots import SLOTS, Choices
 from dicp.fuzz.table import ROWS, UNDRAWN
 from dicp.loop.lowering import RULES
+from dicp.torch_private import pytree
 
 SEEDS = (0, 4, 50)  # static; unfused, with gradients; with sizes that change, with gradients
 PROGRAMS = 24
@@ -153,3 +155,65 @@ def test_deviations_of_equal_numbers_are_rounding_errors() -> None:
     assert is_explained(deviation, 0, got, eager, exact)
     got.outputs[0] += 1e-5
     assert not is_explained(deviation, 0, got, eager, exact)
+
+
+def test_a_cast_is_rounded_in_the_reference_and_what_follows_is_not() -> None:
+    x = torch.tensor(0.865915060043335)
+    (row,) = (r for r in ROWS if r.template == "F.gelu({f}.to({t_float}))")
+    wide = _wide(row, {})
+    found = eval(wide.format(f="x", t_float="torch.float16"), {**names(), "x": x.double()})
+    assert found.dtype == torch.float64
+    assert found == F.gelu(x.half().double()) != F.gelu(x.half()).double()
+
+
+def _batch_norm_with_statistics(x: Any, w: Any, mean: Any, var: Any) -> tuple[Any, ...]:
+    mean, var = mean * 1, var * 1
+    return F.batch_norm(x, mean, var, training=True), mean, var
+
+
+HALF_NORM_FINDS: dict[str, Callable[..., Any]] = {
+    "running statistics": _batch_norm_with_statistics,
+    "layer_norm": lambda x, w, m, v: F.layer_norm(x, (3,), w),
+    "group_norm": lambda x, w, m, v: F.group_norm(x, 1, w),
+    "instance_norm": lambda x, w, m, v: F.instance_norm(x, weight=w),
+}
+
+
+@pytest.mark.parametrize("name", HALF_NORM_FINDS)
+def test_norms_of_halves_keep_eager_dtypes_and_statistics(name: str, backend_name: str) -> None:
+    """PyTorch's inference promotes running statistics, and rounds saved ones of float32 weights."""
+    norm = HALF_NORM_FINDS[name]
+    # Far from 0 a rounded mean shows; with everything in one short dtype eager rounds it too.
+    far = 0 if name == "running statistics" else 300
+    x = (torch.randn(2, 3, 3) + far).bfloat16().requires_grad_()
+    inputs = (x, torch.ones(3), torch.zeros(3).bfloat16(), torch.ones(3).bfloat16())
+    results = []
+    for function in (norm, torch.compile(norm, backend=backend_name, fullgraph=True)):
+        flat = pytree.tree_leaves(function(*inputs))
+        cotangent = torch.linspace(-1, 1, 18).reshape(2, 3, 3).bfloat16()
+        results.append([*flat, *torch.autograd.grad(flat[0], x, cotangent)])
+    for eager, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, eager, rtol=0.02, atol=0.02)
+
+
+def test_dropout_of_nothing_from_an_expanded_tensor(backend_name: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v = x.expand(2, 2)
+        return v / (v.abs() + 0.5), torch.native_dropout(v, 0.0, True)[1]
+
+    x = torch.randn(2, requires_grad=True)
+    run = torch.compile(program, backend=backend_name, fullgraph=True)
+    (got,) = torch.autograd.grad(run(x)[0].sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(program(x)[0].sum(), x)[0])
+
+
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+def test_softmax_of_a_dimension_that_is_not_there(
+    function: Callable[..., Any], backend_name: str
+) -> None:
+    x = torch.randn(2, 2, 2)
+    run = torch.compile(lambda x, dim: function(x, dim=dim), backend=backend_name, dynamic=True)
+    torch.testing.assert_close(run(x, -3), function(x, dim=-3))
+    for dim in (3, -4):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            run(x, dim)

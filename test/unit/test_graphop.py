@@ -206,7 +206,7 @@ def test_a_vendor_says_which_operators_alias_memory(b: Small, aliases: frozenset
     x = b.input(place, [0])
     doubled = b.op("Plus", x, x)
     flat = b.op("Sheet", b.op("Sheet", doubled, b.ints([2, 2])), b.ints([4]))
-    b.nodes.append(Result(flat, place, (0,), "over"))
+    b.nodes.append(Result(flat, place, (0,), "into_input"))
     writing = Writing({}, frozenset({"Plus"}), aliases, lambda g, to, value: g.op("Put", to, value))
     kinds = [item.kind for item in in_place(b, b.nodes, writing) if isinstance(item, Node)]
     assert ("Put" in kinds) == (not aliases)
@@ -277,3 +277,11 @@ def test_what_reads_a_result_of_every_run_runs_every_time(b: Small) -> None:
     assert not once
     assert isinstance(every[0], Graph)
     assert [n.kind for n in every[0].operators] == ["Turn", "Plus", "Plus"]
+
+
+def test_a_node_of_a_shared_graph_is_shown_in_few_words(b: Small) -> None:
+    """pytest and debuggers show the arguments of every frame."""
+    x = leaf(b, 3)
+    for _ in range(60):
+        x = b.op("Plus", x, x)
+    assert len(repr(x)) < 300 and len(repr(x.node)) < 1200

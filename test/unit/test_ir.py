@@ -87,3 +87,11 @@ def test_text() -> None:
     x = tensor("x", 4, 6)
     body = ir.cast(ir.load(x, [i, j]) * 2.0 + ir.index_value(variable(Var(0, 4)), F32), I64)
     assert ir.show(body) == "cast.int64(add(mul(x[v0, v1], 2.0), cast.float32(index(v0))))"
+
+
+def test_a_node_of_a_shared_graph_is_shown_in_few_words() -> None:
+    """pytest and debuggers show the arguments of every frame."""
+    total = ir.load(tensor("x", 4), (variable(Var(0, 4)),))
+    for _ in range(60):
+        total = total + total
+    assert len(repr(total)) < 200

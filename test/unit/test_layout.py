@@ -51,7 +51,9 @@ def test_one_conversion_of_the_image_serves_the_network(symbolic: bool) -> None:
 @symbolic
 def test_forward_and_backward_graphs(symbolic: bool) -> None:
     x = torch.randn(2, 3, 8, 8)
-    for graph in capture(Block(), x, train=True, dynamic=symbolic):
+    _joint, *graphs = capture(Block(), x, train=True, dynamic=symbolic)
+    assert len(graphs) == 2
+    for graph in graphs:
         _, changed = rewrite(graph, PASSES, conv_channels_last="always")
         assert changed
 

@@ -20,7 +20,9 @@ from dicp.loop.lowering import RuleTable
 from dicp.target import LowerContext
 from dicp.vendor.cpu import CpuTarget
 from dicp.vendor.cpu.calibration import PROBLEMS
+from dicp.vendor.cpu.routines.product import variant
 from dicp.vendor.cpu.target import rules_by
+from dicp.vendor.cpu.toolchain import has_feature
 
 pytestmark = pytest.mark.sweep
 
@@ -101,16 +103,15 @@ def test_products(
     tmp_path: Path, rows: int, depth: int, columns: int, symbolic: bool, dtype: torch.dtype
 ) -> None:
     """Whole and partial tiles, sums longer than one sweep, transposed operands in the backward."""
-    weight, name = (
-        torch.nn.Parameter(leaf(depth, columns, dtype=dtype)),
-        named("dicp_product", dtype),
-    )
+    names = [named(n, dtype) for n in ("dicp_product", "dicp_product_transposed", "dicp_dots")]
+    weight = torch.nn.Parameter(leaf(depth, columns, dtype=dtype))
     steps = check(tmp_path, torch.mm, leaf(rows, depth, dtype=dtype), weight, dynamic=symbolic)
-    assert steps.count(name) == (3 if depth > 1 else 2), steps
+    assert sum(map(steps.count, names)) == (3 if depth > 1 else 2), steps
     batches = leaf(3, rows, depth, dtype=dtype), leaf(3, depth, columns, dtype=dtype)
     steps = check(tmp_path, torch.bmm, *batches, dynamic=symbolic)
     enough = 2 if symbolic else 4
-    assert steps.count(name) == 2 * (rows >= enough) + (depth >= enough), steps
+    in_place = 1  # the gradient of the left operand reads the right one, however few its rows are
+    assert sum(map(steps.count, names)) == (rows >= enough) + in_place + (depth >= enough), steps
 
 
 @by_dtype
@@ -121,14 +122,15 @@ def test_operands_are_read_as_they_lie(tmp_path: Path, dtype: torch.dtype) -> No
     def transposed(a: Tensor, b: Tensor) -> Tensor:
         return a[:, 1:].t() @ b[:, 1:].t()
 
-    name = named("dicp_product", dtype)
-    for function in (product, transposed):
+    in_place = variant(dtype, 59, 75, True)
+    for function, kind in ((product, "product"), (transposed, in_place)):
         a, b = torch.randn(20, 31).to(dtype), torch.randn(10, 40).to(dtype)
         if function is transposed:
             a, b = torch.randn(41, 60).to(dtype), torch.randn(75, 42).to(dtype)
-        assert check(tmp_path, function, a, b) == [name], "no copy is made"
+        assert check(tmp_path, function, a, b) == [named(f"dicp_{kind}", dtype)], "no copy is made"
     expanded = torch.randn(1, 7, 9).to(dtype).expand(5, 7, 9)
-    assert check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype)) == [name]
+    steps = check(tmp_path, torch.bmm, expanded, torch.randn(5, 9, 4).to(dtype))
+    assert steps == [named("dicp_product", dtype)]
 
 
 def test_products_of_any_size_but_in_halves_of_heavy_turned_operands(tmp_path: Path) -> None:
@@ -159,11 +161,11 @@ def test_operands_however_they_lie(
     tmp_path: Path, left: str, right: str, dtype: torch.dtype
 ) -> None:
     """Rows at the end of a short tile, few and many of them; sums that are copied in parts."""
-    name = named("dicp_product", dtype)
     for rows, depth, columns in ((12, 66, 64), (45, 34, 33), (61, 521, 96), (401, 1100, 160)):
         a = LAYOUTS[left](torch.randn(rows, depth).to(dtype))
         b = LAYOUTS[right](torch.randn(depth, columns).to(dtype))
-        assert check(tmp_path, torch.mm, a, b) == [name]
+        kind = variant(dtype, rows, columns, right == "columns")
+        assert check(tmp_path, torch.mm, a, b) == [named(f"dicp_{kind}", dtype)]
 
 
 def test_few_rows_of_a_window(tmp_path: Path) -> None:
@@ -183,16 +185,21 @@ def test_few_rows_read_weights_in_place(tmp_path: Path, level: str, dtype: torch
     Depths that end within a vector, columns within a strip; every epilogue.
     """
     flags = Config(cache_dir=tmp_path, cxx_flags=(f"-march={level}",))
-    wanted = [named(f"dicp_product{tag}", dtype) for tag in ("", "_biased")]
     for rows in (1, 2, 3, 4, 5, 8, 12, 13, 16, 31, 61, 64):
         depth, columns = 66 + 2 * rows, 130 + rows
         x, w, b = (torch.randn(*n).to(dtype) for n in ((rows, depth), (columns, depth), (columns,)))
         plain = check(tmp_path, lambda x, w: x @ w.t(), x, w, config=flags)
         fused = check(tmp_path, lambda *o: F.gelu(F.linear(*o)), x, w, b, config=flags)
-        assert [plain, fused] == [wanted[:1], wanted[1:]], rows
+        kind = "product"
+        if rows <= 12:
+            kind = "dots"
+        elif dtype == torch.float32 or has_feature("avx512_bf16"):
+            kind = "product_transposed"
+        assert plain == [named(f"dicp_{kind}", dtype)], rows
+        assert fused == [named(f"dicp_{kind}_biased", dtype)], rows
     x, w = torch.randn(3, 2, 40).to(dtype), torch.randn(3, 9, 40).to(dtype)
     steps = check(tmp_path, lambda x, w: x @ w.mT, x, w, config=flags)
-    assert steps == wanted[:1], "batches"
+    assert steps == [named("dicp_dots", dtype)], "batches"
 
 
 @by_dtype

@@ -123,9 +123,15 @@ def test_every_operator_has_its_meaning_its_shapes_and_its_declaration() -> None
         assert f"Op {kind}(" in declared or f"F({kind})" in declared, kind
 
 
+ASKED_FOR = {"ScatterNDAdd"}
+"""Operators of the vocabulary that rules use only where the vendor `takes` them; GE has none."""
+
+
 def test_vendors_know_the_vocabulary() -> None:
     assert set(FORMS) <= set(VOCABULARY)
     for kind, neutral in VOCABULARY.items():
+        if kind in ASKED_FOR:
+            continue
         own = GE[NAMES.get(kind, kind)]
         theirs = [port.name for port in own.inputs]
         assert theirs[: len(neutral.inputs)] == [port.name for port in neutral.inputs], kind

@@ -132,6 +132,8 @@ BAD = {
     "without kernels": f"echo 'int f;' > g.cpp; {{real}} -shared g.cpp -o {OUTPUT}",
     "no text": "head -c 999 /dev/urandom; exit 1",
     "a folder": f"mkdir {OUTPUT}",
+    "an undefined symbol": "echo 'void gone(); static int x = (gone(), 1);' > g.cpp; "
+    '{real} "$@" g.cpp',
 }
 
 
@@ -142,10 +144,10 @@ def test_bad_compilers_are_told_or_left_for_eager(tmp_path: Path, name: str) -> 
     options = {"cxx": script(tmp_path / "bad", version + body), "cache_dir": tmp_path / "c"}
     with pytest.raises((CompilerError, BackendCompilerFailed)) as caught:
         run(Backend("cpu", **options))
-    assert isinstance(cause_of(caught.value), CompilerError)
+    assert isinstance(cause_of(caught.value), (CompilerError, ToolchainError))
     with pytest.warns(FallbackWarning, match="running eagerly"):
         run(Backend("cpu", **options, on_compile_error="eager"))
-    assert not entries(tmp_path, "unit.so"), "nothing bad is stored"
+    assert not entries(tmp_path, "unit.so"), "nothing bad is kept"
 
 
 # ---- damaged, external, unwritable cache folders -------------------------------------------------

@@ -525,7 +525,9 @@ def batch_norm_functional(
     y, mu, inv, new_mean, new_var = _batch_norm(
         lw, x, weight, bias, mean_in, var_in, training, momentum, eps
     )
-    return y, _saved(lw, mu, lw.meta(1)), _saved(lw, inv, lw.meta(2)), new_mean, new_var
+    # PyTorch's inference promotes the running statistics; eager keeps their dtype.
+    running = (lw.cast(v, lw.meta(k).dtype) for k, v in ((3, new_mean), (4, new_var)))
+    return y, _saved(lw, mu, lw.meta(1)), _saved(lw, inv, lw.meta(2)), *running
 
 
 @rule(aten._native_batch_norm_legit_no_training.default)
@@ -676,7 +678,8 @@ def native_group_norm_backward(
     if mask[2]:
         db = lw.reshape(_ungrouped(lw, total(lw, gg, [0, 3], dtype), (1, c, 1)), (c,))
         result[2] = lw.cast(db, weight.dtype if weight is not None else x.dtype)
-    return result
+    # PyTorch's inference promotes a gradient to float32 where the weight is.
+    return [v if v is None else lw.cast(v, lw.meta(k).dtype) for k, v in enumerate(result)]
 
 
 __all__ = ["REDUCTION", "axes_of", "elementwise", "opmath", "total", "wide"]

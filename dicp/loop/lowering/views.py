@@ -35,6 +35,9 @@ view_rule = VIEWS.register
 
 
 def wrap(axis: int, rank: int) -> int:
+    """`axis` counted from the first. Raises NoRule for what is none: eager raises its own error."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise NoRule("there is no such dimension")
     return axis % rank if rank else 0
 
 

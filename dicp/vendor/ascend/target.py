@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
@@ -30,7 +31,7 @@ from dicp.vendor.ascend.gears import refusal
 from dicp.vendor.ascend.installation import Cann
 from dicp.vendor.ascend.layout import with_formats
 from dicp.vendor.ascend.probe import EVERY_OPERATOR, Installed, probed
-from dicp.vendor.ascend.prototypes import DTYPES
+from dicp.vendor.ascend.prototypes import DTYPES, PROTOTYPES
 from dicp.vendor.ascend.rules import RULES
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.runtime import Driver, Model
@@ -48,6 +49,12 @@ PRECISION_MODES = {
     "half": "allow_mix_precision",
 }
 """GE's names for what `precision` says: which dtypes it keeps."""
+UNLISTED = tuple(
+    f"{kind} does not take float64"
+    for kind, prototype in sorted(PROTOTYPES.items())
+    if prototype.inputs and torch.float64 not in prototype.inputs[0].dtypes
+)
+"""Reasons that public headers give: of float64 they list less than of narrower types."""
 HOST_TENSORS = "a tensor of the host, where there is a device; runs_on='device' has it copied"
 
 
@@ -64,6 +71,7 @@ class AscendTarget(GraphTarget):
         frozen_fusions=frozenset({"conv_bn"}),
     )
     rules = RULES
+    limits = UNLISTED
     writing = WRITING
     needs_input = True
 

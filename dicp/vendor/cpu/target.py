@@ -193,17 +193,23 @@ class CpuTarget(LoopTarget):
     ) -> dict[str, NativeLibrary]:
         """Unit key -> its library, loaded before or now; units without an entry are missing."""
         found: dict[str, NativeLibrary] = {}
+        faults: list[ToolchainError] = []
         for key in set(units.values()):
             library = self._libraries.find(key)
             entry = entry_of(key) if library is None else None
             if entry is not None:
                 names = (name for name in units if units[name] == key)
                 symbols = ["dicp_run" if name == "driver" else name for name in names]
-                library = self._libraries.load(
-                    key, partial(load_library, self.name, entry, symbols)
-                )
+                try:
+                    library = self._libraries.load(
+                        key, partial(load_library, self.name, entry, symbols)
+                    )
+                except ToolchainError as fault:  # the others are tried too: bad ones are removed
+                    faults.append(fault)
             if library is not None:
                 found[key] = library
+        if faults:
+            raise faults[0]
         return found
 
     # ---- identity and health --------------------------------------------------------------------

@@ -118,6 +118,14 @@ MAX_DEPTHWISE = 1 << 19
 time. Elsewhere our kernels take 0.3 to 0.85 of the library's, and 1.06 for 14 MiB of float32."""
 EAGER_IM2COL_PIXELS = 20480
 """Elements of a single image up to which eager uses im2col."""
+MAX_DOTS = 12
+"""Rows up to which a product whose right operand is column-major, as weights are, is computed by
+dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
+it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
+MAX_TRANSPOSED_ROWS, TRANSPOSED_FILL = 64, 0.8
+"""Rows up to which the transposed product reads such an operand in place, and the share of
+ceil(rows / 16) vectors of 16 rows that they must fill: the rest is computed for nothing. On an AMD
+EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the operand."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
 

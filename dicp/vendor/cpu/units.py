@@ -20,7 +20,7 @@ from dicp.cache import Cache, Entry, key_of
 from dicp.codegen import spelling
 from dicp.config import Config
 from dicp.template import render_template
-from dicp.vendor.cpu.routines import Group, group_of, headers
+from dicp.vendor.cpu.routines import Group, group_of, headers, without_parts
 from dicp.vendor.cpu.thresholds import UNIT_TEXT
 from dicp.vendor.cpu.toolchain import Toolchain, compile_shared, find_toolchain
 
@@ -73,7 +73,9 @@ class Units:
 
     def build(self, texts: Mapping[str, str], sources: Sources) -> dict[str, str]:
         """Kernel name -> key of the unit that holds it; compiles only what the cache lacks."""
-        groups = {name: group for name in texts if (group := group_of(name))}
+        found = {name: group for name in texts if (group := group_of(name))}
+        whole = without_parts(found.values())
+        groups = {name: whole[group] for name, group in found.items()}
         units = self._known({n: t for n, t in texts.items() if n not in groups})
         missing = {n: t for n, t in texts.items() if n not in units and n not in groups}
         parts = _balanced(missing, self.jobs)

@@ -76,8 +76,8 @@ class Ge(Ops):
 
     writes_over_inputs = True
     names = NAMES
-    moves = MOVES
-    exact = EXACT
+    moves = frozenset(NAMES.get(kind, kind) for kind in MOVES)
+    exact = frozenset(NAMES.get(kind, kind) for kind in EXACT)
     constant_sizes = True
     bias_apart = frozenset({torch.bfloat16})
     largest_window = 255

@@ -4,7 +4,14 @@ They read operands with the strides they have, and attention never stores its sc
 """
 
 from dicp.vendor.cpu.routines.attention import ATTENTION
-from dicp.vendor.cpu.routines.common import LIBRARY_CALLS, Group, TileRules, group_of, headers
+from dicp.vendor.cpu.routines.common import (
+    LIBRARY_CALLS,
+    Group,
+    TileRules,
+    group_of,
+    headers,
+    without_parts,
+)
 from dicp.vendor.cpu.routines.convolution import CONVOLUTIONS
 from dicp.vendor.cpu.routines.expected import expected_groups
 from dicp.vendor.cpu.routines.grouped import GROUPED
@@ -23,4 +30,5 @@ __all__ = [
     "group_of",
     "headers",
     "product_sizes",
+    "without_parts",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,10 +30,22 @@ GROUPS = {
     "product": {
         "dicp_product": "d_product<{}>(args, sizes, false)",
         "dicp_product_biased": "d_product<{}>(args, sizes, true)",
+    },
+    "product_grouped": {
+        "dicp_product": "d_product<{}>(args, sizes, false)",
+        "dicp_product_biased": "d_product<{}>(args, sizes, true)",
         "dicp_product_grouped": "d_product_grouped<{}>(args, sizes)",
         "dicp_product_grouped_weights": "d_product_grouped_weights<{}>(args, sizes)",
     },
-    "dots": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
+    "product_transposed": {
+        "dicp_product_transposed": "d_product_transposed<{}>(args, sizes, false)",
+        "dicp_product_transposed_biased": "d_product_transposed<{}>(args, sizes, true)",
+    },
+    "dots": {
+        "dicp_dots": "d_dots_of<{}>(args, sizes, false)",
+        "dicp_dots_biased": "d_dots_of<{}>(args, sizes, true)",
+    },
+    "dots_bytes": {"dicp_dots_of_bytes": "d_dots_of_bytes<{}>(args, sizes)"},
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",
@@ -69,7 +81,10 @@ GROUPS = {
         "dicp_attention_gradients_masked": "d_attention_backward<{}>(args, sizes, true)",
     },
 }
-"""Group of routines compiled together -> entry point -> body; `{}` is the element type."""
+"""Group of routines compiled together -> entry point -> body; `{}` is the element type.
+
+Grouped products are compiled together with plain ones, as they share their tiles.
+"""
 BODIES = {name: body for group in GROUPS.values() for name, body in group.items()}
 
 
@@ -122,6 +137,18 @@ def group_of(name: str) -> Group | None:
     routine = name.removesuffix("_bf16")
     found = [group for group, bodies in GROUPS.items() if routine in bodies]
     return Group(found[0], name.removeprefix(routine)) if found else None
+
+
+def without_parts(groups: Iterable[Group]) -> dict[Group, Group]:
+    """Each group -> the one compiled for it: itself, or one of `groups` with all its routines."""
+    all_of = {g: GROUPS[g.name].keys() for g in groups}
+    return {
+        g: max(
+            (h for h in all_of if h.ending == g.ending and own <= all_of[h]),
+            key=lambda h: len(all_of[h]),
+        )
+        for g, own in all_of.items()
+    }
 
 
 def _body(call: str, element: str) -> str:

@@ -30,7 +30,12 @@ static void d_activate(int64_t kind, float* c, int64_t n) {
 }
 
 // A vector of cells from numbers of type T, or of bytes that are widened to it.
-template <class T> d_inline d_vec d_cells_of_row(const T* at) { return *(const d_vec*)at; }
+template <class T> d_inline d_vec d_cells_of_row(const T* at) {
+  if constexpr (sizeof(T) * d_held<d_cell<T>> == sizeof(float)) return *(const d_vec*)at;
+  d_vec wide;
+  for (int j = 0; j < d_lanes; ++j) wide[j] = d_wide(at[j]);
+  return wide;
+}
 typedef int8_t d_bytes __attribute__((vector_size(d_lanes), aligned(1), may_alias));
 // g++ 12 converts vectors of bytes number by number.
 d_inline d_vec d_widened(const int8_t* at) {
@@ -51,46 +56,52 @@ template <class T> d_inline d_vec d_cells_of_row(const int8_t* at) {
   d_keep((d_bf16*)&cells, both, false);
   return cells;
 }
+// totals[i] = the sum of the lanes of sums[i], for whole squares of vectors. Compiled once.
+__attribute__((noinline)) static void d_add_lanes(const d_vec* sums, int count, float* totals) {
+  for (int i = 0; i < count; i += d_lanes) {
+    d_words square[d_lanes];
+    __builtin_memcpy(square, sums + i, sizeof square);
+    d_transpose_words(square);
+    d_vec total = (d_vec)square[0];
+#pragma GCC unroll 16
+    for (int j = 1; j < d_lanes; ++j) total += (d_vec)square[j];
+    __builtin_memcpy(totals + i, &total, sizeof total);
+  }
+}
 // sums[w * R + r] = the dot product of row w of `left` and row r of `right`, both of `depth` numbers.
 // `right` holds cells of T and ends in zeros up to a whole vector.
 template <int W, int R, class T, class L>
 d_inline void d_dot_products(int64_t depth, const L* left, int64_t left_row, const d_cell<T>* right,
                              int64_t right_row, float* sums) {
-  constexpr int64_t n = d_lanes * d_held<d_cell<T>>;  // numbers of a vector of cells
-  constexpr int count = W * R, squares = (count + d_lanes - 1) / d_lanes;
-  d_vec sum[squares * d_lanes];
+  constexpr int64_t held = d_held<d_cell<T>>, n = d_lanes * held;  // numbers of a vector of cells
+  constexpr int count = W * R, whole = (count + d_lanes - 1) / d_lanes * d_lanes;
+  d_vec sum[count], all[whole];  // in registers until the loop has ended
 #pragma GCC unroll 16
-  for (int i = 0; i < squares * d_lanes; ++i) sum[i] = d_vec{};
-  int64_t k = 0;
-  const auto add = [&](const auto& part) __attribute__((always_inline)) {
-    d_vec b[R];
+  for (int i = 0; i < count; ++i) sum[i] = d_vec{};
+  L some[W * n];
+  // The last numbers are padded in `some` and multiplied by the same loop, so that it is compiled once.
+  for (int64_t left_over = depth, length = depth / n * n;; length = n) {
+    for (int64_t k = 0; k < length; k += n, right += d_lanes) {
+      d_vec b[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row + k / d_held<d_cell<T>>);
+      for (int r = 0; r < R; ++r) b[r] = *(const d_vec*)(right + r * right_row);
 #pragma GCC unroll 8
-    for (int w = 0; w < W; ++w) {
-      const d_vec a = part(left + w * left_row + k);
+      for (int w = 0; w < W; ++w) {
+        const d_vec a = d_cells_of_row<T>(left + w * left_row + k);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], right);
+        for (int r = 0; r < R; ++r) d_join_lanes(sum[w * R + r], a, b[r], right);
+      }
     }
-  };
-  for (; k + n <= depth; k += n)
-    add([](const L* at) __attribute__((always_inline)) { return d_cells_of_row<T>(at); });
-  if (k < depth) {
-    const int64_t rest = (depth - k) * sizeof(L);
-    add([=](const L* at) {
-      L some[n] = {};
-      __builtin_memcpy(some, at, rest);
-      return d_cells_of_row<T>(some);
-    });
+    left_over -= length;
+    if (left_over <= 0) break;
+    d_clear(some, 0, W * n);
+    for (int w = 0; w < W; ++w)
+      __builtin_memcpy(some + w * n, left + w * left_row + length, left_over * sizeof(L));
+    left = some, left_row = n;
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < squares; ++i) {
-    d_transpose_floats(sum + i * d_lanes);
-    d_vec total = sum[i * d_lanes];
 #pragma GCC unroll 16
-    for (int j = 1; j < d_lanes; ++j) total += sum[i * d_lanes + j];
-    __builtin_memcpy(sums + i * d_lanes, &total, sizeof total);
-  }
+  for (int i = 0; i < whole; ++i) all[i] = i < count ? sum[i] : d_vec{};
+  d_add_lanes(all, whole, sums);
 }
 
 // The numbers of a column of B, of type W, are adjacent.
@@ -104,15 +115,24 @@ template <class T, class W> struct d_dots {
   T* c;
   int64_t c_batch, c_row, activation;
 
-  // N columns of R rows, for all rows; `copy` holds A.
+  // The first `some` of N columns, `next` apart, of R rows, for all rows; `copy` holds A.
   template <int N, int R>
-  void dots(const cell* copy, int64_t step, const W* line, float* to) const {
+  void dots(const cell* copy, int64_t step, const W* line, int64_t next, float* to, int some) const {
     float sums[(N * R + d_lanes - 1) / d_lanes * d_lanes];
     for (int64_t r = 0; r < rows; r += R) {
-      d_dot_products<N, R, T>(depth, line, b.column, copy + r * step, step, sums);
+      d_dot_products<N, R, T>(depth, line, next, copy + r * step, step, sums);
       for (int64_t i = 0; i < d_least(rows - r, R); ++i)
-        for (int w = 0; w < N; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
+        for (int w = 0; w < some; ++w) to[(r + i) * d_strip + w] = sums[w * R + i];
     }
+  }
+  // A row of A as cells; not `d_lines`, whose transposes take long to compile.
+  void copy_row(const T* from, cell* to) const {
+    constexpr int64_t held = d_held<cell>;
+    if (a.column == 1 && sizeof(T) * held == sizeof(cell)) {
+      __builtin_memcpy(to, from, depth * sizeof(T));
+      return;
+    }
+    for (int64_t k = 0; k < depth; k += held) d_make(to + k / held, from + k * a.column, a.column, depth - k);
   }
   void strip_of_dots(int64_t batch, int64_t column, int64_t n, const cell* copy, int64_t step) const {
     float tile[d_most_dots * d_strip];
@@ -120,12 +140,16 @@ template <class T, class W> struct d_dots {
     const auto line = [&](int64_t j) { return lines + j * b.column; };
     int64_t j = 0;
     if (rows == 1)
-      for (; j + 8 <= n; j += 8) dots<8, 1>(copy, step, line(j), tile + j);
-    else if (rows % 4 == 1 || rows % 4 == 2)
-      for (; j + 4 <= n; j += 4) dots<4, 3>(copy, step, line(j), tile + j);
-    else
-      for (; j + 4 <= n; j += 4) dots<4, 4>(copy, step, line(j), tile + j);
-    for (; j < n; ++j) dots<1, 4>(copy, step, line(j), tile + j);
+      for (; j + 8 <= n; j += 8) dots<8, 1>(copy, step, line(j), b.column, tile + j, 8);
+    // The last columns are fewer than a step: they are multiplied as often as a step has columns.
+    for (int64_t left; j < n; j += left) {
+      left = n - j < 4 ? 1 : 4;
+      const int64_t next = left == 4 ? b.column : 0;
+      if (rows % 4 == 1 || rows % 4 == 2)
+        dots<4, 3>(copy, step, line(j), next, tile + j, left);
+      else
+        dots<4, 4>(copy, step, line(j), next, tile + j, left);
+    }
     for (int64_t r = 0; r < rows; ++r) {
       float* row = tile + r * d_strip;
       if (bias)
@@ -134,7 +158,7 @@ template <class T, class W> struct d_dots {
       d_copy(row, 0, 1, 1, n, c + batch * c_batch + r * c_row + column, 0);
     }
   }
-  void run() const {
+  __attribute__((noinline)) void run() const {
     const int64_t step = d_round_up(d_cells_of<T>(depth), d_lanes) + d_lanes, size = (rows + 3) * step;
     const int64_t strips = (columns + d_strip - 1) / d_strip;
     const d_rooms room(batches * size, 1);
@@ -142,7 +166,8 @@ template <class T, class W> struct d_dots {
     cell* copies = (cell*)room.at;
     d_clear(copies, 0, batches * size);
     for (int64_t k = 0; k < batches; ++k)
-      d_lines(a.data + k * a.batch, a.row, a.column, rows, depth, copies + k * size, step);
+      for (int64_t r = 0; r < rows; ++r)
+        copy_row(a.data + k * a.batch + r * a.row, copies + k * size + r * step);
 #pragma omp parallel for schedule(static) if (batches * rows * columns * depth > 50000)
     for (int64_t task = 0; task < batches * strips; ++task) {
       const int64_t batch = task / strips, column = task % strips * d_strip;
@@ -150,6 +175,30 @@ template <class T, class W> struct d_dots {
     }
   }
 };
+
+// Arguments: a, b, the bias if there is one, c. Sizes: batches, rows, columns, depth, the activation,
+// then the (batch, row, column) steps of a and of b, the (batch, row) steps of c, and whether the bias
+// holds a number for each row.
+template <class T> struct d_product_of {
+  int64_t batches, rows, columns, depth, activation;
+  d_matrix<T> a, b;
+  const T* bias;
+  bool by_row;
+  T* c;
+  int64_t c_batch, c_row;
+  d_product_of(void** args, const int64_t* sizes, bool biased)
+      : batches(sizes[0]), rows(sizes[1]), columns(sizes[2]), depth(sizes[3]), activation(sizes[4]),
+        a{(const T*)args[0], sizes[5], sizes[6], sizes[7]},
+        b{(const T*)args[1], sizes[8], sizes[9], sizes[10]},
+        bias(biased ? (const T*)args[2] : nullptr), by_row(biased && sizes[13]),
+        c((T*)args[2 + biased]), c_batch(sizes[11]), c_row(sizes[12]) {}
+};
+template <class T> static void d_dots_of(void** args, const int64_t* sizes, bool biased) {
+  const d_product_of<T> p(args, sizes, biased);
+  d_dots<T, T>{p.batches, p.rows, p.columns, p.depth, p.a, p.b, p.bias, p.by_row,
+               p.c, p.c_batch, p.c_row, p.activation}
+      .run();
+}
 
 // Arguments: a, b, c. Sizes: rows, columns, depth, the (row, column) steps of a, the column step of b, the
 // row step of c. A column of b holds adjacent bytes.

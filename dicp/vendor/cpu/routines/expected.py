@@ -13,8 +13,9 @@ from torch import fx
 
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines import choice
-from dicp.vendor.cpu.routines.common import TYPES, Group
+from dicp.vendor.cpu.routines.common import TYPES, Group, without_parts
 from dicp.vendor.cpu.routines.depthwise import columns_of
+from dicp.vendor.cpu.routines.product import variant
 
 PRODUCTS = (F.linear, torch.matmul, operator.matmul, torch.mm, torch.bmm, torch.addmm)
 PRODUCT_METHODS = ("matmul", "mm", "bmm", "addmm")
@@ -47,20 +48,42 @@ def expected_groups(
         value = _tensor(node)
         if value is None or value.dtype not in TYPES:
             continue
-        called = ("attention",) if _is_attention(node) else GROUPS_OF.get(_operator(node), ())
-        if called == ("product",) and not _is_ours(node, value, past_blas):
-            continue
+        called: tuple[str, ...] = GROUPS_OF.get(_operator(node), ())
+        if _is_attention(node):
+            called = ("attention",)
+        if "grouped_mm" in str(_operator(node)):
+            called = ("product_grouped",)
+        elif called == ("product",):
+            ours = _is_ours(node, value, past_blas)
+            called = _groups_of_product(node, value, train) if ours else ()
         names: Iterable[str] = _with_gradients(called, train)
         if _operator(node) in CONVOLUTIONS:
             # Images are channels last in bfloat16 and in graphs with a depthwise convolution.
             last = value.ndim == 4 and (depthwise or value.dtype == torch.bfloat16)
             names = _groups_of_convolution(node, value, last, train)
         found.update((Group.of(name, value.dtype), None) for name in names)
-    return list(found)
+    return list(dict.fromkeys(without_parts(found).values()))
+
+
+def _groups_of_product(node: fx.Node, out: torch.Tensor, train: bool) -> tuple[str, ...]:
+    """The groups that compute a product and, in training, its gradients."""
+    operands = [x for a in node.args if (x := _tensor(a)) is not None]
+    at = 2 if _operator(node) in (torch.addmm, "addmm") else 1
+    if len(operands) <= at:
+        return ("product",)
+    right = operands[at]
+    if min(out.ndim, right.ndim) < 2:
+        return ()  # vectors
+    step = right.stride()[-1 if _operator(node) is F.linear else -2 % right.ndim]
+    rows = math.prod(out.shape[:-1]) if right.ndim == 2 else out.shape[-2]
+    kind = variant(out.dtype, rows, out.shape[-1], isinstance(step, int) and step == 1)
+    return (kind, "product") if train else (kind,)
 
 
 def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass], bool]) -> bool:
     """Whether our kernel computes a product: in batches, with an activation, or past BLAS."""
+    if out.ndim < 2:
+        return False
     operands = [x for a in node.args if (x := _tensor(a)) is not None][-3:]
     if out.dtype != torch.float32 or len(operands) < 2 or operands[1].ndim > 2:
         return True
@@ -69,7 +92,7 @@ def _is_ours(node: fx.Node, out: torch.Tensor, past_blas: Callable[[ShapeClass],
     left = operands[1] if _operator(node) in (torch.addmm, "addmm") else operands[0]
     sizes = (*out.shape[:-1], left.shape[-1], out.shape[-1])
     if not all(isinstance(size, int) for size in sizes):
-        return past_blas("medium")
+        return False
     return past_blas(shape_class(math.prod(out.shape[:-1]), left.shape[-1], out.shape[-1]))
 
 

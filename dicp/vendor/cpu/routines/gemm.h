@@ -117,7 +117,7 @@ template <int V = 2> d_inline void d_join(d_vec* sum, float a, d_vec left, d_vec
   if (V == 2) sum[1] += a * right;
 }
 // `left` numbers, `step` apart, as one cell.
-d_inline void d_make(float* to, const float* from, int64_t step, int64_t left) { *to = *from; }
+template <class T> d_inline void d_make(float* to, const T* from, int64_t, int64_t) { *to = d_wide(*from); }
 #if defined(__AVX512BF16__)
 template <int V = 2> d_inline void d_join(d_vec* sum, d_pair a, d_vec left, d_vec right) {
   const d_words all = d_words{} + a.bits;

@@ -10,10 +10,10 @@ constexpr int64_t d_depth = 512;  // cells that are summed before the next ones 
 constexpr int64_t d_left_step = d_depth + d_lanes;
 constexpr int64_t d_high = 512;   // rows of C that are enough for a task
 constexpr int64_t d_most_parted = 1 << 15;  // most elements of C for which each thread has sums of its own
-constexpr int64_t d_most_flipped = 64;  // rows of C up to which its transpose is computed
 constexpr int64_t d_few = 384;    // rows of C for which copying B costs more than it saves
 
-template <class T> struct d_products {
+// `by_columns`: C is written in columns, which lie c_row apart.
+template <class T, bool by_columns = false> struct d_products {
   typedef d_cell<T> cell;
   typedef d_tile_rows<cell> tile_rows;
   int64_t batches, rows, columns, depth;
@@ -22,7 +22,6 @@ template <class T> struct d_products {
   bool by_row;  // the bias: a number for each row of C, else for each column
   T* c;
   int64_t c_batch, c_row, activation;
-  int64_t c_column = 1;
 
   int64_t cells() const { return d_cells_of<T>(depth); }
   int64_t panels() const { return (columns + d_panel - 1) / d_panel; }
@@ -46,7 +45,7 @@ template <class T> struct d_products {
       ((d_vec*)tile)[2 * r + 1] += d_wide(bias[row + r]);
     }
     d_activate(activation, tile, high * d_panel);
-    if (c_column != 1) return keep_transposed(tile, high, wide, out);
+    if constexpr (by_columns) return keep_transposed(tile, high, wide, out);
     for (int64_t r = 0; r < high; ++r)
       d_keep_part(out + r * c_row, (const d_vec*)tile + 2 * r, wide);
   }
@@ -59,7 +58,7 @@ template <class T> struct d_products {
           square[i] = *(const d_vec*)(tile + (r + i) * d_panel + j);
         d_transpose_floats(square);
         for (int64_t i = 0; i < d_least(wide - j, d_lanes); ++i)
-          d_keep_part(out + (j + i) * c_column + r, square + i, d_least(high - r, d_lanes));
+          d_keep_part(out + (j + i) * c_row + r, square + i, d_least(high - r, d_lanes));
       }
   }
   // The bias of `wide` columns as a panel of floats, in `room` if they do not lie as one.
@@ -70,10 +69,10 @@ template <class T> struct d_products {
     return room;
   }
   // A tile of `most` rows, its columns in one vector or two.
-  template <class O> static auto tile_of(int64_t most, bool narrow) {
-    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, cell, O>
-           : narrow               ? d_tile_to<tile_rows::most, 1, cell, O>
-                                  : d_tile_to<tile_rows::most, 2, cell, O>;
+  static auto tile_of(int64_t most, bool narrow) {
+    return most == tile_rows::few ? d_tile_to<tile_rows::few, 2, cell, float>
+           : narrow               ? d_tile_to<tile_rows::most, 1, cell, float>
+                                  : d_tile_to<tile_rows::most, 2, cell, float>;
   }
   // Up to `most` rows of C and `n` columns from `column` on: the sums of `part` cells, `done` of them
   // before. Long sums are made of short ones: rounding errors stay small.
@@ -81,10 +80,10 @@ template <class T> struct d_products {
                     int64_t done, int64_t part, d_tile_operands<cell> from, int64_t panel,
                     float* before, T* out) const {
     const int64_t step = d_round_up(n, d_panel), times = (part + d_sweep - 1) / d_sweep;
-    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row && c_column == 1;
+    const bool last = done + part == cells(), plain = activation == d_none && high == most && !by_row;
     for (int64_t j = 0; j < n; j += d_panel, from.b += panel, before += d_panel) {
       const int64_t wide = d_least(n - j, d_panel);
-      const auto sum = tile_of<float>(most, wide <= d_lanes);
+      const auto sum = tile_of(most, wide <= d_lanes);
       int64_t begin = 0;
       for (int64_t time = 1, end; time <= times - last; ++time, begin = end) {
         end = part * time / times;
@@ -95,13 +94,21 @@ template <class T> struct d_products {
       const float* more = done + begin ? before : nullptr;
       float room[d_panel], tile[tile_rows::most * d_panel];
       const float* add = bias && !by_row ? columns_of_bias(column + j, wide, room) : nullptr;
-      if (plain) {
-        tile_of<T>(most, wide <= d_lanes)(part - begin, from.after(begin),
-                                          {add, more, step, out + j, c_row, wide});
-        continue;
+      // Tiles of 16-bit numbers are compiled only for whole tiles; others are narrowed by `complete`.
+      if constexpr (!by_columns && sizeof(T) == sizeof(float)) {
+        if (plain) {
+          sum(part - begin, from.after(begin), {add, more, step, out + j, c_row, wide});
+          continue;
+        }
+      } else if constexpr (!by_columns) {
+        if (plain && most == tile_rows::most && wide > d_lanes) {
+          d_tile_to<tile_rows::most, 2, cell, T>(part - begin, from.after(begin),
+                                                 {add, more, step, out + j, c_row, wide});
+          continue;
+        }
       }
       sum(part - begin, from.after(begin), {add, more, step, tile, d_panel, d_panel});
-      complete(tile, row, high, wide, out + j * c_column);
+      complete(tile, row, high, wide, at(out, 0, j));
     }
   }
   // Prefetches the rows of A of the next tiles: short rows end before the hardware prefetcher starts.
@@ -109,6 +116,10 @@ template <class T> struct d_products {
     constexpr int64_t step = d_line / sizeof(T);
     for (int64_t r = 0; r < d_least(left, tile_rows::most); ++r)
       for (int64_t k = 0; k < depth; k += step) __builtin_prefetch(line + r * a.row + k);
+  }
+  // Where the number of a row and a column of C lies.
+  T* at(T* c, int64_t row, int64_t column) const {
+    return by_columns ? c + row + column * c_row : c + row * c_row + column;
   }
   // Floats that a task needs: copies of A and of B, and sums of `high` rows.
   int64_t copies() const { return tile_rows::block * d_left_step; }
@@ -121,7 +132,7 @@ template <class T> struct d_products {
             float* room) const {
     const T* from_a = a.data + batch * a.batch + row * a.row;
     const T* from_b = b.data + batch * b.batch + column * b.column;
-    T* out = c + batch * c_batch + row * c_row + column * c_column;
+    T* out = at(c + batch * c_batch, row, column);
     cell* panels = (cell*)(room + copies());
     for (int64_t done = 0; !done || done < cells(); done += d_depth) {  // sums of nothing are 0
       const int64_t part = d_least(cells() - done, d_depth), first = done * d_held<cell>;
@@ -158,7 +169,7 @@ template <class T> struct d_products {
       }
       if (reads_a() && a.column == 1 && !parted()) prefetch(line + high * a.row, left - high);
       float* sums = before + (parted() ? i * d_round_up(n, d_panel) : 0);
-      row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, out + i * c_row);
+      row_of_tiles(most, row + i, high, column, n, done, part, from, panel, sums, at(out, i, 0));
     }
   }
   // Split-K: whether each thread sums a part of the depth, for a small result of great depth.
@@ -196,32 +207,10 @@ template <class T> struct d_products {
       }
     }
   }
-  // The transposed product: rows of B's transpose are read in place, as they lie in a linear layer's
-  // weights, and A is packed instead. C is written in columns.
-  d_products transposed() const {
-    return {batches, columns, rows, depth, {b.data, b.batch, b.column, b.row},
-            {a.data, a.batch, a.column, a.row}, bias, bias && !by_row, c, c_batch, 1, activation, c_row};
-  }
-  // Whether packing B costs more than writing C in columns; the rows must fill vectors.
-  bool flips() const {
-    return rows <= d_most_flipped && 5 * rows >= 4 * d_round_up(rows, d_lanes) && rows < columns &&
-           reads_transposed();
-  }
-  // Whether rows of B's transpose are read in place.
-  bool reads_transposed() const { return b.row == 1 && c_column == 1 && transposed().reads_a(); }
-  // Whether few rows are multiplied by B as it lies, with vectors along the depth.
-  bool by_dots() const {
-    return rows <= d_most_dots && reads_transposed();
-  }
-  void run_by_dots() const {
-    d_dots<T, T>{batches, rows, columns, depth, a, b, bias, by_row, c, c_batch, c_row, activation}.run();
-  }
   // Tasks are strips of a batch's columns, and where those are few, parts of its rows.
-  void run() const {
-    if (by_dots()) return run_by_dots();
-    if (flips()) return transposed().run();
+  __attribute__((noinline)) void run() const {
     const int64_t threads = d_threads();
-    if constexpr (sizeof(T) == sizeof(float))
+    if constexpr (sizeof(T) == sizeof(float) && !by_columns)
       if (by_depth(threads)) return run_by_depth(threads);
     int64_t strips = d_round_up((panels() + most() - 1) / most(), batches % threads ? threads : 1);
     strips = d_least(strips, panels());
@@ -246,18 +235,20 @@ template <class T> struct d_products {
   }
 };
 
-// Arguments: a, b, the bias if there is one, c. Sizes: batches, rows, columns, depth, the activation,
-// then the (batch, row, column) steps of a and of b, the (batch, row) steps of c, and whether the bias
-// holds a number for each row.
 template <class T> static void d_product(void** args, const int64_t* sizes, bool biased) {
-  const int64_t* steps = sizes + 5;
-  const d_products<T> all = {
-      sizes[0], sizes[1], sizes[2], sizes[3],
-      {(const T*)args[0], steps[0], steps[1], steps[2]},
-      {(const T*)args[1], steps[3], steps[4], steps[5]},
-      biased ? (const T*)args[2] : nullptr, biased && steps[8], (T*)args[2 + biased],
-      steps[6], steps[7], sizes[4]};
-  all.run();
+  const d_product_of<T> p(args, sizes, biased);
+  d_products<T>{p.batches, p.rows, p.columns, p.depth, p.a, p.b, p.bias, p.by_row,
+                p.c, p.c_batch, p.c_row, p.activation}
+      .run();
+}
+// The transposed product: rows of B's transpose are read in place, as they lie in a linear layer's
+// weights, and A is packed instead.
+template <class T> static void d_product_transposed(void** args, const int64_t* sizes, bool biased) {
+  const d_product_of<T> p(args, sizes, biased);
+  d_products<T, true>{p.batches, p.columns, p.rows, p.depth,
+                      {p.b.data, p.b.batch, p.b.column, p.b.row}, {p.a.data, p.a.batch, p.a.column, p.a.row},
+                      p.bias, p.bias && !p.by_row, p.c, p.c_batch, p.c_row, p.activation}
+      .run();
 }
 
 // Rows of a are in groups, each with a b of its own; `ends` says where groups end.
@@ -282,12 +273,13 @@ static void d_product_grouped(void** args, const int64_t* sizes) {
   T* c = (T*)args[3];
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t end = groups.end(g, from);
-    const d_products<T> one = {
-        1, end - from, columns, sizes[3],
-        {(const T*)args[0] + from * steps[0], 0, steps[0], steps[1]},
-        {(const T*)args[1] + g * steps[2], 0, steps[3], steps[4]},
-        nullptr, false, c + from * steps[5], 0, steps[5], d_none};
-    if (end > from) one.run();
+    const d_matrix<T> left = {(const T*)args[0] + from * steps[0], 0, steps[0], steps[1]};
+    const d_matrix<T> right = {(const T*)args[1] + g * steps[2], 0, steps[3], steps[4]};
+    T* out = c + from * steps[5];
+    if (end > from && end - from <= d_most_dots && steps[3] == 1)
+      d_dots<T, T>{1, end - from, columns, sizes[3], left, right, nullptr, false, out, 0, steps[5], d_none}.run();
+    else if (end > from)
+      d_products<T>{1, end - from, columns, sizes[3], left, right, nullptr, false, out, 0, steps[5], d_none}.run();
     from = end;
   }
   for (; from < groups.rows; ++from) d_clear(c + from * steps[5], 0, columns);

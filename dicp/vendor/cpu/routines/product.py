@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -16,7 +16,15 @@ from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
 from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies, rows_of
-from dicp.vendor.cpu.thresholds import MAX_FUSED_DEPTH, MAX_PACKING, MAX_TRANSPOSED
+from dicp.vendor.cpu.thresholds import (
+    MAX_DOTS,
+    MAX_FUSED_DEPTH,
+    MAX_PACKING,
+    MAX_TRANSPOSED,
+    MAX_TRANSPOSED_ROWS,
+    TRANSPOSED_FILL,
+)
+from dicp.vendor.cpu.toolchain import has_feature
 
 aten = torch.ops.aten
 
@@ -25,22 +33,32 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
 
 
 CONVERSIONS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-MAX_DOTS = 12
-"""Rows up to which products are dot products (`d_most_dots`)."""
-MAX_FLIPPED = 64
-"""Rows up to which a right operand that is column-major, as weights are, may be read in place."""
 
 
-def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, in_place: bool) -> bool:
+def variant(
+    dtype: torch.dtype, rows: Size, columns: Size, in_place: bool
+) -> Literal["dots", "product", "product_transposed"]:
+    """The group of routines for a product; `in_place`: its right operand is column-major."""
+    if not in_place or not isinstance(rows, int):
+        return "product"
+    if rows <= MAX_DOTS:
+        return "dots"
+    full = rows <= MAX_TRANSPOSED_ROWS and rows >= TRANSPOSED_FILL * 16 * -(-rows // 16)
+    wide = isinstance(columns, int) and rows < columns
+    pairs = dtype == torch.float32 or has_feature("avx512_bf16")  # cells are read in place
+    return "product_transposed" if full and wide and pairs else "product"
+
+
+def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, kind: str) -> bool:
     """Whether our kernel is faster than oneDNN's.
 
     Measured in float32 on shapes from 2x512x512 to 2048x2048x2048: 0.9 to 2.5 times as fast, 1.3 in
     the geometric mean; in bfloat16 1.0 to 2.7 times. `transposed`: the left operand is
-    bfloat16 and column-major. `in_place`: the right operand is column-major. With few rows it is
-    read as it lies, at 2 to 3 times the rate of oneDNN and BLAS, which pack it or stream it slowly:
-    measured for 1 to 12 rows, 1.1 to 1.2 for 16 to 64.
+    bfloat16 and column-major. `kind`: the product's `variant`. With few rows a column-major right
+    operand is read as it lies, at 2 to 3 times the rate of oneDNN and BLAS, which pack it or stream
+    it slowly: measured for 1 to 12 rows, 1.1 to 1.2 for 16 to 64.
     """
-    if in_place and isinstance(rows, int) and rows <= MAX_FLIPPED:
+    if kind != "product":
         return True
     if rows == 1:
         return False
@@ -69,7 +87,8 @@ def multiplied(
     `by_row`: the bias has an element for each row of the result, else for each column.
     """
     left, right = (r.strides if len(r.shape) == 3 else (0, *r.strides) for r in refs)
-    name = "dicp_product" if bias is None else "dicp_product_biased"
+    kind = variant(out.dtype, counts[1], counts[2], right[1] == 1)
+    name = f"dicp_{kind}" if bias is None else f"dicp_{kind}_biased"
     if bias is not None:
         refs.append(rows_of(lw, bias))
     sizes = [*counts, ACTIVATIONS.index(activation), *left, *right, *steps, int(by_row)]
@@ -157,8 +176,8 @@ def _fits_product(lw: Lowering, out: Ref, a: Value, b: Value, *more: Value | Non
     if not multiplies(lw, a, b, *more, which=which) or out.strides[-1] != 1:
         return False
     transposed = a.dtype == torch.bfloat16 and lw.realize(a).strides[-1] != 1
-    in_place = lw.realize(b).strides[0] == 1
-    return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, in_place)
+    kind = variant(a.dtype, a.shape[0], b.shape[1], lw.realize(b).strides[0] == 1)
+    return _is_better(a.shape[0], b.shape[1], a.shape[1], transposed, kind)
 
 
 def _bytes_of(lw: Lowering, a: Value, out: Ref) -> Ref | None:
