@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from dicp.testing import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
 
+F32 = (torch.float32,)
 F32_F64 = (torch.float32, torch.float64)
 HALVES = (torch.float32, torch.bfloat16, torch.float64)
 IMAGE = (3, 8, 5, 7)
@@ -23,6 +24,16 @@ def _batch_norm_training(x: Any, w: Any, b: Any, mean: Any, var: Any) -> Any:
 def _constant_rows(x: Any) -> Any:
     """Rows of equal numbers, whose mean and variance eager computes exactly."""
     return x[..., :1].expand_as(x).contiguous()
+
+
+def _constant_channels(x: Any) -> Any:
+    """Channels of equal numbers, whose mean eager rounds in float32."""
+    return x.transpose(0, 1)[:, :1].flatten(1)[:, 0].reshape(-1, *[1] * (x.ndim - 2)) + x * 0
+
+
+def _with_gradient(value: Any, x: Any) -> Any:
+    """`value`, whose gradient is `x`'s."""
+    return value.detach() + (x - x.detach())
 
 
 CASES = [
@@ -223,7 +234,7 @@ CASES = [
         (6, 37),
         (37,),
         (37,),
-        dtypes=FLOATS,
+        grad=False,
         fixed=(37,),
     ),
     op(
@@ -231,29 +242,45 @@ CASES = [
         lambda x: F.layer_norm(_constant_rows(x), x.shape[-1:]),
         (3, 4097),
         dtypes=HALVES,
+        grad=False,
     ),
     op(
         "group_norm_constant_groups",
         lambda x: F.group_norm(_constant_rows(x.flatten(1)).reshape(x.shape), 4),
         IMAGE,
         dtypes=F32_F64,
+        grad=False,
         fixed=(8,),
     ),
     op(
         "instance_norm_constant_channels",
         lambda x: F.instance_norm(_constant_rows(x.flatten(2)).reshape(x.shape)),
         IMAGE,
-        dtypes=F32_F64,
+        dtypes=F32,
+        grad=False,
         fixed=(8,),
     ),
     op(
         "batch_norm_constant_channels",
-        lambda x: F.batch_norm(
-            x[:1, :, :1, :1].expand_as(x).contiguous(), None, None, training=True
-        ),
+        lambda x: F.batch_norm(_constant_channels(x), None, None, training=True),
         IMAGE,
-        dtypes=F32_F64,
+        dtypes=F32,
+        layouts=("contiguous", "sliced"),
+        grad=False,
         fixed=(8,),
+    ),
+    op(
+        "gradients_of_constant_rows",
+        lambda x, w: (
+            F.layer_norm(_with_gradient(_constant_rows(x), x), x.shape[-1:], w),
+            F.group_norm(_with_gradient(_constant_rows(x), x), 1),
+            F.batch_norm(_with_gradient(_constant_channels(x), x), None, None, w, training=True),
+        ),
+        (6, 37),
+        (37,),
+        dtypes=F32,
+        layouts=("contiguous", "sliced"),
+        fixed=(37,),
     ),
     op("normalize", lambda x: F.normalize(x, dim=-1), (6, 37), dtypes=HALVES),
     op(

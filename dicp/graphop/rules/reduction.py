@@ -119,8 +119,11 @@ def variance(
     """Variance and mean, from the centered values, in at least float32."""
     axes = axes_of(dims, x.ndim)
     wide = g.wide(x)
-    mean = g.reduce("ReduceMean", wide, axes, True) if axes else wide
-    squares = g.op("Square", g.sub(wide, mean))
+    first = _first(g, wide, axes)
+    moved = wide if first is None else g.sub(wide, first)
+    away = g.reduce("ReduceMean", moved, axes, True) if axes else wide
+    mean = away if first is None else g.add(first, away)
+    squares = g.op("Square", g.sub(moved, away))
     total = g.reduce("ReduceSum", squares, axes, True) if axes else squares
     count = count_of(x, axes) if axes else 1
     left = g.number(count - correction, total.dtype)
@@ -130,6 +133,20 @@ def variance(
     if not keepdim and axes:
         spread, mean = g.squeeze(spread, axes), g.squeeze(mean, axes)
     return spread, mean
+
+
+def _first(g: Ops, x: Value, axes: Sequence[int]) -> Value | None:
+    """The first element of each row, 0 where infinite; None where rows may be empty.
+
+    In a row of equal numbers the differences from it are 0, so that the mean is that number and the
+    variance 0, as in eager.
+    """
+    if not axes or not g.proves(count_of(x, axes) > 0):
+        return None
+    ends = [1 if d in axes else size for d, size in enumerate(x.shape)]
+    begin, steps = g.ints([0] * x.ndim), g.ints([1] * x.ndim)
+    first = g.op("StridedSlice", x, begin, g.ints(ends), steps)
+    return g.where(g.op("IsInf", first), 0.0, first, first.dtype)
 
 
 @rule(aten.var.correction)

@@ -202,18 +202,22 @@ def moments(
     size = lw.scalar(count, dtype)
     huge = torch.finfo(dtype).max * 2.0**-40
 
-    def first(idx: tuple[Index, ...]) -> Expr:
+    def first(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        """The row's first element, 0 if infinite, by a power of 2 against overflow; that power."""
         if count == 0:
-            return ir.const(0.0, dtype)
+            return ir.const(0.0, dtype), ir.const(1.0, dtype)
         item = cast(x.at([ZERO if a in axes else i for a, i in enumerate(idx)]), dtype)
         if not is_positive(count):
             there = compare("gt", size, 0.0)
             item = select(there, ir.masked(there, item), 0.0)
-        # The differences from a huge or infinite number may overflow where the sum does not.
-        return select(compare("lt", apply("abs", dtype, item), huge), item, 0.0)
+        item = select(compare("lt", apply("abs", dtype, item), math.inf), item, 0.0)
+        small = compare("lt", apply("abs", dtype, item), huge)
+        factor = select(small, ir.const(1.0, dtype), 2.0**-40)
+        return item * factor, factor
 
     def moved(idx: tuple[Index, ...]) -> Expr:
-        return cast(x.at(idx), dtype) - first(idx)
+        start, factor = first(idx)
+        return cast(x.at(idx), dtype) * factor - start
 
     off = lw.map(lambda s: s / size, lw.reduce("sum", x.shape, axes, dtype, moved))
 
@@ -226,8 +230,16 @@ def moments(
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
-    mu = lw.pointwise(off.shape, dtype, lambda idx: first(idx) + off.at(idx))
-    return mu, lw.map(lambda s: s / freedom, sums)
+
+    def mean(idx: tuple[Index, ...]) -> Expr:
+        start, factor = first(idx)
+        return (start + off.at(idx)) / factor
+
+    def variance(idx: tuple[Index, ...]) -> Expr:
+        _, factor = first(idx)
+        return sums.at(idx) / freedom / (factor * factor)
+
+    return lw.pointwise(off.shape, dtype, mean), lw.pointwise(off.shape, dtype, variance)
 
 
 def _correction(correction: Any) -> Any:
