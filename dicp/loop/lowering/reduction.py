@@ -190,56 +190,58 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
     return _truth(lw, "all", x, axes_of(x, dim), keepdim)
 
 
+NEAR = 2.0**-10
+"""The relative error that a mean of equal numbers has at most."""
+
+
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
     """Mean and variance along `axes` (kept with size 1), the variance from centred squares.
 
-    Both are computed from the differences from the row's first element. In a row of equal numbers
-    those are 0, so that the mean is that number and the variance 0, as in eager.
+    The mean of equal numbers is that number and their variance 0, as in eager, although their sum
+    may be rounded, or overflow. For that a row is centred on its first element where the quotient
+    of sum and count may be a rounding error off it: the squares are all 0 in such a row alone.
     """
     count = count_of(x, axes)
-    size = lw.scalar(count, dtype)
-    huge = torch.finfo(dtype).max * 2.0**-40
+    size, quotient = lw.scalar(count, dtype), average(lw, x, axes, dtype)
 
-    def first(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
-        """The row's first element, 0 if infinite, by a power of 2 against overflow; that power."""
+    def center(idx: tuple[Index, ...]) -> Expr:
+        mean = quotient.at(idx)
         if count == 0:
-            return ir.const(0.0, dtype), ir.const(1.0, dtype)
-        item = cast(x.at([ZERO if a in axes else i for a, i in enumerate(idx)]), dtype)
+            return mean
+        first = cast(x.at([ZERO if a in axes else i for a, i in enumerate(idx)]), dtype)
         if not is_positive(count):
             there = compare("gt", size, 0.0)
-            item = select(there, ir.masked(there, item), 0.0)
-        item = select(compare("lt", apply("abs", dtype, item), math.inf), item, 0.0)
-        small = compare("lt", apply("abs", dtype, item), huge)
-        factor = select(small, ir.const(1.0, dtype), 2.0**-40)
-        return item * factor, factor
+            first = select(there, ir.masked(there, first), 0.0)
+        away = apply("abs", dtype, mean - first)
+        close = compare("le", away, apply("abs", dtype, first) * NEAR)
+        overflown = compare("eq", apply("abs", dtype, mean), math.inf)
+        return select(apply("logical_or", torch.bool, close, overflown), first, mean)
 
-    def moved(idx: tuple[Index, ...]) -> Expr:
-        start, factor = first(idx)
-        return cast(x.at(idx), dtype) * factor - start
-
-    off = lw.map(lambda s: s / size, lw.reduce("sum", x.shape, axes, dtype, moved))
+    middle = lw.pointwise(quotient.shape, dtype, center)
 
     def squares(idx: tuple[Index, ...]) -> Expr:
-        d = moved(idx) - off.broadcast_at(idx)
+        d = cast(x.at(idx), dtype) - middle.broadcast_at(idx)
         return d * d
 
     sums = lw.reduce("sum", x.shape, axes, dtype, squares)
-    freedom = lw.scalar(count, dtype)
+    freedom = size
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
 
-    def mean(idx: tuple[Index, ...]) -> Expr:
-        start, factor = first(idx)
-        return (start + off.at(idx)) / factor
+    def variance(total: Expr, mean: Expr, middle: Expr) -> Expr:
+        """(sum (x - c)^2 - n (mean - c)^2) / freedom, for any c."""
+        away = mean - middle
+        rest = apply("maximum", dtype, total - size * away * away, ir.const(0.0, dtype))
+        return select(compare("eq", total, 0.0), total, rest) / freedom
 
-    def variance(idx: tuple[Index, ...]) -> Expr:
-        _, factor = first(idx)
-        return sums.at(idx) / freedom / (factor * factor)
-
-    return lw.pointwise(off.shape, dtype, mean), lw.pointwise(off.shape, dtype, variance)
+    mean = lw.map(
+        lambda total, mean, middle: select(compare("eq", total, 0.0), middle, mean),
+        sums, quotient, middle,
+    )  # fmt: skip
+    return mean, lw.map(variance, sums, quotient, middle)
 
 
 def _correction(correction: Any) -> Any:
