@@ -69,7 +69,15 @@ def _bounds(x: Any, *bounds: Any) -> Sequence[Any]:
 
 def _power(x: Any, exponent: Any) -> Sequence[Any]:
     dtype = _joint(x, exponent)
-    return () if dtype in (torch.float32, torch.float64) else _fits(exponent, dtype)
+    if dtype in (torch.float32, torch.float64) or dtype.is_complex:
+        return ()
+    return *_fits(exponent, dtype), dtype.is_floating_point or exponent >= 0
+
+
+def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
+    """Of numbers from start to end; eager computes with negative ones as unsigned types do."""
+    ends = [float(number) for number in (start, end) if isinstance(number, Number)]
+    return _all_fit(dtype or torch.get_default_dtype(), *ends)
 
 
 def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
@@ -88,6 +96,7 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.full_like.default: lambda x, number, dtype=None, **_: _fits(number, dtype or x.dtype),
     aten.new_full.default: lambda x, size, number, dtype=None, **_: _fits(number, dtype or x.dtype),
     aten.scalar_tensor.default: lambda number, dtype=None, **_: _filled(dtype, number),
+    aten.linspace.default: lambda start, end, steps, dtype=None, **_: _spaced(start, end, dtype),
     aten.masked_fill.Scalar: lambda x, mask, number: _fits(number, x.dtype),
     aten.index_fill.int_Scalar: lambda x, dim, index, number: _fits(number, x.dtype),
     aten.scatter.value: lambda x, dim, index, number: _fits(number, x.dtype),

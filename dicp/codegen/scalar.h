@@ -229,25 +229,26 @@ d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0)
 d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`; PyTorch raises an error on the CPU.
+template <class T> d_inline bool d_is_minus_one(T b) { return (T)-1 < (T)0 && b == (T)-1; }
 template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  return b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
+  return d_is_minus_one(b) ? (T)(0 - (uint64_t)a) : (T)(a / b);
 }
 template <class T> d_inline T d_floor_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  if (b == (T)-1) return (T)(0 - (uint64_t)a);
+  if (d_is_minus_one(b)) return (T)(0 - (uint64_t)a);
   const T q = (T)(a / b);
   return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
 }
 template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  if (b == (T)-1) return 0;
+  if (d_is_minus_one(b)) return 0;
   const T r = (T)(a % b);
   return (T)((r != 0) & ((r < 0) != (b < 0)) ? r + b : r);
 }
 template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  return b == (T)-1 ? (T)0 : (T)(a % b);
+  return d_is_minus_one(b) ? (T)0 : (T)(a % b);
 }
 #define d_float_division(T, MOD) \
   d_inline T d_trunc_div(T a, T b, int64_t*, int) { return d_trunc(a / b); } \

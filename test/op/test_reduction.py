@@ -209,7 +209,7 @@ CASES = [
     ),
     op(
         "std_gradient_of_constant_rows",
-        lambda x: ((x - x.detach() + x[:, :1].detach()).std(1)),
+        lambda x: (x - x.detach() + x[:, :1].detach()).std(1),
         X,
         dtypes=F32_F64,
         layouts=VARYING,
