@@ -8,6 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +20,8 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config, Option
-from dicp.errors import InvalidTargetError, TargetNotFoundError
+from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
+from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rules import DecisionKind, RuleTable
@@ -72,6 +74,9 @@ class Facts:
     """Names of the graph-level pattern families the target wants."""
     frozen_fusions: frozenset[str] = frozenset()
     """Families that pay off only with frozen parameters, whose arithmetic is then done once."""
+    attention: Mapping[str, FusedAttention] = field(default_factory=dict)
+    """The fused attention of the target's graphs, by type of the device that their tensors are on;
+    attention on other devices stays unfused."""
     conv_channels_last: Literal["never", "frozen", "depthwise", "always"] = "never"
     """In which graphs convolutions get channels-last tensors: "frozen" means graphs whose weights
     are converted once (`freeze`), "depthwise" these and those with a depthwise convolution."""
@@ -196,6 +201,7 @@ class Target(abc.ABC):
     options: Sequence[Option] = ()
     """Options of this target's own, made by `dicp.config.vendor_option`; their values are in
     `Config.vendor`."""
+    _warned = False
 
     @abc.abstractmethod
     def decide(self, node: fx.Node) -> Decision:
@@ -235,6 +241,17 @@ class Target(abc.ABC):
     def simulated(self, config: Config) -> bool:
         """Whether programs run on a simulator here, as `runs_on` and the machine have it."""
         return False
+
+    def warn_of_simulator(self, what: str) -> None:
+        """Warn, once in a process, that `what` stands in for the device."""
+        if self._warned:
+            return
+        self._warned = True
+        message = (
+            f"{self.name}graph runs CPU tensors through {what}: "
+            "its numerics count, its speed does not."
+        )
+        warnings.warn(SimulatorWarning(message), stacklevel=3)
 
     def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
         """A program's steps, tensors and memory for these sizes of its symbols, for tools.

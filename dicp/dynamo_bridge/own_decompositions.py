@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dicp.dtypes import HALVES
-from dicp.torch_private import OpOverload, pytree
+from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -153,7 +153,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
     aten.view_copy.default: _copy_of(aten.reshape.default),  # for any strides
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    ATTENTION_FORWARD: _attention,
 }
 """Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
 lowering rules: a rule could only forget that the copy shares no memory with its source."""

@@ -36,10 +36,10 @@ from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.torch_private import ATTENTION_FORWARD
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 PASSES = (CANONICALIZE, MASKS, FUSE, CANONICALIZE)
 JOINT_PASSES = (TRAINING_ATTENTION, MASKS)
 SAMPLE = 8
@@ -203,7 +203,7 @@ SOURCES = {
                    (aten._safe_softmax.default,)),
     "exp": Source(unsafe_exp, _qkv),
     "causal": Source(causal, _qkv),
-    "causal_kept": Source(causal_kept, _qkv, (FLASH,)),
+    "causal_kept": Source(causal_kept, _qkv, (ATTENTION_FORWARD,)),
     "grouped": Source(grouped, lambda: _rand((2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
     "layer_norm": Source(layer_norm, lambda: _rand((3, 16), (16,), (16,))),
     "layer_norm_bf16": Source(layer_norm, lambda: _bf16((3, 16), (16,), (16,))),

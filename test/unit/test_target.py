@@ -67,7 +67,7 @@ BROKEN = {
     "option": (chip("option", options=["turbo"]), "is not made by dicp.config.vendor_option"),
     "fusion": (
         chip("fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"gelo"}))),
-        r"it wants fusions \['gelo'\], which are none of \['attention'",
+        r"it wants fusions \['gelo'\], which are none of \['conv_bn'",
     ),
     "raises": (lambda: 1 // 0, "loading it raises ZeroDivisionError"),
 }

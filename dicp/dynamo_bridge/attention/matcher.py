@@ -26,11 +26,9 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.constants import uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
-from dicp.dynamo_bridge.attention.mask_values import (
-    HUGE,
-)
+from dicp.dynamo_bridge.attention.forward import attention_on
+from dicp.dynamo_bridge.attention.mask_values import HUGE
 from dicp.dynamo_bridge.attention.replacement import (
-    FUSED_BY_DEVICE,
     fill_of,
     fused,
     row_source,
@@ -56,9 +54,8 @@ from dicp.dynamo_bridge.fuse.terms import (
     widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.torch_private import (
-    expression_of,
-)
+from dicp.fused_attention import FusedAttention
+from dicp.torch_private import ATTENTION_FORWARD, expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -165,33 +162,32 @@ def is_attention(match: Match, context: PassContext) -> bool:
         return False
     if any(expression_of(size) == 0 for value in values for size in value.shape):
         return False
+    attention = context.facts.attention.get(values[0].device.type)
     return (
-        _mask_fits(match)
+        attention is not None
+        and _mask_fits(match, attention)
         and _drops_alike(match, context)
         and all(_is_scale(match.bound.get(name)) for name in ("scale", "inverse"))
     )
 
 
 def _drops_alike(match: Match, context: PassContext) -> bool:
-    """Whether there is no dropout, or the device's fused operators support it."""
+    """Whether there is no dropout, or the fused operators support it."""
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
         return True
-    device = value_of(match["q"]).device.type
-    able = device not in FUSED_BY_DEVICE and not context.config.fallback_random
+    able = attention_on(context, match["q"]).dropout and not context.config.fallback_random
     return bool(able and 0 < dropout_p < 1)
 
 
-def _mask_fits(match: Match) -> bool:
+def _mask_fits(match: Match, attention: FusedAttention) -> bool:
     bound = match.bound
     masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
     if not all(_broadcasts(mask, match) for mask in masks):
         return False
-    dtype, device = value_of(bound["q"]).dtype, value_of(bound["q"]).device.type
-    if "more" in bound:
-        # On the host adding the two masks costs more than fusing saves; in float16 their sum may
-        # be infinite where no score is.
-        return device not in FUSED_BY_DEVICE and dtype != torch.float16
+    dtype = value_of(bound["q"]).dtype
+    if "more" in bound:  # in float16 the sum of two masks may be infinite where no score is
+        return attention.adds_masks and dtype != torch.float16
     if "mask" in bound:
         return True
     if not masks:
@@ -227,13 +223,12 @@ def _is_scale(scale: Any) -> bool:
     return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
 
 
-_FUSED = frozenset(FUSED_BY_DEVICE.values())
 _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
 
 
 def repeated_heads(q: Term, k: Term, v: Term) -> Term:
     # attention(q, repeat(k), repeat(v)): the fused operator takes the heads before the repetition
-    return op(_FUSED, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
+    return op(ATTENTION_FORWARD, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
 
 
 def _is_repeated(match: Match, context: PassContext) -> bool:
@@ -246,11 +241,12 @@ def _is_repeated(match: Match, context: PassContext) -> bool:
     )
 
 
-DECOMPOSED = Pattern("attention", "decomposed", decomposed, fused, is_attention,
+FAMILY = "attention"
+DECOMPOSED = Pattern(FAMILY, "decomposed", decomposed, fused, is_attention,
                       (_SOFTMAX, frozenset({aten.bmm.default})))  # fmt: skip
 
 PATTERNS = (
     DECOMPOSED,
-    Pattern("attention", "repeated heads", repeated_heads, with_fewer_heads, _is_repeated,
-            (_FUSED,)),
+    Pattern(FAMILY, "repeated heads", repeated_heads, with_fewer_heads, _is_repeated,
+            (frozenset({ATTENTION_FORWARD}),)),
 )  # fmt: skip

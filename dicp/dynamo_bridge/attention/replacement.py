@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
-from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
+from dicp.dynamo_bridge.attention.forward import Call, attention_on, inference_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     is_causal_mask,
     keeps_a_key,
@@ -26,16 +25,10 @@ from dicp.dynamo_bridge.fuse.terms import (
     copy_source,
     reshape_source,
 )
-from dicp.torch_private import (
-    HOST,
-    expression_of,
-)
+from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-FUSED_BY_DEVICE = {HOST: aten._scaled_dot_product_flash_attention_for_cpu.default}
-"""The fused operator that inference graphs carry, by device type, where there is only one."""
 
 
 def unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -82,7 +75,7 @@ def fused(
     if added is None:
         return None
     call = Call(added.causal, factor, dropout_p or 0.0)
-    out = _call(rw, q, k, v, added.bias, call)
+    out = inference_attention(rw, q, k, v, as_taken(rw, added.bias, q), call)
     safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
     if out is not None and added.may_hide_all and added.bias is not None and not safe:
         out = nan_where_masked(rw, out, added.bias)
@@ -128,15 +121,15 @@ def mask_of(
     bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
-    if _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+    if _narrower(rw, bias, q) and not survives(bias, value_of(q).dtype):
         return None
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
 
 
-def _narrower(bias: fx.Node, q: fx.Node) -> bool:
-    """Whether the device requires the mask in the queries' dtype, and that is narrower."""
-    on_host = value_of(q).device.type in FUSED_BY_DEVICE
-    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+def _narrower(rw: Rewriter, bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the operators require the mask in the queries' dtype, and that is narrower."""
+    wider = value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+    return bool(wider) and not attention_on(rw.context, q).any_mask
 
 
 def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
@@ -146,26 +139,12 @@ def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
     return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
 
 
-def _call(
-    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
-) -> fx.Node | None:
-    """The result of the device's fused operator; None if it has none for these tensors."""
-    value = value_of(q)
-    target = FUSED_BY_DEVICE.get(value.device.type)
-    if target is None:
-        return pytorch_attention(rw, q, k, v, as_taken(rw, bias, q), call)
-    options: dict[str, Any] = {"scale": call.scale}
-    if bias is not None:
-        options["attn_mask"] = bias
-    return rw(operator.getitem, rw(target, q, k, v, call.dropout_p, call.causal, **options), 0)
-
-
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
-    """The mask with the dtype and last stride that the device's fused operators require."""
+    """The mask with the dtype and last stride that the fused operators require."""
     value = value_of(q)
-    if bias is None or value.device.type in FUSED_BY_DEVICE:
+    if bias is None or attention_on(rw.context, q).any_mask:
         return bias
-    if _narrower(bias, q):
+    if _narrower(rw, bias, q):
         # The lowest number of the wider dtype would round to -inf, which hides all keys of a row.
         least = torch.finfo(value.dtype).min
         known = numbers_of(bias)

@@ -94,7 +94,7 @@ class _Pair:
 
 def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
     """Replaces each unfused attention together with its backward part; true if any was replaced."""
-    if "attention" not in context.facts.fusions or not context.config.fuse:
+    if not context.facts.attention or not context.config.fuse:
         return False
     changed = False
     for last in gm.graph.find_nodes(op="call_function", target=_SOFTMAX_BACKWARD):

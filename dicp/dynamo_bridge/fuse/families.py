@@ -1,6 +1,7 @@
 """Graph-level fusion: families of patterns, each in a file of its own, and the pass that runs them.
 
-A family applies where the target's facts name it. To add one, write its file and list it here.
+A family applies where the target's facts name it, attention where they state its operators. To add
+a family, write its file and list it here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ STAGES: tuple[tuple[Pattern, ...], ...] = (
 )  # fmt: skip
 """All patterns, by pass over the graph: linear is second because it may end in a fused GELU."""
 
-FAMILIES = frozenset(pattern.family for stage in STAGES for pattern in stage)
-"""What `Facts.fusions` may name."""
+FAMILIES = frozenset(p.family for stage in STAGES for p in stage) - {matcher.FAMILY}
+"""What `Facts.fusions` may name. Attention is fused where `Facts.attention` states how."""
 
 
 def fuse(gm: fx.GraphModule, context: PassContext) -> bool:
@@ -30,6 +31,8 @@ def fuse(gm: fx.GraphModule, context: PassContext) -> bool:
     families = context.facts.fusions
     if context.config.freeze:
         families |= context.facts.frozen_fusions
+    if context.facts.attention:
+        families |= {matcher.FAMILY}
     for stage in STAGES:
         wanted = [pattern for pattern in stage if pattern.family in families]
         count += apply_patterns(gm, wanted, context) if wanted else 0

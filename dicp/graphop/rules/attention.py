@@ -12,8 +12,8 @@ import torch
 from dicp.graphop.operators import Ops
 from dicp.graphop.program import Value
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 
-aten = torch.ops.aten
 RULES = RuleTable()
 
 
@@ -71,7 +71,7 @@ def _check(dropout_p: float) -> None:
         raise NoRule("attention with dropout")
 
 
-@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@RULES.register(ATTENTION_FORWARD)
 def attention(
     g: Ops, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Value | None = None, scale: float | None = None,
@@ -88,7 +88,7 @@ def attention(
     return out, g.cast(g.squeeze(lse, [3]), g.meta[1].dtype)
 
 
-@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@RULES.register(ATTENTION_BACKWARD)
 def attention_backward(
     g: Ops, dy: Value, q: Value, k: Value, v: Value, out: Value, lse: Value, dropout_p: float,
     is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,

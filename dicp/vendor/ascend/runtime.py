@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from dicp.errors import (
     DeviceMemoryError,
     GraphRejectedError,
     ModelMismatchError,
-    SimulatorWarning,
 )
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.simulator.device import Simulator
@@ -73,13 +71,6 @@ class Driver:
         ]  # fmt: skip
         if simulated:
             self.simulator = Simulator(library)
-            warnings.warn(
-                SimulatorWarning(
-                    "no Ascend device is used: graphs run in dicp's simulator on the CPU. Its "
-                    "numerics count, its speed does not."
-                ),
-                stacklevel=2,
-            )
 
     def open(self, device: int = 0) -> None:
         """Initialize ACL and see that a device answers; once for each."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError, SimulatorWarning
+from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError
 from dicp.vendor.tops.simulator.device import Simulator
 
 TARGET = "tops"
@@ -55,13 +54,6 @@ class Driver:
         ]  # fmt: skip
         if simulated:
             self.simulator = Simulator(library)
-            warnings.warn(
-                SimulatorWarning(
-                    "no Enflame device is used: graphs run in dicp's simulator on the CPU. Its "
-                    "numerics count, its speed does not."
-                ),
-                stacklevel=2,
-            )
 
     def devices(self) -> int:
         """How many devices answer."""
