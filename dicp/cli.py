@@ -184,13 +184,17 @@ def report(
 
 
 @app.command("config")
-def show_config() -> None:
-    """Describe every setting: option name, environment variable, default, and value now."""
-    config = Config.from_env()
+def show_config(backend: Backend = "") -> None:
+    """Describe every setting: option name, environment variable, default, and value now.
+
+    With --backend, the settings of that target's own, too.
+    """
+    own = find_target(target_name(backend)).options if backend else ()
+    config = Config.from_env(vendor=own)
     table = _table("option", "type", "environment", "default", "now", "meaning")
-    for option in OPTIONS:
-        now = getattr(config, option.name)
-        row = (option.name, option.kind.name, ", ".join(option.environment), option.default)
+    for option in (*OPTIONS, *own):
+        now = config.vendor[option.name] if option in own else getattr(config, option.name)
+        row = (option.name, option.kind.name, ", ".join(option.environment), _shown(option.default))
         table.add_row(*_cells(*row, _shown(now), option.meaning))
     _console().print(table)
 

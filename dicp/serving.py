@@ -44,7 +44,7 @@ def prompt_attention_inference(
     """
     heads = (num_head, num_key_value_heads, num_key_value_heads)
     split = [x.reshape(1, -1, n, head_dim) for x, n in zip((q, k, v), heads, strict=True)]
-    grouped = num_head != num_key_value_heads
+    grouped = bool(num_head != num_key_value_heads)
     out = F.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in split), is_causal=True, enable_gqa=grouped
     ).transpose(1, 2)
@@ -90,7 +90,7 @@ def paged_attention(
 
 
 def _first_rows(cache: Tensor, count: int) -> Tensor:
-    return cache if count < 0 else cache.narrow(-3, 0, min(count, cache.shape[-3]))
+    return cache if count < 0 else cache[..., :count, :, :]
 
 
 def _decoded(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _decoded(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor
     keys, values = (x.expand(batch, *x.shape[1:]).transpose(1, 2) for x in (keys, values))
     rows = torch.arange(keys.shape[2], device=q.device)
     seen = (rows < lengths.reshape(-1, 1)).reshape(batch, 1, 1, -1)
-    grouped = keys.shape[1] != heads
+    grouped = bool(keys.shape[1] != heads)
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=grouped)
 
 

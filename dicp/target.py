@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import Config, Option
+from dicp.config import TARGET_GROUP, Config, Option
 from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
@@ -27,7 +27,6 @@ from dicp.outline import Outline
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
-ENTRY_POINT_GROUP = "dicp.targets"
 SUFFIX = "graph"
 """The backend "xgraph" compiles for the target "x"."""
 
@@ -318,7 +317,7 @@ def computes_size(node: fx.Node) -> bool:
 
 def discover() -> dict[str, EntryPoint]:
     """Targets installed on this machine, by name; nothing is imported."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {point.name: point for point in entry_points(group=TARGET_GROUP)}
 
 
 def target_name(backend: str) -> str:

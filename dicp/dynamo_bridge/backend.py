@@ -78,7 +78,7 @@ class Backend:
     ) -> Callable[..., Any]:
         front_end = FrontEnd()
         given = {**self.options, **(options or {})}
-        target = self._target(gm, example_inputs, Config.from_env(), given)
+        target = self._target(gm, example_inputs, given)
         config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
         made: list[GraphReport] = []
 
@@ -96,7 +96,6 @@ class Backend:
         self,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
-        config: Config,
         options: Mapping[str, Any],
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
@@ -106,7 +105,7 @@ class Backend:
         }
         devices -= {"meta"}
         if self.target_name is None:
-            chosen = options.get("target") or config.target
+            chosen = asked("target", options)
             return load_target(chosen) if chosen else target_for_devices(devices)
         target = load_target(self.target_name)
         # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
