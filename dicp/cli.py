@@ -88,15 +88,15 @@ def ops(backend: Backend) -> None:
 
 @device_app.command("ops")
 def device_ops() -> None:
-    """List every ATen operator, the road it takes on the eager device, and its dtypes there."""
+    """List every ATen operator, the path it takes on the eager device, and its dtypes there."""
     from dicp.device.active import registered  # registers the device in this process
     from dicp.device.listing import rows
 
     found = rows(registered)
-    table = _table("operator", "road", "dtypes", title="operators of the device")
+    table = _table("operator", "path", "dtypes", title="operators of the device")
     for row in found:
-        table.add_row(*_cells(row.operator, row.road, row.dtypes))
-    _print_counted(table, [row.road for row in found])
+        table.add_row(*_cells(row.operator, row.path, row.dtypes))
+    _print_counted(table, [row.path for row in found])
 
 
 @device_app.command("check")

@@ -43,10 +43,12 @@ def prompt_attention_inference(
     element, counts the tokens: rows after these are padding and give zeros.
     """
     heads = (num_head, num_key_value_heads, num_key_value_heads)
-    split = [x.reshape(1, -1, n, head_dim) for x, n in zip((q, k, v), heads, strict=True)]
+    queries, keys, values = (
+        x.reshape(1, -1, n, head_dim).transpose(1, 2) for x, n in zip((q, k, v), heads, strict=True)
+    )
     grouped = bool(num_head != num_key_value_heads)
     out = F.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in split), is_causal=True, enable_gqa=grouped
+        queries, keys, values, is_causal=True, enable_gqa=grouped
     ).transpose(1, 2)
     rows = torch.arange(out.shape[1], device=q.device).reshape(1, -1, 1, 1)
     return torch.where(rows < seqlen.reshape(()), out, 0.0).reshape(q.shape)

@@ -21,7 +21,7 @@ from torch import fx
 
 from dicp.config import Config, asked
 from dicp.dynamo_bridge.compile_fx import compile_fx
-from dicp.dynamo_bridge.fuse.families import FAMILIES
+from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.errors import (
@@ -148,17 +148,13 @@ def target_for_devices(devices: set[str]) -> Target:
 def load_target(name: str) -> Target:
     """The target called `name`.
 
-    Raises TargetNotFoundError, and InvalidTargetError where it asks for a fusion that dicp lacks.
+    Raises TargetNotFoundError, and InvalidTargetError where it asks for fusions that dicp lacks, or
+    whose operators its rules lack.
     """
     target = find_target(name)
-    facts = target.facts
-    unknown = sorted((facts.fusions | facts.frozen_fusions) - FAMILIES)
-    if unknown:
-        raise InvalidTargetError(
-            name,
-            discover()[name].value,
-            [f"it wants fusions {unknown}, which are none of {sorted(FAMILIES)}"],
-        )
+    problems = list(fusion_problems(target))
+    if problems:
+        raise InvalidTargetError(name, discover()[name].value, problems)
     return target
 
 

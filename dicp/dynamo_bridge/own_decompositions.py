@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicp.dtypes import HALVES
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def _attention(
     shared = query.shape[1] // key.shape[1]
     if shared != 1:
         key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
-    wide = torch.float32 if query.dtype in HALVES else query.dtype
+    wide = torch.float32 if query.dtype in REDUCED_FLOATS else query.dtype
     scores = (query.to(wide) @ key.to(wide).mT) * factor
     if is_causal:
         inside = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()

@@ -29,7 +29,7 @@ if __name__ == "__main__":
 from support.graphs import Graph, apply, capture
 
 from dicp.compare import Rule, check_tensor
-from dicp.dtypes import HALVES
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.analysis.constants import CASTS
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.attention.masks import MASKS
@@ -291,7 +291,7 @@ def changes(node: fx.Node) -> Iterator[tuple[str, Change]]:
         return
     if value.dtype.is_floating_point:
         # A rounding before it, which a pattern may leave out, moves a number to another step.
-        coarse = value.dtype in HALVES and node.op == "call_function"
+        coarse = value.dtype in REDUCED_FLOATS and node.op == "call_function"
         for dtype in BETWEEN[:3] if coarse else BETWEEN:
             if dtype != value.dtype:
                 yield f"through {dtype}", _there_and_back(dtype)

@@ -26,7 +26,7 @@ from dicp.torch_private import (
 
 aten = torch.ops.aten
 
-_SHOWN = frozenset({
+_FREE = frozenset({
     aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.slice.Tensor,
     aten.scalar_tensor.default, aten.full.default,
 })  # fmt: skip
@@ -74,16 +74,16 @@ def _position(node: fx.Node, name: str) -> int:
 
 def _rematerialize(mask: fx.Node) -> None:
     """Mark a `where` between two numbers, and views of it, for rematerialization in backward."""
-    way: list[fx.Node] = []
+    chain: list[fx.Node] = []
     node: Any = mask
-    while isinstance(node, fx.Node) and node.target in _SHOWN:
-        way.append(node)
+    while isinstance(node, fx.Node) and node.target in _FREE:
+        chain.append(node)
         node = node.args[0] if node.args else None
     if not isinstance(node, fx.Node) or node.target is not aten.where.self:
         return
     choices = node.args[1:]
     if all(isinstance(c, fx.Node) and value_of(c).dim() == 0 for c in choices):
-        for made in (*way, node):
+        for made in (*chain, node):
             recompute_in_backward(made)
 
 

@@ -113,32 +113,33 @@ def _around_rounded(term: Term) -> Peel:
 
 def _softmax(x: Term) -> Term:
     """Softmax over the last dimension: one operator, or exp(x - max) divided by its sum."""
-    row_max = As("top", _around(x))
-    shifted = op(aten.sub.Tensor, row_max, op(aten.amax.default, Var("top"), Dims("top"), True))
+    logits = As("logits", _around(x))
+    row_max = op(aten.amax.default, Var("logits"), Dims("logits"), True)
+    shifted = op(aten.sub.Tensor, logits, row_max)
     exp_scores = As("exp_scores", op(aten.exp.default, shifted))
     total = op(aten.sum.dim_IntList, Var("exp_scores"), Dims("exp_scores"), True)
     return one_of(
-        op([aten._softmax.default, aten._safe_softmax.default], row_max, Dims("top"),
+        op([aten._softmax.default, aten._safe_softmax.default], logits, Dims("logits"),
            half_to_float=ANY),
         op(aten.div.Tensor, exp_scores, total),
     )  # fmt: skip
 
 
 def decomposed(
-    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
-    drop: Term, fill: Number, scores: Term, dropout_p: Number,
+    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, bias: Term, second_bias: Term,
+    mask: Term, inverted_mask: Term, fill: Number, scores: Term, dropout_p: Number,
 ) -> Term:  # fmt: skip
-    # softmax(q kt * scale + mask + more) v, softmax(where(keep, q kt * scale, fill)) v,
+    # softmax(q kt * scale + bias + second_bias) v, softmax(where(mask, q kt * scale, fill)) v,
     # dropout(softmax(..)) v
     product = _around(MatMul(q, kt))
     mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
     scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
     masked = As("scores", one_of(
-        op(aten.add.Tensor, scaled, mask),
-        op(aten.add.Tensor, op(aten.add.Tensor, scaled, mask), more),
-        op(aten.where.self, keep, scaled, fill),
-        op(aten.where.self, drop, fill, scaled),
-        op(aten.masked_fill.Scalar, scaled, drop, fill),
+        op(aten.add.Tensor, scaled, bias),
+        op(aten.add.Tensor, op(aten.add.Tensor, scaled, bias), second_bias),
+        op(aten.where.self, mask, scaled, fill),
+        op(aten.where.self, inverted_mask, fill, scaled),
+        op(aten.masked_fill.Scalar, scaled, inverted_mask, fill),
         scaled,
     ))  # fmt: skip
     weights = _around_rounded(_softmax(masked))
@@ -182,13 +183,14 @@ def _drops_alike(match: Match, context: PassContext) -> bool:
 
 def _mask_fits(match: Match, attention: FusedAttention) -> bool:
     bound = match.bound
-    masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
+    names = ("bias", "second_bias", "mask", "inverted_mask")
+    masks = [bound[name] for name in names if name in bound]
     if not all(_broadcasts(mask, match) for mask in masks):
         return False
     dtype = value_of(bound["q"]).dtype
-    if "more" in bound:  # in float16 the sum of two masks may be infinite where no score is
+    if "second_bias" in bound:  # in float16 the sum of two masks may be infinite where no score is
         return attention.adds_masks and dtype != torch.float16
-    if "mask" in bound:
+    if "bias" in bound:
         return True
     if not masks:
         return True
@@ -206,7 +208,7 @@ def _broadcasts(mask: fx.Node, match: Match) -> bool:
     if len(sizes) > len(scores) or (len(sizes) > 2 and scores[:-2] != root[:-2]):
         return False
     fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
-    added = "mask" in bound
+    added = "bias" in bound
     return fits and (value.dtype.is_floating_point if added else value.dtype == torch.bool)
 
 

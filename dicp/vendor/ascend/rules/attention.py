@@ -11,7 +11,7 @@ import torch
 from dicp.graphop.program import Node
 from dicp.rules import RuleTable
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
-from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
+from dicp.vendor.ascend.rules.core import REDUCED_FLOATS, Ge, NoRule, Value
 from dicp.vendor.ascend.semantics.attention import COPIES
 
 RULES = RuleTable()
@@ -82,7 +82,7 @@ def _fits(g: Ge, kind: str, q: Value, k: Value, v: Value) -> bool:
     if not (g.takes(kind, "query", q.dtype) and g.takes(kind, "atten_mask", torch.bool)):
         return False
     heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
-    if q.dtype not in HALVES or not all(isinstance(s, int) for s in (heads, groups, width)):
+    if q.dtype not in REDUCED_FLOATS or not all(isinstance(s, int) for s in (heads, groups, width)):
         return False
     sizes = heads <= MOST_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
     some = not any(g.same(size, 0) for x in (q, k) for size in x.shape)
