@@ -23,6 +23,8 @@ from dicp.target import Facts, find_target
 from dicp.vendor.cpu import CpuTarget
 
 FACTS = Facts(dtypes=frozenset({torch.float32}))
+WANTS_GELU = Facts(FACTS.dtypes, fusions=frozenset({"gelu"}))
+ATTENDS = Facts(FACTS.dtypes, attention={"x": ANY_ATTENTION})
 NUMBERS = itertools.count()
 
 
