@@ -68,6 +68,12 @@ COLUMN_BLOCK = 256
 MIN_COLUMNS = 16
 """Fewest adjacent columns of a block: their elements of 2 bytes fill a sector of 32 bytes."""
 
+# ---- arithmetic -----------------------------------------------------------------------------
+
+MAX_DIVISOR = 2.0**60
+"""Bound of a constant divisor and its inverse for division as multiplication by the inverse: both
+and their errors are far from the limits of float32."""
+
 # ---- split reductions -----------------------------------------------------------------------
 
 MIN_ROW = 8192

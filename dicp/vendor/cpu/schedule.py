@@ -18,7 +18,7 @@ from dicp.loop.ir.index import Index, Indirect, Size, Var, is_below, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.loop.passes.split_loops import Range, split
-from dicp.loop.schedule.form import cost_of_point, crossing_loop, online_softmax
+from dicp.loop.schedule.form import cost_of_point, crossing_loop, exp_weights, online_softmax
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, Strip, Team
 from dicp.vendor.cpu.thresholds import (
@@ -51,7 +51,8 @@ def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
         "pointwise": _Pointwise, "inner_reduction": _Inner, "outer_reduction": _Outer,
         "scatter": _Scatter,
     }  # fmt: skip
-    return replace(kernel, form=choosers[kernel.kind](kernel, non_temporal_bytes).choose())
+    chosen = choosers[kernel.kind](kernel, non_temporal_bytes).choose()
+    return replace(kernel, form=chosen, variants=exp_weights(kernel))
 
 
 class _Chooser:
