@@ -14,6 +14,7 @@ from dicp.gpu.passes import barriers
 from dicp.gpu.thresholds import (
     ACCESS_BYTES,
     COLUMN_BLOCK,
+    FEW_ROW_POINTS,
     MANY_ROWS,
     MAX_GROUP,
     MAX_PERSISTENT,
@@ -22,6 +23,7 @@ from dicp.gpu.thresholds import (
     POINTS_A_THREAD,
     ROW_BLOCK,
     ROW_POINTS,
+    ROWS_PER_PROGRAM,
     WIDEST,
 )
 from dicp.gpu.tiles import extent, numel, power_of_two
@@ -102,7 +104,8 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     scans = any(isinstance(s, Scan) for s in kernel.stmts())
     phases = [p for p in kernel.phases if p.level == "reduction"]
     width = 1 if scans else access_width(kernel.reduction, _accesses(phases), kernel.parallel)
-    points = ROW_POINTS if rows >= 4 * facts.enough_programs else max(width, 4)
+    many = rows >= ROWS_PER_PROGRAM * facts.enough_programs
+    points = ROW_POINTS if many else max(width, FEW_ROW_POINTS)
     group = min(power_of_two(-(-extent(inner) // points)), MAX_GROUP)
     if facts.lanes < group <= facts.lanes * ROW_POINTS and rows >= MANY_ROWS:
         if extent(inner) <= facts.lanes * MAX_WAVE_POINTS:

@@ -34,7 +34,6 @@ from dicp.loop.ir.kernel import (
     Stmt,
     Store,
 )
-from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
 from dicp.loop.schedule.fusion import (
@@ -47,7 +46,15 @@ from dicp.loop.schedule.fusion import (
     place_of,
 )
 from dicp.loop.schedule.partition import partitioned
-from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
+from dicp.loop.thresholds import (
+    ADJACENT,
+    GUESS,
+    HEAVY,
+    MAX_REPEATED_READS,
+    MAX_SCRATCH_ROW,
+    MAX_STRIDE,
+    STRIDE_POWER,
+)
 from dicp.origin import Origin
 
 Step = Kernel | Call
@@ -343,8 +350,8 @@ class _Nest:
     def _weights(self) -> dict[Var, float]:
         """Sort key of each loop: the order that suits most of the memory traffic.
 
-        The sum over accesses of bytes * stride ** 0.25, where stride 1 counts as -4. Ties keep the
-        given order.
+        The sum over accesses of what `thresholds.py` says of their strides. Ties keep the given
+        order.
         """
         total: dict[Var, float] = dict.fromkeys(self.parallel + self.reduction, 0.0)
         stores = [
@@ -357,9 +364,9 @@ class _Nest:
                 c = index.coefficient(var)
                 stride = abs(_guess(c))
                 if stride == 1:
-                    total[var] -= weight * 4
+                    total[var] -= weight * ADJACENT
                 elif stride > 1:
-                    total[var] += weight * min(stride, 1e6) ** 0.25
+                    total[var] += weight * min(stride, MAX_STRIDE) ** STRIDE_POWER
         return {v: total[v] + rank[v] for v in total}
 
     def merge(self) -> None:
@@ -398,7 +405,7 @@ class _Nest:
 
 
 def _guess(value: Size) -> int:
-    return value if isinstance(value, int) else 256
+    return value if isinstance(value, int) else GUESS
 
 
 def _divisions(index: Index) -> Iterable[FloorDiv | Mod]:

@@ -25,10 +25,15 @@ from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     COLUMN_TILE,
     COPY_TILE,
+    FEW_ROWS,
+    FEW_TILES,
+    HALF_VECTOR,
+    MAX_HALF_ROW,
     MIN_PASS,
     MIN_PLACES,
     MIN_PLANE,
     MIN_PLANES,
+    MIN_REDUCTION_BYTES,
     MIN_SCAN,
     MIN_SHARE,
     MIN_WIDTH,
@@ -78,7 +83,11 @@ class _Chooser:
         """Whether half a vector of 16-bit floats at a time shortens a short row's remainder, which
         is computed element by element."""
         size = var.size
-        if not isinstance(size, int) or size >= 128 or size % 32 < 16:
+        if (
+            not isinstance(size, int)
+            or size >= MAX_HALF_ROW
+            or size % (2 * HALF_VECTOR) < HALF_VECTOR
+        ):
             return False
         return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
 
@@ -107,11 +116,8 @@ class _Chooser:
         return Strip(part, lanes, tuple(non_temporal), next_row)
 
     def _non_temporal_stores(self, part: Range, var: Var) -> list[Store]:
-        """The stores of a loop that become non-temporal stores of whole cache lines.
-
-        Inner reductions have none in 16-bit floats: conversions bound them, not memory.
-        """
-        least = 1 if self.kernel.kind == "pointwise" else 4
+        """The stores of a loop that become non-temporal stores of whole cache lines."""
+        least = 1 if self.kernel.kind == "pointwise" else MIN_REDUCTION_BYTES
         stores = [s for s in part.stmts if isinstance(s, Store) and self.is_non_temporal(s, var)]
         return [s for s in stores if s.ref.dtype.itemsize >= least]
 
@@ -373,7 +379,7 @@ class _Inner(_Chooser):
     def _few_rows(self) -> bool:
         count = product(v.size for v in self.kernel.parallel)
         work = product(v.size for v in self.kernel.reduction)
-        few = isinstance(count, int) and count < 4
+        few = isinstance(count, int) and count < FEW_ROWS
         return few and (not isinstance(work, int) or work >= PARALLEL_COST)
 
     # ---- prefetch of the next row ---------------------------------------------------------------
@@ -544,7 +550,7 @@ class _Outer(_Chooser):
             isinstance(s, Scan) or (isinstance(s, Reduce) and s.finds_position)
             for s in kernel.stmts()
         )
-        if ordered or not isinstance(tiles, int) or tiles >= 4:
+        if ordered or not isinstance(tiles, int) or tiles >= FEW_TILES:
             return False
         work = product(v.size for v in (*kernel.parallel, *kernel.reduction))
         enough = PARALLEL_COST if tiles == 1 else SPLIT_COST

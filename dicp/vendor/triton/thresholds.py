@@ -14,3 +14,5 @@ TILE_GROUP = 8
 operands."""
 STARTED_AHEAD = 4
 """Compile workers that are started before the kernels are known; more are started when needed."""
+MAX_PROGRAMS = 3
+"""Blocks per axis of a launch that the interpreter runs: several, but no more, to save time."""
