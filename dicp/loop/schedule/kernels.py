@@ -36,15 +36,9 @@ from dicp.loop.ir.kernel import (
 )
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
-from dicp.loop.schedule.fusion import (
-    CrossRow,
-    Group,
-    fuse,
-    is_outer,
-    mapping_of,
-    pass_numbers,
-    place_of,
-)
+from dicp.loop.schedule.fusion import fuse
+from dicp.loop.schedule.groups import CrossRow, Group
+from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, place_of
 from dicp.loop.schedule.partition import partitioned
 from dicp.loop.thresholds import (
     ADJACENT,
