@@ -3,6 +3,7 @@
 from dicp.loop.lowering.activation import ACTIVATION
 from dicp.loop.lowering.average_pooling import AVERAGE_POOLING
 from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.creation import CREATION
 from dicp.loop.lowering.indexing import INDEXING
 from dicp.loop.lowering.library import LIBRARY
 from dicp.loop.lowering.max_pooling import MAX_POOLING
@@ -16,8 +17,8 @@ from dicp.loop.lowering.views import VIEWS
 from dicp.rules import NoRule, RuleTable
 
 RULES = POINTWISE.merged(
-    ACTIVATION, VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY, AVERAGE_POOLING, MAX_POOLING, SCAN,
-    SORT, UPSAMPLE,
+    ACTIVATION, CREATION, VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY, AVERAGE_POOLING,
+    MAX_POOLING, SCAN, SORT, UPSAMPLE,
 )  # fmt: skip
 
 __all__ = ["RULES", "Lowering", "NoRule", "RuleTable", "Value"]

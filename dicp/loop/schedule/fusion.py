@@ -2,9 +2,9 @@
 
 In: a graph. Out: groups in topological order. A group has one iteration domain (`dims`), some of
 whose axes may be reduction axes; the others are parallel. A member runs at every point of the
-domain or once per row (a point of the parallel axes). Two groups merge where their domains agree after both
-are split into common factors (`joins.py`), every read between them is at the reader's own point
-(`legality.py`), and no path leads out of the group and back in.
+domain or once per row (a point of the parallel axes). Two groups merge where their domains agree
+after both are split into common factors (`joins.py`), every read between them is at the reader's
+own point (`legality.py`), and no path leads out of the group and back in.
 """
 
 from __future__ import annotations
