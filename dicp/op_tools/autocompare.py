@@ -15,11 +15,13 @@ from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
+from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.names import is_constructor, is_in_place, is_random
+from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
-from dicp.op_tools.reference import Reference, expected
+from dicp.op_tools.reference import Reference, expected, reference_rules
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 from dicp.torch_private import version_of
@@ -103,36 +105,39 @@ class OpAutoCompare(Feature):
     # ---- forward --------------------------------------------------------------------------------
 
     def around(self, call: Call, proceed: Proceed) -> Any:
-        if is_random(call.operator, call.name):
-            result = proceed(call)
-            self._random(call, result)
-            return result
         edges = InputEdges.of(call.args, call.kwargs)
         on_device = any(t.device.type != "cpu" for t in trees.tensors((call.args, call.kwargs)))
         overwrites = is_in_place(call.name) or "out" in call.kwargs
+        rules = reference_rules(call.name)
         try:
-            reference = Reference.of(call.name, call.operator, call.args, call.kwargs)
+            reference = Reference.of(call.name, call.operator, call.args, call.kwargs, rules)
             # Eager in the same dtype: on the CPU, that is the call itself.
             same = reference.unwidened(call.args, call.kwargs) if on_device else None
             before = reference.unwidened(call.args, call.kwargs) if overwrites else None
         except Exception as error:  # a tensor that the CPU has no form of
             self._no_reference(call, error)
             return proceed(call)
+        record = self._record(call, "forward")
+        if before is not None:
+            record.comparisons += _overwritten(call, before, reference)
         promised = expected(call.operator, call.args, call.kwargs)
         versions = _versions(call)
+        draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
+        if draws.happened(call.operator, call.name):
+            self._random(call, result)
+            return result
         try:
             wanted = reference.run()
             eager = (same.args, same.kwargs, same.run()) if same is not None else None
         except Exception as error:  # operators raise whatever they like
             self._no_reference(call, error)
             return result
-        record = self._record(call, "forward")
         got = (call.args, call.kwargs, result)
         record.comparisons += self._compared(call.name, got, reference, wanted, eager or got)
         self._check_promises(record, result, promised)
         if not record.ok:
-            self._save(call, reference, result, wanted)
+            self._save(call, before, reference, result, wanted)
         self._report(record, call, result, reference, wanted)
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before)
@@ -314,13 +319,20 @@ class OpAutoCompare(Feature):
         name = record.operator if record.kind == "forward" else f"{record.operator} grad"
         self.say(f"{self.hook}: {name} allclose: {record.ok} max_diff: {worst:.9f}")
 
-    def _save(self, call: Call, reference: Reference, result: Any, wanted: Any) -> None:
+    def _save(
+        self, call: Call, before: Reference | None, reference: Reference, result: Any, wanted: Any
+    ) -> None:
+        """Inputs and outputs of both sides; what the call overwrites is saved as it was given."""
+        given: tuple[Any, Any] = call.args, call.kwargs
+        if before is not None:
+            given = before.args, before.kwargs
+            reference = Reference.of(call.name, call.operator, *given)
         base = self.folder / CAPTURES / call.name / str(os.getpid()) / "autocompare"
         folder = base / str(call.id.number) / call.id.time
         facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place)}
         try:
             for side, args, kwargs, out in (
-                ("device", call.args, call.kwargs, result),
+                ("device", *given, result),
                 ("cpu", reference.args, reference.kwargs, wanted),
             ):
                 storage.save(folder / side / "input", {"args": args, "kwargs": kwargs}, facts)
@@ -390,6 +402,20 @@ def cache_size(default: int) -> int:
     if not text.isdigit() or int(text) == 0:
         raise ToolVariableError("OP_TOOLS_MAX_CACHE_SIZE", text, "a whole number above 0")
     return int(text)
+
+
+def _overwritten(call: Call, before: Reference, reference: Reference) -> list[Comparison]:
+    """What the call is about to overwrite, beside the reference's: both begin alike."""
+    chosen = {id(t) for t in written(call.name, call.args, call.kwargs)}
+    label = f"{call.name} input(before)"
+    sides = (
+        labelled_arguments(side.args, side.kwargs, label) for side in (call, before, reference)
+    )
+    return [
+        compare(call.name, name, own, wanted, own)
+        for (name, given), (_, own), (_, wanted) in zip(*sides, strict=True)
+        if id(given) in chosen
+    ]
 
 
 def _versions(call: Call) -> list[int]:

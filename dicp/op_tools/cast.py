@@ -12,7 +12,8 @@ import torch
 from dicp.errors import ToolWarning
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
-from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.names import is_constructor
+from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import Rules, cast_rules, parse_rules
 from dicp.op_tools.tables import table
 
@@ -72,21 +73,19 @@ class OpDtypeCast(Feature):
         call.args, call.kwargs = trees.map_tensors(original, lambda t: casts.get(id(t), t))
         if "dtype" in call.kwargs:
             call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
+        stand_ins = StandIns.around({id(t): (t, casts.get(id(t), t)) for t in given})
         result = proceed(call)
-        overwritten = [*written(call.name, *original), *_changed(given, casts)]
         call.args, call.kwargs = original
-        result = self._back(call.name, result, overwritten, casts, back, rows, rules)
+        originals = stand_ins.write_back(call.name, *original)
+        result = self._back(call.name, result, originals, back, rows, rules)
         self._print(call, rows)
         return result
 
     def _back(
-        self, name: str, result: Any, overwritten: list[torch.Tensor],
-        casts: dict[int, torch.Tensor], back: Rules, rows: list[tuple[object, ...]], rules: Rules,
+        self, name: str, result: Any, originals: Mapping[int, torch.Tensor], back: Rules,
+        rows: list[tuple[object, ...]], rules: Rules,
     ) -> Any:  # fmt: skip
-        """The results in the original dtype; what the operator overwrote is overwritten."""
-        originals = {id(casts[id(t)]): t for t in overwritten if id(t) in casts}
-        for tensor in originals.values():
-            tensor.copy_(casts[id(tensor)])
+        """The results in the original dtype."""
         places = iter(range(len(list(trees.tensors(result)))))
 
         def leaf(value: torch.Tensor) -> torch.Tensor:
@@ -128,22 +127,5 @@ class OpDtypeCast(Feature):
         self.say(table(("name", "target", "action", "config"), rows))
 
 
-def _changed(
-    given: Sequence[torch.Tensor], casts: Mapping[int, torch.Tensor]
-) -> list[torch.Tensor]:
-    """Inputs whose casts were overwritten: batch_norm's running statistics, which no name shows
-    and no version counts."""
-    kept = [t for t in given if id(t) in casts and not t.requires_grad]
-    return [t for t in kept if not torch.equal(casts[id(t)], t.to(casts[id(t)].dtype))]
-
-
 def _shown(rules: Rules) -> str:
     return "{" + ", ".join(f"{a}: {b}" for a, b in rules.items()) + "}"
-
-
-def written(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that a call overwrites."""
-    out = list(trees.tensors(kwargs.get("out")))
-    if is_in_place(name) and args and isinstance(args[0], torch.Tensor):
-        return [args[0], *out]
-    return out

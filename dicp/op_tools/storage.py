@@ -85,6 +85,15 @@ def load(path: Path, device: str | None = None) -> Saved:
         raise CaptureFormatError(path, str(error)) from error
 
 
+def facts_of(path: Path) -> Mapping[str, Any]:
+    """What the JSON file of `path` says, empty without one. Raises CaptureFormatError."""
+    file = _file(path, ".json")
+    try:
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CaptureFormatError(path, f"{type(error).__name__}: {error}") from error
+
+
 def load_legacy(path: Path) -> Any:
     """The value of a `.pth` file of an older tool.
 
