@@ -12,7 +12,7 @@ import torch
 from dicp.errors import ToolWarning
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
-from dicp.op_tools.names import is_constructor
+from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor
 from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import Rules, cast_rules, parse_rules
 from dicp.op_tools.tables import table
@@ -22,9 +22,10 @@ DEFAULT = "torch.float16->torch.float32,torch.bfloat16->torch.float32"
 _VIEWS_AND_CASTS = re.compile(
     r"(view|view_as|reshape|reshape_as|transpose|permute|movedim|moveaxis|swapaxes|swapdims|t|"
     r"expand|expand_as|squeeze|unsqueeze|flatten|unflatten|ravel|narrow|select|chunk|split|"
-    r"tensor_split|unbind|detach|detach_|to|type_as|float|half|double|bfloat16|int|long|short|"
+    r"hsplit|vsplit|dsplit|split_with_sizes|tensor_split|unbind|broadcast_to|broadcast_tensors|"
+    r"atleast_[123]d|meshgrid|view_as_real|view_as_complex|positive|detach|to|type_as|float|half|double|bfloat16|int|long|short|"
     r"bool|char|byte|cpu|contiguous|clone|as_strided|diagonal|unfold|adjoint|__getitem__|item|"
-    r"tolist|numpy|__array__|set_|copy_|data|resize_|share_memory_|pin_memory|is_shared)"
+    r"tolist|numpy|__array__|copy_|pin_memory)"
 )
 _NARROWER = {torch.float64: torch.float32, torch.float32: torch.float16}
 _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half"}
@@ -33,7 +34,8 @@ _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half
 def keeps_dtype(name: str) -> bool:
     """Whether an operator only shows or converts its input, so that a cast has no meaning."""
     short = name.rpartition(".")[2]
-    return _VIEWS_AND_CASTS.fullmatch(short) is not None or is_constructor(name)
+    known = short in RESHAPES_IN_PLACE or is_constructor(name)
+    return known or _VIEWS_AND_CASTS.fullmatch(short) is not None
 
 
 class OpDtypeCast(Feature):

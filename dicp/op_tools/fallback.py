@@ -10,26 +10,30 @@ import torch
 from dicp.compare import significant_strides
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.names import RESHAPES_IN_PLACE
 from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import CPU, expected
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
 from dicp.op_tools.timing import device_of
 
 _MOVES = frozenset("to cpu cuda type type_as pin_memory".split())
+"""What puts a tensor on a device of the program's choice."""
+
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class OpFallback(Feature):
     """Runs operators on the CPU. Autograd goes through; what they overwrite is overwritten on the
-    device; a dtype that the CPU's kernel does not take is widened and cast back."""
+    device; a dtype that the CPU's kernel does not take is widened and cast back. Views stay on the
+    device, so that they show its memory."""
 
     feature = "fallback"
     hook = "OpFallbackHook"
     variable = "FALLBACK"
 
     def skips(self, name: str) -> bool:
-        """Collectives, and what moves a tensor to a device of the program's choice."""
-        return "torch.distributed." in name or name.rpartition(".")[2] in _MOVES
+        short = name.rpartition(".")[2]
+        return "torch.distributed." in name or short in _MOVES or short in RESHAPES_IN_PLACE
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         device = _device(call)
@@ -48,6 +52,9 @@ class OpFallback(Feature):
             stand_ins = _stand_ins(original, copies)
             result = proceed(call)
         call.args, call.kwargs = original
+        if stand_ins.shown_by(result):  # on the device it is a view too
+            call.args, call.kwargs = original
+            return call.func(*call.args, **call.kwargs)
         originals = stand_ins.write_back(call.name, *original)
         moved = _moved_back(result, device, originals, back, promised)
         if not self.quiet:

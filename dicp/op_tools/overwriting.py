@@ -27,6 +27,12 @@ class StandIns:
         real = {key: pair for key, pair in replaced.items() if pair[0] is not pair[1]}
         return cls(real, {key: version_of(stand) for key, (_, stand) in real.items()})
 
+    def shown_by(self, result: Any) -> bool:
+        """Whether a result is a view of a stand-in, and not the stand-in itself."""
+        memory = {_memory(stand) for _, stand in self.of.values()} - {0}
+        stands = {id(stand) for _, stand in self.of.values()}
+        return any(_memory(t) in memory and id(t) not in stands for t in trees.tensors(result))
+
     def write_back(self, name: str, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
         """Overwrite the program's tensors whose stand-ins the operator `name` has overwritten.
 
@@ -50,6 +56,11 @@ class StandIns:
         if version_of(stand) != self.versions[key]:
             return True
         return not stand.requires_grad and not same_values(tensor.to(stand.device), stand)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    strided = tensor.layout == torch.strided and tensor.device.type != "meta"
+    return tensor.untyped_storage().data_ptr() if strided else 0
 
 
 def same_values(before: Any, after: Any) -> bool:

@@ -168,7 +168,10 @@ def test_what_computes_nothing_is_skipped(capsys: pytest.CaptureFixture[str]) ->
     with op_tools.OpObserve(), op_tools.OpAutoCompare():
         x.shape, x.grad, x.data_ptr(), x.numel(), x.size(), x.dim(), x.type()
         repr(x), f"{x}", torch.ones(2).requires_grad_()
-        y.sum().backward()
+        z = y.sum()
+        z.backward(retain_graph=True)
+        torch.autograd.backward(z, retain_graph=True)
+        torch.autograd.grad(z, x)
         torch.empty(2)
     lines = capsys.readouterr().out.splitlines()
     seen = {line for line in lines if line.startswith(("apply", "skip"))}
