@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
 from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.held import HeldInputs, versions_of
 from dicp.op_tools.names import is_constructor, is_in_place
 from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
 from dicp.op_tools.reference import Reference, expected, reference_rules
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
-from dicp.torch_private import version_of
 
 RESULTS = "op_autocompare_result"
 _UNCOMPARED = frozenset({"torch.Tensor.tolist", "torch.Tensor.numpy", "torch.Tensor.__array__"})
@@ -71,6 +72,7 @@ class OpAutoCompare(Feature):
 
     rule: "tolerance" or "fp64", the verdict that counts; both are printed. ignore_index: the place
     of an output that has no verdict. verbose: print arguments of calls that agree too.
+    held_bytes: of inputs that wait in memory for their backward; more of them wait on disk.
     `results` holds the records.
     """
 
@@ -86,6 +88,7 @@ class OpAutoCompare(Feature):
         ignore_index: int | None = None,
         verbose: bool = False,
         folder: str | Path = FOLDER,
+        held_bytes: int = 1 << 28,
         **options: Any,
     ) -> None:
         super().__init__(ops, **options)
@@ -98,6 +101,7 @@ class OpAutoCompare(Feature):
         self.results: list[Record] = []
         self._waiting: list[Record] = []
         self._file: Path | None = None
+        self._held = HeldInputs(held_bytes)
 
     def skips(self, name: str) -> bool:
         return is_constructor(name) or name in _UNCOMPARED or "torch.distributed." in name
@@ -121,7 +125,7 @@ class OpAutoCompare(Feature):
         if before is not None:
             record.comparisons += _overwritten(call, before, reference)
         promised = expected(call.operator, call.args, call.kwargs)
-        versions = _versions(call)
+        versions = versions_of((call.args, call.kwargs))
         draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
         if draws.happened(call.operator, call.name):
@@ -216,21 +220,27 @@ class OpAutoCompare(Feature):
     def _watch(
         self, call: Call, edges: InputEdges, result: Any, versions: Any, before: Reference | None
     ) -> None:
-        """Compare the gradients once they are there, from the inputs as they were.
-
-        The inputs are held and not copied, unless the call overwrites them.
-        """
+        """Compare the gradients once they are there, from the inputs as they were."""
+        if not edges.needed:
+            return
+        args, kwargs = (call.args, call.kwargs) if before is None else (before.args, before.kwargs)
+        given = versions if before is None else versions_of((args, kwargs))
+        try:
+            held = self._held.hold(args, kwargs, given)
+        except OSError as error:
+            logger().warning(f"gradients of {call.name} are not compared: {error}")
+            return
+        shown = copy(call)  # without the arguments, which it would keep in memory
+        shown.args, shown.kwargs = (), {}
 
         def arrived(found: Gradients) -> None:
-            record = self._record(call, "backward")
-            if before is None and versions != _versions(call):
+            record = self._record(shown, "backward")
+            arguments = held.arguments()
+            if arguments is None:
                 record.note = "an input was changed in place before backward: not compared"
                 self._keep(record)
             else:
-                args, kwargs = (call.args, call.kwargs) if before is None else (
-                    before.args, before.kwargs
-                )  # fmt: skip
-                self._backward(record, call, args, kwargs, found)
+                self._backward(record, shown, *arguments, found)
 
         watch(edges, result, arrived)
 
@@ -416,10 +426,6 @@ def _overwritten(call: Call, before: Reference, reference: Reference) -> list[Co
         for (name, given), (_, own), (_, wanted) in zip(*sides, strict=True)
         if id(given) in chosen
     ]
-
-
-def _versions(call: Call) -> list[int]:
-    return [version_of(t) for t in trees.tensors((call.args, call.kwargs))]
 
 
 def _first_line(error: Exception) -> str:

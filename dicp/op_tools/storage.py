@@ -71,6 +71,12 @@ def write(path: Path, contents: Mapping[str, torch.Tensor], text: str) -> None:
     _file(path, ".json").write_text(text)
 
 
+def remove(path: Path) -> None:
+    """Delete both files, where they are."""
+    for suffix in (".safetensors", ".json"):
+        _file(path, suffix).unlink(missing_ok=True)
+
+
 def load(path: Path, device: str | None = None) -> Saved:
     """Read what `save` wrote under `path`; tensors lie on `device` or, as far as it is there, on
     the one they came from. Raises CaptureFormatError."""

@@ -176,6 +176,17 @@ def test_gradients_are_columns_of_the_times() -> None:
     assert found["grad_inputs"] == "float32[2, 3]" and float(found["backward_elasped"]) > 0
 
 
+def test_backward_is_timed_through_all_nodes_of_a_call() -> None:
+    """A product of three dimensions ends in a view, whose own backward takes no time."""
+    x, w = torch.randn(8, 32, 256, requires_grad=True), torch.randn(512, 256, requires_grad=True)
+    with op_tools.OpTimeMeasure(["torch.nn.functional.linear"], quiet=True) as tool:
+        F.linear(x, w).sum().backward()
+    (record,) = tool.results
+    assert record.forward and record.backward and record.backward > record.forward / 4
+    assert record.grad_inputs == "float32[8, 32, 256] float32[512, 256]"
+    assert record.grad_outputs == "float32[8, 32, 512]"
+
+
 def test_a_device_without_a_dtype(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gc
 import re
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 import torch
@@ -166,6 +168,34 @@ def test_comparing_values() -> None:
         Comparison("a", True, 1.0), Comparison("b", True, 0.25)])  # fmt: skip
     assert record.cosine == 0.25, "the lowest of all, not the highest"
     assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
+
+
+def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
+    """OT-23, and issue: bounded by memory, not by the model."""
+    layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)
+
+    def step(tool: op_tools.OpAutoCompare) -> list[float]:
+        with tool:
+            y = x
+            for _ in range(6):
+                y = torch.tanh(layer(y).t()).t() + x
+            waiting.append((tool._held.bytes, folders()))
+            y.sum().backward()
+        return [c.max_abs for record in tool.results for c in record.comparisons]
+
+    def folders() -> int:
+        return sum(len(list(f.iterdir())) for f in Path(gettempdir()).glob("dicp-inputs-*"))
+
+    waiting: list[tuple[int, int]] = []
+    before = folders()
+    in_memory = step(op_tools.OpAutoCompare(quiet=True))
+    on_disk = step(tool := op_tools.OpAutoCompare(quiet=True, held_bytes=16384))
+    assert on_disk == in_memory and tool.failures == []
+    assert waiting[0][0] > 16384 >= waiting[1][0] and waiting[1][1] > before
+    assert {r.kind for r in tool.results} == {"forward", "backward"}
+    del tool
+    gc.collect()
+    assert folders() == before, "nothing stays on disk"
 
 
 def test_random_operators_and_those_without_a_cpu_form(
