@@ -1,7 +1,7 @@
 """The tuned constants of GPU kernels that DeviceFacts does not give.
 
-Tiles, splits, products and runs were tuned on an NVIDIA H200 (132 multiprocessors of 2048 threads);
-each constant states its reason. Counts are elements unless it says otherwise.
+Tiles, splits, products and runs were tuned on an H200 (132 multiprocessors of 2048 threads); each
+constant states its reason. Counts are elements unless it says otherwise.
 """
 
 from __future__ import annotations

@@ -65,14 +65,14 @@ def is_distance_below(expr: Expr, top: Reduce) -> bool:
 
 def exp_weights(kernel: Kernel) -> dict[Expr, Variant]:
     """The exponentials of what is never positive: they need no scaling, and are at most 1."""
-    tops = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
+    maxima = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
     seen: set[Expr] = set()
     found = (e for x in kernel.exprs() for e in ir.walk(x, seen) if e.op == "exp")
-    weights = (e for e in found if _is_never_positive(e.args[0], tops))
+    weights = (e for e in found if _is_never_positive(e.args[0], maxima))
     return {e: Variant("exp_weight") for e in weights if e.dtype != torch.float64}
 
 
-def _is_never_positive(expr: Expr, tops: Mapping[str, Reduce]) -> bool:
+def _is_never_positive(expr: Expr, maxima: Mapping[str, Reduce]) -> bool:
     """Whether `expr` is x - max(x), or is never positive by its form: -|x| or -c * x * x."""
     if expr.op == "neg":
         return expr.args[0].op == "abs"
@@ -83,7 +83,7 @@ def _is_never_positive(expr: Expr, tops: Mapping[str, Reduce]) -> bool:
         return first.op == "mul" and first.args[0] is first.args[1]
     if expr.op != "sub" or not isinstance(second, Named):
         return False
-    top = tops.get(second.name)
+    top = maxima.get(second.name)
     return top is not None and is_distance_below(expr, top)
 
 
