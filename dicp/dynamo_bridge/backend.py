@@ -22,7 +22,7 @@ from torch import fx
 from dicp.config import Config, asked
 from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import fusion_problems
-from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, breaks_text
+from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.errors import (
     DeviceMovedError,
@@ -76,21 +76,16 @@ class Backend:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable[..., Any]:
-        front_end = FrontEnd()
         given = {**self.options, **(options or {})}
         target = self._target(gm, example_inputs, given)
         config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
-        made: list[GraphReport] = []
 
         def keep(report: GraphReport) -> None:
             self.reports.append(report)
             if len(self.reports) > KEPT_PROGRAMS:
                 self.reports[-1 - KEPT_PROGRAMS].drop_programs()
-            made.append(report)
 
-        run = compile_fx(gm, example_inputs, target, config, keep)
-        front_end.finish(made.copy(), config)
-        return run
+        return compile_fx(gm, example_inputs, target, config, keep)
 
     def _target(
         self,
