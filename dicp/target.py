@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import TARGET_GROUP, Config, Option
+from dicp.config import OPTIONS, TARGET_GROUP, Config, Option
 from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
 from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
@@ -370,3 +370,5 @@ def _problems(target: Any, name: str) -> Iterator[str]:
     for option in target.options:
         if not isinstance(option, Option):
             yield f"option {option!r} is not made by dicp.config.vendor_option"
+        elif option.name in {shared.name for shared in OPTIONS}:
+            yield f"option {option.name!r} is one of dicp's own"

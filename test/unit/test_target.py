@@ -69,6 +69,13 @@ BROKEN = {
         "facts.dtypes holds float32, not torch.dtype",
     ),
     "option": (chip("option", options=["turbo"]), "is not made by dicp.config.vendor_option"),
+    "shared_option": (
+        chip(
+            "shared_option",
+            options=[vendor_option("fuse", BOOLEAN, "DICP_CHIP_FUSE", "x", default=False)],
+        ),
+        "option 'fuse' is one of dicp's own",
+    ),
     "fusion": (
         chip("fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"gelo"}))),
         r"it wants fusions \['gelo'\], which are none of \['conv_bn'",
