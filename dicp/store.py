@@ -234,20 +234,20 @@ class Store:
 
     def sweep(self) -> None:
         """Delete locks and half-written entries that are long abandoned."""
-        oldest = time.time() - _STALE_SECONDS
-        self._sweep("tmp", form=_STAGED, ours=_is_staged, oldest=oldest)
+        self._sweep("tmp", form=_STAGED, ours=_is_staged)
         for kind in self._subfolders("locks"):
-            self._sweep("locks", kind, form=_KEY, ours=_is_lock, oldest=oldest)
+            self._sweep("locks", kind, form=_KEY, ours=_is_lock)
 
     def _sweep(
-        self, *names: str, form: re.Pattern[str], ours: Callable[[os.stat_result], bool],
-        oldest: float,
-    ) -> None:  # fmt: skip
+        self, *names: str, form: re.Pattern[str], ours: Callable[[os.stat_result], bool]
+    ) -> None:
+        now = time.time()
         with contextlib.suppress(OSError), self._opened(*names) as folder:
             for name in filter(form.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
                     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if found.st_mtime < oldest and ours(found):
+                    # A clock that was wrong may have dated it in the future.
+                    if abs(found.st_mtime - now) > _STALE_SECONDS and ours(found):
                         _remove(folder, name)
 
 

@@ -770,6 +770,16 @@ def test_what_was_just_used_is_not_collected_by_a_put(cache: Cache, folder: Path
     assert present(folder, "abc") == "ac"
 
 
+def test_entries_of_a_clock_that_ran_ahead_are_collected(cache: Cache, folder: Path) -> None:
+    fill(cache, folder, "abc")
+    (folder / "tmp" / ("0" * 32)).mkdir()
+    in_220_years = time.time() + 7e9
+    for path in folder.rglob("*"):
+        os.utime(path, (in_220_years, in_220_years))
+    reopened(folder, max_bytes=1).put("art", key_of("d"), {"x": b""})
+    assert present(folder, "abcd") == "d" and not os.listdir(folder / "tmp")
+
+
 def test_gc_gives_way_to_another_one(cache: Cache, folder: Path) -> None:
     fill(cache, folder, "ab")
     assert cache._store is not None
