@@ -27,7 +27,7 @@ from dicp.loop.outline import outline
 from dicp.loop.program import LoopProgram, ProgramBuilder, RenderedKernel, sources_of
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory, Pool, WorkspacePool
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.loop.schedule.fusion import CrossRow
+from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import Schedule, schedule
 from dicp.outline import Outline
 from dicp.rules import RuleTable

@@ -21,7 +21,7 @@ from dicp.loop.lowering import RULES, Lowering, RuleTable
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import Native
 from dicp.loop.runtime.native import Libraries, NativeLibrary
-from dicp.loop.schedule.fusion import CrossRow
+from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.target import KernelSources, LoopTarget
 from dicp.target import Check, Decision, Facts
 from dicp.toolchain import load_library

@@ -17,6 +17,7 @@ from pathlib import Path
 from dicp import toolchain as host
 from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning
+from dicp.vendor.cpu.thresholds import MAX_CACHE_PER_CPU
 
 BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv",
@@ -109,11 +110,6 @@ def _request_tiles() -> int:
     libc = ctypes.CDLL(None)
     numbers = (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
     return int(libc.syscall(*map(ctypes.c_long, numbers)))
-
-
-MAX_CACHE_PER_CPU = 16 << 20
-"""Bytes of last-level cache per logical CPU beyond which the size is a host's, shown to a virtual
-machine that has a part of it: AMD's with stacked caches have 8 MiB, others 1 to 4."""
 
 
 @lru_cache(maxsize=1)

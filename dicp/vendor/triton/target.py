@@ -28,7 +28,7 @@ from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.loop.schedule.fusion import CrossRow
+from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import (
