@@ -56,6 +56,10 @@ _STALE_SECONDS = 24 * 3600  # older leftovers of interrupted processes are delet
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a process or machine that lacks something: they say nothing about the file."""
+
+
 class Damaged(Exception):
     """An entry that must not be loaded; the text says why."""
 
@@ -303,9 +307,9 @@ def _open_entry(shard: int, key: str) -> int:
     """The folder of an entry. Raises FileNotFoundError, and Damaged if it cannot be opened."""
     try:
         return os.open(key, _FOLDER_FLAGS, dir_fd=shard)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
+            raise
         raise Damaged(f"it cannot be read: {reason_of(error)}") from None
 
 
@@ -440,14 +444,14 @@ def _is_at(parent: int, name: str, descriptor: int) -> bool:
 def _read_own(folder: int, name: str, most: int) -> bytes:
     """A regular file of this user's, of at most `most` bytes; never through a symbolic link.
 
-    Raises FileNotFoundError and Damaged.
+    Raises FileNotFoundError and Damaged, and OSError for a shortage.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
+            raise
         raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
     try:
         found = os.fstat(descriptor)

@@ -6,11 +6,13 @@ has dropped its privileges, or by making the one system call fail.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -504,6 +506,36 @@ def test_no_disk_at_all_falls_back_to_memory(cache: Cache, monkeypatch: pytest.M
     assert found.path("a.txt") == entry.path("a.txt"), "one memory file per content"
     cache.clear()
     assert cache.get("art", KEY) is None
+
+
+def test_too_many_open_files_damage_nothing(cache: Cache, folder: Path) -> None:
+    """An entry that cannot be opened for the moment stays, and so does the user's secret."""
+    cache.put("art", KEY, FILES)
+    secret = (folder / "user.key").read_bytes()
+    held: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(6):
+        small = reopened(folder)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            for descriptor in held[:spare]:
+                os.close(descriptor)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                small.get("art", KEY)
+            assert all("Too many open files" in str(each.message) for each in told)
+            assert not any("built again" in str(each.message) for each in told)
+        finally:
+            for descriptor in held[spare:]:
+                os.close(descriptor)
+            held.clear()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (folder / "user.key").read_bytes() == secret
+        assert reopened(folder).get("art", KEY) is not None
+    assert small.get("art", KEY) is not None, "with six descriptors to spare it is read"
 
 
 def test_no_temporary_folder(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
