@@ -29,6 +29,7 @@ from dicp.config.process import (
     environment_with,
     is_set,
     tool_variable,
+    tools_environment,
     vendor_variable,
 )
 from dicp.config.settings import (
@@ -66,6 +67,7 @@ __all__ = [
     "dump_level",
     "environment",
     "environment_with",
+    "tools_environment",
     "is_set",
     "tool_variable",
     "vendor_option",

@@ -51,8 +51,8 @@ from dicp.vendor.cpu.toolchain import (
     compile_shared,
     find_toolchain,
     has_feature,
-    has_libmvec,
     has_tiles,
+    vector_functions,
 )
 from dicp.vendor.cpu.trial import Trial
 from dicp.vendor.cpu.units import Begun, Units, identity_of, unit_text
@@ -226,7 +226,9 @@ class CpuTarget(LoopTarget):
             return [Check("compiler", False, str(error), "Install g++ or set DICP_CXX.")]
         checks = [Check("compiler", True, f"{toolchain.compiler}: {toolchain.version}")]
         checks.append(Check("flags", True, " ".join(toolchain.flags)))
-        detail = "libmvec" if has_libmvec() else "scalar (no libmvec in this C library)"
+        some = "libmvec, in part (glibc 2.40 has all functions that kernels use)"
+        known = {0: "scalar (no libmvec in this C library)", 240: "libmvec"}
+        detail = known.get(vector_functions(), some)
         checks.append(Check("vector math", True, detail))
         cache = Cache.open(config)
         for which in PROBLEMS:
