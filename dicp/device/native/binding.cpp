@@ -104,7 +104,7 @@ void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 c10::OperatorHandle operator_named(const std::string& name, const std::string& overload) {
-  return c10::PythonSide::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
 // Python sees a number where PyTorch has made a tensor of one.
