@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from dicp.dtypes import HALVES, Number, fits
+from dicp.dtypes import REDUCED_FLOATS, Number, fits
 
 aten = torch.ops.aten
 Relations = Callable[..., Sequence[Any]]
@@ -87,7 +87,7 @@ def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
     """In the dtype that eager computes in."""
-    return _all_fit(torch.float32 if x.dtype in HALVES else x.dtype, *numbers)
+    return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
 
 
 _CONVERTED: Final[dict[Any, Relations]] = {
