@@ -298,10 +298,10 @@ def _moved(program: Program, call: int, eager: Results, seed: int) -> Results:
 
 
 CENTRING = re.compile(r"\b(var|std|var_mean|std_mean|\w+_norm)\(")
-"""What subtracts a mean. Where a vendor's operator takes it, the mean of equal numbers is rounded, so
-that their differences from it are a rounding error of the numbers in place of 0: a result is right if it is that of numbers which
-are off by a rounding error. (Eager's are 0 where it adds numbers one at a time by Welford's method,
-and as inexact as ours in `batch_norm`.)"""
+"""What subtracts a mean. Where a vendor's operator takes it, the mean of equal numbers is rounded,
+so that their differences from it are a rounding error of the numbers in place of 0: a result is
+right if it is that of numbers which are off by a rounding error. (Eager's are 0 where it adds
+numbers one at a time by Welford's method, and inexact in `batch_norm`.)"""
 
 
 class Moved(torch.autograd.Function):
