@@ -248,12 +248,13 @@ class OpAutoCompare(Feature):
         self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients
     ) -> None:
         on_device = any(g is not None and g.device.type != "cpu" for g in found.inputs)
+        needed = [gradient is not None for gradient in found.inputs]
         try:
             reference = Reference.of(call.name, call.operator, args, kwargs)
-            wanted = reference.gradients(found.outputs)
+            wanted = reference.gradients(found.outputs, needed)
             eager: list[Any] = list(found.inputs)
             if on_device:
-                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs))
+                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs, needed))
         except Exception as error:  # operators raise whatever they like
             record.note = f"no CPU form: {_first_line(error)}"
             self._keep(record)

@@ -149,13 +149,18 @@ class Reference:
         with torch.no_grad():
             return self.func(*self.args, **self.kwargs)
 
-    def gradients(self, grad_outputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Gradients of the input tensors for these gradients of the output tensors."""
+    def gradients(
+        self, grad_outputs: Sequence[torch.Tensor | None], needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the `needed` input tensors for these gradients of the output tensors.
+
+        Of others there may be none: running statistics are not differentiable.
+        """
         inputs = list(trees.tensors((self.args, self.kwargs)))
         leaves = {id(t): t.detach() for t in inputs}
-        for leaf in leaves.values():
-            if leaf.is_floating_point() or leaf.is_complex():
-                leaf.requires_grad_()
+        for tensor, is_needed in zip(inputs, needed, strict=True):
+            if is_needed:
+                leaves[id(tensor)].requires_grad_()
         # What is written in place must not be a leaf.
         in_place = is_in_place(getattr(self.func, "__name__", "")) or "out" in self.kwargs
         with torch.enable_grad():

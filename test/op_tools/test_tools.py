@@ -170,6 +170,16 @@ def test_comparing_values() -> None:
     assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
 
 
+def test_gradients_of_an_operator_with_buffers() -> None:
+    """Running statistics have no gradient; the other inputs' gradients are compared."""
+    x, norm = torch.randn(8, 3, requires_grad=True), torch.nn.BatchNorm1d(3)
+    with op_tools.OpAutoCompare(["torch.nn.functional.batch_norm"], quiet=True) as tool:
+        norm(x).square().sum().backward()
+    backward = tool.results[-1]
+    assert backward.kind == "backward" and not backward.note and tool.failures == []
+    assert [c.name.rpartition("[")[2] for c in backward.comparisons] == ["0]", "3]", "4]"]
+
+
 def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     """OT-23, and issue: bounded by memory, not by the model."""
     layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)
