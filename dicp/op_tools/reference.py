@@ -13,7 +13,7 @@ import torch
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
-from dicp.op_tools.names import is_in_place
+from dicp.op_tools.names import overwrites
 from dicp.torch_private import TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
@@ -162,7 +162,7 @@ class Reference:
             if is_needed:
                 leaves[id(tensor)].requires_grad_()
         # What is written in place must not be a leaf.
-        in_place = is_in_place(getattr(self.func, "__name__", "")) or "out" in self.kwargs
+        in_place = overwrites(getattr(self.func, "__name__", ""), self.kwargs)
         with torch.enable_grad():
             swap = (lambda t: leaves[id(t)].clone()) if in_place else (lambda t: leaves[id(t)])
             args, kwargs = trees.map_tensors((self.args, self.kwargs), swap)

@@ -19,6 +19,8 @@ from dicp.op_tools.autocompare import Record
 from dicp.op_tools.records import CallId, Place
 from dicp.op_tools.verdict import Comparison, compare, tolerance
 
+RANDOM = "random operator: shape and dtype only"
+
 
 def compared(tool: op_tools.OpAutoCompare) -> dict[str, Comparison]:
     return {c.name: c for record in tool.results for c in record.comparisons}
@@ -52,7 +54,12 @@ def test_in_place_forms_are_compared_before_and_after() -> None:
     with op_tools.OpAutoCompare(quiet=True) as tool:
         x.t().relu_()
         torch.add(x, 1, out=torch.empty(0))
+        y = torch.randn(3, requires_grad=True) * 2
+        F.relu(y, inplace=True).sum().backward()
+    assert tool.failures == [] and {r.note for r in tool.results} == {"", RANDOM}
     found = compared(tool)
+    relu = "torch.nn.functional.relu"
+    assert {f"{relu} input(before)", f"{relu} input", f"{relu} grad[0]"} <= found.keys()
     assert found["torch.Tensor.relu_ input(before)"].allclose
     assert found["torch.Tensor.relu_ input"].allclose
     assert {"torch.add input(before) out", "torch.add input out"} <= found.keys()
@@ -249,8 +256,7 @@ def test_what_draws_is_told_from_the_generators() -> None:
         attention(q, q, q)
         F.dropout(q, 0.5, training=False)
     assert tool.failures == []
-    random = "random operator: shape and dtype only"
-    assert [r.note for r in tool.results if r.operator != "torch.randn"] == [random] * 3 + [""] * 2
+    assert [r.note for r in tool.results if r.operator != "torch.randn"] == [RANDOM] * 3 + [""] * 2
 
 
 def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
