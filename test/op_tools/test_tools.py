@@ -364,6 +364,13 @@ def test_cast_rules_are_read_at_each_call(
         run()
 
 
+def test_cast_results_have_the_dtype_that_the_inputs_promote_to() -> None:
+    rules = "torch.half->torch.double,torch.float->torch.bfloat16"
+    with op_tools.OpDtypeCast(["torch.mul"], rules=rules, quiet=True):
+        product = torch.mul(torch.ones(2).half(), torch.ones(2))
+    assert product.dtype == torch.float32
+
+
 def test_cast_in_place_writes_the_programs_tensor() -> None:
     x = torch.ones(3, dtype=torch.bfloat16)
     with op_tools.OpDtypeCast(quiet=True):
