@@ -181,7 +181,7 @@ def test_a_missing_toolkit_is_named_with_its_path(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     wanted = rf"{missing}/mxgpu_llvm/bin/mxcc.*MACA_PATH"
     with pytest.raises(ToolchainError, match=wanted):
-        find_mxcc(config_with(Path(missing)), True)
+        find_mxcc(config_with(Path(missing)))
     backend = Backend("maca", cache_dir=tmp_path, runs_on="device", maca_path=missing)
     with pytest.raises(BackendCompilerFailed, match=wanted):
         torch.compile(torch.relu, backend=backend)(torch.ones(3))

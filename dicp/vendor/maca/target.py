@@ -123,7 +123,7 @@ class MacaTarget(GpuTarget):
 
     def doctor(self, config: Config) -> list[Check]:
         checks = [
-            _checked("mxcc", lambda: find_mxcc(config, True).version),
+            _checked("mxcc", lambda: find_mxcc(config).version),
             _checked("runtime library", lambda: self._driver(config).api.launch),
         ]
         if torch.cuda.is_available():

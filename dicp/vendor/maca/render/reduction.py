@@ -151,6 +151,7 @@ class Reduction(Points):
         scope.lines += self._loop(body)
         for stmt in reduces:
             scope.lines.append(f"  {self._join(stmt)}")
+            self.named_here(stmt.name)
 
     def _stage_preloaded(self, stmts: Sequence[Stmt]) -> None:
         for access in unconditional_reads(stmts):
