@@ -3,8 +3,8 @@
 No GPU is needed: kernels are compiled for sm_90 by Triton and by NVRTC (the package
 nvidia-cuda-nvrtc) and disassembled by the nvdisasm that Triton brings. The shapes are such that no
 kernel loops over a row, so that what is counted once is executed once: instructions of a thread,
-times the threads of a block, divided by the elements of a block. Slow paths, as of a division, count
-in full on both sides.
+times the threads of a block, divided by the elements of a block. Slow paths, as of a division,
+count in full on both sides.
 """
 
 from __future__ import annotations
