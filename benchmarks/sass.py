@@ -37,7 +37,7 @@ from dicp.vendor.triton.builder import Builder, Plan, Workers
 from dicp.vendor.triton.facts import GPU as NVIDIA
 
 ARCH = 90
-WAVE = 64
+WAVE = 32
 """Lanes that a launch of the thread-by-thread target counts its warps in."""
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)")
@@ -103,7 +103,7 @@ class Count:
 
 def programs(target: _Kept, fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
     def backend(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        return compile_fx(gm, given, target, Config(cache=False), lambda report: None)
+        return compile_fx(gm, given, target, _config(target), lambda report: None)
 
     torch._dynamo.reset()
     try:
@@ -112,6 +112,11 @@ def programs(target: _Kept, fn: Callable[..., Any], inputs: Sequence[Any]) -> li
         if not target.programs:
             raise
     return target.programs
+
+
+def _config(target: Target) -> Config:
+    own = {"DICP_MACA_NVIDIA": str(ARCH)} if isinstance(target, _Threads) else {}
+    return Config.from_env({"DICP_CACHE": "0", **own}, target.options)
 
 
 def triton_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: int) -> Count:
