@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from dicp.report.rates import copy_seconds, fastest, product_rate
+
+COPIED = 256 << 20
+"""Bytes, far more than the caches hold."""
 SHORTEST_SAMPLE = 2e-3
 """Seconds; a faster function is called several times per sample."""
 
@@ -79,29 +83,6 @@ def alternate(
     return {name: summarize(taken) for name, taken in samples.items()}
 
 
-def best(fn: Callable[[], Any], device: str = "cpu", repeat: int = 7) -> float:
-    """The fastest of several calls, in seconds."""
-    fn()
-    return min(timed(fn, device) for _ in range(repeat))
-
-
-def copy_bandwidth(device: str = "cpu", size: int = 256 << 20) -> float:
-    """Bytes per second, read and written, of a copy far larger than the caches."""
-    source = torch.ones(size // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / best(lambda: target.copy_(source), device)
-
-
-def matmul_rate(dtype: torch.dtype, device: str = "cpu") -> float:
-    """FLOP/s of a large matrix product in the fastest library that PyTorch carries."""
-    size = 1024 if device == "cpu" else 8192
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    roads: list[Callable[[], Any]] = [lambda: a @ a]
-    if device == "cpu" and torch.backends.mkldnn.is_available():
-        roads.append(lambda: torch.ops.mkldnn._linear_pointwise(a, a, None, "none", [], ""))
-    return 2 * size**3 / min(best(road, device) for road in roads)
-
-
 def convolution_rate(dtype: torch.dtype, device: str = "cpu") -> float:
     """FLOP/s of a 3 by 3 convolution with 64 channels, in the faster of both memory formats."""
     batch, side = (4, 56) if device == "cpu" else (128, 56)
@@ -109,8 +90,9 @@ def convolution_rate(dtype: torch.dtype, device: str = "cpu") -> float:
     weight = torch.randn(64, 64, 3, 3, device=device, dtype=dtype)
     last = [t.contiguous(memory_format=torch.channels_last) for t in (image, weight)]
     roads = ((image, weight), (last[0], last[1]))
+    place = torch.device(device)
     with torch.no_grad():
-        seconds = min(best(lambda r=r: F.conv2d(*r, padding=1), device) for r in roads)
+        seconds = min(fastest(lambda r=r: F.conv2d(*r, padding=1), place) for r in roads)
     return 2 * batch * side * side * 64 * 64 * 9 / seconds
 
 
@@ -124,9 +106,9 @@ class Rates:
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: str) -> Rates:
-        return cls(
-            matmul_rate(dtype, device), convolution_rate(dtype, device), copy_bandwidth(device)
-        )
+        place = torch.device(device)
+        copy = 2 * COPIED / copy_seconds(COPIED, place)
+        return cls(product_rate(dtype, place), convolution_rate(dtype, device), copy)
 
     def limit(self, flops: Mapping[str, float], moved: float) -> float:
         """Seconds that a step needs at least: its library FLOPs and its unavoidable bytes."""

@@ -1,10 +1,12 @@
 """`tools`: what the operator tools cost on a training step of BERT, eager, on the CPU.
 
-imported: milliseconds of a step before dicp.op_tools is imported and after, no tool started.
+Times are milliseconds of processor time of all threads, which other programs disturb little; the
+sides alternate. imported: a step before dicp.op_tools is imported and after, no tool started.
 capture: of every operator; `tool` is without the time in which files are written, which is beside
 it; the bound is 3 times the step. time: `tool` is what OpTimeMeasure reports for the whole step,
-its own time subtracted. memory: MiB that a step holds at most beyond what it holds between steps,
-with autocompare, for models of more and more layers: `added` must not grow with them.
+its own time subtracted; wall time. memory: MiB that a step holds at most beyond what it holds
+between steps, with autocompare that holds 32 MiB of inputs, for models of more and more layers:
+`added` must not grow with them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from unittest import mock
 import torch
 
 from benchmarks import child
-from benchmarks.measure import timed
 from benchmarks.memory import reset_peak, resident, status
 from benchmarks.models import VOCABULARY, bert
 from benchmarks.options import Options
@@ -30,6 +31,7 @@ CAPTURE_BOUND = 3.0
 LAYERS = (1, 2, 4, 8)
 MIB = float(1 << 20)
 ROUNDS = 5
+HELD = 32 << 20
 
 
 def training_step(layers: int = 4) -> Callable[[], Any]:
@@ -54,10 +56,17 @@ def measure(what: str, layers: int = 4) -> dict[str, Any]:
     return {"imported": imported, "capture": capture, "time": times, "memory": memory}[what](step)
 
 
+def spent(step: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds of one step."""
+    start = clock()
+    step()
+    return clock() - start
+
+
 def imported(step: Callable[[], Any]) -> dict[str, Any]:
-    before = [timed(step) for _ in range(4 * ROUNDS)]
+    before = [spent(step) for _ in range(4 * ROUNDS)]
     importlib.import_module("dicp.op_tools")
-    after = [timed(step) for _ in range(4 * ROUNDS)]
+    after = [spent(step) for _ in range(4 * ROUNDS)]
     hooks = len(torch.overrides._get_current_function_mode_stack())
     return {"eager": min(before), "tool": min(after), "hooks": hooks}
 
@@ -69,22 +78,23 @@ def capture(step: Callable[[], Any]) -> dict[str, Any]:
     write = storage.write
 
     def clocked(*parts: Any) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         write(*parts)
-        writing.append(time.perf_counter() - start)
+        writing.append(time.process_time() - start)
 
-    plain, whole, spent, files = [], [], [], 0
+    plain, whole, in_files, files = [], [], [], 0
     for _ in range(ROUNDS):
-        plain.append(timed(step))
+        plain.append(spent(step))
         writing.clear()
         with tempfile.TemporaryDirectory() as folder, mock.patch.object(storage, "write", clocked):
             tool = OpCapture(folder=folder, quiet=True)
             with tool:
-                whole.append(timed(step))
-        spent.append(sum(writing))
+                whole.append(spent(step))
+        in_files.append(sum(writing))
         files = len(tool.saved)
-    rest = [a - b for a, b in zip(whole, spent, strict=True)]
-    return {"eager": median(plain), "tool": median(rest), "writing": median(spent), "files": files}
+    rest = [a - b for a, b in zip(whole, in_files, strict=True)]
+    return {"eager": median(plain), "tool": median(rest), "writing": median(in_files),
+            "files": files}  # fmt: skip
 
 
 def times(step: Callable[[], Any]) -> dict[str, Any]:
@@ -92,10 +102,10 @@ def times(step: Callable[[], Any]) -> dict[str, Any]:
 
     plain, measured, reported, calls, own = [], [], [], 0, 0.0
     for _ in range(ROUNDS):
-        plain.append(timed(step))
+        plain.append(spent(step, time.perf_counter))
         tool = OpTimeMeasure(quiet=True, folder=tempfile.mkdtemp())
         with tool:
-            measured.append(timed(step))
+            measured.append(spent(step, time.perf_counter))
         reported.append(sum(r.elapsed for r in tool.results) / 1e3)
         calls, own = len(tool.results), tool.overhead
     return {"eager": median(plain), "tool": median(reported), "with_tool": median(measured),
@@ -114,7 +124,7 @@ def memory(step: Callable[[], Any]) -> dict[str, Any]:
     plain = min(peak(step) for _ in range(3))
 
     def compared() -> None:
-        with OpAutoCompare(quiet=True, folder=tempfile.mkdtemp()):
+        with OpAutoCompare(quiet=True, folder=tempfile.mkdtemp(), held_bytes=HELD):
             step()
 
     compared()

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dicp.loop.ir.expr import Const, Expr
+from dicp.loop.ir.kernel import Variant
 
 SCALAR_HEADER = "scalar.h"
 
@@ -104,6 +105,9 @@ BEHIND_NUMBER = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0}
 the second operand, as in PyTorch's vectorized code: a zero keeps its sign beside a clamp's limit
 that is the first operand."""
 
+VARIANTS = {"exp_weight": "d_exp_weight({0})"}
+"""Cheaper forms of operators, which a kernel's schedule chooses."""
+
 COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -115,10 +119,13 @@ COMBINE = {
 """Combines two partial results of a reduction; argmax and argmin combine pairs (`take`)."""
 
 
-def operator(expr: Expr, args: list[str], site: str = "") -> str:
-    """The operator of `expr` applied to `args`: the cheapest row that is right for its operands."""
+def operator(
+    expr: Expr, args: list[str], site: str = "", variant: Variant | None = None
+) -> str:  # fmt: skip
+    """The operator of `expr` applied to `args`, in the form of `variant` if there is one."""
     width = "d" if expr.dtype == torch.float64 else "f"
-    return _row(expr).format(*args, site=site, width=width)
+    row = _row(expr) if variant is None else VARIANTS[variant.name]
+    return row.format(*args, site=site, width=width)
 
 
 def _row(expr: Expr) -> str:

@@ -19,6 +19,7 @@ from torch import fx
 from dicp import torch_private
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo, Kind
 from dicp.dynamo_bridge.aot_results import Slot, find_result, store_result
+from dicp.dynamo_bridge.executables import interpreted
 from dicp.dynamo_bridge.passes.joint import keep_compared
 from dicp.dynamo_bridge.passes.redundancy import drop_copies, merge_equal_nodes
 from dicp.dynamo_bridge.provenance import mark_dynamo_nodes
@@ -197,11 +198,17 @@ class _Training:
         return self.made["forward"]
 
     def compile_backward(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        with _collection_paused():
-            compiled = self.compiler.compile_graph(graph, list(inputs), self.backward_info)
-        compiled.tangents = _tangents(graph)
-        self.made["backward"] = compiled
-        return _untraced(compiled)
+        def compiled() -> Any:
+            with _collection_paused():
+                made = self.compiler.compile_graph(graph, list(inputs), self.backward_info)
+            self.made["backward"] = made
+            return _untraced(made)
+
+        return self.compiler.attempt(compiled, lambda: CompiledGraph(None, interpreted(graph)))
+
+    def store_later(self, *known: Any) -> None:
+        """As `store`, in the first run of backward."""
+        self.compiler.attempt(lambda: self.store(*known), lambda: None)
 
     def store(
         self, compiled: Any, backward: fx.GraphModule, metadata: Any, aot_config: Any
@@ -238,7 +245,7 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
         slot,
         capture,
         GraphInfo("forward", static, len(_outputs(forward)) - saved_count),
-        GraphInfo("backward", _same_names(forward, static, backward), len(_outputs(backward))),
+        _backward_info(forward, static, backward),
         saved_count,
         symints,
         detached,
@@ -255,7 +262,7 @@ def _compile_autograd(compiler: GraphCompiler, state: Any, capture: Any, slot: S
     if slot.key and compiled_backward is not None:
         training.store(compiled_backward, backward, metadata, aot_config)
     elif slot.key:
-        later = training.store
+        later = training.store_later
     run, _ = torch_private.make_autograd_function(
         aot_config,
         state.flat_args,
@@ -283,13 +290,11 @@ def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
     return graph.graph.output_node().args[0]  # type: ignore[return-value]
 
 
-def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
-    """Positions of the input tensors that are gradients of forward's results."""
-    inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
-    return tuple(
-        position for position, node in inputs
-        if node.name.startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
-    )  # fmt: skip
+def _backward_info(
+    forward: fx.GraphModule, static: tuple[int, ...], backward: fx.GraphModule
+) -> GraphInfo:
+    static = _same_names(forward, static, backward)
+    return GraphInfo("backward", static, len(_outputs(backward)), _tangents(backward))
 
 
 def _same_names(
@@ -300,3 +305,12 @@ def _same_names(
     names = {theirs[position].name for position in positions}
     ours = backward.graph.find_nodes(op="placeholder")
     return tuple(position for position, node in enumerate(ours) if node.name in names)
+
+
+def _tangents(backward: fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the input tensors that are gradients of forward's results."""
+    inputs = enumerate(backward.graph.find_nodes(op="placeholder"))
+    return tuple(
+        position for position, node in inputs
+        if node.name.startswith("tangents") and isinstance(node.meta.get("val"), torch.Tensor)
+    )  # fmt: skip

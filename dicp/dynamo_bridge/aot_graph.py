@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import fx
 
@@ -14,6 +14,7 @@ from dicp.target import Executable
 from dicp.torch_private import OutputCode
 
 Kind = Literal["joint", "forward", "backward", "inference"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class GraphInfo:
         every call, so that values which depend on them alone can be kept between calls.
     user_outputs: how many leading outputs the caller gets (mutated inputs included); the outputs
         that follow in a forward graph are saved for its backward graph.
+    tangents: positions of the placeholders of a backward graph that are gradients of results.
     """
 
     kind: Kind
     static_inputs: tuple[int, ...] = ()
     user_outputs: int = 0
+    tangents: tuple[int, ...] = ()
 
 
 class OtherLinesError(Exception):
@@ -98,6 +101,10 @@ class GraphCompiler(abc.ABC):
     decompositions: Mapping[Any, Callable[..., Any]]
     results: Cache | None = None
     recomputes_operands: bool = False
+
+    def attempt(self, work: Callable[[], T], eagerly: Callable[[], T]) -> T:
+        """The result of `work`, which runs while a compiled function does; may forgive failures."""
+        return work()
 
     def before_capture(self) -> None:
         """Called before the graph is traced, where no stored result is found."""

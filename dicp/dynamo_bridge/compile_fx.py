@@ -12,11 +12,10 @@ load        artifact -> executable
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -26,6 +25,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.aot import compile_graphs
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, GraphInfo
+from dicp.dynamo_bridge.attempt import attempt
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.decompose import (
@@ -49,18 +49,18 @@ from dicp.dynamo_bridge.graph_cache import (
 )
 from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, around
 from dicp.dynamo_bridge.layout import LAYOUT
-from dicp.dynamo_bridge.observe import GraphReport, Observer, eager_nodes
+from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, Observer, eager_nodes
 from dicp.dynamo_bridge.partition import DATA_DEPENDENT, check_eager_parts, split_data_dependent
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
-from dicp.dynamo_bridge.specialize import Sources, symbol_sources, traced_sizes
-from dicp.errors import FallbackWarning, UnsupportedOperatorError
+from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
 from dicp.operator_choice import OperatorChoice, hidden
 from dicp.origin import mark_lines, user_lines
 from dicp.target import Artifact, Executable, LowerContext, Target
-from dicp.torch_private import TorchDynamoException
+
+T = TypeVar("T")
 
 
 def compile_fx(
@@ -76,7 +76,24 @@ def compile_fx(
     Raises UnsupportedOperatorError where `fallback="error"` and an operator has no rule, regardless
     of `on_compile_error`.
     """
-    return Compilation(gm, target, config, on_report).run(example_inputs)
+    made: list[GraphReport] = []
+
+    def keep(report: GraphReport) -> None:
+        on_report(report)
+        made.append(report)
+
+    def compiled() -> Callable[..., Any]:
+        front_end = FrontEnd()
+        run = Compilation(gm, target, config, keep).capture(example_inputs)
+        front_end.finish(made.copy(), config)
+        return around(run)
+
+    def eagerly() -> Callable[..., Any]:
+        with contextlib.suppress(Exception):  # what failed above may fail here once more
+            on_report(GraphReport("dynamo", graph_name(gm), nodes=eager_nodes(gm)))
+        return gm.forward
+
+    return attempt(config, compiled, eagerly)
 
 
 def compile_aten(
@@ -124,30 +141,10 @@ class Compilation(GraphCompiler):
 
     # ---- Dynamo's graph -------------------------------------------------------------------------
 
-    def run(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The callable that Dynamo uses instead of its graph."""
+    def attempt(self, work: Callable[[], T], eagerly: Callable[[], T]) -> T:
+        return attempt(self.config, work, eagerly)
 
-        def eagerly() -> Callable[..., Any]:
-            report = GraphReport("dynamo", graph_name(self.gm), nodes=eager_nodes(self.gm))
-            self.on_report(report)
-            return self.gm.forward
-
-        return around(self._attempt(lambda: self._capture(example_inputs), eagerly))
-
-    def _attempt(self, work: Callable[[], Any], eagerly: Callable[[], Any]) -> Any:
-        """Does `work`; where that fails, raises or runs eagerly as `on_compile_error` says."""
-        try:
-            return work()
-        except (TorchDynamoException, UnsupportedOperatorError):
-            raise  # Dynamo restarts tracing, or the user forbade eager operators
-        except Exception as error:
-            if self.config.on_compile_error == "raise":
-                raise
-            message = f"running eagerly: {str(error) or type(error).__name__}"
-            warnings.warn(FallbackWarning(message), stacklevel=2)
-        return eagerly()
-
-    def _capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""
         decompose_traces(self.gm)
         replace_wrong_decompositions(self.gm)
@@ -164,16 +161,36 @@ class Compilation(GraphCompiler):
     def compile_graph(
         self, gm: fx.GraphModule, inputs: Sequence[Any], info: GraphInfo
     ) -> CompiledGraph:
-        # A pass that fails leaves its graph half rewritten.
-        original = _copy(gm) if self.config.on_compile_error == "eager" else gm
-        with self._observed(GraphReport(info.kind, graph_name(gm))) as observer:
+
+        def work(observer: Observer) -> CompiledGraph:
             observer.graph("aten", gm)
+            graph = self._partition(gm, info, observer)
+            graph.tangents = info.tangents
+            return graph
 
-            def eagerly() -> CompiledGraph:
-                observer.report.nodes, observer.report.kernels = eager_nodes(original), ()
-                return CompiledGraph(None, interpreted(original))
+        return self._reported(gm, info, work)
 
-            return self._attempt(lambda: self._partition(gm, info, observer), eagerly)
+    def _reported(
+        self, gm: fx.GraphModule, info: GraphInfo, work: Callable[[Observer], CompiledGraph]
+    ) -> CompiledGraph:
+        """The result of `work`, under a report; `gm` runs eagerly where either fails."""
+        original = gm
+
+        def eagerly() -> CompiledGraph:
+            return CompiledGraph(None, interpreted(original))
+
+        def counted(report: GraphReport) -> CompiledGraph:
+            report.nodes, report.kernels = eager_nodes(original), ()
+            return eagerly()
+
+        def observed() -> CompiledGraph:
+            nonlocal original
+            if self.config.on_compile_error == "eager":  # a failing pass leaves gm half rewritten
+                original = _copy(gm)
+            with self._observed(GraphReport(info.kind, graph_name(gm))) as observer:
+                return self.attempt(lambda: work(observer), lambda: counted(observer.report))
+
+        return self.attempt(observed, eagerly)
 
     def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
@@ -287,12 +304,11 @@ class Compilation(GraphCompiler):
             observer.report.nodes = eager_nodes(gm, "a size is known only at run time")
             return interpreted(gm)
 
-        def later(fixed: fx.GraphModule) -> Executable:
-            with self._observed(GraphReport(info.kind, graph_name(gm))) as new:
-                run: Executable = self._attempt(
-                    lambda: self._compile(fixed, info, new).run, lambda: interpreted(gm)
-                )
-                return run
+        def later(sizes: Sizes) -> Executable:
+            def work(new: Observer) -> CompiledGraph:
+                return self._compile(run.graph_for(sizes), info, new)
+
+            return self.attempt(lambda: self._reported(gm, info, work).run, lambda: interpreted(gm))
 
         run = PerSizeExecutable(gm, sources, later)
         traced = traced_sizes(gm, sources)

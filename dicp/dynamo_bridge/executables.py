@@ -82,14 +82,14 @@ class FrozenExecutable:
 class PerSizeExecutable:
     """Runs the program for the sizes of its inputs, compiled when they first occur.
 
-    compile: makes a specialized graph executable.
+    compile: makes an executable of `graph_for` these sizes.
     """
 
     def __init__(
         self,
         gm: fx.GraphModule,
         sources: Sources,
-        compile: Callable[[fx.GraphModule], Executable],
+        compile: Callable[[Sizes], Executable],
     ) -> None:
         self._gm = gm
         self._sources = dict(sources)
@@ -103,7 +103,7 @@ class PerSizeExecutable:
         with self._lock:
             found = self._programs.get(sizes)
             if found is None:
-                found = self._compile(self.graph_for(sizes))
+                found = self._compile(sizes)
                 self.keep(sizes, found)
             self._programs.move_to_end(sizes)
         return found(inputs)

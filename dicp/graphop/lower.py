@@ -54,7 +54,7 @@ class Entry:
 
 
 class Lowering:
-    """Walks one FX graph. Afterwards `items` is the pool and `outputs` what the graph returns."""
+    """Lowers one FX graph. Afterwards `items` is the pool and `outputs` what the graph returns."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import storage, trees
 from dicp.op_tools.capture import CAPTURES, FOLDER, gradient_rows
+from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.names import is_constructor, is_in_place, is_random
+from dicp.op_tools.held import HeldInputs, versions_of
+from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
-from dicp.op_tools.reference import Reference, expected
+from dicp.op_tools.reference import Reference, expected, reference_rules
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
-from dicp.torch_private import version_of
 
 RESULTS = "op_autocompare_result"
 _UNCOMPARED = frozenset({"torch.Tensor.tolist", "torch.Tensor.numpy", "torch.Tensor.__array__"})
@@ -69,6 +72,7 @@ class OpAutoCompare(Feature):
 
     rule: "tolerance" or "fp64", the verdict that counts; both are printed. ignore_index: the place
     of an output that has no verdict. verbose: print arguments of calls that agree too.
+    held_bytes: of inputs that wait in memory for their backward; more of them wait on disk.
     `results` holds the records.
     """
 
@@ -84,6 +88,7 @@ class OpAutoCompare(Feature):
         ignore_index: int | None = None,
         verbose: bool = False,
         folder: str | Path = FOLDER,
+        held_bytes: int = 1 << 28,
         **options: Any,
     ) -> None:
         super().__init__(ops, **options)
@@ -96,6 +101,7 @@ class OpAutoCompare(Feature):
         self.results: list[Record] = []
         self._waiting: list[Record] = []
         self._file: Path | None = None
+        self._held = HeldInputs(held_bytes)
 
     def skips(self, name: str) -> bool:
         return is_constructor(name) or name in _UNCOMPARED or "torch.distributed." in name
@@ -103,36 +109,39 @@ class OpAutoCompare(Feature):
     # ---- forward --------------------------------------------------------------------------------
 
     def around(self, call: Call, proceed: Proceed) -> Any:
-        if is_random(call.operator, call.name):
-            result = proceed(call)
-            self._random(call, result)
-            return result
         edges = InputEdges.of(call.args, call.kwargs)
         on_device = any(t.device.type != "cpu" for t in trees.tensors((call.args, call.kwargs)))
         overwrites = is_in_place(call.name) or "out" in call.kwargs
+        rules = reference_rules(call.name)
         try:
-            reference = Reference.of(call.name, call.operator, call.args, call.kwargs)
+            reference = Reference.of(call.name, call.operator, call.args, call.kwargs, rules)
             # Eager in the same dtype: on the CPU, that is the call itself.
             same = reference.unwidened(call.args, call.kwargs) if on_device else None
             before = reference.unwidened(call.args, call.kwargs) if overwrites else None
         except Exception as error:  # a tensor that the CPU has no form of
             self._no_reference(call, error)
             return proceed(call)
+        record = self._record(call, "forward")
+        if before is not None:
+            record.comparisons += _overwritten(call, before, reference)
         promised = expected(call.operator, call.args, call.kwargs)
-        versions = _versions(call)
+        versions = versions_of((call.args, call.kwargs))
+        draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
+        if draws.happened(call.operator, call.name):
+            self._random(call, result)
+            return result
         try:
             wanted = reference.run()
             eager = (same.args, same.kwargs, same.run()) if same is not None else None
         except Exception as error:  # operators raise whatever they like
             self._no_reference(call, error)
             return result
-        record = self._record(call, "forward")
         got = (call.args, call.kwargs, result)
         record.comparisons += self._compared(call.name, got, reference, wanted, eager or got)
         self._check_promises(record, result, promised)
         if not record.ok:
-            self._save(call, reference, result, wanted)
+            self._save(call, before, reference, result, wanted)
         self._report(record, call, result, reference, wanted)
         del reference, wanted, same, eager
         self._watch(call, edges, result, versions, before)
@@ -211,21 +220,27 @@ class OpAutoCompare(Feature):
     def _watch(
         self, call: Call, edges: InputEdges, result: Any, versions: Any, before: Reference | None
     ) -> None:
-        """Compare the gradients once they are there, from the inputs as they were.
-
-        The inputs are held and not copied, unless the call overwrites them.
-        """
+        """Compare the gradients once they are there, from the inputs as they were."""
+        if not edges.needed:
+            return
+        args, kwargs = (call.args, call.kwargs) if before is None else (before.args, before.kwargs)
+        given = versions if before is None else versions_of((args, kwargs))
+        try:
+            held = self._held.hold(args, kwargs, given)
+        except OSError as error:
+            logger().warning(f"gradients of {call.name} are not compared: {error}")
+            return
+        shown = copy(call)  # without the arguments, which it would keep in memory
+        shown.args, shown.kwargs = (), {}
 
         def arrived(found: Gradients) -> None:
-            record = self._record(call, "backward")
-            if before is None and versions != _versions(call):
+            record = self._record(shown, "backward")
+            arguments = held.arguments()
+            if arguments is None:
                 record.note = "an input was changed in place before backward: not compared"
                 self._keep(record)
             else:
-                args, kwargs = (call.args, call.kwargs) if before is None else (
-                    before.args, before.kwargs
-                )  # fmt: skip
-                self._backward(record, call, args, kwargs, found)
+                self._backward(record, shown, *arguments, found)
 
         watch(edges, result, arrived)
 
@@ -314,13 +329,20 @@ class OpAutoCompare(Feature):
         name = record.operator if record.kind == "forward" else f"{record.operator} grad"
         self.say(f"{self.hook}: {name} allclose: {record.ok} max_diff: {worst:.9f}")
 
-    def _save(self, call: Call, reference: Reference, result: Any, wanted: Any) -> None:
+    def _save(
+        self, call: Call, before: Reference | None, reference: Reference, result: Any, wanted: Any
+    ) -> None:
+        """Inputs and outputs of both sides; what the call overwrites is saved as it was given."""
+        given: tuple[Any, Any] = call.args, call.kwargs
+        if before is not None:
+            given = before.args, before.kwargs
+            reference = Reference.of(call.name, call.operator, *given)
         base = self.folder / CAPTURES / call.name / str(os.getpid()) / "autocompare"
         folder = base / str(call.id.number) / call.id.time
         facts = {"operator": call.name, "forward_id": str(call.id), "source": str(call.place)}
         try:
             for side, args, kwargs, out in (
-                ("device", call.args, call.kwargs, result),
+                ("device", *given, result),
                 ("cpu", reference.args, reference.kwargs, wanted),
             ):
                 storage.save(folder / side / "input", {"args": args, "kwargs": kwargs}, facts)
@@ -392,8 +414,18 @@ def cache_size(default: int) -> int:
     return int(text)
 
 
-def _versions(call: Call) -> list[int]:
-    return [version_of(t) for t in trees.tensors((call.args, call.kwargs))]
+def _overwritten(call: Call, before: Reference, reference: Reference) -> list[Comparison]:
+    """What the call is about to overwrite, beside the reference's: both begin alike."""
+    chosen = {id(t) for t in written(call.name, call.args, call.kwargs)}
+    label = f"{call.name} input(before)"
+    sides = (
+        labelled_arguments(side.args, side.kwargs, label) for side in (call, before, reference)
+    )
+    return [
+        compare(call.name, name, own, wanted, own)
+        for (name, given), (_, own), (_, wanted) in zip(*sides, strict=True)
+        if id(given) in chosen
+    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -26,6 +26,7 @@ import torch
 
 from dicp.compare import FLOOR_ULPS
 from dicp.errors import DicpError
+from dicp.op_tools.autocompare import append_csv
 from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.records import timestamp
 from dicp.op_tools.script_run import KINDS, RunResult, RunSpec
@@ -33,6 +34,7 @@ from dicp.op_tools.tables import table
 from dicp.target import target_name
 
 USAGE = 64
+RESULTS = "op_bisect_result"
 SOURCES = {
     "torch": "PyTorch's generator (seed it with torch.manual_seed)",
     "random": "Python's module random (seed it with random.seed)",
@@ -278,7 +280,9 @@ def main(arguments: Sequence[str] | None = None, run: Runner = in_own_process) -
     if not finding.operator and not finding.note:
         say(f"bisect: {spec.metric} agrees after {finding.runs} runs")
         return 0
-    say(_shown(finding))
+    rows = _rows(finding)
+    say("\n".join(filter(None, (table(("found", "value"), rows), finding.note))))
+    _save(spec, rows, say)
     return 1
 
 
@@ -291,8 +295,8 @@ def _check(spec: RunSpec) -> None:
         target_name(spec.backend)
 
 
-def _shown(finding: Finding) -> str:
-    rows = [
+def _rows(finding: Finding) -> list[tuple[str, str]]:
+    return [
         ("operator", " or ".join([finding.operator, *finding.others])),
         ("kernel", finding.kernel or "(an eager or library call)"),
         ("line", finding.line or "(unknown)"),
@@ -301,8 +305,18 @@ def _shown(finding: Finding) -> str:
         ("reproducer", finding.reproducer or "(not captured)"),
         ("runs", f"{finding.runs} for {finding.operators} operators"),
     ]
-    text = table(("found", "value"), rows)
-    return f"{text}\n{finding.note}" if finding.note else text
+
+
+def _save(spec: RunSpec, rows: Sequence[tuple[str, str]], say: Callable[[str], None]) -> None:
+    """What was found as one row of a CSV file, which the report reads."""
+    path = FOLDER / RESULTS / f"op_bisect_info_pid{os.getpid()}_{timestamp()}.csv"
+    names, values = zip(("script", spec.script), ("backend", spec.backend), *rows, strict=True)
+    try:
+        append_csv(path, names, [values])
+    except OSError as error:
+        say(f"op bisect result is not saved: {error}")
+        return
+    say(f"op bisect result saved to {path}")
 
 
 if __name__ == "__main__":

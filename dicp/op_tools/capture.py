@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dicp.errors import ToolWarning
 from dicp.op_tools import storage, trees
+from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.names import is_random
 from dicp.op_tools.records import logger
-from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
+from dicp.op_tools.tables import labelled, labelled_arguments
 
 FOLDER = Path("op_tools_results")
 CAPTURES = "op_capture_results"
@@ -88,10 +86,12 @@ class OpCapture(Feature):
         rows = argument_rows(call)
         self.save(folder / "input", {"args": call.args, "kwargs": call.kwargs}, facts)
         edges = InputEdges.of(call.args, call.kwargs)
+        draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
+        if draws.happened(call.operator, call.name):
+            facts["random_state"] = draws.cpu_state
         self.save(folder / "output", result, facts)
-        self.say(call.heading())
-        self.say(argument_table([*rows, *result_rows(call.name, result)]))
+        self.say_arguments(call, [*rows, *result_rows(call.name, result)])
         watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
         return result
 
@@ -103,8 +103,7 @@ class OpCapture(Feature):
     ) -> None:
         self.save(folder / "grad_outputs", found.outputs, facts)
         self.save(folder / "grad_inputs", found.inputs, facts)
-        self.say(call.heading("backward"))
-        self.say(argument_table(gradient_rows(call.name, found)))
+        self.say_arguments(call, gradient_rows(call.name, found), "backward")
 
     def _is_due(self, name: str) -> bool:
         with self._lock:
@@ -119,15 +118,12 @@ class OpCapture(Feature):
         return base / str(call.id.number) / call.id.time
 
     def _facts(self, call: Call) -> dict[str, Any]:
-        facts: dict[str, Any] = {
+        return {
             "operator": call.name,
             "forward_id": str(call.id),
             "source": str(call.place),
             "pid": os.getpid(),
         }
-        if is_random(call.operator, call.name):
-            facts["random_state"] = bytes(torch.get_rng_state().numpy()).hex()
-        return facts
 
     def save(self, path: Path, value: Any, facts: Mapping[str, Any]) -> None:
         """Save a value, unless the capture has ended."""

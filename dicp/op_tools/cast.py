@@ -12,7 +12,8 @@ import torch
 from dicp.errors import ToolWarning
 from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
-from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor
+from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import Rules, cast_rules, parse_rules
 from dicp.op_tools.tables import table
 
@@ -21,9 +22,10 @@ DEFAULT = "torch.float16->torch.float32,torch.bfloat16->torch.float32"
 _VIEWS_AND_CASTS = re.compile(
     r"(view|view_as|reshape|reshape_as|transpose|permute|movedim|moveaxis|swapaxes|swapdims|t|"
     r"expand|expand_as|squeeze|unsqueeze|flatten|unflatten|ravel|narrow|select|chunk|split|"
-    r"tensor_split|unbind|detach|detach_|to|type_as|float|half|double|bfloat16|int|long|short|"
+    r"hsplit|vsplit|dsplit|split_with_sizes|tensor_split|unbind|broadcast_to|broadcast_tensors|"
+    r"atleast_[123]d|meshgrid|view_as_real|view_as_complex|positive|detach|to|type_as|float|half|double|bfloat16|int|long|short|"
     r"bool|char|byte|cpu|contiguous|clone|as_strided|diagonal|unfold|adjoint|__getitem__|item|"
-    r"tolist|numpy|__array__|set_|copy_|data|resize_|share_memory_|pin_memory|is_shared)"
+    r"tolist|numpy|__array__|copy_|pin_memory)"
 )
 _NARROWER = {torch.float64: torch.float32, torch.float32: torch.float16}
 _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half"}
@@ -32,7 +34,8 @@ _SPOKEN = {torch.float64: "double", torch.float32: "float", torch.float16: "half
 def keeps_dtype(name: str) -> bool:
     """Whether an operator only shows or converts its input, so that a cast has no meaning."""
     short = name.rpartition(".")[2]
-    return _VIEWS_AND_CASTS.fullmatch(short) is not None or is_constructor(name)
+    known = short in RESHAPES_IN_PLACE or is_constructor(name)
+    return known or _VIEWS_AND_CASTS.fullmatch(short) is not None
 
 
 class OpDtypeCast(Feature):
@@ -72,21 +75,19 @@ class OpDtypeCast(Feature):
         call.args, call.kwargs = trees.map_tensors(original, lambda t: casts.get(id(t), t))
         if "dtype" in call.kwargs:
             call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
+        stand_ins = StandIns.around({id(t): (t, casts.get(id(t), t)) for t in given})
         result = proceed(call)
-        overwritten = [*written(call.name, *original), *_changed(given, casts)]
         call.args, call.kwargs = original
-        result = self._back(call.name, result, overwritten, casts, back, rows, rules)
+        originals = stand_ins.write_back(call.name, *original)
+        result = self._back(call.name, result, originals, back, rows, rules)
         self._print(call, rows)
         return result
 
     def _back(
-        self, name: str, result: Any, overwritten: list[torch.Tensor],
-        casts: dict[int, torch.Tensor], back: Rules, rows: list[tuple[object, ...]], rules: Rules,
+        self, name: str, result: Any, originals: Mapping[int, torch.Tensor], back: Rules,
+        rows: list[tuple[object, ...]], rules: Rules,
     ) -> Any:  # fmt: skip
-        """The results in the original dtype; what the operator overwrote is overwritten."""
-        originals = {id(casts[id(t)]): t for t in overwritten if id(t) in casts}
-        for tensor in originals.values():
-            tensor.copy_(casts[id(tensor)])
+        """The results in the original dtype."""
         places = iter(range(len(list(trees.tensors(result)))))
 
         def leaf(value: torch.Tensor) -> torch.Tensor:
@@ -128,22 +129,5 @@ class OpDtypeCast(Feature):
         self.say(table(("name", "target", "action", "config"), rows))
 
 
-def _changed(
-    given: Sequence[torch.Tensor], casts: Mapping[int, torch.Tensor]
-) -> list[torch.Tensor]:
-    """Inputs whose casts were overwritten: batch_norm's running statistics, which no name shows
-    and no version counts."""
-    kept = [t for t in given if id(t) in casts and not t.requires_grad]
-    return [t for t in kept if not torch.equal(casts[id(t)], t.to(casts[id(t)].dtype))]
-
-
 def _shown(rules: Rules) -> str:
     return "{" + ", ".join(f"{a}: {b}" for a, b in rules.items()) + "}"
-
-
-def written(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors that a call overwrites."""
-    out = list(trees.tensors(kwargs.get("out")))
-    if is_in_place(name) and args and isinstance(args[0], torch.Tensor):
-        return [args[0], *out]
-    return out

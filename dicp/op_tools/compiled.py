@@ -36,6 +36,7 @@ from dicp.op_tools.graph_reference import (
     tensor_nodes,
 )
 from dicp.op_tools.overflow import OpOverflowCheck, Statistics, statistics
+from dicp.op_tools.overwriting import same_values
 from dicp.op_tools.records import CallId, Place, heading, logger
 from dicp.op_tools.tables import table
 from dicp.op_tools.timing import OpTimeMeasure, Timing
@@ -168,7 +169,7 @@ class CompiledGraphs:
         changed = [
             node
             for node, a, b in zip(placeholders(graph.gm), before, after, strict=True)
-            if node.name not in allowed and not _same(a, b)
+            if node.name not in allowed and not same_values(a, b)
         ]
         for feature in (f for f in features if changed and isinstance(f, OpAutoCompare)):
             real = dict(zip((n.name for n in placeholders(graph.gm)), before, strict=True))
@@ -202,7 +203,7 @@ class CompiledGraphs:
         given = [values[n.name].clone() for n in user.all_input_nodes]
         executable(list(given))
         pairs = zip(user.all_input_nodes, given, strict=True)
-        return any(n is node and not _same(values[n.name], g) for n, g in pairs)
+        return any(n is node and not same_values(values[n.name], g) for n, g in pairs)
 
     def _inside(
         self, feature: OpAutoCompare, graph: InspectedGraph, wrong: list[Group], outer: Values
@@ -375,14 +376,6 @@ def _against_captured(
             comparison = compare("graph", name, got, wide.value(node), eager)
             found.append(as_promised(comparison, got, eager))
     return found
-
-
-def _same(before: Any, after: Any) -> bool:
-    """Whether a tensor has kept its bits."""
-    if not isinstance(before, torch.Tensor) or before.layout != torch.strided:
-        return True
-    kept = before == after
-    return bool((kept | ((before != before) & (after != after))).all())
 
 
 def _statistics(

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from dicp.compare import significant_strides
 from dicp.op_tools import trees
-from dicp.op_tools.cast import written
 from dicp.op_tools.frame import Call, Feature, Proceed
+from dicp.op_tools.names import RESHAPES_IN_PLACE
+from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import CPU, expected
 from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
 from dicp.op_tools.timing import device_of
+
+_MOVES = frozenset("to cpu cuda type type_as pin_memory".split())
+"""What puts a tensor on a device of the program's choice."""
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class OpFallback(Feature):
     """Runs operators on the CPU. Autograd goes through; what they overwrite is overwritten on the
-    device; a dtype that the CPU's kernel does not take is widened and cast back."""
+    device; a dtype that the CPU's kernel does not take is widened and cast back. Views stay on the
+    device, so that they show its memory."""
 
     feature = "fallback"
     hook = "OpFallbackHook"
     variable = "FALLBACK"
 
     def skips(self, name: str) -> bool:
-        return "torch.distributed." in name
+        short = name.rpartition(".")[2]
+        return "torch.distributed." in name or short in _MOVES or short in RESHAPES_IN_PLACE
 
     def around(self, call: Call, proceed: Proceed) -> Any:
         device = _device(call)
@@ -34,23 +41,28 @@ class OpFallback(Feature):
         promised = expected(call.func, *original) if device.type != "cpu" else None
         copies: dict[int, torch.Tensor] = {}
         back: dict[torch.dtype, torch.dtype] = {}
-        call.args, call.kwargs = self._on_cpu(original, device, copies)
-        inputs = call.args, call.kwargs
+        call.args, call.kwargs = inputs = self._on_cpu(original, copies)
+        stand_ins = _stand_ins(original, copies)
         try:
             result = proceed(call)
         except (RuntimeError, TypeError) as error:
             if "not implemented for" not in str(error) and "not supported" not in str(error):
                 raise
             call.args, call.kwargs = inputs = _widened(inputs, copies, back)
+            stand_ins = _stand_ins(original, copies)
             result = proceed(call)
         call.args, call.kwargs = original
-        moved = self._moved_back(call, result, device, copies, back, promised)
+        if stand_ins.shown_by(result):  # on the device it is a view too
+            call.args, call.kwargs = original
+            return call.func(*call.args, **call.kwargs)
+        originals = stand_ins.write_back(call.name, *original)
+        moved = _moved_back(result, device, originals, back, promised)
         if not self.quiet:
             self._print(call, inputs, result, moved, back)
         return moved
 
     def _on_cpu(
-        self, given: Any, device: torch.device, copies: dict[int, torch.Tensor]
+        self, given: Any, copies: dict[int, torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def leaf(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -68,29 +80,6 @@ class OpFallback(Feature):
             kwargs["device"] = CPU
         return args, kwargs
 
-    def _moved_back(
-        self, call: Call, result: Any, device: torch.device, copies: dict[int, torch.Tensor],
-        back: dict[torch.dtype, torch.dtype], promised: Any,
-    ) -> Any:  # fmt: skip
-        same: dict[int, torch.Tensor] = {}
-        for tensor in written(call.name, call.args, call.kwargs):
-            copy = copies[id(tensor)]
-            same[id(copy)] = tensor
-            if copy is not tensor:
-                tensor.copy_(copy)
-        for tensor in trees.tensors((call.args, call.kwargs)):
-            same.setdefault(id(copies[id(tensor)]), tensor)
-        layouts = iter(list(trees.tensors(promised)))
-
-        def leaf(value: torch.Tensor) -> torch.Tensor:
-            promise = next(layouts, None)
-            if id(value) in same:
-                return same[id(value)]
-            value = value.to(device, back.get(value.dtype, value.dtype))
-            return _restrided(value, promise)
-
-        return trees.map_tensors(result, leaf)
-
     def _print(
         self, call: Call, inputs: Any, result: Any, moved: Any, back: dict[Any, Any]
     ) -> None:
@@ -106,6 +95,25 @@ class OpFallback(Feature):
         shown = "{" + ", ".join(f"{a}: {b}" for a, b in back.items()) + "}"
         self.say(call.heading(f"dtype_convert_back_dict:{shown}"))
         self.say(argument_table(rows))
+
+
+def _stand_ins(given: Any, copies: Mapping[int, torch.Tensor]) -> StandIns:
+    return StandIns.around({id(t): (t, copies[id(t)]) for t in trees.tensors(given)})
+
+
+def _moved_back(
+    result: Any, device: torch.device, originals: Mapping[int, torch.Tensor],
+    back: Mapping[torch.dtype, torch.dtype], promised: Any,
+) -> Any:  # fmt: skip
+    layouts = iter(list(trees.tensors(promised)))
+
+    def leaf(value: torch.Tensor) -> torch.Tensor:
+        promise = next(layouts, None)
+        if id(value) in originals:
+            return originals[id(value)]
+        return _restrided(value.to(device, back.get(value.dtype, value.dtype)), promise)
+
+    return trees.map_tensors(result, leaf)
 
 
 def _device(call: Call) -> torch.device:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -26,6 +26,7 @@ from dicp.errors import ToolVariableError
 from dicp.op_tools.names import COLLECTIVES, name_of
 from dicp.op_tools.records import CallId, Place, heading, logger, user_place
 from dicp.op_tools.selection import is_selected
+from dicp.op_tools.tables import argument_table
 from dicp.torch_private import pop_function_mode, push_function_mode
 
 Proceed = Callable[["Call"], Any]
@@ -151,12 +152,7 @@ class Feature:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,6 +205,15 @@ class Feature:
         if not self.quiet:
             logger().info(text)
 
+    def say_arguments(self, call: Call, rows: Sequence[tuple[str, Any]], *more: str) -> None:
+        """Print a call's arguments and results: their table under its heading, or one line."""
+        if self.style == "line":
+            shown = (f"{label.removeprefix(call.name).strip()} {_brief(v)}" for label, v in rows)
+            self.say(f"{self.hook}: {' '.join((call.name, *more))} {', '.join(shown)}")
+        elif not self.quiet:
+            self.say(call.heading(*more))
+            self.say(argument_table(rows))
+
 
 def _brief(value: Any) -> str:
     if isinstance(value, torch.Tensor):
@@ -239,13 +244,43 @@ class _Thread(threading.local):
         self.depth = 0
 
 
+_INHERITED = object()
+
+
+@dataclass
+class _Wrapped:
+    """An attribute that is replaced, what stood there, and how often it is wanted."""
+
+    owner: Any
+    attribute: str
+    plain: Any
+    count: int = 0
+
+    def restore(self) -> None:
+        if self.plain is _INHERITED:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self.plain)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A class's static or class method, each binding of which is hooked."""
+
+    plain: Any
+    around: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+    def __get__(self, instance: Any, owner: type) -> Callable[..., Any]:
+        return self.around(self.plain.__get__(instance, owner))
+
+
 class Frame:
     """The features of each thread, and the attributes that are wrapped while one is running."""
 
     def __init__(self) -> None:
         self._thread = _Thread()
         self._lock = threading.RLock()
-        self._wrapped: dict[tuple[int, str], tuple[Any, Callable[..., Any], int]] = {}
+        self._wrapped: dict[tuple[int, str], _Wrapped] = {}
         self._running: weakref.WeakSet[Feature] = weakref.WeakSet()
         atexit.register(self._finish)
 
@@ -327,31 +362,38 @@ class Frame:
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Make a function that is an attribute of a module or class reach the frame."""
         with self._lock:
-            key = (id(owner), attribute)
-            if key in self._wrapped:
-                _, plain, count = self._wrapped[key]
-                self._wrapped[key] = (owner, plain, count + 1)
-                return
-            plain = getattr(owner, attribute)
+            wrapped = self._wrapped.get((id(owner), attribute))
+            if wrapped is None:
+                wrapped = _Wrapped(owner, attribute, vars(owner).get(attribute, _INHERITED))
+                self._wrapped[id(owner), attribute] = wrapped
+                setattr(owner, attribute, self._hooked(owner, attribute, name))
+            wrapped.count += 1
 
+    def _hooked(self, owner: Any, attribute: str, name: str) -> Any:
+        found = inspect.getattr_static(owner, attribute)
+
+        def around(plain: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(plain)
             def hooked(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return plain(*args, **kwargs)
                 return self.call(plain, args, kwargs, name)
 
-            self._wrapped[key] = (owner, plain, 1)
-            setattr(owner, attribute, hooked)
+            return hooked
+
+        if isinstance(found, (staticmethod, classmethod)):
+            return _Bound(found, around)
+        return around(found)
 
     def unwrap(self, owner: Any, attribute: str) -> None:
         with self._lock:
-            key = (id(owner), attribute)
-            if key not in self._wrapped:
+            wrapped = self._wrapped.get((id(owner), attribute))
+            if wrapped is None:
                 return
-            _, plain, count = self._wrapped[key]
-            if count > 1:
-                self._wrapped[key] = (owner, plain, count - 1)
-                return
-            del self._wrapped[key]
-            setattr(owner, attribute, plain)
+            wrapped.count -= 1
+            if not wrapped.count:
+                del self._wrapped[id(owner), attribute]
+                wrapped.restore()
 
     def _wrap_collectives(self) -> None:
         for name in _collectives():

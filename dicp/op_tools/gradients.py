@@ -73,7 +73,7 @@ def watch(
         return None
     known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
-    nodes = _boundary([t.grad_fn for t in recorded], known, most)
+    nodes = [(n, p) for n, p in _nodes([t.grad_fn for t in recorded], known, most) if p]
     if not nodes:
         return None
     found = Gradients([None] * len(results), [None] * len(edges.edges), len(nodes))
@@ -109,10 +109,20 @@ def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
         results[place].register_hook(arrives(place))
 
 
-def _boundary(
+def nodes_of(edges: InputEdges, outputs: Any) -> list[tuple[Any, list[tuple[int, int]]]]:
+    """The autograd nodes that a call made, each with (its own place, the input's) for gradients of
+    inputs; none for a call that autograd did not record."""
+    starts = [t.grad_fn for t in trees.tensors(outputs) if t.grad_fn is not None]
+    if not edges.needed or not starts:
+        return []
+    known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
+    return _nodes(starts, known, MOST_NODES)
+
+
+def _nodes(
     starts: list[Any], known: dict[tuple[Any, int], int], most: int
 ) -> list[tuple[Any, list[tuple[int, int]]]]:
-    """The call's autograd nodes that feed an input, each with (its own place, the input's)."""
+    """The call's autograd nodes, each with (its own place, the input's) where it feeds an input."""
     stops = {node for node, _ in known}
     seen: set[Any] = set()
     todo = [node for node in starts if node not in stops]
@@ -132,8 +142,7 @@ def _boundary(
                 places.append((place, known[upstream, number]))
             elif upstream not in stops:
                 todo.append(upstream)
-        if places:
-            found.append((node, places))
+        found.append((node, places))
     return found
 
 

@@ -95,6 +95,17 @@ class ModuleReport:
                 return record
         return None
 
+    def rows(self) -> Iterator[tuple[object, ...]]:
+        """Rows of COLUMNS: every tensor in order, then the operators that diverge in modules."""
+        for record in self.records:
+            yield from record.rows()
+        for path, records in self.inside.items():
+            for r in records:
+                worst = max((c.max_abs for c in r.comparisons), default=0.0)
+                relative = max((c.max_relative for c in r.comparisons), default=0.0)
+                yield (path or "(model)", "", f"{r.kind} {r.operator}", f"{worst:.9f}",
+                       f"{relative:.9f}", "wrong", r.place.short)  # fmt: skip
+
     def __str__(self) -> str:
         rows = [row for record in self.records for row in record.rows()]
         lines = [table(COLUMNS, rows)] if rows else []

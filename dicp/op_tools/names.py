@@ -24,13 +24,20 @@ SKIPPED = frozenset(
         "retain_grad register_hook __len__ __hash__ __dir__ __reduce_ex__ __deepcopy__ "
         "element_size ndimension get_device"
     ).split()
-)
-"""Methods that compute nothing: no tool looks at them."""
+) | {"torch.autograd.backward", "torch.autograd.grad"}
+"""What computes nothing of its own: no tool looks at it."""
 
 COLLECTIVES = (
     "all_reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor broadcast "
     "reduce all_to_all all_to_all_single gather scatter barrier send recv isend irecv"
 ).split()
+
+
+RESHAPES_IN_PLACE = frozenset(
+    "t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ resize_ resize_as_ set_ as_strided_ "
+    "detach_ rename_ share_memory_".split()
+)
+"""Methods that change how a tensor lies in memory, and no value."""
 
 
 @lru_cache(maxsize=8192)

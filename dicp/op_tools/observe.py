@@ -7,7 +7,6 @@ from typing import Any
 from dicp.op_tools.capture import argument_rows, gradient_rows, result_rows
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
-from dicp.op_tools.tables import argument_table
 
 
 class OpObserve(Feature):
@@ -21,12 +20,10 @@ class OpObserve(Feature):
         rows = argument_rows(call)
         edges = InputEdges.of(call.args, call.kwargs)
         result = proceed(call)
-        self.say(call.heading())
-        self.say(argument_table([*rows, *result_rows(call.name, result)]))
+        self.say_arguments(call, [*rows, *result_rows(call.name, result)])
 
         def backward(found: Gradients) -> None:
-            self.say(call.heading("backward"))
-            self.say(argument_table(gradient_rows(call.name, found)))
+            self.say_arguments(call, gradient_rows(call.name, found), "backward")
 
         watch(edges, result, backward)
         return result

@@ -10,6 +10,7 @@ differ, 2 one cannot be read.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ import torch
 
 from dicp.errors import CaptureFormatError
 from dicp.op_tools import trees
+from dicp.op_tools.autocompare import append_csv
+from dicp.op_tools.capture import FOLDER
+from dicp.op_tools.module_compare import COLUMNS as MODULE_COLUMNS
 from dicp.op_tools.module_compare import Comparing, ModuleReport, Tested
 from dicp.op_tools.recording import FolderSink, ModuleCall, Recorder, Recording
-from dicp.op_tools.records import logger
+from dicp.op_tools.records import logger, timestamp
 from dicp.op_tools.tables import table
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised
 from dicp.op_tools.verdict import compare as compare_values
@@ -29,6 +33,7 @@ from dicp.torch_private import any_number_of_compilations
 
 __all__ = ["compare", "diff", "main", "record"]
 
+RESULTS = "one_iter_result"
 _CALL_FILES = ("input", "output", "grad_outputs", "grad_inputs")
 _STEP_FILES = ("weights_before", "parameter_grads", "weights_after")
 
@@ -64,13 +69,20 @@ def compare(
     module what those before it give. Verdicts are those of the fp64 rule. A model that is compiled
     already is judged as a whole; in compiled modules that are wrong the operator is looked for.
     The program's model and optimizer keep their state, but for weights of a compiled model, which
-    become the recorded ones. Raises CaptureFormatError.
+    become the recorded ones. The rows are also written to `op_tools_results/one_iter_result`.
+    Raises CaptureFormatError.
     """
     tested = Tested(backend, torch.device(device or "cpu"))
     comparing = Comparing(Recording.read(folder), model, optimizer, tested)
     with any_number_of_compilations():
         report = comparing.chained() if chained else comparing.report()
     logger().info(str(report))
+    path = FOLDER / RESULTS / f"one_iter_info_pid{os.getpid()}_{timestamp()}.csv"
+    try:
+        append_csv(path, MODULE_COLUMNS, list(report.rows()))
+        logger().info(f"one_iter result saved to {path}")
+    except OSError as error:
+        logger().warning(f"one_iter result is not saved: {error}")
     return report
 
 

@@ -142,7 +142,9 @@ class OpOverflowCheck(Feature):
         """Print the statistics of one call and keep what is bad."""
         rows = [*inputs, *outputs]
         bad = next((r for r in (*outputs, *inputs) if r.bad), None)
-        if rows and (bad is not None or not self.only_bad):
+        if self.style == "line" and (bad is not None or not self.only_bad):
+            self.say(f"{self.hook}: {' '.join((call.name, *more))} inf_or_nan: {bad is not None}")
+        elif rows and (bad is not None or not self.only_bad):
             self.say(call.heading(*more))
             shown = [r for r in rows if r.bad] if self.only_bad else rows
             self.say(table(COLUMNS, [r.row() for r in shown]))

@@ -62,10 +62,10 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         gradients = None
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value
+        drawn_from = storage.facts_of(folder / "output").get("random_state", "")
         return Captured(
-            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients,
-            facts.get("random_state", ""),
-        )  # fmt: skip
+            folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients, drawn_from
+        )
     value = storage.load_legacy(folder / "input.pth")
     gradients = None
     if (folder / "grad_outputs.pth").exists():
@@ -137,18 +137,21 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
     if captured.random_state:
         state = torch.frombuffer(bytearray.fromhex(captured.random_state), dtype=torch.uint8)
         torch.set_rng_state(state)
-    args, kwargs = trees.map_tensors((captured.args, captured.kwargs), _fresh)
-    overwrites = is_in_place(captured.operator) or "out" in kwargs
-    if overwrites:  # a leaf that wants a gradient cannot be written in place
-        args, kwargs = trees.map_tensors(
-            (args, kwargs), lambda t: t.clone() if t.requires_grad else t
-        )
+    with FRAME.unhooked():
+        args, kwargs = trees.map_tensors((captured.args, captured.kwargs), _fresh)
+        overwrites = is_in_place(captured.operator) or "out" in kwargs
+        if overwrites:  # a leaf that wants a gradient cannot be written in place
+            args, kwargs = trees.map_tensors(
+                (args, kwargs), lambda t: t.clone() if t.requires_grad else t
+            )
     result = FRAME.call(function, args, kwargs, captured.operator, captured.function)
     if options.only_run_forward:
         return
     results = [t for t in trees.tensors(result) if t.requires_grad]
     if results:
-        torch.autograd.backward(results, _gradients(captured, result))
+        with FRAME.unhooked():
+            gradients = _gradients(captured, result)
+        torch.autograd.backward(results, gradients)
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:

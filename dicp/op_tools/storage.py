@@ -71,6 +71,12 @@ def write(path: Path, contents: Mapping[str, torch.Tensor], text: str) -> None:
     _file(path, ".json").write_text(text)
 
 
+def remove(path: Path) -> None:
+    """Delete both files, where they are."""
+    for suffix in (".safetensors", ".json"):
+        _file(path, suffix).unlink(missing_ok=True)
+
+
 def load(path: Path, device: str | None = None) -> Saved:
     """Read what `save` wrote under `path`; tensors lie on `device` or, as far as it is there, on
     the one they came from. Raises CaptureFormatError."""
@@ -83,6 +89,15 @@ def load(path: Path, device: str | None = None) -> Saved:
         raise CaptureFormatError(path, f"{type(error).__name__}: {error}") from error
     except Exception as error:  # safetensors has an error class of its own
         raise CaptureFormatError(path, str(error)) from error
+
+
+def facts_of(path: Path) -> Mapping[str, Any]:
+    """What the JSON file of `path` says, empty without one. Raises CaptureFormatError."""
+    file = _file(path, ".json")
+    try:
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CaptureFormatError(path, f"{type(error).__name__}: {error}") from error
 
 
 def load_legacy(path: Path) -> Any:

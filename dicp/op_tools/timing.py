@@ -16,7 +16,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.autocompare import append_csv, cache_size
 from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.frame import FRAME, Call, Feature, Proceed
-from dicp.op_tools.gradients import InputEdges
+from dicp.op_tools.gradients import InputEdges, nodes_of
 from dicp.op_tools.records import CallId, Place, logger, timestamp
 from dicp.op_tools.tables import table
 
@@ -103,12 +103,34 @@ class OpTimeMeasure(Feature):
     def _watch(
         self, call: Call, record: Timing, edges: InputEdges, result: Any, device: torch.device
     ) -> None:
-        """Measure the call's own node of the autograd graph in backward, from hook to hook."""
-        results = [t for t in trees.tensors(result) if t.grad_fn is not None]
-        if not edges.needed or not results:
-            return
-        node = results[0].grad_fn
-        assert node is not None
+        """Measure the call's own nodes of the autograd graph in backward, from hook to hook."""
+        nodes = nodes_of(edges, result)
+        waiting = len(nodes)
+        given: dict[int, str] = {}
+
+        def ended(spent: float) -> None:
+            nonlocal waiting
+            record.backward = (record.backward or 0.0) + max(spent - self.overhead, 0.0)
+            waiting -= 1
+            if waiting:
+                return
+            record.grad_inputs = " ".join(shape for _, shape in sorted(given.items()))
+            if self.style == "line":
+                shown = f"{record.backward:.8f} {_UNIT}"
+                self.say(f"SyncExecuteTimer: {call.name} backward elasped {shown}")
+            else:
+                columns = ("name", "forward_id", "backward_elasped", "unit")
+                self.say(table(columns, [(call.name, call.id, f"{record.backward:.8f}", _UNIT)]))
+
+        for number, (node, places) in enumerate(nodes):
+            head = record if number == 0 else None
+            self._time_node(node, places, head, given, device, ended)
+
+    def _time_node(
+        self, node: Any, places: Sequence[tuple[int, int]], head: Timing | None,
+        given: dict[int, str], device: torch.device, ended: Callable[[float], None],
+    ) -> None:  # fmt: skip
+        """head: the record, for the node that gets the gradient of the call's first result."""
         running: list[Callable[[], float]] = []
 
         def before(grad_outputs: Any) -> None:
@@ -116,16 +138,12 @@ class OpTimeMeasure(Feature):
                 running.append(stopwatch(device))
 
         def after(grad_inputs: Any, grad_outputs: Any) -> None:
+            spent = running.pop()() if running else 0.0
             with FRAME.unhooked():
-                spent = running.pop()() if running else 0.0
-                record.backward = (record.backward or 0.0) + spent
-                record.grad_inputs = _described(grad_inputs)
-                record.grad_outputs = _described(grad_outputs)
-                if self.style == "line":
-                    self.say(f"SyncExecuteTimer: {call.name} backward elasped {spent:.8f} {_UNIT}")
-                else:
-                    columns = ("name", "forward_id", "backward_elasped", "unit")
-                    self.say(table(columns, [(call.name, call.id, f"{spent:.8f}", _UNIT)]))
+                if head is not None:
+                    head.grad_outputs = _described(grad_outputs)
+                given.update((k, _described([grad_inputs[own]])) for own, k in places)
+                ended(spent)
 
         node.register_prehook(before)
         node.register_hook(after)

@@ -91,6 +91,8 @@ function showSummary() {
     [plural(data.breaks.length, "graph break"), data.breaks.length ? "eager" : ""],
     [`compiled in ${secondsText(compile)}`, ""],
     [plural(data.tools.failures.length, "failed comparison"), "failed"],
+    [plural(data.tools.bisections.length, "bisected fault"), "failed"],
+    [plural(data.tools.modules.length, "wrong module value"), "failed"],
   ].filter(([text, kind]) => !(text.startsWith("0 ") && ["kernel", "operator", "failed", "library"].includes(kind)));
   byId("summary").replaceChildren(...items.map(([text, kind]) => element("li", { className: `chip ${kind}` }, text)));
   const used = new Set(boxes.map(box => box.kind));

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from dicp.machine import processor, running
 from dicp.report.dump import Program
-from dicp.torch_private import HOST
+from dicp.report.rates import copy_seconds, product_rate
 
 _COPIED = tuple(1 << shift for shift in range(12, 29, 2))
 """Bytes of the tensors that are copied: from the smallest cache to main memory."""
-_SECONDS, _SAMPLE = 0.2, 5e-4
-"""How long a copy or a product is repeated, and how long a sample is at least; the fastest counts.
-A long sample would more often be interrupted by other processes."""
 _LIMITING = ("float64", "float32", "bfloat16", "float16")
 """Dtypes whose operations have a measured rate."""
 
@@ -59,9 +54,13 @@ class Roofline:
         before = torch.get_num_threads()
         torch.set_num_threads(times["threads"])
         try:
-            copies = [(2 * size, _copy_seconds(size, device)) for size in _COPIED]
+            copies = [(2 * size, copy_seconds(size, device)) for size in _COPIED]
             dtypes = {t["dtype"] for p in programs for t in p.record["tensors"]}
-            rates = {name: _rate(name, device) for name in _LIMITING if name in dtypes}
+            rates = {
+                name: product_rate(getattr(torch, name), device)
+                for name in _LIMITING
+                if name in dtypes
+            }
         finally:
             torch.set_num_threads(before)
         load = max(running(), *(p.times["load"] for p in programs)) - times["threads"]
@@ -92,56 +91,3 @@ class Roofline:
         copy = self.copy_seconds(moved)
         compute = (flops or 0) / self.rates[dtype] if dtype in self.rates else 0.0
         return (compute, "FLOPs") if compute > copy else (copy, "bytes")
-
-
-def _copy_seconds(size: int, device: torch.device) -> float:
-    source = torch.ones(size // 4, device=device)
-    target = torch.empty_like(source)
-    return _fastest(lambda: target.copy_(source), device)
-
-
-def _rate(name: str, device: torch.device) -> float:
-    """FLOP/s of the fastest square product in the libraries that PyTorch carries."""
-    sizes, dtype = (512, 1024) if device.type == HOST else (4096, 8192), getattr(torch, name)
-    return max(2 * size**3 / min(_attempts(_products(size, dtype, device), device))
-               for size in sizes)  # fmt: skip
-
-
-def _products(size: int, dtype: torch.dtype, device: torch.device) -> list[Callable[[], Any]]:
-    a = torch.randn(size, size, device=device).to(dtype)
-    ways: list[Callable[[], Any]] = [lambda: a @ a]
-    if device.type == HOST and dtype != torch.float64 and torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise
-        ways.append(lambda: linear(a, a, None, "none", [], ""))
-    return ways
-
-
-def _attempts(ways: Iterable[Callable[[], Any]], device: torch.device) -> Iterable[float]:
-    for way in ways:
-        try:
-            yield _fastest(way, device)
-        except RuntimeError:  # the library lacks the dtype on this processor
-            continue
-
-
-def _fastest(fn: Callable[[], Any], device: torch.device) -> float:
-    """The fastest of several calls, in seconds; short ones are taken several at a time."""
-
-    def timed(calls: int) -> float:
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        _wait(device)
-        return (time.perf_counter() - start) / calls
-
-    timed(1)
-    once = timed(1)
-    calls = max(1, round(_SAMPLE / max(once, 1e-7)))
-    rounds = max(3, round(_SECONDS / max(once * calls, 1e-7)))
-    return min(timed(calls) for _ in range(rounds))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != HOST:
-        torch.get_device_module(device).synchronize(device)

@@ -128,6 +128,14 @@ function keyedTable(title, rows) {
   return element("div", {}, element("h3", {}, title), element("div", { className: "wide" }, table));
 }
 
+/** One result with a name for each value, the names beside the values. */
+function facts(title, found) {
+  const lines = Object.entries(found).map(([name, value]) =>
+    element("tr", {}, element("th", { scope: "row" }, name), element("td", { className: "text" }, value)));
+  const table = element("table", { className: "facts" }, element("tbody", {}, ...lines));
+  return element("div", {}, element("h3", {}, title), element("div", { className: "wide" }, table));
+}
+
 function showTools() {
   const { tools } = data;
   const into = byId("tool-results");
@@ -143,6 +151,10 @@ function showTools() {
     into.append(element("p", { className: tools.failures.length ? "failure" : "" }, text));
   }
   into.append(keyedTable("Autocompare: beyond the tolerance", tools.failures));
+  for (const found of tools.bisections) into.append(facts(`Bisection of ${found.script}`, found));
+  if (tools.module_values && !tools.modules.length)
+    into.append(element("p", {}, `All ${plural(tools.module_values, "value")} of modules agree with eager.`));
+  into.append(keyedTable(`Modules beyond the fp64 rule, of ${plural(tools.module_values, "value")}`, tools.modules));
   const timings = tools.timings.map(t => ({
     operator: t.name + (t.estimated ? " (estimate)" : ""), calls: t.calls,
     "forward ms": Number(t.forward.toFixed(6)), "backward ms": Number(t.backward.toFixed(6)),

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dicp.op_tools.autocompare import RESULTS as COMPARISONS
+from dicp.op_tools.bisect import RESULTS as BISECTIONS
 from dicp.op_tools.capture import CAPTURES
 from dicp.op_tools.capture import FOLDER as RESULTS_FOLDER
+from dicp.op_tools.one_iter import RESULTS as MODULES
 from dicp.op_tools.process_monitor import RESULTS as MONITOR
 from dicp.op_tools.timing import RESULTS as TIMINGS
 
@@ -37,7 +39,8 @@ class ToolResults:
     """What the tools found; all empty where there are no results.
 
     failures: rows of comparisons that failed. timings: the slowest, longest first.
-    captures: operator -> number of calls captured. monitor: file -> rows.
+    captures: operator -> number of calls captured. monitor: file -> rows. bisections: what each
+    found. modules: rows of one_iter with a wrong value or a note, of `module_values` in all.
     said: lines that tools printed while a script ran. unread: files that could not be read.
     """
 
@@ -47,12 +50,16 @@ class ToolResults:
     timings: Sequence[Timing] = ()
     captures: Mapping[str, int] = field(default_factory=dict)
     monitor: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    bisections: Sequence[Row] = ()
+    modules: Sequence[Row] = ()
+    module_values: int = 0
     said: Sequence[str] = ()
     unread: Sequence[str] = ()
 
     @property
     def any(self) -> bool:
-        return bool(self.compared or self.timings or self.captures or self.monitor or self.said)
+        found = self.timings, self.captures, self.monitor, self.bisections, self.said
+        return bool(self.compared or self.module_values or any(found))
 
 
 def read_results(folder: Path, since: float = 0.0, said: Sequence[str] = ()) -> ToolResults:
@@ -67,9 +74,11 @@ def read_results(folder: Path, since: float = 0.0, said: Sequence[str] = ()) -> 
     comparisons = list(rows(COMPARISONS))
     failures = [row for row in comparisons if row.get("allclose") != "True"]
     monitor = {file.name: list(_rows(file, unread)) for file in _files(folder / MONITOR, since)}
+    modules = list(rows(MODULES))
     return ToolResults(
         str(folder), len(comparisons), failures, _timings(rows(TIMINGS)),
-        _captures(folder / CAPTURES, since), monitor, list(said), unread,
+        _captures(folder / CAPTURES, since), monitor, list(rows(BISECTIONS)),
+        [row for row in modules if row.get("verdict") != "ok"], len(modules), list(said), unread,
     )  # fmt: skip
 
 

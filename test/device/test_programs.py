@@ -81,3 +81,33 @@ except (RuntimeError, AssertionError, NotImplementedError):
 def test_names_and_undo(run: Any) -> None:
     """The names of CUDA that a program uses, a compiled function, and everything put back."""
     assert run(UNDO).stdout.splitlines()[-1] == "all well"
+
+
+WRITTEN_BACK = """
+import torch, torch.nn.functional as F, torch_dipu
+from dicp import op_tools
+
+def run(device):
+    statistics = torch.zeros(2, 4, device=device)
+    table = torch.full((4, 3), 2.0, device=device).requires_grad_()
+    x = torch.arange(32.0).reshape(8, 4).sin().to(device)
+    F.batch_norm(x, statistics[0], statistics[1], training=True)
+    F.embedding(torch.tensor([1, 2], device=device), table, max_norm=1.0)
+    sums = torch.add(x, 1, out=torch.empty(0, device=device))
+    doubled = (x * 1).requires_grad_() * 1
+    doubled.mul_(2)
+    return [value.detach().cpu() for value in (statistics, table, sums, doubled)]
+
+want = run("cpu")
+rules = "torch.float32->torch.float64"
+for tool in (op_tools.OpFallback(quiet=True), op_tools.OpDtypeCast(quiet=True, rules=rules)):
+    with tool:
+        got = run("dipu")
+    for name, a, b in zip(("statistics", "table", "out", "in place"), got, want):
+        assert torch.allclose(a, b), (type(tool).__name__, name, a, b)
+"""
+
+
+def test_tools_write_back_what_an_operator_overwrites(run: Any) -> None:
+    """Also what its name does not show: running statistics, weights that embedding scales down."""
+    run(WRITTEN_BACK)

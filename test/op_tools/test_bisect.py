@@ -14,6 +14,7 @@ from faults import KINDS, as_if, aten, planted
 
 from dicp.op_tools import bisect
 from dicp.op_tools.script_run import RunResult, RunSpec, ScriptRun
+from dicp.report.tool_results import read_results
 
 SCRIPT = """\
 import torch
@@ -99,6 +100,10 @@ def test_the_operator_is_found_with_kernel_line_and_reproducer(
         assert rows["line"].endswith(f"train.py:{line_of(SCRIPT, 'erf')}")
         runs, operators = map(int, re.findall(r"\d+", rows["runs"]))
         assert operators > 10 and runs <= math.log2(operators) + 3
+        (told,) = read_results(Path("op_tools_results")).bisections
+        assert {name: told[name] for name in rows if name != "found"} == {
+            name: value for name, value in rows.items() if name != "found"
+        }
         assert float(rows["error"].split(",")[0]) > 1e-3 and float(rows["operator alone"]) > 1e-3
     assert text.count("\nrun ") + 1 == runs
     script = rows["reproducer"]

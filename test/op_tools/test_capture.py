@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +144,9 @@ def test_replay_checks_and_measures(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert text.startswith(f"ditorch.framework: torch:{torch.__version__}")
     assert "torch.sort grad[0]" in text and "torch.Tensor.relu_ input" in text
+    assert run(str(ROOT / "torch.sort"), "--acc_check") == 0
+    hooked = set(re.findall(r"Hook on (\S+)", capsys.readouterr().out))
+    assert hooked == {"torch.sort"}, "copies of the inputs are the replay's own"
     assert run(str(ROOT / "torch.sort"), "--sync_time_measure") == 0
     text = capsys.readouterr().out
     assert "forward_elasped" in text and "backward_elasped" in text
@@ -150,11 +155,12 @@ def test_replay_checks_and_measures(capsys: pytest.CaptureFixture[str]) -> None:
         "op elasped")[0].replace("forward_elasped | backward_elasped", "")  # fmt: skip
 
 
-def test_a_random_operator_draws_what_it_drew() -> None:
+@pytest.mark.parametrize("operator", [F.dropout, F.gumbel_softmax])
+def test_a_random_operator_draws_what_it_drew(operator: Any) -> None:
     x = torch.randn(64)
     torch.rand(7)
-    with op_tools.OpCapture(["torch.nn.functional.dropout"], quiet=True):
-        want = F.dropout(x, 0.5)
+    with op_tools.OpCapture([f"torch.nn.functional.{operator.__name__}"], quiet=True):
+        want = operator(x)
     (folder,) = find_captures(ROOT)
     capture = read_capture(folder)
     state = torch.frombuffer(bytearray.fromhex(capture.random_state), dtype=torch.uint8)

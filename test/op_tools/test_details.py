@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from dicp import op_tools
-from dicp.errors import ToolWarning
+from dicp.errors import ToolVariableError, ToolWarning
 from dicp.op_tools import storage
 from dicp.op_tools.overflow import Statistics
 
@@ -79,6 +79,30 @@ def test_the_reference_of_one_operator_has_its_own_dtypes(
     text = capsys.readouterr().out
     assert "cpu_dtype_cast_info(from:to): {torch.bfloat16: torch.float32}" in text
     assert "cpu_dtype_cast_info(from:to): {torch.bfloat16: torch.float64}" in text
+
+
+def test_bad_text_of_one_operators_dtypes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of errors"""
+    monkeypatch.setenv("ADD_OP_DTYPE_CAST_DICT", "torch.float32-torch.float64")
+    says = "ADD_OP_DTYPE_CAST_DICT is 'torch.float32-torch.float64'; expected rules such as"
+    with op_tools.OpAutoCompare(quiet=True), pytest.raises(ToolVariableError, match=says):
+        torch.add(torch.ones(1), 1)
+
+
+def test_short_lines_of_every_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    """OT-10"""
+    tools = (op_tools.OpCapture, op_tools.OpObserve, op_tools.OpOverflowCheck)
+    x = torch.ones(3, requires_grad=True)
+    for tool in tools:
+        with tool(["torch.mul"], style="line"):
+            torch.mul(x, 2.0).sum().backward()
+    lines = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith(("+", "|")) for line in lines)
+    given = "torch.mul inputs[0] torch.float32[3], inputs[1] 2.0, outputs torch.float32[3]"
+    assert f"OpObserveHook: {given}" in lines and f"OpCaptureHook: {given}" in lines
+    back = "torch.mul backward grad_output torch.float32[3], grad_inputs torch.float32[3]"
+    assert f"OpObserveHook: {back}" in lines
+    assert "OpOverflowCheckHook: torch.mul backward inf_or_nan: False" in lines
 
 
 def test_rows_with_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +176,17 @@ def test_gradients_are_columns_of_the_times() -> None:
     assert found["grad_inputs"] == "float32[2, 3]" and float(found["backward_elasped"]) > 0
 
 
+def test_backward_is_timed_through_all_nodes_of_a_call() -> None:
+    """A product of three dimensions ends in a view, whose own backward takes no time."""
+    x, w = torch.randn(8, 32, 256, requires_grad=True), torch.randn(512, 256, requires_grad=True)
+    with op_tools.OpTimeMeasure(["torch.nn.functional.linear"], quiet=True) as tool:
+        F.linear(x, w).sum().backward()
+    (record,) = tool.results
+    assert record.forward and record.backward and record.backward > record.forward / 4
+    assert record.grad_inputs == "float32[8, 32, 256] float32[512, 256]"
+    assert record.grad_outputs == "float32[8, 32, 512]"
+
+
 def test_a_device_without_a_dtype(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,14 +211,20 @@ def test_a_device_without_a_dtype(
 
 
 def test_inputs_that_an_operator_overwrites_are_written_back() -> None:
-    """OT-19: the running statistics of batch_norm are updated on the program's own tensors."""
+    """OT-19: the running statistics of batch_norm, and weights that embedding scales down, are
+    updated on the program's own tensors. test/device does so with `fallback`."""
     x = torch.randn(8, 4).bfloat16()
     wanted, got = (torch.zeros(2, 4).bfloat16() for _ in range(2))
+    w = torch.full((4, 2), 3.0).bfloat16()
+    tables = [w.clone().requires_grad_(), w.clone().requires_grad_()]
     F.batch_norm(x, wanted[0], wanted[1], training=True)
+    F.embedding(torch.tensor([1]), tables[0], max_norm=1.0)
     with op_tools.OpDtypeCast(quiet=True):
         F.batch_norm(x, got[0], got[1], training=True)
-    assert wanted.abs().sum() > 0
+        F.embedding(torch.tensor([1]), tables[1], max_norm=1.0)
+    assert wanted.abs().sum() > 0 and tables[0][1, 0] < 1
     torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(tables[1], tables[0])
 
 
 def test_statistics_of_more_than_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:

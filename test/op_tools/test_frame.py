@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,10 @@ def test_what_computes_nothing_is_skipped(capsys: pytest.CaptureFixture[str]) ->
     with op_tools.OpObserve(), op_tools.OpAutoCompare():
         x.shape, x.grad, x.data_ptr(), x.numel(), x.size(), x.dim(), x.type()
         repr(x), f"{x}", torch.ones(2).requires_grad_()
-        y.sum().backward()
+        z = y.sum()
+        z.backward(retain_graph=True)
+        torch.autograd.backward(z, retain_graph=True)
+        torch.autograd.grad(z, x)
         torch.empty(2)
     lines = capsys.readouterr().out.splitlines()
     seen = {line for line in lines if line.startswith(("apply", "skip"))}
@@ -285,6 +289,42 @@ def test_third_party_functions_and_modules(
         third_party.fused(x)
     assert hooked(capsys.readouterr().out) == ["third_party_ops.other", "third_party_ops.fused"]
     assert third_party.fused is plain
+
+
+class Squared(torch.autograd.Function):
+    """An autograd function: `apply` is an inherited class method."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return 2 * gradient * ctx.saved_tensors[0]
+
+    @staticmethod
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_static_and_class_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    before, x = dict(vars(Squared)), torch.ones(2, requires_grad=True)
+    names = [f"{__name__}.Squared.{method}" for method in ("apply", "twice")]
+    with op_tools.apply_feature(names, "dump_op_args"):
+        Squared.apply(x).sum().backward()
+        Squared.twice(x)
+        Squared().twice(x)
+    assert x.grad is not None and x.grad.tolist() == [2, 2]
+    text = capsys.readouterr().out
+    assert hooked(text) == names and f"{names[0]} grad_inputs" in text
+    assert dict(vars(Squared)) == before and Squared().twice(x).tolist() == [2, 2]
+
+
+def test_third_party_functions_stay_in_a_compiled_graph(third_party: types.ModuleType) -> None:
+    with op_tools.apply_feature("third_party_ops.fused", "dump_op_args", quiet=True):
+        run = torch.compile(lambda x: third_party.fused(x) + 1, backend="eager", fullgraph=True)
+        assert run(torch.ones(2)).tolist() == [3, 3]
 
 
 def test_unknown_features_and_names_are_errors_that_help() -> None:

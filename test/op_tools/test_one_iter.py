@@ -14,6 +14,7 @@ from torch import nn
 
 from dicp.errors import CaptureFormatError, ToolWarning
 from dicp.op_tools import one_iter, storage
+from dicp.report.tool_results import read_results
 
 
 class Block(nn.Module):
@@ -141,6 +142,10 @@ def test_a_wrong_rule_is_named(chained: bool, capsys: pytest.CaptureFixture[str]
         (inside,) = report.inside["blocks.0.act"]
         assert inside.operator == "aten.tanh.default"
         assert "in blocks.0.act: operator aten.tanh.default" in text
+        told = read_results(Path("op_tools_results"))
+        assert told.module_values > len(told.modules) > 0
+        assert {row["module"] for row in told.modules} >= {"blocks.0.act", "blocks.1.act"}
+        assert "operator aten.tanh.default" in {row["tensor"] for row in told.modules}
     else:
         assert "blocks.0.drop" in {r.path for r in report.failures}, "its inputs are wrong too"
 

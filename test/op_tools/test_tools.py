@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gc
 import re
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 
 from dicp import op_tools
 from dicp.errors import OverflowFoundError, ToolVariableError
+from dicp.op_tools import storage
 from dicp.op_tools.autocompare import Record
 from dicp.op_tools.records import CallId, Place
 from dicp.op_tools.verdict import Comparison, compare, tolerance
@@ -41,6 +44,39 @@ def test_autocompare_compares_inputs_outputs_and_gradients() -> None:
     assert found["torch.sort output[0]"].error_info == (
         "Inconsistent dtypes: torch.float32 torch.float64"
     )
+
+
+def test_in_place_forms_are_compared_before_and_after() -> None:
+    """OT-13"""
+    x = torch.tensor([[-1.0, 2.0]])
+    with op_tools.OpAutoCompare(quiet=True) as tool:
+        x.t().relu_()
+        torch.add(x, 1, out=torch.empty(0))
+    found = compared(tool)
+    assert found["torch.Tensor.relu_ input(before)"].allclose
+    assert found["torch.Tensor.relu_ input"].allclose
+    assert {"torch.add input(before) out", "torch.add input out"} <= found.keys()
+
+
+def test_a_failed_in_place_call_is_saved_as_it_was_given() -> None:
+    """OT-15"""
+    library = torch.library.Library("aten", "IMPL")
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x.clamp_(min=0) if x.dtype == torch.float64 else x.add_(1)
+
+    library.impl("relu_", wrong, "CPU", allow_override=True)
+    try:
+        with op_tools.OpAutoCompare(quiet=True) as tool:
+            torch.tensor([-1.0, 2.0]).relu_()
+    finally:
+        library._destroy()
+    assert [record.operator for record in tool.failures] == ["torch.Tensor.relu_"]
+    base = Path("op_tools_results/op_capture_results")
+    for side, result in (("device", [0.0, 3.0]), ("cpu", [0.0, 2.0])):
+        (given,) = base.rglob(f"{side}/input.json")
+        assert storage.load(given.with_name("input")).value["args"][0].tolist() == [-1.0, 2.0]
+        assert storage.load(given.with_name("output")).value.tolist() == result
 
 
 def test_gradients_of_bf16_are_judged_with_bf16s_tolerance(
@@ -134,6 +170,34 @@ def test_comparing_values() -> None:
     assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
 
 
+def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
+    """OT-23, and issue: bounded by memory, not by the model."""
+    layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)
+
+    def step(tool: op_tools.OpAutoCompare) -> list[float]:
+        with tool:
+            y = x
+            for _ in range(6):
+                y = torch.tanh(layer(y).t()).t() + x
+            waiting.append((tool._held.bytes, folders()))
+            y.sum().backward()
+        return [c.max_abs for record in tool.results for c in record.comparisons]
+
+    def folders() -> int:
+        return sum(len(list(f.iterdir())) for f in Path(gettempdir()).glob("dicp-inputs-*"))
+
+    waiting: list[tuple[int, int]] = []
+    before = folders()
+    in_memory = step(op_tools.OpAutoCompare(quiet=True))
+    on_disk = step(tool := op_tools.OpAutoCompare(quiet=True, held_bytes=16384))
+    assert on_disk == in_memory and tool.failures == []
+    assert waiting[0][0] > 16384 >= waiting[1][0] and waiting[1][1] > before
+    assert {r.kind for r in tool.results} == {"forward", "backward"}
+    del tool
+    gc.collect()
+    assert folders() == before, "nothing stays on disk"
+
+
 def test_random_operators_and_those_without_a_cpu_form(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -162,6 +226,21 @@ def test_random_operators_and_those_without_a_cpu_form(
     with op_tools.apply_feature("third_party_f64.no_reference", "autocompare"):
         assert module.no_reference(y).tolist() == [2, 2], "the program goes on"
     assert "no CPU form: no kernel for Double" in capsys.readouterr().out
+
+
+def test_what_draws_is_told_from_the_generators() -> None:
+    """Composite operators draw inside; attention is compared unless it has dropout."""
+    q = torch.randn(1, 2, 4, 4)
+    attention = F.scaled_dot_product_attention
+    with op_tools.OpAutoCompare(quiet=True) as tool:
+        F.gumbel_softmax(q)
+        torch.rand(2, generator=torch.Generator())
+        attention(q, q, q, dropout_p=0.5)
+        attention(q, q, q)
+        F.dropout(q, 0.5, training=False)
+    assert tool.failures == []
+    random = "random operator: shape and dtype only"
+    assert [r.note for r in tool.results if r.operator != "torch.randn"] == [random] * 3 + [""] * 2
 
 
 def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:

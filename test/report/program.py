@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from dicp import op_tools
 from dicp.op_tools.autocompare import append_csv
+from dicp.op_tools.bisect import RESULTS as BISECTIONS
+from dicp.op_tools.module_compare import COLUMNS as MODULE_COLUMNS
+from dicp.op_tools.one_iter import RESULTS as MODULES
 from dicp.op_tools.verdict import COLUMNS
 
 
@@ -31,5 +34,9 @@ if __name__ == "__main__":
     file = op_tools.OpAutoCompare().folder / "op_autocompare_result" / "planted.csv"
     row = ("1/now", "planted.kernel output", False, 0.5, 1.0, 1.0, 1e-5, 1e-5, "")
     append_csv(file, ("forward_id", *COLUMNS), [row])
+    found = {"script": "train.py", "operator": "aten.planted.default", "line": "train.py:7"}
+    append_csv(file.parents[1] / BISECTIONS / "planted.csv", [*found], [[*found.values()]])
+    row = ("planted.block", "0/1", "output[0]", 0.5, 1.0, "wrong", "")
+    append_csv(file.parents[1] / MODULES / "planted.csv", MODULE_COLUMNS, [row])
     with op_tools.OpOverflowCheck(only_bad=True):
         torch.ones(2) / torch.zeros(2)

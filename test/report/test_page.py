@@ -162,6 +162,9 @@ def test_tool_findings_are_shown_and_mark_the_kernel(browser: Any, real: Path) -
     found = opened.text("#tool-results")
     assert "beyond the tolerance" in found and "planted.kernel" in found
     assert "overflow_check: first inf or nan" in found
+    assert "Bisection of train.py" in found and "aten.planted.default" in found
+    assert "Modules beyond the fp64 rule, of 1 value" in found and "planted.block" in found
+    assert "1 bisected fault" in opened.text("#summary")
 
 
 def test_search_marks_jumps_and_filters(browser: Any, large: Path) -> None:

@@ -200,13 +200,14 @@ def test_a_worker_whose_answer_nobody_waited_for_is_ended(
     with pytest.raises(KeyboardInterrupt):
         workers.compile(job().request(job().blocks()))
     assert idle.process.poll() is not None and workers._idle.empty()
+    assert not Path(idle.folder.name).exists()
 
 
 def test_a_worker_ends_with_its_input(workers: Workers) -> None:
     workers.warm_up(1)
-    process = workers._idle.get().process
-    process.stdin.close()
-    assert process.wait(60) == 0
+    worker = workers._idle.get()
+    worker.process.stdin.close()
+    assert worker.process.wait(60) == 0 and not Path(worker.folder.name).exists()
 
 
 WARM = """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.effects import UNINITIALIZED
-from dicp.graphop.operators import HALVES, NoRule, Ops, Value
+from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def normal_floats(g: Ops, mean: float, std: float, *args: Any, **options: Any) -
 
 
 def _drawn_in(g: Ops) -> torch.dtype:
-    return torch.float32 if g.dtype in HALVES else g.dtype
+    return torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
 
 
 @rule(aten.bernoulli.p)

@@ -13,6 +13,7 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -108,9 +109,11 @@ class _Process:
     """One worker process."""
 
     def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="dicp-triton-", ignore_cleanup_errors=True)
+        worker = FOLDER / "worker.py"
         with environment(TRITON_INTERPRET="0"):  # even if the user's own kernels are interpreted
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(FOLDER / "worker.py")],  # -P: folder not on sys.path
+                [sys.executable, "-P", str(worker), self.folder.name],  # -P: not on sys.path
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         self.messages: list[str] = []
@@ -147,6 +150,7 @@ class _Process:
             if stream is not None:
                 with contextlib.suppress(OSError):  # flushing what the dead worker did not read
                     stream.close()
+        self.folder.cleanup()
 
 
 class Workers:

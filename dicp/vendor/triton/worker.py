@@ -12,8 +12,8 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -78,10 +78,10 @@ def _options_of(target: GPUTarget) -> Any:
     return type(triton.compiler.make_backend(target).parse_options({}))
 
 
-def serve(jobs: IO[str], answers: IO[str]) -> None:
-    with tempfile.TemporaryDirectory(prefix="dicp-triton-") as folder:
-        triton.knobs.cache.dir = folder
-        worker = Worker(Path(folder))
+def serve(folder: Path, jobs: IO[str], answers: IO[str]) -> None:
+    try:
+        triton.knobs.cache.dir = str(folder)
+        worker = Worker(folder)
         for line in jobs:
             job = json.loads(line)
             try:
@@ -91,10 +91,12 @@ def serve(jobs: IO[str], answers: IO[str]) -> None:
                           "trace": traceback.format_exc()}  # fmt: skip
             answers.write(json.dumps({"name": job["name"], **answer}) + "\n")
             answers.flush()
+    finally:  # the process that made the folder may be gone
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
     # The compiler's own prints must not mix with the answers.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(sys.stdin, channel)
+    serve(Path(sys.argv[1]), sys.stdin, channel)

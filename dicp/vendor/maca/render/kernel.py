@@ -25,8 +25,8 @@ def render(kernel: Kernel) -> RenderedKernel:
         writer, block = Pointwise(kernel, form), form.points
     lines = writer.lines()
     rows = numel(kernel.parallel)
-    blocks = f"({writer.text_of(rows)} + {block - 1}) / {block}"
-    together = any("__syncthreads" in x or "d_reduce" in x or "d_scan" in x for x in lines)
+    blocks = f"({writer.size(rows)} + {block - 1}) / {block}"
+    together = isinstance(form, RowThreads) and form.exchanges
     body = "\n".join(
         [
             f"D_KERNEL void __launch_bounds__({writer.threads}) KERNEL(",

@@ -1,0 +1,56 @@
+"""Whether a call drew random numbers: by the states of the generators before and after it.
+
+A name does not tell: attention draws only with dropout, and composite operators draw inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dicp.op_tools import trees
+from dicp.op_tools.names import is_random
+
+_UNSEEN = ("cpu", "meta")
+"""Kinds of devices without a generator of their own beside the CPU's."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The states, before a call, of the generators that it may draw from."""
+
+    states: Sequence[tuple[Callable[[], torch.Tensor], torch.Tensor]]
+    complete: bool
+    """Whether all generators' states can be read."""
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Draws:
+        leaves: list[Any] = []
+        trees.mapped((tuple(args), dict(kwargs)), leaves.append)
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        devices |= {leaf for leaf in leaves if isinstance(leaf, torch.device)}
+        if isinstance(kwargs.get("device"), (str, int)):
+            devices.add(torch.device(kwargs["device"]))
+        readers: list[Callable[[], torch.Tensor]] = [torch.get_rng_state]
+        readers += [leaf.get_state for leaf in leaves if isinstance(leaf, torch.Generator)]
+        try:
+            for device in (d for d in devices if d.type not in _UNSEEN):
+                readers.append(partial(torch.get_device_module(device).get_rng_state, device))
+            return cls([(read, read()) for read in readers], complete=True)
+        except Exception:  # a plugin without random states, each with an error of its own
+            return cls([(torch.get_rng_state, torch.get_rng_state())], complete=False)
+
+    def happened(self, func: Callable[..., Any], name: str) -> bool:
+        """Whether the call of an operator, over by now, drew random numbers."""
+        if not self.complete and is_random(func, name):
+            return True
+        return any(not torch.equal(read(), state) for read, state in self.states)
+
+    @property
+    def cpu_state(self) -> str:
+        """The state of the CPU's generator before the call, as hexadecimal digits."""
+        return bytes(self.states[0][1].numpy()).hex()
