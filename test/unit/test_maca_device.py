@@ -213,3 +213,4 @@ def test_the_same_operators_are_compiled_as_for_other_gpus() -> None:
     assert MacaTarget.rules is TritonTarget.rules
     assert MacaTarget.facts.dtypes == TritonTarget.facts.dtypes
     assert MacaTarget.facts.fusions == TritonTarget.facts.fusions
+    assert MacaTarget.facts.attention == TritonTarget.facts.attention

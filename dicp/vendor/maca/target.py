@@ -12,8 +12,9 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.gpu.launch import Device, index_of
-from dicp.gpu.library import OWN_RULES, GpuLowering
+from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
@@ -51,7 +52,8 @@ class MacaTarget(GpuTarget):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        attention={"cpu": ANY_ATTENTION, "cuda": GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
