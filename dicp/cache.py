@@ -337,11 +337,14 @@ class Cache:
                 store.sweep()
                 found = sorted(store.scan(), key=lambda entry: entry.used)
                 excess = sum(entry.bytes for entry in found) - max_bytes
-                newest = time.time() - spare_seconds
+                now = time.time()
                 evicted = []
                 for entry in found:
-                    if excess <= 0 or entry.used > newest:
+                    if excess <= 0:
                         break
+                    # A time further in the future is that of a clock that was wrong.
+                    if abs(entry.used - now) < spare_seconds:
+                        continue
                     evicted.append(entry)
                     excess -= entry.bytes
                 return self._info(self._remove(store, evicted))

@@ -56,6 +56,10 @@ _STALE_SECONDS = 24 * 3600  # older leftovers of interrupted processes are delet
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of a process or machine that lacks something: they say nothing about the file."""
+
+
 class Damaged(Exception):
     """An entry that must not be loaded; the text says why."""
 
@@ -234,20 +238,20 @@ class Store:
 
     def sweep(self) -> None:
         """Delete locks and half-written entries that are long abandoned."""
-        oldest = time.time() - _STALE_SECONDS
-        self._sweep("tmp", form=_STAGED, ours=_is_staged, oldest=oldest)
+        self._sweep("tmp", form=_STAGED, ours=_is_staged)
         for kind in self._subfolders("locks"):
-            self._sweep("locks", kind, form=_KEY, ours=_is_lock, oldest=oldest)
+            self._sweep("locks", kind, form=_KEY, ours=_is_lock)
 
     def _sweep(
-        self, *names: str, form: re.Pattern[str], ours: Callable[[os.stat_result], bool],
-        oldest: float,
-    ) -> None:  # fmt: skip
+        self, *names: str, form: re.Pattern[str], ours: Callable[[os.stat_result], bool]
+    ) -> None:
+        now = time.time()
         with contextlib.suppress(OSError), self._opened(*names) as folder:
             for name in filter(form.fullmatch, os.listdir(folder)):
                 with contextlib.suppress(OSError):
                     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if found.st_mtime < oldest and ours(found):
+                    # A clock that was wrong may have dated it in the future.
+                    if abs(found.st_mtime - now) > _STALE_SECONDS and ours(found):
                         _remove(folder, name)
 
 
@@ -303,9 +307,9 @@ def _open_entry(shard: int, key: str) -> int:
     """The folder of an entry. Raises FileNotFoundError, and Damaged if it cannot be opened."""
     try:
         return os.open(key, _FOLDER_FLAGS, dir_fd=shard)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
+            raise
         raise Damaged(f"it cannot be read: {reason_of(error)}") from None
 
 
@@ -440,14 +444,14 @@ def _is_at(parent: int, name: str, descriptor: int) -> bool:
 def _read_own(folder: int, name: str, most: int) -> bytes:
     """A regular file of this user's, of at most `most` bytes; never through a symbolic link.
 
-    Raises FileNotFoundError and Damaged.
+    Raises FileNotFoundError and Damaged, and OSError for a shortage.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
+            raise
         raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
     try:
         found = os.fstat(descriptor)

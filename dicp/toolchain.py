@@ -26,6 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dicp.cache import Entry
+from dicp.config import tools_environment
 from dicp.elf import fault_of
 from dicp.errors import CacheWarning, CompilerError, ToolchainError
 
@@ -204,7 +205,7 @@ def run_tool(
     try:
         process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            start_new_session=True,
+            start_new_session=True, env=tools_environment(),
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise _Unusable(f"it cannot be started: {error}") from error

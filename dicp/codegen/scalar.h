@@ -9,6 +9,7 @@
 //                   they are polynomials, which a compiler vectorizes
 //   D_HALVES        d_bf16, d_f16 and their conversions (d_from_bf16, d_to_bf16, ..) are defined
 //   D_FMA           d_madd is one rounding; known by itself for x86-64 and ARM
+//   D_MAXIMUM(a, b), D_MINIMUM(a, b)   of floats, NaN if one is, where the hardware has that
 //   D_CLAIM(p, x)   whether *p was 0 and has become x, atomically
 //   D_COLD          the qualifiers of a function that reports an error
 //   D_UNROLL(n)     a pragma that unrolls the next loop n times
@@ -166,6 +167,10 @@ template <class T> d_inline T d_minimum(T a, T b) {
   const T m = a < b ? a : b;
   return d_isnan(a) ? a : m;
 }
+#ifdef D_MAXIMUM
+d_inline float d_maximum(float a, float b) { return D_MAXIMUM(a, b); }
+d_inline float d_minimum(float a, float b) { return D_MINIMUM(a, b); }
+#endif
 template <class T> d_inline T d_fmax(T a, T b) {
   const T m = b > a ? b : a;
   return d_isnan(a) ? b : m;
@@ -361,30 +366,27 @@ d_inline float d_erf(float x) {
   const float near = d_madd(p, x, x);
   return size > 0.927734375f ? far : near;
 }
-// (1 + erf(x / sqrt(2))) / 2 within 2e-7: x P(x^2) / Q(x^2), fitted over |x| < 5.5 to an error of 7e-9
-// before rounding.
-d_inline float d_normal_cdf(float x) {
-  const float s = x * x, q = s * s;
-  const float p0 = d_madd(2.27495356e-08f, s, 6.35211381e-06f);
-  const float p1 = d_madd(1.68824321e-04f, s, 4.67725238e-03f);
-  const float p2 = d_madd(3.38525102e-02f, s, 3.98942232e-01f);
-  const float q0 = d_madd(1.19750871e-06f, s, 7.36471047e-05f);
-  const float q1 = d_madd(1.88443705e-03f, s, 2.86457930e-02f);
-  const float q2 = d_madd(2.51521587e-01f, s, 1.0f);
-  const float near = x * d_madd(d_madd(p0, q, p1), q, p2) / d_madd(d_madd(q0, q, q1), q, q2);
-  return 0.5f + (s >= 30.25f ? d_copysign(0.5f, x) : near);
+// (1 + erf(x / sqrt(2))) / 2 and (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 within 1e-7. For x = -t
+// they are (1 - t g(t))^4 / 2 with a polynomial g, fitted over t < 5.5 and t < 5.2: small results are
+// not differences of large numbers, so that their errors are small, too. `y` is t g(t).
+d_inline float d_tail_or_rest(float x, float y, float end) {
+  const float root = d_madd(y, y - 2.0f, 1.0f), tail = d_abs(x) > end ? 0.0f : 0.5f * root * root;
+  return x < 0 ? tail : 1.0f - tail;
 }
-// (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 in the same form, fitted over |x| < 4.9.
+d_inline float d_normal_cdf(float x) {
+  const float t = d_abs(x), s = t * t, q = s * s;
+  const float a = d_madd(5.96820079e-2f, t, 1.99471205e-1f), b = d_madd(-4.67520487e-3f, t, -5.46024367e-3f);
+  const float c = d_madd(2.13683204e-4f, t, 2.46099284e-4f), d = d_madd(-1.47564588e-5f, t, -8.23989524e-7f);
+  const float e = d_madd(d_madd(7.69976349e-9f, s, d_madd(-2.46592691e-7f, t, 2.99035128e-6f)), q, d_madd(d, s, c));
+  return d_tail_or_rest(x, t * d_madd(e, q, d_madd(b, s, a)), 5.5f);
+}
 d_inline float d_normal_cdf_tanh(float x) {
-  const float s = x * x, q = s * s;
-  const float p0 = d_madd(2.10323584e-08f, s, 6.70259540e-06f);
-  const float p1 = d_madd(1.34234422e-04f, s, 3.61711626e-03f);
-  const float p2 = d_madd(3.08245302e-02f, s, 3.98942298e-01f);
-  const float q0 = d_madd(1.20515735e-06f, s, 7.44040872e-05f);
-  const float q1 = d_madd(1.29630899e-03f, s, 2.44890372e-02f);
-  const float q2 = d_madd(2.44757673e-01f, s, 1.0f);
-  const float near = x * d_madd(d_madd(p0, q, p1), q, p2) / d_madd(d_madd(q0, q, q1), q, q2);
-  return 0.5f + (s >= 24.01f ? d_copysign(0.5f, x) : near);
+  const float t = d_abs(x), s = t * t, q = s * s;
+  const float a = d_madd(5.9674371e-2f, t, 1.99471548e-1f), b = d_madd(-4.98752994e-3f, t, -5.56678604e-3f);
+  const float c = d_madd(-3.17846774e-4f, t, 7.37040886e-4f), d = d_madd(-2.36214153e-4f, t, 4.55262663e-4f);
+  const float e = d_madd(-9.42136103e-6f, t, 6.29917195e-5f), f = d_madd(-2.51692516e-8f, t, 7.53518748e-7f);
+  const float high = d_madd(d_madd(f, s, e), q, d_madd(d, s, c));
+  return d_tail_or_rest(x, t * d_madd(high, q, d_madd(b, s, a)), 5.2f);
 }
 // Within 3 units in the last place: x P(x^2) / Q(x^2), fitted over |x| < 9 to a relative error of 2e-8
 // before rounding; a result that rounding carries beyond one is cut off.

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from dicp.codegen.emitter import Emitter, local, margin
+from dicp.codegen.emitter import Emitter
 from dicp.codegen.spelling import SCALAR_HEADER
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE
+from dicp.codegen.values import local, margin
 from dicp.loop.ir.index import Var, indirect_exprs, product
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Store, kernel_name
 from dicp.loop.program import RenderedKernel
@@ -58,7 +59,7 @@ class SerialKernel(Emitter):
         """`body` inside `loops`, the first of them outermost."""
         heads = [
             f"{margin(indent + depth)}for (int64_t {var.key} = 0; {var.key} < "
-            f"{self._size(var.size)}; ++{var.key}) {{"
+            f"{self.size(var.size)}; ++{var.key}) {{"
             for depth, var in enumerate(loops)
         ]
         ends = [f"{margin(indent + depth)}}}" for depth in reversed(range(len(loops)))]
@@ -66,18 +67,18 @@ class SerialKernel(Emitter):
 
     def _points(self) -> list[str]:
         """Kernels without a reduction: all statements at every point."""
-        scope = self._push(self.kernel.parallel, 1 + len(self.kernel.parallel))
-        self._stmts(self.kernel.stmts(), scope)
+        scope = self.push(self.kernel.parallel, 1 + len(self.kernel.parallel))
+        self.statements(self.kernel.stmts())
         collide = any(isinstance(s, Store) and _may_collide(s) for s in self.kernel.stmts())
         return (self.colliding_loops if collide else self.parallel_loops)(scope.lines)
 
     def _rows(self) -> list[str]:
         """Kernels with reductions: phase after phase in every row."""
         depth = 1 + len(self.kernel.parallel)
-        row = self._push(self.kernel.parallel, depth)
+        row = self.push(self.kernel.parallel, depth)
         for phase in self.kernel.phases:
             if phase.level == "parallel":
-                self._stmts(phase.stmts, row)
+                self.statements(phase.stmts)
             else:
                 row.lines += self._along_reduction(phase, depth)
         return self.parallel_loops(row.lines)
@@ -87,12 +88,12 @@ class SerialKernel(Emitter):
         head = [pad + self._declare(s) for s in phase.stmts if isinstance(s, (Reduce, Scan))]
         count = product(v.size for v in loops)
         head += [
-            f"{pad}{VALUE_TYPE[s.dtype]} saved_{s.name}[{self._size(count)}];"
+            f"{pad}{VALUE_TYPE[s.dtype]} saved_{s.name}[{self.size(count)}];"
             for s in phase.stmts if isinstance(s, ScratchStore)
         ]  # fmt: skip
-        body = self._push(loops, depth + len(loops))
-        self._stmts(phase.stmts, body)
-        self._pop(body)
+        body = self.push(loops, depth + len(loops))
+        self.statements(phase.stmts)
+        self.pop(body)
         return [*head, *self.loops(loops, body.lines, depth)]
 
     def _declare(self, stmt: Reduce | Scan) -> str:

@@ -104,6 +104,20 @@ BEHIND_NUMBER = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0}
 the second operand, as in PyTorch's vectorized code: a zero keeps its sign beside a clamp's limit
 that is the first operand."""
 
+VARIANTS = {
+    "exp_weight": "d_exp_weight({0})",
+    "exp_short": "d_exp_short({0})",
+    "normal_cdf_short": "d_normal_cdf_short({0})",
+    "normalized": "d_divided({0}, {1}, {shared})",
+    "over_above_one": "d_over_above_one({0}, {1})",
+    "over": "d_over({0}, {1}, {number})",
+    "scaled": "{0} * {number}",
+}
+"""Cheaper forms of operators, which a kernel's schedule chooses. scalar.h has the first; a target
+for GPUs defines the others."""
+SHARED = {"normalized": "1 / {1}"}
+"""What a row of VARIANTS computes once for all elements with the same second operand."""
+
 COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",

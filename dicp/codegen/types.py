@@ -7,6 +7,7 @@ import math
 import sympy
 import torch
 
+from dicp.codegen.values import conversion_kind
 from dicp.dtypes import shortest
 from dicp.loop.ir.ops import REDUCTIONS
 
@@ -128,17 +129,16 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
-    if target == torch.bool:
+    kind = conversion_kind(source, target, rounded)
+    if kind == "test":
         return f"{text} != 0"
-    if source == torch.bool:
+    if kind == "select":
         return f"{text} ? {literal(1, target)} : {literal(0, target)}"
-    if target == torch.bfloat16:
-        return f"d_round_bf16((float){text})" if rounded else f"(float){text}"
-    if target == torch.float16:
-        return f"d_round_f16((float){text})" if rounded else f"(float){text}"
-    if source.is_floating_point and target == torch.int64:
+    if kind == "round":
+        return f"d_round_{'bf16' if target == torch.bfloat16 else 'f16'}((float){text})"
+    if kind == "truncate" and target == torch.int64:
         return f"d_to_int64({text})"
-    if source.is_floating_point and not target.is_floating_point:
+    if kind == "truncate":
         whole = f"d_to_int32({text})"
         return whole if target == torch.int32 else f"({VALUE_TYPE[target]}){whole}"
     return f"({VALUE_TYPE[target]}){text}"

@@ -29,9 +29,17 @@ from dicp.config.process import (
     environment_with,
     is_set,
     tool_variable,
+    tools_environment,
     vendor_variable,
 )
-from dicp.config.settings import OPTIONS, PREFERRED_NATIVE, Config, asked, default_cache_dir
+from dicp.config.settings import (
+    OPTIONS,
+    PREFERRED_NATIVE,
+    TARGET_GROUP,
+    Config,
+    asked,
+    default_cache_dir,
+)
 from dicp.config.table import Option, vendor_option
 
 __all__ = [
@@ -46,6 +54,7 @@ __all__ = [
     "PATH",
     "PREFERRED_NATIVE",
     "SIZES",
+    "TARGET_GROUP",
     "SWITCH_VARIABLES",
     "WORDS",
     "Config",
@@ -58,6 +67,7 @@ __all__ = [
     "dump_level",
     "environment",
     "environment_with",
+    "tools_environment",
     "is_set",
     "tool_variable",
     "vendor_option",

@@ -27,6 +27,11 @@ def environment_with(**variables: str) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
+def tools_environment() -> dict[str, str]:
+    """The environment for a compiler: this one's, with the system's PATH where it has none."""
+    return {"PATH": os.defpath, **os.environ}
+
+
 def is_set(variable: str) -> bool:
     """Whether an environment variable has a value."""
     return bool(os.environ.get(variable))

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from dicp.gpu import tiles
 from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.passes import Hints, barriers, cache_hints
+from dicp.gpu.precision import variants
+from dicp.gpu.random_groups import limited_stores, words
 from dicp.gpu.thresholds import GUESS, MIN_CROSSING
 from dicp.gpu.tiles import Tile, numel
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, ScratchStore, Stmt
+from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.schedule.form import crossing_loop, online_softmax
@@ -24,6 +28,8 @@ class TileForm(Form):
     """A program computes one tile."""
 
     tile: Tile
+    limited: Mapping[Store, int] = field(default_factory=dict, kw_only=True)
+    """Stores, and the most adjacent elements of one that a thread may store at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +48,10 @@ class ReductionTile(TileForm):
     """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
     squares: tuple[tuple[Reduce, Reduce], ...] = ()
     """Sums of squared distances from a mean, computed in the pass of the mean's own sum."""
+    barriers: frozenset[int] = frozenset()
+    """The phases before which the threads of a program wait for each other."""
+    hints: Mapping[int, Hints] = field(default_factory=dict)
+    """By phase, which of its loads the cache keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +64,18 @@ class RowLoop(TileForm):
     """The loops in each program."""
     stages: int
     """Pipeline stages of the loop over rows."""
+    barriers: frozenset[int] = frozenset()
+    """As those of a `ReductionTile`."""
 
 
 def with_tile(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     """The kernel with its tiles, and without sums that need no loop."""
     kernel = without_one_hot_sums(kernel)
-    return replace(kernel, form=_form_of(kernel, facts))
+    form = _form_of(kernel, facts)
+    crossed = isinstance(form, PointTile) and form.crossing is not None
+    inner = kernel.reduction or (kernel.parallel[-1:] if crossed else kernel.parallel)
+    form = replace(form, limited=limited_stores(kernel, inner))
+    return replace(kernel, form=form, variants={**variants(kernel), **words(kernel)})
 
 
 def _form_of(kernel: Kernel, facts: DeviceFacts) -> TileForm:
@@ -91,12 +107,16 @@ def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
         inner = (Var(part.position + 1, chunk),)
         shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
     tile = tiles.reduction(shape, facts)
+    passes = [_kept(p) for p in kernel.phases]
     if tile.persistent:
-        return ReductionTile(tile)
-    phases = kernel.phases
-    pairs = [online_softmax(_kept(p), _kept(q)) for p, q in zip(phases, phases[1:], strict=False)]
+        return ReductionTile(tile, barriers=barriers(kernel, passes))
+    pairs = [online_softmax(p, q) for p, q in zip(passes, passes[1:], strict=False)]
     online = tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
-    return ReductionTile(tile, online, tuple(squared_distances(kernel)))
+    squares = tuple(squared_distances(kernel))
+    early = {square for square, _ in squares}
+    passes = [[s for s in stmts if s not in early] for stmts in passes]
+    hints = cache_hints(kernel, passes, [k for k, *_ in online])
+    return ReductionTile(tile, online, squares, barriers(kernel, passes), hints)
 
 
 def _kept(phase: Phase) -> list[Stmt]:
@@ -115,7 +135,8 @@ def _row_loop(kernel: Kernel, facts: DeviceFacts) -> RowLoop:
         rows = tuple(v for v in kernel.parallel if v not in kept)
         count = numel(rows)
     tile = tiles.cross_row(count, numel(kernel.reduction), facts)
-    return RowLoop(tile, parts, rows, _stages(kernel, tile, rows, facts))
+    waits = barriers(kernel, [_kept(p) for p in kernel.phases])
+    return RowLoop(tile, parts, rows, _stages(kernel, tile, rows, facts), waits)
 
 
 def _stages(kernel: Kernel, tile: Tile, rows: tuple[Var, ...], facts: DeviceFacts) -> int:

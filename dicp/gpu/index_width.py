@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 
 from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, normal
-from dicp.serialize import evaluate_size
+from dicp.serialize import encode_size, evaluate_size
 
 NARROW_LIMIT = 2**31 - 2**20
 """Indices below this fit in 32 bits even where the last block reaches past the end."""
@@ -25,6 +25,15 @@ def reach(index: Index) -> Size:
     for atom, c in index.terms:
         total = total + _magnitude(c) * _largest(atom)
     return normal(total)
+
+
+class Reaches(dict[int | str, None]):
+    """Bounds of indices that must not wrap around, if they may need more than 32 bits."""
+
+    def note(self, index: Index) -> None:
+        furthest = reach(index)
+        if not isinstance(furthest, int) or furthest >= NARROW_LIMIT:
+            self[encode_size(furthest)] = None
 
 
 def _magnitude(size: Size) -> Size:

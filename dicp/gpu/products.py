@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from dicp.gpu.precision import variants
+from dicp.gpu.random_groups import words
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
@@ -74,7 +76,9 @@ class Product:
         origins = {str(o): o for o in self.call.origins}
         origins |= {str(o): o for o in (self.epilogue.origins if self.epilogue else ())}
         phases = (Phase("parallel", (Let(RESULT, self.value.dtype, self.value), *self.stores)),)
-        return Kernel("pointwise", (*self.z, *self.y, *self.x), (), phases, tuple(origins.values()))
+        loops = (*self.z, *self.y, *self.x)
+        kernel = Kernel("pointwise", loops, (), phases, tuple(origins.values()))
+        return replace(kernel, variants={**variants(kernel), **words(kernel)})
 
     @property
     def shape(self) -> tuple[Size, Size, Size, Size]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Kernel
+from dicp.loop.ir.kernel import Kernel, Store, Variant
 from dicp.loop.ir.ops import float32
 
 NEIGHBOURS = {
@@ -43,6 +44,13 @@ def split(index: Index, neighbours: int) -> tuple[Index, Var] | None:
     return Index(const, tuple((atom, b) for atom, b in blocks if b is not None)), rest[0]
 
 
+def words(kernel: Kernel) -> dict[Expr, Variant]:
+    """Comparisons of a uniform number with a constant: "word" compares its bits with `number`."""
+    seen: set[Expr] = set()
+    found = {e: threshold(e) for x in kernel.exprs() for e in ir.walk(x, seen)}
+    return {e: Variant("word", least) for e, least in found.items() if least is not None}
+
+
 def threshold(expr: Expr) -> int | None:
     """For `uniform >= c` or `uniform < c`, the smallest word whose number is not below c.
 
@@ -57,16 +65,20 @@ def threshold(expr: Expr) -> int | None:
     return steps << (WORD - UNIT) if 0 <= steps < 2**UNIT else None
 
 
-def most_side_by_side(kernel: Kernel) -> int | None:
-    """The most adjacent elements a thread may store at once; None without random numbers.
+def limited_stores(kernel: Kernel, inner: Sequence[Var]) -> dict[Store, int]:
+    """Stores along the loops `inner`, and the most adjacent elements that a thread may store.
 
-    The compiler chooses a layout per store, one vector per thread, and computes a random number
-    once per layout. So the widest element type sets the vector length of all stores.
+    Of kernels with random numbers alone. The compiler chooses a layout per store, one vector per
+    thread, and computes a random number once per layout. So the widest element type sets the vector
+    length of all stores.
     """
     seen: set[Expr] = set()
     if not any(e.op.startswith("philox") for x in kernel.exprs() for e in ir.walk(x, seen)):
-        return None
+        return {}
     last = [*kernel.parallel, *kernel.reduction][-1:]
     moved = [s.ref for s in kernel.stores() if s.index.variables().issuperset(last)]
     moved += [r.ref for r in kernel.reads() if r.index.variables().issuperset(last)]
-    return WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)
+    most = WIDEST // max((ref.dtype.itemsize for ref in moved), default=1)
+    stores = [s for s in kernel.stores() if not s.op and s.ref.dtype.itemsize * most < WIDEST]
+    adjacent = len(inner) == 1
+    return {s: most for s in stores if adjacent and s.index.coefficient(inner[0]) == 1}

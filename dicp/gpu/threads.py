@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dicp.gpu.facts import DeviceFacts
+from dicp.gpu.passes import barriers
+from dicp.gpu.precision import variants
 from dicp.gpu.thresholds import (
     ACCESS_BYTES,
     COLUMN_BLOCK,
+    FEW_ROW_POINTS,
     MANY_ROWS,
     MAX_GROUP,
     MAX_PERSISTENT,
@@ -21,13 +24,15 @@ from dicp.gpu.thresholds import (
     POINTS_A_THREAD,
     ROW_BLOCK,
     ROW_POINTS,
+    ROWS_PER_PROGRAM,
     WIDEST,
 )
 from dicp.gpu.tiles import extent, numel, power_of_two
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Form, Kernel, Phase, Scan, Store
+from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, Store
 from dicp.loop.passes.one_hot import without_one_hot_sums
+from dicp.loop.schedule.form import exp_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,10 @@ class RowThreads(Form):
     """Accesses of a thread, if its points may stay in registers."""
     apart: bool = False
     """Whether the threads of a group are a block's rows apart: adjacent ones share columns."""
+    barriers: frozenset[int] = frozenset()
+    """The phases before which the threads of a block wait for each other."""
+    exchanges: bool = False
+    """Whether threads of a block exchange values or wait for each other."""
 
     @property
     def threads(self) -> int:
@@ -64,10 +73,17 @@ class RowThreads(Form):
 def with_threads(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     """The kernel with its threads, and without sums that need no loop."""
     kernel = without_one_hot_sums(kernel)
-    if not kernel.reduction:
-        return replace(kernel, form=point_threads(kernel, facts))
+    form = point_threads(kernel, facts) if not kernel.reduction else _together(kernel, facts)
+    return replace(kernel, form=form, variants={**exp_weights(kernel), **variants(kernel)})
+
+
+def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     chosen = column_threads if kernel.kind == "outer_reduction" else row_threads
-    return replace(kernel, form=chosen(kernel, facts))
+    form, stmts = chosen(kernel, facts), kernel.stmts()
+    waits = barriers(kernel, [p.stmts for p in kernel.phases])
+    scans = form.group > 1 and any(isinstance(s, Scan) for s in stmts)
+    exchanges = bool(waits) or scans or any(isinstance(s, Reduce) for s in stmts)
+    return replace(form, barriers=waits, exchanges=exchanges)
 
 
 def point_threads(kernel: Kernel, facts: DeviceFacts) -> PointThreads:
@@ -89,7 +105,8 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     scans = any(isinstance(s, Scan) for s in kernel.stmts())
     phases = [p for p in kernel.phases if p.level == "reduction"]
     width = 1 if scans else access_width(kernel.reduction, _accesses(phases), kernel.parallel)
-    points = ROW_POINTS if rows >= 4 * facts.enough_programs else max(width, 4)
+    many = rows >= ROWS_PER_PROGRAM * facts.enough_programs
+    points = ROW_POINTS if many else max(width, FEW_ROW_POINTS)
     group = min(power_of_two(-(-extent(inner) // points)), MAX_GROUP)
     if facts.lanes < group <= facts.lanes * ROW_POINTS and rows >= MANY_ROWS:
         if extent(inner) <= facts.lanes * MAX_WAVE_POINTS:

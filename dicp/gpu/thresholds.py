@@ -1,7 +1,7 @@
 """The tuned constants of GPU kernels that DeviceFacts does not give.
 
-They were tuned on chips with about a hundred multiprocessors of 2048 threads; each states its
-reason. Counts are elements unless it says otherwise.
+Tiles, splits, products and runs were tuned on an H200 (132 multiprocessors of 2048 threads); each
+constant states its reason. Counts are elements unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ ELEMENTS_A_THREAD = 16
 """Elements of a block per thread: enough loads in flight, few enough for its registers."""
 GUESS = 4096
 """The extent assumed for a dynamic size."""
-POINTWISE_BLOCK = 1024
-"""Elements of a pointwise kernel's block; halved down to 128 while multiprocessors are idle."""
+POINTWISE_BLOCK, MIN_POINTWISE_BLOCK = 1024, 128
+"""Elements of a pointwise kernel's block, and what it is halved to while multiprocessors idle."""
+MIN_BLOCK = 32
+"""Elements of the block of the smallest tensors: one per thread of a warp."""
+MANY_BLOCKS = 16
+"""Blocks per program that a chip has at a time from which fewer, larger ones are better."""
+POINTWISE_THREADS, COLUMN_THREADS, ROW_THREADS = 128, 256, 512
+"""Most threads of a program of a pointwise kernel, an outer reduction and an inner reduction."""
+LOOP_THREADS, SHORT_LOOP_THREADS = 256, 128
+"""Threads of a program that loops over a long row, with blocks of LOOP_BLOCK and with shorter."""
 LIGHT = 4
 """Bytes read per element below which a thread takes twice as many elements: with one tensor of
 2-byte elements all threads of a multiprocessor have 32 KiB in flight, and need about 40 KiB."""
+TRANSPOSED_PER_PROGRAM, MAX_TRANSPOSED_WARPS = 1024, 8
+"""Elements of a transposed tile per POINTWISE_THREADS threads, and most warps of it."""
 TRANSPOSED = (32, 64)
 """Shortest and longest side of a tile that is transposed; both span a cache line."""
 MIN_CROSSING = 8
@@ -25,6 +35,8 @@ MAX_PERSISTENT = 8192
 """Most elements of a row that is kept in registers; fewer if the kernel has many tensors."""
 MAX_CROSS_ROW_WIDTH = 4096
 """Most elements of a row whose cross-row accumulators are kept in registers, too."""
+MANY_TENSORS = 6
+"""Tensors of a row above which only half as many of its elements are kept in registers."""
 LOOP_BLOCK = 2048
 """Elements of a long row per iteration: 16 bytes of 2-byte elements per thread of 8 warps."""
 COLUMNS = 64
@@ -36,14 +48,18 @@ COLUMN_STEPS = 32
 COLUMN_ELEMENTS takes."""
 COLUMN_ELEMENTS = 4096
 """Elements of an outer reduction's tile: what a program must have in flight at a time."""
-ROW_ELEMENTS = 2048
-"""Elements of a tile of several short rows."""
+ROW_ELEMENTS, MAX_ROWS = 2048, 64
+"""Elements of a tile of several short rows, and most of its rows."""
+WHOLE_ROW_BLOCK = 256
+"""Elements per iteration from which a program that loops over a row has a single row."""
 MANY_ROWS = 4096
 """Rows that fill a chip with one warp per row."""
-WARP_ELEMENTS = 1024
-"""Elements of such a row per warp: 64 bytes of 2-byte elements per thread."""
-MAX_TENSORS_IN_WARP = 5
-"""Most tensors of such rows, of at most 4-byte elements: more need too many registers."""
+ELEMENTS_A_LANE = 32
+"""Elements of such a row per lane of a warp: 64 bytes of 2-byte elements."""
+MIN_WARP_ROW = 512
+"""Fewest elements of such a row, padded to a power of two."""
+MAX_TENSORS_IN_WARP, MAX_BYTES_IN_WARP = 5, 4
+"""Most tensors of such rows, and most bytes of an element: more need too many registers."""
 MIN_BYTES_MOVED = 4096
 """Fewest bytes that a program reads and writes, to amortize its start."""
 
@@ -55,8 +71,11 @@ WIDEST = 8
 """Most points of one access: more would need too many registers."""
 POINTS_A_THREAD = 8
 """Points of a thread of a pointwise kernel on large tensors."""
-ROW_POINTS = 16
-"""Points of a row per thread; they may stay in registers."""
+ROW_POINTS, FEW_ROW_POINTS = 16, 4
+"""Points of a row per thread, which may stay in registers, and where rows are few: more threads
+share a row then, so that multiprocessors are busy."""
+ROWS_PER_PROGRAM = 4
+"""Rows per program that a chip has at a time from which rows are not few."""
 MAX_WAVE_POINTS = 32
 """Most points of a row per thread of a group that is one wave, which needs no barrier."""
 MAX_GROUP = 512
@@ -67,6 +86,12 @@ COLUMN_BLOCK = 256
 """Threads of a block of an outer reduction, and most of a pointwise kernel's."""
 MIN_COLUMNS = 16
 """Fewest adjacent columns of a block: their elements of 2 bytes fill a sector of 32 bytes."""
+
+# ---- arithmetic -----------------------------------------------------------------------------
+
+MAX_DIVISOR = 2.0**60
+"""Bound of a constant divisor and its inverse for division as multiplication by the inverse: both
+and their errors are far from the limits of float32."""
 
 # ---- split reductions -----------------------------------------------------------------------
 
@@ -85,6 +110,24 @@ CROSS_ROW_ROWS = 16
 """Fewest rows of such a program."""
 
 # ---- matrix products ------------------------------------------------------------------------
+
+TILINGS = (
+    (128, 256, 64, 3, 8),
+    (256, 128, 64, 3, 8),
+    (128, 128, 64, 4, 8),
+    (128, 128, 64, 3, 4),
+    (128, 128, 32, 4, 4),
+    (128, 64, 64, 4, 4),
+    (64, 256, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 64, 64, 5, 4),
+    (64, 64, 128, 3, 4),
+    (32, 64, 128, 4, 4),
+    (16, 128, 128, 4, 4),
+    (16, 64, 256, 3, 4),
+)
+"""Rows, columns and depth of the tiles that the autotuner tries, pipeline stages, warps: from tiles
+for large products that fill the chip to those for few rows and great depth."""
 
 LEAST = 16
 """The smallest side of a tile that the matrix units accept."""

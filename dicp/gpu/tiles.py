@@ -1,7 +1,6 @@
 """Block sizes and warps: pure functions of a kernel's extents, its element sizes and the device.
 
-Constants that DeviceFacts does not give were tuned on chips with about a hundred multiprocessors of
-2048 threads; each states its reason.
+Constants that DeviceFacts does not give stand in `thresholds.py`.
 """
 
 from __future__ import annotations
@@ -15,20 +14,35 @@ from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.thresholds import (
     COLUMN_ELEMENTS,
     COLUMN_STEPS,
+    COLUMN_THREADS,
     COLUMNS,
+    ELEMENTS_A_LANE,
     ELEMENTS_A_THREAD,
     FEW_COLUMNS,
     GUESS,
     LIGHT,
     LOOP_BLOCK,
+    LOOP_THREADS,
+    MANY_BLOCKS,
     MANY_ROWS,
+    MANY_TENSORS,
+    MAX_BYTES_IN_WARP,
     MAX_PERSISTENT,
+    MAX_ROWS,
     MAX_TENSORS_IN_WARP,
+    MAX_TRANSPOSED_WARPS,
+    MIN_BLOCK,
     MIN_BYTES_MOVED,
+    MIN_POINTWISE_BLOCK,
+    MIN_WARP_ROW,
     POINTWISE_BLOCK,
+    POINTWISE_THREADS,
     ROW_ELEMENTS,
+    ROW_THREADS,
+    SHORT_LOOP_THREADS,
     TRANSPOSED,
-    WARP_ELEMENTS,
+    TRANSPOSED_PER_PROGRAM,
+    WHOLE_ROW_BLOCK,
 )
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, product
@@ -64,12 +78,13 @@ def warps(elements: int, facts: DeviceFacts, most: int) -> int:
 
 def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
     count = extent(numel(kernel.parallel))
-    block = min(POINTWISE_BLOCK, max(power_of_two(count), 32))
-    if count >= 16 * facts.enough_programs * POINTWISE_BLOCK and 0 < _bytes_read(kernel) < LIGHT:
+    block = min(POINTWISE_BLOCK, max(power_of_two(count), MIN_BLOCK))
+    many = count >= MANY_BLOCKS * facts.enough_programs * POINTWISE_BLOCK
+    if many and 0 < _bytes_read(kernel) < LIGHT:
         block = 2 * POINTWISE_BLOCK
-    while block > 128 and count // block < facts.enough_programs:
+    while block > MIN_POINTWISE_BLOCK and count // block < facts.enough_programs:
         block //= 2
-    return Tile({"x": block}, False, warps(2 * block, facts, 128 // facts.lanes))
+    return Tile({"x": block}, False, warps(2 * block, facts, POINTWISE_THREADS // facts.lanes))
 
 
 def _bytes_read(kernel: Kernel) -> int:
@@ -84,7 +99,8 @@ def transposed(outer: Size, last: Size, width: int, facts: DeviceFacts) -> Tile:
     side = min(max(facts.line_bytes // width, TRANSPOSED[0]), TRANSPOSED[1])
     y = min(side, power_of_two(extent(outer)))
     x = min(side, power_of_two(extent(last)))
-    return Tile({"y": y, "x": x}, False, min(8, 128 // facts.lanes * (x * y // 1024)) or 1)
+    count = POINTWISE_THREADS // facts.lanes * (x * y // TRANSPOSED_PER_PROGRAM)
+    return Tile({"y": y, "x": x}, False, min(MAX_TRANSPOSED_WARPS, count) or 1)
 
 
 def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
@@ -96,23 +112,23 @@ def reduction(kernel: Kernel, facts: DeviceFacts) -> Tile:
     persistent = isinstance(inner, int) and width <= _most_in_registers(kernel)
     if not persistent:
         block = min(LOOP_BLOCK, width)
-        x = 1 if block >= 256 else min(ROW_ELEMENTS // block, power_of_two(rows))
-        most = 256 if block >= LOOP_BLOCK else 128
+        x = 1 if block >= WHOLE_ROW_BLOCK else min(ROW_ELEMENTS // block, power_of_two(rows))
+        most = LOOP_THREADS if block >= LOOP_BLOCK else SHORT_LOOP_THREADS
         return Tile({"x": x, "r": block}, False, most // facts.lanes)
-    if rows >= MANY_ROWS and width >= WARP_ELEMENTS // 2:
+    if rows >= MANY_ROWS and width >= MIN_WARP_ROW:
         moved = [r.dtype.itemsize for r in _row_tensors(kernel)]
-        if 0 < len(moved) <= MAX_TENSORS_IN_WARP and max(moved) <= 4:
+        if 0 < len(moved) <= MAX_TENSORS_IN_WARP and max(moved) <= MAX_BYTES_IN_WARP:
             return _by_warps(width, sum(moved), facts)
-    x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), 64))
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(rows), MAX_ROWS))
     while x > 1 and rows // x < facts.enough_programs:
         x //= 2
-    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, ROW_THREADS // facts.lanes))
 
 
 def _by_warps(width: int, moved: int, facts: DeviceFacts) -> Tile:
     """One warp per row, or per large part of it: the fewest reductions across threads, and for rows
     of usual lengths none across warps, which need a barrier."""
-    elements = WARP_ELEMENTS * facts.lanes // 32
+    elements = ELEMENTS_A_LANE * facts.lanes
     x = max(1, elements // width)
     while x * width * moved < MIN_BYTES_MOVED:
         x *= 2
@@ -132,8 +148,8 @@ def cross_row(rows: Size, inner: Size, facts: DeviceFacts) -> Tile:
     """The tile of a program that loops over rows, for fused cross-row sums: a few whole rows at a
     time, with as many bytes in flight as in a kernel with one program per row."""
     width = power_of_two(extent(inner))
-    x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), 64))
-    return Tile({"x": x, "r": width}, True, warps(x * width, facts, 512 // facts.lanes))
+    x = max(1, min(ROW_ELEMENTS // width, power_of_two(extent(rows)), MAX_ROWS))
+    return Tile({"x": x, "r": width}, True, warps(x * width, facts, ROW_THREADS // facts.lanes))
 
 
 def stages(bytes_read: int, facts: DeviceFacts) -> int:
@@ -151,7 +167,7 @@ def _outer(columns: int, inner: Size, width: int, facts: DeviceFacts) -> Tile:
         x //= 2
     persistent = isinstance(inner, int) and width <= COLUMN_STEPS
     r = width if persistent else min(COLUMN_ELEMENTS // x, width)
-    return Tile({"x": x, "r": r}, persistent, warps(x * r, facts, 256 // facts.lanes))
+    return Tile({"x": x, "r": r}, persistent, warps(x * r, facts, COLUMN_THREADS // facts.lanes))
 
 
 def _most_in_registers(kernel: Kernel) -> int:
@@ -159,4 +175,4 @@ def _most_in_registers(kernel: Kernel) -> int:
     reads = {item.ref.root for item in kernel.reads()}
     wide = any(isinstance(s, Scan) and s.dtype == torch.float64 for s in kernel.stmts())
     stores = len(kernel.stores())
-    return MAX_PERSISTENT // (2 if wide or len(reads) + stores > 6 else 1)
+    return MAX_PERSISTENT // (2 if wide or len(reads) + stores > MANY_TENSORS else 1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from itertools import starmap
 
 import torch
 
-from dicp.gpu.thresholds import ENOUGH_TILES, LEAST, MIN_STEPS, PARTS
+from dicp.gpu.thresholds import ENOUGH_TILES, LEAST, MIN_STEPS, PARTS, TILINGS
 from dicp.gpu.tiles import extent, power_of_two
 from dicp.loop.ir.index import Size
 
@@ -26,24 +27,6 @@ class Tiling:
 
     def __str__(self) -> str:
         return "x".join(map(str, astuple(self)))
-
-
-CANDIDATES = (
-    Tiling(128, 256, 64, 3, 8),
-    Tiling(256, 128, 64, 3, 8),
-    Tiling(128, 128, 64, 4, 8),
-    Tiling(128, 128, 64, 3, 4),
-    Tiling(128, 128, 32, 4, 4),
-    Tiling(128, 64, 64, 4, 4),
-    Tiling(64, 256, 64, 4, 4),
-    Tiling(64, 128, 64, 4, 4),
-    Tiling(64, 64, 64, 5, 4),
-    Tiling(64, 64, 128, 3, 4),
-    Tiling(32, 64, 128, 4, 4),
-    Tiling(16, 128, 128, 4, 4),
-    Tiling(16, 64, 256, 3, 4),
-)
-"""From tiles for large products that fill the chip to those for few rows and great depth."""
 
 
 def candidates(
@@ -66,7 +49,7 @@ def _in_parts(tiling: Tiling, shape: tuple[Size, ...]) -> Iterator[Tiling]:
 
 def _fitted(rows: Size, columns: Size, depth: Size, dtype: torch.dtype) -> Iterator[Tiling]:
     most = [max(LEAST, power_of_two(extent(s))) for s in (rows, columns, depth)]
-    for tiling in CANDIDATES:
+    for tiling in starmap(Tiling, TILINGS):
         if tiling.y > 2 * most[0] or tiling.x > 2 * most[1]:
             continue
         deep = tiling.k // 2 if dtype == torch.float32 else tiling.k

@@ -24,12 +24,26 @@ MAX_REPEATED_COST = 2
 """Highest cost of a value that is recomputed for every element it is broadcast to."""
 MAX_INLINE_LOADS = 4
 """Most loads of such a value: each is memory traffic that a stored value would replace by one."""
+HEAVY = 16
+"""Cost of an elementary function: a polynomial of about this many operations. Values that cost as
+much are kept rather than computed again."""
 MAX_BODY = 400
 """Expression nodes that inlining may add to one reader: bounds text and compile time."""
 MAX_TABLE_COST = 3
 TABLE_USES = 16
 """A value that loads nothing, is used this often per element and costs more than MAX_TABLE_COST is
 stored, not inlined (interpolation weights)."""
+
+# ---- order of loops -------------------------------------------------------------------------
+
+GUESS = 256
+"""The extent assumed for a dynamic stride."""
+STRIDE_POWER, MAX_STRIDE = 0.25, 1e6
+"""An access along a loop costs its bytes * stride ** STRIDE_POWER, for strides up to MAX_STRIDE:
+a guess between the number of cache lines and that of pages, untuned."""
+ADJACENT = 4
+"""What an access along memory saves, in units of its bytes: more than three of stride 64 cost, so
+that the loop along which most tensors are contiguous is innermost."""
 
 # ---- loops and kernels ----------------------------------------------------------------------
 

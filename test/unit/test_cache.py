@@ -6,11 +6,13 @@ has dropped its privileges, or by making the one system call fail.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -506,6 +508,36 @@ def test_no_disk_at_all_falls_back_to_memory(cache: Cache, monkeypatch: pytest.M
     assert cache.get("art", KEY) is None
 
 
+def test_too_many_open_files_damage_nothing(cache: Cache, folder: Path) -> None:
+    """An entry that cannot be opened for the moment stays, and so does the user's secret."""
+    cache.put("art", KEY, FILES)
+    secret = (folder / "user.key").read_bytes()
+    held: list[int] = []
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(6):
+        small = reopened(folder)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            for descriptor in held[:spare]:
+                os.close(descriptor)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                small.get("art", KEY)
+            assert all("Too many open files" in str(each.message) for each in told)
+            assert not any("built again" in str(each.message) for each in told)
+        finally:
+            for descriptor in held[spare:]:
+                os.close(descriptor)
+            held.clear()
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert (folder / "user.key").read_bytes() == secret
+        assert reopened(folder).get("art", KEY) is not None
+    assert small.get("art", KEY) is not None, "with six descriptors to spare it is read"
+
+
 def test_no_temporary_folder(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module.Path, "mkdir", fail_with(errno.EROFS))
     monkeypatch.setattr(store_module.tempfile, "mkdtemp", fail_with(errno.EROFS))
@@ -768,6 +800,16 @@ def test_what_was_just_used_is_not_collected_by_a_put(cache: Cache, folder: Path
     assert cache.get("art", key_of("a")) is not None
     reopened(folder, max_bytes=1).put("art", key_of("c"), {"x": b""})
     assert present(folder, "abc") == "ac"
+
+
+def test_entries_of_a_clock_that_ran_ahead_are_collected(cache: Cache, folder: Path) -> None:
+    fill(cache, folder, "abc")
+    (folder / "tmp" / ("0" * 32)).mkdir()
+    in_220_years = time.time() + 7e9
+    for path in folder.rglob("*"):
+        os.utime(path, (in_220_years, in_220_years))
+    reopened(folder, max_bytes=1).put("art", key_of("d"), {"x": b""})
+    assert present(folder, "abcd") == "d" and not os.listdir(folder / "tmp")
 
 
 def test_gc_gives_way_to_another_one(cache: Cache, folder: Path) -> None:

@@ -143,6 +143,14 @@ def test_a_compiler_that_misbehaves(
     assert cache.info().entries == 0, "nothing bad is stored"
 
 
+def test_an_environment_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ looks for the linker in PATH, which services and schedulers may leave unset."""
+    monkeypatch.delenv("PATH")
+    command, _ = host.find_compiler("cpu", "g++")
+    parts = [*command, "-shared", "-fPIC", "a.cpp", "-o", OUTPUT]
+    assert compile_shared("cpu", parts, {"a.cpp": SOURCE}, ["seven"])
+
+
 def test_what_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "VERSION_SECONDS", 0.3)
     (tmp_path / "no_program").write_bytes(b"\x7fELF not really")

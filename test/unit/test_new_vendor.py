@@ -131,10 +131,22 @@ class Installed:
     folder: Path
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.started([str(self.python), "-W", "ignore", *arguments], "elsewhere")
+
+    def shell(self, commands: str) -> subprocess.CompletedProcess[str]:
+        """A block of commands as a user types it, up to the first that fails."""
+        offline = "python -m pip install -q --no-build-isolation --no-deps"
+        commands = commands.replace("pip install", offline)
+        commands = re.sub(
+            r"^pytest", "python -m pytest -q -p no:cacheprovider", commands, flags=re.M
+        )
+        return self.started(["bash", "-e", "-c", commands], "page")
+
+    def started(self, command: list[str], folder: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.python.parent}:{os.environ['PATH']}"
         return subprocess.run(
-            [str(self.python), "-W", "ignore", *arguments], cwd=self.folder / "elsewhere",
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-            check=False,
+            command, cwd=self.folder / folder, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
         )  # fmt: skip
 
 
@@ -142,7 +154,8 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """What `pip install -e DIR` gives; torch and the tools come from this environment."""
     folder = tmp_path_factory.mktemp("packages")
-    (folder / "elsewhere").mkdir()
+    for name in ("elsewhere", "page"):
+        (folder / name).mkdir()
     venv.create(folder / "venv")
     python = folder / "venv" / "bin" / "python"
     own = sysconfig.get_path("purelib", vars={"base": str(folder / "venv")})
@@ -183,6 +196,16 @@ def test_an_installed_package_runs_dicp_s_tests_from_another_folder(
         "--dynamic", str(shapes),
     )  # fmt: skip
     assert found.returncode == 0 and f"{passed} passed" in found.stdout, found.stdout[-3000:]
+
+
+def test_the_page_for_new_hardware_works(installed: Installed) -> None:
+    """Its blocks of commands in order, in one folder: a package, rules, tests, a whole model."""
+    page = (ROOT / "docs" / "new_hardware.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 8
+    for block in blocks:
+        found = installed.shell(block)
+        assert found.returncode == 0, block + found.stdout[-3000:] + found.stderr[-2000:]
 
 
 def test_packages_need_no_private_name(installed: Installed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,10 +58,11 @@ def command(compiler: str, *flags: str, without: Sequence[str] = ("-shared",)) -
     return [toolchain.compiler, *(f for f in toolchain.flags if f not in without)]
 
 
-@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_levels_of_x86(level: str, tmp_path: Path) -> None:
-    if "avx2" not in FEATURES:
-        pytest.skip("an x86 processor runs this")
+    needed = {"x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}.get(level, "sse4_2")
+    if needed not in FEATURES:
+        pytest.skip(f"needs a processor with {needed}")
     check(tmp_path, command("g++", f"-march={level}"))
 
 
@@ -77,5 +79,61 @@ def test_without_openmp(tmp_path: Path) -> None:
 def test_arm(tmp_path: Path) -> None:
     if not shutil.which(ARM) or not shutil.which(RUN_ARM[0]):
         pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user")
-    build = command(ARM, without=("-shared", "-march=native", "-DDICP_LIBMVEC"))
-    check(tmp_path, build, RUN_ARM)
+    check(tmp_path, arm_command(), RUN_ARM)
+
+
+def arm_command(*flags: str) -> list[str]:
+    native = ("-shared", "-march=native", "-DDICP_LIBMVEC=240")
+    return [*command(ARM, without=native), *flags]
+
+
+PROCEDURE = """
+extern "C" __attribute__((aarch64_vector_pcs)) float32x%(lanes)s_t
+_ZGVnN%(lanes)sv_%(name)sf(float32x%(lanes)s_t x) {
+  for (int k = 0; k < %(lanes)s; k++) x[k] = __builtin_%(name)sf(x[k]);
+  return x;
+}
+"""
+RELEASES = {238: 3, 239: 6, 240: 8}
+"""How many of `functions` each release of ARM's glibc has."""
+
+
+def functions(x: Tensor, count: int) -> list[Tensor]:
+    """Sums of doubles take two values at a time."""
+    y = x.abs() + 0.1
+    return [
+        y.log(), x.sin() + x.cos(), x.cos().double().sum(1), y.log1p() + x.expm1(),
+        x.atan() + x.tan(), x.exp2() + y.log2(), x.sinh(), x.erfc(),
+    ][:count]  # fmt: skip
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_vector_functions_of_arm(release: int, tmp_path: Path) -> None:
+    """Kernels call the vector functions that ARM's glibc has, and no others."""
+    if not shutil.which(ARM) or not shutil.which(RUN_ARM[0]):
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user")
+    count, x = RELEASES[release], torch.randn(70, 65)
+    kernels = Standalone(lambda x: functions(x, count), [x])
+    build = arm_command(f"-DDICP_LIBMVEC={release}")
+    with pytest.raises(subprocess.CalledProcessError):  # the linker asks for them
+        kernels.run(tmp_path, build, RUN_ARM)
+    names = ["log", "sin", "cos", "log1p", "expm1", "atan", "tan", "exp2", "log2", "sinh", "erfc"]
+    lanes = (4,) if release == 238 else (2, 4)
+    made = [PROCEDURE % {"name": name, "lanes": n} for name in names for n in lanes]
+    (tmp_path / "libmvec.cpp").write_text("#include <arm_neon.h>\n" + "".join(made))
+    results = kernels.run(tmp_path, [*build, "libmvec.cpp"], RUN_ARM)
+    exact = functions(x.double(), count)
+    for got, eager, true in zip(results, functions(x, count), exact, strict=True):
+        assert_matches(got, eager, true)
+
+
+@pytest.mark.parametrize("release", [238, 239])
+def test_functions_that_a_release_lacks_are_not_called(release: int, tmp_path: Path) -> None:
+    if not shutil.which(ARM) or not shutil.which(RUN_ARM[0]):
+        pytest.skip("needs Debian's g++-aarch64-linux-gnu and qemu-user")
+    start, x = RELEASES[release], torch.randn(70, 65)
+    kernels = Standalone(lambda x: functions(x, 8)[start:], [x])
+    results = kernels.run(tmp_path, arm_command(f"-DDICP_LIBMVEC={release}"), RUN_ARM)
+    exact = functions(x.double(), 8)[start:]
+    for got, eager, true in zip(results, functions(x, 8)[start:], exact, strict=True):
+        assert_matches(got, eager, true)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import re
 import subprocess
@@ -74,6 +75,10 @@ def build(folder: Path, name: str, before: str) -> ctypes.CDLL:
             start = types.start_value(op, dtype)
             text += f"{ctype} r_{op}({ctype} b) {{ {ctype} a = {start}; int64_t at = 0; (void)at; "
             text += f"{step} return a; }}\n"
+    return compiled(folder, name, text)
+
+
+def compiled(folder: Path, name: str, text: str) -> ctypes.CDLL:
     (folder / f"{name}.cpp").write_text(text)
     (folder / "scalar.h").write_text(spelling.header_text())
     command = [find_toolchain(Config()).compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC",
@@ -103,6 +108,26 @@ def _call(lib: ctypes.CDLL, op: str, dtype: torch.dtype, kind: type, given: list
     return call((ctypes.c_int64 * 4)(), *given[: SCALAR_OPS[op].arity])
 
 
+@pytest.mark.parametrize("inner", ["erf", "tanh"])
+def test_small_results_of_the_normal_cdf_have_small_errors(inner: str, tmp_path: Path) -> None:
+    """They are not 1 + erf(..), a difference of large numbers."""
+    name = "d_normal_cdf" if inner == "erf" else "d_normal_cdf_tanh"
+    text = '#include "scalar.h"\n'
+    text += 'extern "C" void run(float* x, long n) '
+    text += f"{{ for (long i = 0; i < n; ++i) x[i] = {name}(x[i]); }}"
+    x = torch.linspace(-6, 6, 100_001, dtype=torch.float32)
+    got, wide = x.clone(), x.double()
+    compiled(tmp_path, inner, text).run(ctypes.c_void_p(got.data_ptr()), ctypes.c_long(len(x)))
+    if inner == "erf":
+        want = torch.special.ndtr(wide)
+    else:
+        want = torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+    error = (got.double() - want).abs()
+    assert error.max() < 1.1e-7
+    assert error[wide < -2.5].max() < 4e-8
+    assert (error / want)[wide > -4].max() < 4e-4
+
+
 def test_triton() -> None:
     device = pytest.importorskip("dicp.vendor.triton.device")
     from dicp.vendor.triton import spelling as triton
@@ -114,5 +139,20 @@ def test_triton() -> None:
             text = triton.operator(op, dtype, dtype, args[: row.arity + random])
             called = re.findall(r"\bd\.(\w+)\(", text)
             assert all(hasattr(device, name) for name in called), (op, dtype, text)
-    for text in triton.COMBINE.values():
+    for text in (*triton.COMBINE.values(), *triton.VARIANTS.values(), *triton.SHARED.values()):
         assert all(hasattr(device, name) for name in re.findall(r"\bd\.(\w+)\(", text))
+
+
+def test_cheaper_forms() -> None:
+    """Every form that a GPU's schedule chooses has a row in each language, of functions it has."""
+    from dicp.gpu import precision
+    from dicp.vendor.maca.units import header_texts
+
+    named = set(re.findall(r'"(\w+)"', inspect.getdoc(precision.variants) or ""))
+    assert len(named) == 6
+    triton = pytest.importorskip("dicp.vendor.triton.spelling")
+    assert triton.VARIANTS.keys() == named
+    assert spelling.VARIANTS.keys() == named | {"exp_weight"}
+    defined = set(re.findall(r"\b(d_\w+)\(", "".join(header_texts().values())))
+    for row in spelling.VARIANTS.values():
+        assert set(re.findall(r"\b(d_\w+)\(", row)) <= defined, row

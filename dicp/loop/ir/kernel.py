@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -105,6 +105,16 @@ class Partition:
     """Rows per share; the last shares may be shorter or empty."""
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A form of an operator that is cheaper and right for what its operands or results are."""
+
+    name: str
+    """The row of the language's table of variants."""
+    number: float = 0
+    """A constant that the row needs."""
+
+
 class Form:
     """How a kernel's loops run on its target; each target family has a subclass for each form."""
 
@@ -131,6 +141,8 @@ class Kernel:
     else of `reduction`."""
     form: Form | None = None
     """Set once, by the scheduler; a renderer writes it as it is. None: plain nested loops."""
+    variants: Mapping[Expr, Variant] = field(default_factory=dict)
+    """Operators in a cheaper form, set with the kernel's form."""
 
     def stmts(self) -> list[Stmt]:
         return [s for p in self.phases for s in p.stmts]

@@ -12,6 +12,8 @@ from typing import Literal
 
 import torch
 
+from dicp.loop.thresholds import HEAVY
+
 
 @dataclass(frozen=True)
 class ScalarOp:
@@ -23,8 +25,6 @@ class ScalarOp:
 def _rows(*rows: tuple[str, int, int]) -> dict[str, ScalarOp]:
     return {name: ScalarOp(name, arity, cost) for name, arity, cost in rows}
 
-
-HEAVY = 16
 
 SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("add", 2, 1),

@@ -1,11 +1,13 @@
 """From ATen to the loop IR: one file per operator family, one rule per operator."""
 
 from dicp.loop.lowering.activation import ACTIVATION
+from dicp.loop.lowering.average_pooling import AVERAGE_POOLING
 from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.creation import CREATION
 from dicp.loop.lowering.indexing import INDEXING
 from dicp.loop.lowering.library import LIBRARY
+from dicp.loop.lowering.max_pooling import MAX_POOLING
 from dicp.loop.lowering.pointwise import POINTWISE
-from dicp.loop.lowering.pooling import POOLING
 from dicp.loop.lowering.random import RANDOM
 from dicp.loop.lowering.reduction import REDUCTION
 from dicp.loop.lowering.scan import SCAN
@@ -15,7 +17,8 @@ from dicp.loop.lowering.views import VIEWS
 from dicp.rules import NoRule, RuleTable
 
 RULES = POINTWISE.merged(
-    ACTIVATION, VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY, POOLING, SCAN, SORT, UPSAMPLE
-)
+    ACTIVATION, CREATION, VIEWS, REDUCTION, INDEXING, RANDOM, LIBRARY, AVERAGE_POOLING,
+    MAX_POOLING, SCAN, SORT, UPSAMPLE,
+)  # fmt: skip
 
 __all__ = ["RULES", "Lowering", "NoRule", "RuleTable", "Value"]

@@ -9,8 +9,9 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import Index, Indirect, Size, Var, domain, product
-from dicp.loop.ir.ops import HEAVY, SCALAR_OPS
+from dicp.loop.ir.ops import SCALAR_OPS
 from dicp.loop.thresholds import (
+    HEAVY,
     MAX_BODY,
     MAX_INLINE_COST,
     MAX_INLINE_LOADS,

@@ -5,12 +5,14 @@ A target's own form chooser, a `FormChooser`, asks these questions and adds its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr
+from dicp.loop.ir.expr import Const, Expr, Named
 from dicp.loop.ir.index import Index, Var
-from dicp.loop.ir.kernel import Kernel, Reduce, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Reduce, Stmt, Store, Variant
 from dicp.loop.ir.ops import SCALAR_OPS
 
 FormChooser = Callable[[Kernel], Kernel]
@@ -59,6 +61,30 @@ def is_distance_below(expr: Expr, top: Reduce) -> bool:
         return False
     own = expr.args[1] is ir.result(top.name, top.dtype)
     return own and top.dtype == expr.dtype and top.value is expr.args[0]
+
+
+def exp_weights(kernel: Kernel) -> dict[Expr, Variant]:
+    """The exponentials of what is never positive: they need no scaling, and are at most 1."""
+    maxima = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
+    seen: set[Expr] = set()
+    found = (e for x in kernel.exprs() for e in ir.walk(x, seen) if e.op == "exp")
+    weights = (e for e in found if _is_never_positive(e.args[0], maxima))
+    return {e: Variant("exp_weight") for e in weights if e.dtype != torch.float64}
+
+
+def _is_never_positive(expr: Expr, maxima: Mapping[str, Reduce]) -> bool:
+    """Whether `expr` is x - max(x), or is never positive by its form: -|x| or -c * x * x."""
+    if expr.op == "neg":
+        return expr.args[0].op == "abs"
+    if len(expr.args) != 2:
+        return False
+    first, second = expr.args
+    if expr.op == "mul" and isinstance(second, Const) and second.value < 0:
+        return first.op == "mul" and first.args[0] is first.args[1]
+    if expr.op != "sub" or not isinstance(second, Named):
+        return False
+    top = maxima.get(second.name)
+    return top is not None and is_distance_below(expr, top)
 
 
 def cost_of_point(kernel: Kernel) -> int:

@@ -1,27 +1,22 @@
-"""From fused groups to kernels: phases, stores, scratch values, loop order, coalesced loops."""
+"""From fused groups to kernels: phases, stores and scratch values.
+
+In: a graph. Out: its kernels, with their forms, and its calls in the order they run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Load, Read, Ref, Rewriter
+from dicp.loop.ir.expr import Expr, Load, Ref, Rewriter
 from dicp.loop.ir.graph import Call, Compute, Graph, refs_in
 from dicp.loop.ir.index import (
-    ZERO,
-    FloorDiv,
     Index,
-    Mod,
-    Size,
     Var,
     flatten,
-    indirect_exprs,
-    normal,
     product,
-    quotient,
-    variable,
 )
 from dicp.loop.ir.kernel import (
     Kernel,
@@ -34,21 +29,18 @@ from dicp.loop.ir.kernel import (
     Stmt,
     Store,
 )
-from dicp.loop.ir.ops import HEAVY
 from dicp.loop.passes.inline import cost_of, inline
 from dicp.loop.schedule.form import FormChooser
-from dicp.loop.schedule.fusion import (
-    CrossRow,
-    Group,
-    fuse,
-    is_outer,
-    mapping_of,
-    pass_numbers,
-    place_of,
-)
+from dicp.loop.schedule.fusion import fuse
+from dicp.loop.schedule.groups import CrossRow, Group
+from dicp.loop.schedule.legality import is_outer, mapping_of, pass_numbers, place_of
+from dicp.loop.schedule.nest import Nest
 from dicp.loop.schedule.partition import partitioned
-from dicp.loop.thresholds import MAX_REPEATED_READS, MAX_SCRATCH_ROW
-from dicp.origin import Origin
+from dicp.loop.thresholds import (
+    HEAVY,
+    MAX_REPEATED_READS,
+    MAX_SCRATCH_ROW,
+)
 
 Step = Kernel | Call
 
@@ -250,7 +242,7 @@ class _KernelBuilder:
         axes = group.axes or frozenset()
         parallel = [v for v in variables if v.position not in axes]
         reduction = [v for v in variables if v.position in axes]
-        nest = _Nest(phases, parallel, reduction)
+        nest = Nest(phases, parallel, reduction)
         nest.split_by_division()
         scatter = any(n.kind == "scatter" for n in group.computes())
         # argmax and argmin return the first of equal extrema, so their loops keep the order.
@@ -262,159 +254,6 @@ class _KernelBuilder:
             kind = "scatter" if scatter else "pointwise"
         origins = {o.node: o for n in group.computes() for o in n.origins}
         return nest.kernel(kind, tuple(origins.values()))
-
-
-class _Nest:
-    """The loops of a kernel while they are split, ordered and merged."""
-
-    def __init__(self, phases: list[Phase], parallel: list[Var], reduction: list[Var]) -> None:
-        self.phases = phases
-        self.parallel = parallel
-        self.reduction = reduction
-        self._next = max((v.position for v in parallel + reduction), default=-1) + 1
-
-    def indices(self) -> list[tuple[Index, int]]:
-        """The index expressions of every pass, with the bytes that they move per point."""
-        found: list[tuple[Index, int]] = []
-        for phase in self.phases:
-            seen: set[Expr] = set()
-            for stmt in phase.stmts:
-                if isinstance(stmt, Store):
-                    found.append((stmt.index, 2 * stmt.ref.dtype.itemsize))
-                    for inner in indirect_exprs(stmt.index):
-                        found += self._of(inner, seen)
-                if isinstance(stmt, Reduce) and stmt.position is not None:
-                    found.append((stmt.position, 0))
-                found += self._of(stmt.value, seen)
-        return found
-
-    def _of(self, expr: Expr, seen: set[Expr]) -> list[tuple[Index, int]]:
-        result = []
-        for e in ir.walk(expr, seen):
-            weight = e.ref.dtype.itemsize if isinstance(e, (Load, Read)) else 0
-            result += [(i, weight) for i in ir.indices_of(e)]
-        return result
-
-    def substitute(self, mapping: dict[Var, Index]) -> None:
-        rewrite = Rewriter(mapping)
-        self.phases = [
-            Phase(p.level, tuple(_rewritten(s, rewrite) for s in p.stmts)) for p in self.phases
-        ]
-
-    def fresh(self, size: Size) -> Var:
-        self._next += 1
-        return Var(self._next - 1, size)
-
-    def split_by_division(self) -> None:
-        """Split loop v at each v // d or v % d where d divides v's size: v = d * high + low."""
-        for _ in range(8):
-            found = self._division()
-            if found is None:
-                return
-            var, divisor = found
-            outer = quotient(var.size, divisor)
-            assert outer is not None
-            high, low = self.fresh(outer), self.fresh(divisor)
-            self.substitute({var: variable(high) * divisor + variable(low)})
-            for loops in (self.parallel, self.reduction):
-                if var in loops:
-                    at = loops.index(var)
-                    loops[at : at + 1] = [high, low]
-
-    def _division(self) -> tuple[Var, Size] | None:
-        for index, _ in self.indices():
-            for atom in _divisions(index):
-                if len(atom.value.terms) != 1 or atom.value.const != 0:
-                    continue
-                ((var, c),) = atom.value.terms
-                if isinstance(var, Var):
-                    exact = quotient(var.size, atom.divisor) if c == 1 else None
-                    if exact is not None and exact != 1 and atom.divisor != 1:
-                        return var, atom.divisor
-        return None
-
-    def order(self, keep_reduction: bool) -> None:
-        """Put loops with the largest strides outermost."""
-        weights = self._weights()
-        self.parallel.sort(key=lambda v: weights[v], reverse=True)
-        if not keep_reduction:
-            self.reduction.sort(key=lambda v: weights[v], reverse=True)
-
-    def _weights(self) -> dict[Var, float]:
-        """Sort key of each loop: the order that suits most of the memory traffic.
-
-        The sum over accesses of bytes * stride ** 0.25, where stride 1 counts as -4. Ties keep the
-        given order.
-        """
-        total: dict[Var, float] = dict.fromkeys(self.parallel + self.reduction, 0.0)
-        stores = [
-            (s.index, s.ref.dtype.itemsize)
-            for p in self.phases for s in p.stmts if isinstance(s, Store)
-        ]  # fmt: skip
-        rank = {v: -i * 1e-6 for i, v in enumerate(self.parallel + self.reduction)}
-        for index, weight in [*self.indices(), *stores]:
-            for var in index.variables():
-                c = index.coefficient(var)
-                stride = abs(_guess(c))
-                if stride == 1:
-                    total[var] -= weight * 4
-                elif stride > 1:
-                    total[var] += weight * min(stride, 1e6) ** 0.25
-        return {v: total[v] + rank[v] for v in total}
-
-    def merge(self) -> None:
-        """Coalesce adjacent loops that every index expression addresses as one loop."""
-        for loops in (self.parallel, self.reduction):
-            k = 0
-            while k + 1 < len(loops):
-                outer, inner = loops[k], loops[k + 1]
-                if self._mergeable(outer, inner):
-                    var = self.fresh(normal(outer.size * inner.size))
-                    self.substitute({outer: ZERO, inner: variable(var)})
-                    loops[k : k + 2] = [var]
-                else:
-                    k += 1
-
-    def _mergeable(self, outer: Var, inner: Var) -> bool:
-        for index, _ in self.indices():
-            hidden = {v for atom in _divisions(index) for v in atom.value.variables()}
-            if outer in hidden or inner in hidden:
-                return False
-            if index.coefficient(outer) != normal(index.coefficient(inner) * inner.size):
-                return False
-        return True
-
-    def kernel(self, kind: KernelKind, origins: tuple[Origin, ...]) -> Kernel:
-        renamed = [Var(k, v.size) for k, v in enumerate([*self.parallel, *self.reduction])]
-        old = [*self.parallel, *self.reduction]
-        # Two steps, since old and new variables may coincide.
-        stand_in = [Var(1000 + k, v.size) for k, v in enumerate(old)]
-        self.substitute({o: variable(s) for o, s in zip(old, stand_in, strict=True)})
-        self.substitute({s: variable(n) for s, n in zip(stand_in, renamed, strict=True)})
-        count = len(self.parallel)
-        return Kernel(
-            kind, tuple(renamed[:count]), tuple(renamed[count:]), tuple(self.phases), origins
-        )
-
-
-def _guess(value: Size) -> int:
-    return value if isinstance(value, int) else 256
-
-
-def _divisions(index: Index) -> Iterable[FloorDiv | Mod]:
-    for atom, _ in index.terms:
-        if isinstance(atom, (FloorDiv, Mod)):
-            yield atom
-            yield from _divisions(atom.value)
-
-
-def _rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
-    value = rewrite(stmt.value)
-    if isinstance(stmt, Store):
-        return replace(stmt, value=value, index=rewrite.index(stmt.index))
-    if isinstance(stmt, Reduce) and stmt.position is not None:
-        return replace(stmt, value=value, position=rewrite.index(stmt.position))
-    return replace(stmt, value=value)
 
 
 __all__ = ["Schedule", "Step", "schedule"]

@@ -26,6 +26,14 @@ from torch import Tensor
 from dicp.cache import Cache, key_of
 from dicp.loop.ir.index import Size
 from dicp.torch_private import disable_current_modes
+from dicp.vendor.cpu.thresholds import (
+    FEW_PRODUCT_ROWS,
+    LARGE_PRODUCT,
+    LIBRARY_MARGIN,
+    MAX_TURNS,
+    SHORTEST,
+    TURNS,
+)
 from dicp.vendor.cpu.toolchain import cpu_model
 
 Library: TypeAlias = Literal["blas", "onednn", "own"]
@@ -37,17 +45,6 @@ PROBLEMS: Mapping[ShapeClass, tuple[int, int, int]] = {
     "large": (768, 768, 1024),
 }
 """Class of shapes -> rows, depth and columns of the product that stands for it."""
-FEW_ROWS = 32
-"""Rows below which a product is limited by reading its second operand."""
-LARGE = 1 << 29
-"""Multiplications from which packing costs little beside arithmetic: 5 ms at 100 GFLOP/s."""
-MARGIN = 1.25
-"""How much faster than BLAS oneDNN must be to be taken: about 2 on AMD's Zen 4, where MKL takes a
-generic path, and 0.95 on Intel's Sapphire Rapids, where MKL reaches 93% of the peak."""
-TURNS, MAX_TURNS = 9, 45
-"""Ratios of one measurement, and of all measurements until it counts as unstable."""
-SHORTEST = 3e-4
-"""Seconds that one sample lasts at least; short products are repeated within a sample."""
 FASTER_BY_VENDOR: Mapping[str, Library] = {"AuthenticAMD": "onednn", "HygonGenuine": "onednn"}
 """Vendor of the processor -> the faster library in float32; BLAS for all others."""
 
@@ -93,11 +90,11 @@ def by_onednn(x: Tensor, w: Tensor) -> Tensor:
 
 def shape_class(rows: Size, depth: Size, columns: Size) -> ShapeClass:
     """The class of a product; one of symbolic size is of medium size."""
-    if isinstance(rows, int) and rows < FEW_ROWS:
+    if isinstance(rows, int) and rows < FEW_PRODUCT_ROWS:
         return "few rows"
     if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
         return "medium"
-    return "large" if rows * depth * columns >= LARGE else "medium"
+    return "large" if rows * depth * columns >= LARGE_PRODUCT else "medium"
 
 
 def verdict(cache: Cache, which: ShapeClass) -> Verdict:
@@ -169,8 +166,8 @@ def compare(
     while len(ratios) < MAX_TURNS:
         ratios += [_seconds(first, repeats) / _seconds(second, repeats) for _ in range(TURNS)]
         low, median, high = _interval(ratios)
-        if low > MARGIN or high < MARGIN:
-            return Verdict(libraries[low > MARGIN], low, median, high, names=names)
+        if low > LIBRARY_MARGIN or high < LIBRARY_MARGIN:
+            return Verdict(libraries[low > LIBRARY_MARGIN], low, median, high, names=names)
     return Verdict(otherwise, low, median, high, stable=False, names=names)
 
 

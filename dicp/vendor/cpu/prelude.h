@@ -3,25 +3,38 @@
 #pragma once
 // Float functions have vector variants in libmvec where the toolchain has it; their error is below 4
 // units in the last place. Functions of doubles stay scalar; their error is below one unit.
-#ifdef DICP_LIBMVEC
-#define d_vector __attribute__((simd("notinbranch"), const))
-#else
-#define d_vector __attribute__((const))
-#endif
+// DICP_LIBMVEC is the release of ARM's glibc that has as many; 2.38 has no vectors of two floats.
 #define d_scalar __attribute__((const))
+#define d_vector __attribute__((simd("notinbranch"), const))
+#if DICP_LIBMVEC >= 240
+#define d_since_240 d_vector
+#else
+#define d_since_240 d_scalar
+#endif
+#if DICP_LIBMVEC >= 239
+#define d_since_239 d_vector
+#define d_since_238 d_vector
+#else
+#define d_since_239 d_scalar
+#if DICP_LIBMVEC == 238
+#define d_since_238 _Pragma("omp declare simd simdlen(4) notinbranch") d_scalar
+#else
+#define d_since_238 d_scalar
+#endif
+#endif
 #define d_declare1(name, kind) \
-  extern "C" d_scalar double name(double); extern "C" kind float name##f(float);
+  extern "C" { d_scalar double name(double); kind float name##f(float); }
 #define d_declare2(name, kind) \
-  extern "C" d_scalar double name(double, double); extern "C" kind float name##f(float, float);
-d_declare1(exp2, d_vector) d_declare1(expm1, d_vector) d_declare1(log, d_vector)
-d_declare1(log2, d_vector) d_declare1(log10, d_vector) d_declare1(log1p, d_vector)
-d_declare1(sin, d_vector) d_declare1(cos, d_vector) d_declare1(tan, d_vector)
-d_declare1(asin, d_vector) d_declare1(acos, d_vector) d_declare1(atan, d_vector)
-d_declare1(sinh, d_vector) d_declare1(cosh, d_vector) d_declare1(asinh, d_vector)
-d_declare1(acosh, d_vector) d_declare1(atanh, d_vector) d_declare1(erfc, d_vector)
-d_declare1(lgamma, d_scalar)
-d_declare2(atan2, d_vector) d_declare2(hypot, d_vector) d_declare2(pow, d_vector)
-d_declare2(nextafter, d_scalar)
+  extern "C" { d_scalar double name(double, double); kind float name##f(float, float); }
+d_declare1(log, d_since_238) d_declare1(sin, d_since_238) d_declare1(cos, d_since_238)
+d_declare1(exp2, d_since_239) d_declare1(expm1, d_since_239) d_declare1(log2, d_since_239)
+d_declare1(log10, d_since_239) d_declare1(log1p, d_since_239) d_declare1(tan, d_since_239)
+d_declare1(asin, d_since_239) d_declare1(acos, d_since_239) d_declare1(atan, d_since_239)
+d_declare2(atan2, d_since_239)
+d_declare1(sinh, d_since_240) d_declare1(cosh, d_since_240) d_declare1(asinh, d_since_240)
+d_declare1(acosh, d_since_240) d_declare1(atanh, d_since_240) d_declare1(erfc, d_since_240)
+d_declare2(hypot, d_since_240) d_declare2(pow, d_since_240)
+d_declare1(lgamma, d_scalar) d_declare2(nextafter, d_scalar)
 extern "C" d_scalar double exp(double);
 extern "C" d_scalar double erf(double);
 extern "C" d_scalar double tanh(double);

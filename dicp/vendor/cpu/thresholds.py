@@ -14,6 +14,10 @@ SPLIT_COST = 8 * PARALLEL_COST
 """Elementary operations from which splitting the rows of an outer reduction into chunks pays for
 their accumulators."""
 
+FEW_ROWS, FEW_TILES = 4, 4
+"""Rows of an inner reduction, and tiles of columns of an outer one, below which threads divide the
+reduction loop instead."""
+
 # ---- loops ----------------------------------------------------------------------------------
 
 UNROLL_AND_JAM = 4
@@ -38,6 +42,9 @@ SCAN_BLOCK = 256
 """Elements of a row per block of a vectorized prefix sum."""
 MIN_SCAN = 32
 """Elements of a row below which its prefix sum is scalar."""
+HALF_VECTOR, MAX_HALF_ROW = 16, 128
+"""16-bit floats of half a vector, by which a row is computed if it is shorter than MAX_HALF_ROW and
+its remainder has at least that many elements: they would be computed one by one."""
 MIN_PLANES = 1 << 19
 """Elements below which a core's private caches keep all rows."""
 MIN_PLANE = 32
@@ -61,6 +68,9 @@ SQUARE = 16
 
 MIN_PASS = 128
 """Elements of a loop below which lane accumulators cost too much."""
+MIN_REDUCTION_BYTES = 4
+"""Fewest bytes of an element for non-temporal stores in inner reductions: conversions to shorter
+floats bound them, not memory."""
 BEYOND_NEAR = 1 << 20
 """Bytes from which a tensor does not stay in a core's private caches."""
 PREFETCH_BYTES = 1 << 14
@@ -128,6 +138,32 @@ ceil(rows / 16) vectors of 16 rows that they must fill: the rest is computed for
 EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the operand."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
+
+MIN_GRADIENT_COLUMNS, MIN_IMAGE_COLUMNS = 12, 7
+"""Pixels per row of the result from which our gradient of filters is faster, for several images and
+for one. On ResNet-50 and a U-Net, relative to the library's time: 0.55 to 0.8 from 16 pixels per
+row on; with 8, 1.06 for four images and 0.5 for one; with 4, 1.4; for 1x1 filters 0.5 to 0.9."""
+MIN_CHANNEL_SHARE = 0.75
+"""Least share of the panels of CONVOLUTION_TILE channels that are used in such a gradient."""
+THIN_CHANNELS = 4
+"""Most channels of filters whose gradient is taken by im2col (THIN_PIXELS)."""
+MAX_CACHE_PER_CPU = 16 << 20
+"""Bytes of last-level cache per logical CPU beyond which the size is a host's, shown to a virtual
+machine that has a part of it: AMD's with stacked caches have 8 MiB, others 1 to 4."""
+
+# ---- calibration ------------------------------------------------------------------------------
+
+FEW_PRODUCT_ROWS = 32
+"""Rows below which a product is limited by reading its second operand."""
+LARGE_PRODUCT = 1 << 29
+"""Multiplications from which packing costs little beside arithmetic: 5 ms at 100 GFLOP/s."""
+LIBRARY_MARGIN = 1.25
+"""How much faster than BLAS oneDNN must be to be taken: about 2 on AMD's Zen 4, where MKL takes a
+generic path, and 0.95 on Intel's Sapphire Rapids, where MKL reaches 93% of the peak."""
+TURNS, MAX_TURNS = 9, 45
+"""Ratios of one measurement, and of all measurements until it counts as unstable."""
+SHORTEST = 3e-4
+"""Seconds that one sample lasts at least; short products are repeated within a sample."""
 
 # ---- compilation ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from dicp import toolchain as host
 from dicp.config import Config
 from dicp.errors import CompilerError, SerialWarning
+from dicp.vendor.cpu.thresholds import MAX_CACHE_PER_CPU
 
 BASE_FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv",
@@ -36,8 +37,14 @@ GCC_FLAGS = (
     "-fno-tree-slp-vectorize",
 )  # fmt: skip
 """Flags that clang++ rejects."""
-LIBMVEC = {"x86_64": (2, 35), "AMD64": (2, 35), "aarch64": (2, 40)}
-"""Machine -> first glibc with all vector functions of kernels; ARM's 2.38 and 2.39 have some."""
+LIBMVEC = {
+    "x86_64": {(2, 35): 240},
+    "AMD64": {(2, 35): 240},
+    "aarch64": {(2, 38): 238, (2, 39): 239, (2, 40): 240},
+}
+"""Machine -> first glibc -> the vector functions that it has, as prelude.h counts them."""
+TWO_FUNCTIONS = ("-fno-builtin-sinf", "-fno-builtin-cosf")
+"""g++ makes sine and cosine of one value a call of sincosf, and the loop around it stays scalar."""
 CAUTIOUS_FLAGS = ("-O1", "-fno-tree-vectorize", "-fno-openmp-simd")
 """For code that crashes the compiler's vectorizer."""
 TARGET = "cpu"
@@ -105,11 +112,6 @@ def _request_tiles() -> int:
     return int(libc.syscall(*map(ctypes.c_long, numbers)))
 
 
-MAX_CACHE_PER_CPU = 16 << 20
-"""Bytes of last-level cache per logical CPU beyond which the size is a host's, shown to a virtual
-machine that has a part of it: AMD's with stacked caches have 8 MiB, others 1 to 4."""
-
-
 @lru_cache(maxsize=1)
 def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
     """Bytes of the last-level cache that this process may use; infinite where Linux shows none.
@@ -132,22 +134,23 @@ def _usable(index: Path, cpus: int) -> int:
     return min(size * used // max(sharing, 1), MAX_CACHE_PER_CPU * used)
 
 
-def has_libmvec() -> bool:
-    """Whether the C library has all vector math functions that kernels use."""
+def vector_functions() -> int:
+    """The vector math functions of this C library, as prelude.h counts them: 0 is none, 240 all."""
     name, version = platform.libc_ver()
-    first = LIBMVEC.get(platform.machine())
-    if name != "glibc" or first is None:
-        return False
+    if name != "glibc":
+        return 0
     major, minor = (int(x) for x in version.split(".")[:2])
-    return (major, minor) >= first
+    releases = LIBMVEC.get(platform.machine(), {})
+    return max((has for first, has in releases.items() if (major, minor) >= first), default=0)
 
 
 def vector_math(is_clang: bool) -> tuple[str, ...]:
     """Flags to call the C library's vector functions in loops; clang++ has them on x86 only."""
-    if not has_libmvec():
+    functions = vector_functions()
+    if not functions:
         return ()
     if not is_clang:
-        return ("-DDICP_LIBMVEC",)
+        return (f"-DDICP_LIBMVEC={functions}", *TWO_FUNCTIONS)
     on_x86 = platform.machine() in ("x86_64", "AMD64")
     link = "-Wl,--push-state,--no-as-needed,-lmvec,--pop-state"
     return ("-fveclib=libmvec", link) if on_x86 else ()

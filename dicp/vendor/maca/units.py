@@ -13,13 +13,12 @@ from dicp.cache import Cache, Entry, key_of
 from dicp.codegen.spelling import SCALAR_HEADER, header_text
 from dicp.template import render_template
 from dicp.toolchain import OUTPUT
+from dicp.vendor.maca.thresholds import SMALL_UNIT
 
 FOLDER = Path(__file__).parent
 TARGET = "maca"
 UNIT = "unit.maca"
 HEADERS = ("device.h", "shim.h", "checked.h", "gpu.h", "compat.h", "native.h")
-SMALL_UNIT = 6_000
-"""Characters of kernel text below which a second compiler run costs more than it saves."""
 
 Comments = Mapping[str, Sequence[str]]
 """Kernel name -> what it computes: operator, graph node, user line."""

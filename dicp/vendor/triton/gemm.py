@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from dicp.codegen.values import local
 from dicp.gpu.products import RESULT, TOTAL, Product
+from dicp.gpu.random_groups import limited_stores
 from dicp.gpu.thresholds import LEAST
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, Var, normal, quotient
-from dicp.loop.ir.kernel import Kernel, Store, kernel_name
+from dicp.loop.ir.kernel import kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
@@ -26,30 +28,28 @@ from dicp.vendor.triton.spelling import ELEMENT
 from dicp.vendor.triton.thresholds import TILE_GROUP
 
 SKELETON = Path(__file__).parent / "gemm.py.jinja"
-BOTH = frozenset({"y", "x"})
 
 
 class _Result(Emitter):
     """Emits the epilogue of a tile, all elements of which have the same batch index."""
 
-    def __init__(self, kernel: Kernel, axes: list[Axis], batch: tuple[Var, ...]) -> None:
-        super().__init__(kernel, axes, looped=False)
-        self.batch = batch
-        for axis in axes:
-            self.shape_of[axis.index] = self.shape_of[axis.mask] = frozenset((axis.name,))
-        self.shape_of[f"v_{TOTAL}"] = self.shape_of[f"v_{RESULT}"] = BOTH
+    def __init__(self, product: Product, axes: list[Axis]) -> None:
+        kernel = product.kernel
+        super().__init__(kernel, axes, limited_stores(kernel, product.x))
+        self.batch = product.z
+        self.places[local(TOTAL)] = self.level
 
     def variable(self, var: Var) -> str:
         if var in self.batch:
-            return self.digit("zi", self.batch, var, EVERYWHERE)
+            return self.digit_of("zi", self.batch, var, EVERYWHERE)
         return super().variable(var)
 
 
 def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKernel:
     """The kernel of `product` by `tiling`; `tf32`: float32 operands may be rounded to TF32."""
-    kernel = product.kernel
     axes = [Axis("y", product.y, tiling.y, 0), Axis("x", product.x, tiling.x, 1)]
-    writer = _Result(kernel, axes, product.z)
+    writer = _Result(product, axes)
+    kernel = writer.kernel
     left, right = writer.arg(product.a), writer.arg(product.b)
     batch, *sides = product.shape
     rows, columns, depth = (writer.size(s) for s in sides)
@@ -57,7 +57,8 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKern
         "left": _operand(writer, left, product.a.strides, 1),
         "right": _operand(writer, right, product.b.strides, 0),
     }
-    _epilogue(writer, product)
+    writer.set(local(RESULT), writer.value(product.value), writer.level)
+    writer.statements(product.stores)
     batched = len(product.a.shape) == 3
     several = batched or product.parts > 1
     groups = quotient(normal(batch), product.parts)
@@ -76,7 +77,7 @@ def render_product(product: Product, tiling: Tiling, tf32: bool) -> RenderedKern
     launch = _launch(writer, axes, tiling, batch if several else None)
     name = kernel_name(kernel.origins, f"{body} {tiling}")
     return RenderedKernel(
-        name, body, tuple(writer.args), tuple(writer.sizes), kernel,
+        name, body, tuple(writer.args), tuple(writer.symbols), kernel,
         tuple(writer.sites), {"launch": launch},
     )  # fmt: skip
 
@@ -99,19 +100,10 @@ def _load_mask(*tests: str) -> str:
     return f", mask={mask}, other=0.0" if mask else ""
 
 
-def _epilogue(writer: _Result, product: Product) -> None:
-    value = writer.value(product.value)
-    writer.line(f"v_{RESULT} = {value}")
-    written: list[Store] = list(product.stores)
-    values = [writer.value(s.value) for s in written]
-    for stmt, text in zip(written, values, strict=True):
-        writer.store(stmt, text, BOTH)
-
-
 def _names(writer: Emitter, several: bool) -> list[str]:
     blocks = [*(["ZBLOCK"] if several else []), "YBLOCK", "XBLOCK", "KBLOCK"]
     constants = [f"{name}: tl.constexpr" for name in ("INDEX", *blocks)]
-    return [*writer.args.values(), *writer.sizes.values(), *constants]
+    return [*writer.args.values(), *writer.symbols.values(), *constants]
 
 
 def _launch(

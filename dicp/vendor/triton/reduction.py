@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
+from dicp.codegen.values import local
 from dicp.gpu.form import ReductionTile, RowLoop
-from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Expr, Named, Read, Ref
+from dicp.gpu.passes import Hints
+from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.serialize import encode_size
-from dicp.vendor.triton.emit import EVERYWHERE, Axis
+from dicp.vendor.triton.emit import EVERYWHERE, Axes, Axis
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
 from dicp.vendor.triton.writer import Writer
 
-ROWS = frozenset({"x"})
+ROWS, BOTH = frozenset("x"), frozenset("xr")
 
 
 class Reduction(Writer):
@@ -33,9 +34,10 @@ class Reduction(Writer):
     """The index of the program's share."""
 
     def __init__(self, kernel: Kernel, axes: list[Axis], form: ReductionTile | RowLoop) -> None:
-        super().__init__(kernel, axes, looped=not form.tile.persistent)
-        self._stored: set[Ref] = set()
-        self._later: set[Ref] = set()
+        super().__init__(kernel, axes, form.limited, "" if form.tile.persistent else "r")
+        self.form = form
+        self._hints: Hints = {}
+        """The cache hints of the current pass."""
         self._squares = form.squares if isinstance(form, ReductionTile) else ()
         self._early = {square.name for square, _ in self._squares}
         pairs = form.online if isinstance(form, ReductionTile) else ()
@@ -50,20 +52,16 @@ class Reduction(Writer):
             self._axis_index(self.axes["r"], *self._range)
         phases = iter(enumerate(self.kernel.phases))
         for position, phase in phases:
-            self._wait_for_stores(phase)
+            self._wait_before(position)
             if position in self._online:
-                self._later = set().union(*map(self._reads, self.kernel.phases[position + 2 :]))
                 self._online_loop(*self._online[position])
                 next(phases)
-                continue
-            self._later = set().union(*map(self._reads, self.kernel.phases[position + 1 :]))
-            if phase.level == "parallel":
+            elif phase.level == "parallel":
                 self._row(phase)
             elif self.looped:
                 self._loop(phase)
             else:
                 self._block(phase)
-            self._stored |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
 
     # ---- shares of the rows ---------------------------------------------------------------------
 
@@ -102,68 +100,46 @@ class Reduction(Writer):
 
     # ---- passes over the reduction --------------------------------------------------------------
 
-    def _in_pass(self, phase: Phase) -> tuple[Stmt, ...]:
-        """The statements of the phase's own pass over the reduction.
-
-        Scratch values are rematerialized where they are read; an earlier pass computes some sums.
-        """
-        own = (s for s in phase.stmts if not isinstance(s, ScratchStore))
-        return tuple(s for s in own if not (isinstance(s, Reduce) and s.name in self._early))
-
-    def _wait_for_stores(self, phase: Phase) -> None:
-        """A barrier before reads of elements that another thread of the program may have stored."""
-        if self._reads(phase) & self._stored:
+    def _wait_before(self, position: int) -> None:
+        """The barrier before a phase, if it has one."""
+        if position in self.form.barriers:
             self.line("tl.debug_barrier()")
-            self._stored.clear()
+        if isinstance(self.form, ReductionTile):
+            self._hints = self.form.hints.get(position, {})
 
-    def _reads(self, phase: Phase) -> set[Ref]:
-        """The buffers that the phase reads, including those for rematerialized scratch values."""
-        seen: set[Expr] = set()
-        used = [e for s in self._in_pass(phase) for e in ir.walk(s.value, seen)]
-        for name in {e.name for e in used if isinstance(e, Named) and e.op == "scratch"}:
-            used += ir.walk(self.saves[name].value, seen)
-        return {e.ref.root for e in used if isinstance(e, Read)}
-
-    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
-        """Keeps in the cache what a later pass reads again and what all rows read, but not what is
-        read once; no hint in kernels with one pass."""
-        if len([p for p in self.kernel.phases if p.level == "reduction" and self._in_pass(p)]) < 2:
-            return ""
-        again = ref.root in self._later or not axes & ROWS
-        return f", eviction_policy='evict_{'last' if again else 'first'}'"
+    def hint(self, item: Read) -> str:
+        kept = self._hints.get(item)
+        return f", eviction_policy='evict_{kept}'" if kept else ""
 
     def _row(self, phase: Phase) -> None:
-        values: dict[int, str] = {}
-        for stmt in phase.stmts:
-            values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Let):
-                self._define(stmt.name, values[id(stmt)], self.axes_in(stmt.value))
-        self.stores(phase, values, ROWS)
+        self._emit(phase.stmts, ROWS)
 
-    def _define(self, name: str, text: str, axes: frozenset[str]) -> None:
-        self.line(f"v_{name} = {text}", self.depth_of(axes))
-        self.shape_of[f"v_{name}"] = axes
+    def _emit(self, stmts: Iterable[Stmt], level: Axes) -> None:
+        """Statements at the points of `level`; scratch values are rematerialized where read."""
+        self.level = level
+        self.statements(s for s in stmts if not isinstance(s, ScratchStore))
+
+    def define(self, stmt: Reduce | Scan | Let | ScratchStore, value: str) -> None:
+        if isinstance(stmt, Reduce):
+            (self._accumulate if self.looped == "r" else self._reduce_block)(stmt, value)
+        elif isinstance(stmt, Scan):
+            (self._advance if self.looped == "r" else self._scan_block)(stmt, value)
+        else:
+            super().define(stmt, value)
 
     # ---- one block ----------------------------------------------------------------------------
 
     def _block(self, phase: Phase) -> None:
-        values: dict[int, str] = {}
-        for stmt in phase.stmts:
-            if isinstance(stmt, ScratchStore):
-                continue
-            values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Reduce):
-                self._reduce_block(stmt, values[id(stmt)])
-            elif isinstance(stmt, Scan):
-                text = self._inside(stmt, self._tile(stmt, values[id(stmt)]))
-                self._define(stmt.name, _narrow(f"d.running_{stmt.op}({text})", stmt),
-                             frozenset("xr"))  # fmt: skip
-        self.stores(phase, values, frozenset("xr"))
+        self._emit(phase.stmts, BOTH)
+
+    def _scan_block(self, stmt: Scan, value: str) -> None:
+        text = self._inside(stmt, self._tile(stmt, value))
+        self.set(local(stmt.name), _narrow(f"d.running_{stmt.op}({text})", stmt), BOTH)
 
     def _tile(self, stmt: Reduce | Scan, value: str) -> str:
         if _compared(stmt) != stmt.dtype:
             value = f"{value}.to(tl.int32)"
-        return self.spread(value, self.axes_in(stmt.value), frozenset("xr"))
+        return self.spread(value, self.axes_in(stmt.value), BOTH)
 
     def _inside(self, stmt: Reduce | Scan, tile: str) -> str:
         """`tile` with the reduction's start value in lanes past the end."""
@@ -175,27 +151,27 @@ class Reduction(Writer):
 
     def _reduce_block(self, stmt: Reduce, value: str) -> None:
         tile = self._inside(stmt, self._tile(stmt, value))
-        if stmt.op.startswith("arg"):
-            self._define(stmt.name, f"d.{stmt.op}({tile}, {self._position(stmt)})", ROWS)
+        if stmt.finds_position:
+            self.set(local(stmt.name), f"d.{stmt.op}({tile}, {self._position(stmt)})", ROWS)
         else:
-            self._define(stmt.name, _narrow(f"d.{stmt.op}({tile})", stmt), ROWS)
+            self.set(local(stmt.name), _narrow(f"d.{stmt.op}({tile})", stmt), ROWS)
 
     def _position(self, stmt: Reduce) -> str:
         assert stmt.position is not None
         text = f"({self.index(stmt.position)}).to(tl.int64)"
-        return self.spread(text, self.axes_of_index(stmt.position), frozenset("xr"))
+        return self.spread(text, self.axes_of_index(stmt.position), BOTH)
 
     # ---- a loop over blocks -------------------------------------------------------------------
 
     def _loop(self, phase: Phase) -> None:
-        stmts = self._in_pass(phase)
+        stmts = [s for s in phase.stmts if not isinstance(s, ScratchStore)]
+        stmts = [s for s in stmts if not (isinstance(s, Reduce) and s.name in self._early)]
         for stmt in phase.stmts:
             if isinstance(stmt, Reduce) and stmt.name in self._early:
                 self._close_square(stmt)
         if not stmts:
             return
-        own = {id(stmt) for stmt in stmts}
-        squares = {id(total): square for square, total in self._squares if id(total) in own}
+        squares = {total: square for square, total in self._squares if total in stmts}
         for stmt in stmts:
             if isinstance(stmt, Reduce):
                 self._start(stmt)
@@ -204,9 +180,9 @@ class Reduction(Writer):
         for square in squares.values():
             self._start_square(square)
         with self._looping(*self._range):
-            values = self._loop_body(replace(phase, stmts=stmts))
+            self._emit(stmts, BOTH)
             for total, square in squares.items():
-                self._take_square(square, values[total])
+                self._take_square(square, self.value(total.value))
         for stmt in stmts:
             if isinstance(stmt, Reduce):
                 self._close(stmt)
@@ -241,7 +217,7 @@ class Reduction(Writer):
         self.line(f"counts = (({size} + {block} - 1 - {places}) // {block}).to({kind})")
         self.line(f"away = mean_{square.name} - {whole}")
         text = f"d.sum(s_{square.name} + counts * away * away)"
-        self._define(square.name, _narrow(text, square), ROWS)
+        self.set(local(square.name), _narrow(text, square), ROWS)
 
     def _online_loop(self, top: Reduce, total: Reduce) -> None:
         """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
@@ -253,42 +229,29 @@ class Reduction(Writer):
         self._start(total)
         with self._looping(*self._range):
             value = self._inside(top, self._tile(top, self.value(top.value)))
-            value = self.named(value, value, frozenset("xr"))
+            value = self.named(value, BOTH, top.dtype)
             # With new = max(old, x), one of exp(old - new) and exp(x - new) is 1. This holds for
             # leading values of -inf, too: the first number multiplies what they added by 0.
             self.line(f"rises = d.rises({value}, {best})")
-            short = "" if total.value in self._reduced_precision.full_precision else "_short"
+            short = "_short" if total.value in self.variants else ""
             self.line(f"fall = d.fall{short}({value}, {best})")
             self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
             self.line(f"{best} = tl.where(rises, {value}, {best})")
         self._close(top)
         text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
-        self._define(total.name, text, ROWS)
+        self.set(local(total.name), text, ROWS)
 
     def _start(self, stmt: Reduce) -> None:
         self.line(f"s_{stmt.name} = {_filled(self.shape('xr'), stmt)}")
-        if stmt.op.startswith("arg"):
+        if stmt.finds_position:
             self.line(f"p_{stmt.name} = tl.full({self.shape('xr')}, 0, tl.int64)")
-
-    def _loop_body(self, phase: Phase) -> dict[int, str]:
-        values: dict[int, str] = {}
-        for stmt in phase.stmts:
-            if isinstance(stmt, ScratchStore):
-                continue
-            values[id(stmt)] = self.value(stmt.value)
-            if isinstance(stmt, Reduce):
-                self._accumulate(stmt, values[id(stmt)])
-            elif isinstance(stmt, Scan):
-                self._advance(stmt, values[id(stmt)])
-        self.stores(phase, values, frozenset("xr"))
-        return values
 
     def _accumulate(self, stmt: Reduce, value: str) -> None:
         kept, mask = f"s_{stmt.name}", self.mask("r")
         tile = self._tile(stmt, value)
-        if stmt.op.startswith("arg"):
+        if stmt.finds_position:
             better = f"d.better_{stmt.op[3:]}({tile}, {kept})"
-            better = self.named(better, f"{better} & {mask}" if mask else better, frozenset("xr"))
+            better = self.named(f"{better} & {mask}" if mask else better, BOTH, torch.bool)
             place = f"p_{stmt.name}"
             self.line(f"{place} = tl.where({better}, {self._position(stmt)}, {place})")
             self.line(f"{kept} = tl.where({better}, {tile}, {kept})")
@@ -300,19 +263,19 @@ class Reduction(Writer):
         """The scan of this block, and the carry into the next one."""
         carry = f"c_{stmt.name}"
         tile = self._inside(stmt, self._tile(stmt, value))
-        tile = self.named(tile, tile, frozenset("xr"))
+        tile = self.named(tile, BOTH, stmt.dtype)
         text = COMBINE[stmt.op].format(carry, f"d.running_{stmt.op}({tile})")
-        self._define(stmt.name, _narrow(f"({text})", stmt), frozenset("xr"))
+        self.set(local(stmt.name), _narrow(f"({text})", stmt), BOTH)
         whole = COMBINE[stmt.op].format(carry, f"d.{stmt.op}({tile})")
         self.line(f"{carry} = {_narrow(f'({whole})', stmt)}")
 
     def _close(self, stmt: Reduce) -> None:
         kept = f"s_{stmt.name}"
-        if stmt.op.startswith("arg"):
+        if stmt.finds_position:
             best = f"d.{stmt.op[3:]}({kept})"
-            self._define(stmt.name, f"d.first_of({kept}, {best}, p_{stmt.name})", ROWS)
+            self.set(local(stmt.name), f"d.first_of({kept}, {best}, p_{stmt.name})", ROWS)
         else:
-            self._define(stmt.name, _narrow(f"d.{stmt.op}({kept})", stmt), ROWS)
+            self.set(local(stmt.name), _narrow(f"d.{stmt.op}({kept})", stmt), ROWS)
 
 
 class LoopedRows(Reduction):
@@ -322,9 +285,9 @@ class LoopedRows(Reduction):
 
     def __init__(self, kernel: Kernel, axes: list[Axis], form: RowLoop) -> None:
         super().__init__(kernel, axes, form)
-        self.looped, self.looped_axis = True, "x"
+        self.looped = "x"
         self.parts, self.stages = form.parts, form.stages
-        self._sums = {f"t_{k}": stmt for k, stmt in enumerate(kernel.cross_row_stores())}
+        self._sums = {stmt: f"t_{k}" for k, stmt in enumerate(kernel.cross_row_stores())}
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
         axes = super().launch_axes()
@@ -333,42 +296,35 @@ class LoopedRows(Reduction):
 
     def variable(self, var: Var) -> str:
         if var in self.parts:
-            return self.digit("pid", self.parts, var, EVERYWHERE)
+            return self.digit_of("pid", self.parts, var, EVERYWHERE)
         return super().variable(var)
-
-    def hint(self, ref: Ref, axes: frozenset[str]) -> str:
-        return ""
 
     def write(self) -> None:
         self.line("pid = tl.program_id(0).to(INDEX)")
         self._axis_index(self.axes["r"], "")
-        for name, stmt in self._sums.items():
+        for stmt, name in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
         with self._looping(*self._share(), self.stages):
-            for phase in self.kernel.phases:
-                self._wait_for_stores(phase)
-                if phase.level == "parallel":
-                    self._row(phase)
-                else:
-                    self._block(phase)
-                written = (s for s in phase.stmts if isinstance(s, Store) and not s.op)
-                self._stored |= {s.ref.root for s in written}
-        for name, stmt in self._sums.items():
+            for position, phase in enumerate(self.kernel.phases):
+                self._wait_before(position)
+                (self._row if phase.level == "parallel" else self._block)(phase)
+        for stmt, name in self._sums.items():
             index, mask = self.index(stmt.index), self.mask("r")
             tail = f", {mask}" if mask else ""
             place = f"{self.arg(stmt.ref)} + ({index})"
             self.line(f"tl.store({place}, d.sum_across({name}){tail})")
 
-    def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
-        for name, stmt in self._sums.items():
-            if id(stmt) in values:
-                have = self.axes_in(stmt.value)
-                tile = self.spread(values[id(stmt)], have, frozenset("xr"))
-                mask = self.mask("xr")
-                self.line(f"{name} += {f'tl.where({mask}, {tile}, 0.0)' if mask else tile}")
-        rest = tuple(s for s in phase.stmts if not (isinstance(s, Store) and s.op))
-        super().stores(Phase(phase.level, rest), values, level)
+    def store(self, stmt: Store) -> Callable[[], None]:
+        value = self.value(stmt.value)
+        name = self._sums.get(stmt)
+        return super().store(stmt) if name is None else partial(self._add, name, stmt, value)
+
+    def _add(self, name: str, stmt: Store, value: str) -> None:
+        """Adds a tile to the accumulators of a cross-row sum."""
+        tile = self.spread(value, self.axes_in(stmt.value), BOTH)
+        mask = self.mask("xr")
+        self.line(f"{name} += {f'tl.where({mask}, {tile}, 0.0)' if mask else tile}")
 
 
 def _compared(stmt: Reduce | Scan) -> torch.dtype:

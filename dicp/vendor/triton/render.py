@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dicp.gpu.form import PointTile, ReductionTile, RowLoop, TileForm
 from dicp.loop.ir.index import Var
-from dicp.loop.ir.kernel import Kernel, Phase, kernel_name
+from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.ir.ops import INDEX_CHECKS
 from dicp.loop.program import RenderedKernel
 from dicp.vendor.triton.emit import Axis
@@ -24,7 +24,7 @@ def render(kernel: Kernel) -> RenderedKernel:
     if isinstance(form, ReductionTile):
         axes = [_axis("x", form, kernel.parallel, 0), _axis("r", form, kernel.reduction, 1, shared)]
         return _finish(Reduction(kernel, axes, form), form)
-    return _finish(_Pointwise(kernel, _point_axes(kernel, form), False), form)
+    return _finish(Writer(kernel, _point_axes(kernel, form), form.limited), form)
 
 
 def _axis(name: str, form: TileForm, loops: tuple[Var, ...], dim: int, cut: bool = False) -> Axis:
@@ -43,7 +43,7 @@ def _point_axes(kernel: Kernel, form: TileForm) -> list[Axis]:
 def _finish(writer: Writer, form: TileForm) -> RenderedKernel:
     writer.write()
     found = writer.launch_axes()
-    names = [*writer.args.values(), *writer.sizes.values()]
+    names = [*writer.args.values(), *writer.symbols.values()]
     names += ["INDEX: tl.constexpr", *(f"{name.upper()}BLOCK: tl.constexpr" for name in found)]
     body = "\n".join([f"({', '.join(names)}):", *writer.scopes[0].lines])
     launch = {
@@ -57,14 +57,6 @@ def _finish(writer: Writer, form: TileForm) -> RenderedKernel:
     }
     name = kernel_name(writer.kernel.origins, f"{body} {form.tile.warps}")
     return RenderedKernel(
-        name, body, tuple(writer.args), tuple(writer.sizes), writer.kernel, tuple(writer.sites),
+        name, body, tuple(writer.args), tuple(writer.symbols), writer.kernel, tuple(writer.sites),
         {"launch": launch},
     )  # fmt: skip
-
-
-class _Pointwise(Writer):
-    """Every statement at every point of the parallel loops."""
-
-    def phase(self, phase: Phase) -> None:
-        values = {id(s): self.value(s.value) for s in phase.stmts}
-        self.stores(phase, values, frozenset(self.axes))

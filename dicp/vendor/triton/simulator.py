@@ -28,10 +28,9 @@ from dicp.config import environment
 from dicp.gpu.index_width import needs_wide
 from dicp.serialize import evaluate_size
 from dicp.torch_private import disable_current_modes
+from dicp.vendor.triton.thresholds import MAX_PROGRAMS
 
 DEVICE_FUNCTIONS = Path(__file__).parent / "device.py"
-MAX_PROGRAMS = 3
-"""Blocks per axis of a simulated launch: several, but no more, to save time."""
 MAX_BLOCK = 1 << 16
 MAX_TILE_ELEMENTS = 1 << 20
 """Most elements of a tile that Triton accepts."""

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from dicp.codegen.values import conversion_kind
 from dicp.dtypes import shortest
 from dicp.loop.ir.ops import identity_of
 
@@ -88,6 +89,18 @@ TRUTH = {
 }
 """Operators on booleans, which Triton would order as signed one-bit integers."""
 
+VARIANTS = {
+    "exp_short": "d.exp_short({0})",
+    "normal_cdf_short": "d.normal_cdf_short({0})",
+    "normalized": "d.divided({0}, {1}, {shared})",
+    "over_above_one": "d.over_above_one({0}, {1})",
+    "over": "d.over({0}, {1}, {number})",
+    "scaled": "{0} * {number}",
+}
+"""Cheaper forms of operators (`dicp.gpu.precision`), of operands in float32."""
+SHARED = {"normalized": "d.reciprocal({1})"}
+"""What a row of VARIANTS computes once for all its elements with the same second operand."""
+
 COMBINE = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -139,12 +152,12 @@ def start_value(op: str, dtype: torch.dtype) -> str:
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
     """`text` converted from `source` to `target`; to a 16-bit float it is rounded if `rounded`."""
-    if target == torch.bool:
-        return f"{text} != 0"
-    held = VALUE_TYPE[target]
+    held, kind = VALUE_TYPE[target], conversion_kind(source, target, rounded)
     wide = text if VALUE_TYPE[source] == held else f"{text}.to({held})"
-    if target in (torch.bfloat16, torch.float16) and rounded:
+    if kind == "test":
+        return f"{text} != 0"
+    if kind == "round":
         return f"d.round_{ELEMENT[target]}({wide})"
-    if source.is_floating_point and not target.is_floating_point and target != torch.int64:
+    if kind == "truncate" and target != torch.int64:
         return f"{text}.to(tl.int64).to({held})"
     return wide

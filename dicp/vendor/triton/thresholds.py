@@ -12,8 +12,7 @@ REPEATS, ROUNDS = 10, 5
 TILE_GROUP = 8
 """Rows of tiles of a product that consecutive programs cover together, so that the cache holds the
 operands."""
-MAX_DIVISOR = 2.0**60
-"""Bound of a constant divisor and its inverse for division as multiplication by the inverse: both
-and their errors are far from the limits of float32."""
 STARTED_AHEAD = 4
 """Compile workers that are started before the kernels are known; more are started when needed."""
+MAX_PROGRAMS = 3
+"""Blocks per axis of a launch that the interpreter runs: several, but no more, to save time."""

@@ -1,14 +1,15 @@
-"""Emits a kernel's outline: the indices of its tile, the loop over blocks, a phase's stores."""
+"""Emits a kernel's outline: the indices of its tile, the loop over blocks, its phases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dicp.loop.ir.kernel import Phase, Store
+from dicp.codegen.values import Scope
+from dicp.loop.ir.kernel import Phase
 from dicp.serialize import encode_size
-from dicp.vendor.triton.emit import Axis, Emitter, Scope
+from dicp.vendor.triton.emit import Axis, Emitter
 
 
 class Writer(Emitter):
@@ -20,7 +21,7 @@ class Writer(Emitter):
             self.phase(phase)
 
     def phase(self, phase: Phase) -> None:
-        raise NotImplementedError
+        self.statements(phase.stmts)
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
         """The size, block and mask of each axis, for the launch."""
@@ -31,7 +32,7 @@ class Writer(Emitter):
 
     def grid(self) -> list[str]:
         """The axes that programs divide."""
-        return [name for name in self.launch_axes() if name not in ("r", self.looped_axis)]
+        return [name for name in self.launch_axes() if name not in ("r", self.looped)]
 
     @contextmanager
     def _looping(self, first: str = "", end: str = "", stages: int = 1) -> Iterator[None]:
@@ -40,7 +41,7 @@ class Writer(Emitter):
         With several `stages`, loads of later blocks are prefetched: none of them may read what an
         earlier block stores.
         """
-        axis = self.axes[self.looped_axis]
+        axis = self.axes[self.looped]
         self.scopes.append(Scope(2))
         self._axis_index(axis, "start", end)
         yield
@@ -69,12 +70,11 @@ class Writer(Emitter):
 
     def _axis_index(self, axis: Axis, start: str, end: str = "") -> None:
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
-        if axis.name in ("r", self.looped_axis):
+        if axis.name in ("r", self.looped):
             places = f"({start} + {places}).to(INDEX)" if start else f"{places}.to(INDEX)"
         else:
             places = f"{start} + {places}"
         self.line(f"{axis.index} = {places}")
-        self.shape_of[axis.index] = self.shape_of[axis.mask] = frozenset((axis.name,))
         if axis.masked:
             self.line(f"{axis.mask} = {axis.index} < {end or self.size(axis.size)}")
 
@@ -82,11 +82,3 @@ class Writer(Emitter):
         if len(self.axes) == 1:
             return ""
         return "[:, None]" if axis.dim == 0 else "[None, :]"
-
-    def stores(self, phase: Phase, values: Mapping[int, str], level: frozenset[str]) -> None:
-        """Emits the stores of a phase, after everything that the phase computes."""
-        written = [s for s in phase.stmts if isinstance(s, Store)]
-        for stmt in written:
-            self.store(stmt, values[id(stmt)], level)
-        for stmt in written:
-            self.forget(stmt.ref.root)

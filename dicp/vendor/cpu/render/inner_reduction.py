@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicp.codegen.emitter import Scope, local, margin
 from dicp.codegen.types import VALUE_TYPE
+from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import product
 from dicp.loop.ir.kernel import Phase, Reduce, Store
 from dicp.vendor.cpu.form import Online, Rows, Split, Team
@@ -19,10 +19,10 @@ class RowsWriter(Passes[Rows]):
 
     def lines(self) -> list[str]:
         rows, form = self.kernel.parallel, self.form
-        scope = self._push(rows, 1 + len(rows))
+        scope = self.push(rows, 1 + len(rows))
         for over in form.passes:
             if isinstance(over, Phase):
-                self._stmts(over.stmts, scope)
+                self.statements(over.stmts)
             elif isinstance(over, Online):
                 self._online_softmax(over, scope)
             else:
@@ -38,19 +38,19 @@ class RowsWriter(Passes[Rows]):
     def _store(self, stmt: Store, value: str) -> str:
         if not stmt.op:
             return super()._store(stmt, value)
-        place = f"part_{self._arg(stmt.ref)}[{self._inner_position()}]"
+        place = f"part_{self.arg(stmt.ref)}[{self._inner_position()}]"
         return f"{place} = {place} + {value};"
 
     def _in_parts(self, body: list[str]) -> list[str]:
         """The parallel loop in parts, each with cross-row accumulators that a tree then adds."""
         loops, inner = self.kernel.parallel, self.kernel.reduction
-        width = self._size(product(v.size for v in inner))
+        width = self.size(product(v.size for v in inner))
         each = f"for (int64_t c = 0; c < {width}; ++c)"
-        rows = self._size(product(v.size for v in loops))
+        rows = self.size(product(v.size for v in loops))
         lines, own, total = [f"  const int64_t parts = d_parts({rows});"], [], []
-        tail = self._push(inner, 1 + len(inner))
+        tail = self.push(inner, 1 + len(inner))
         for stmt in self.form.cross_row:
-            name, ctype = self._arg(stmt.ref), VALUE_TYPE[stmt.ref.dtype]
+            name, ctype = self.arg(stmt.ref), VALUE_TYPE[stmt.ref.dtype]
             lines.append("  " + self._allocated(ctype, f"all_{name}", f"parts * {width}"))
             own += [
                 f"    {ctype}* part_{name} = all_{name} + part * {width};",
@@ -64,8 +64,8 @@ class RowsWriter(Passes[Rows]):
             ]
             value = f"all_{name}[{self._inner_position()}]"
             tail.lines.append(margin(tail.indent) + super()._store(replace(stmt, op=""), value))
-        self._pop(tail)
-        size = self._size(loops[0].size)
+        self.pop(tail)
+        size = self.size(loops[0].size)
         each_part = [
             "  for (int64_t part = 0; part < parts; ++part) {",
             f"    const int64_t low = part * {size} / parts, high = (part + 1) * {size} / parts;",
@@ -85,13 +85,13 @@ class RowsWriter(Passes[Rows]):
         assert isinstance(top, Reduce)
         var, best, sum_ = self.kernel.reduction[0], local(top.name), local(total.name)
         most, before = f"most_{top.name}", f"before_{top.name}"
-        size, limits = self._size(var.size), ("block", "block_end")
-        block = self._push((), scope.indent + 1)
+        size, limits = self.size(var.size), ("block", "block_end")
+        block = self.push((), scope.indent + 1)
         self._pass(online.top, block, limits)
-        body = self._push((var,), block.indent + 1)
-        self._stmts((total,), body)
-        self._pop(body)
-        self._pop(block)
+        body = self.push((var,), block.indent + 1)
+        self.statements((total,))
+        self.pop(body)
+        self.pop(block)
         loop = [
             margin(block.indent) + self._simd([total]) + half_vectors(online.top.half_vectors),
             *self._loop(var, body, block.indent, limits),
@@ -111,7 +111,8 @@ class RowsWriter(Passes[Rows]):
             f"{pad}const float {best} = {most};",
             f"{pad}const float {sum_} = {most} == -d_inff ? d_nanf : (float)total_{total.name};",
         ]  # fmt: skip
-        self.local_names[top.name] = self.local_names[total.name] = len(self.scopes) - 1
+        self.named_here(top.name)
+        self.named_here(total.name)
 
 
 class SplitWriter(Passes[Split]):
@@ -120,7 +121,7 @@ class SplitWriter(Passes[Split]):
     def lines(self) -> list[str]:
         kernel = self.kernel
         depth = 1 + len(kernel.parallel)
-        scope = self._push(kernel.parallel, depth)
+        scope = self.push(kernel.parallel, depth)
         accumulators = [s for s in kernel.phases[0].stmts if isinstance(s, Reduce)]
         pad = margin(depth)
         for stmt in accumulators:
@@ -129,8 +130,8 @@ class SplitWriter(Passes[Split]):
             if stmt.finds_position:
                 scope.lines.append(f"{pad}int64_t part_at_{stmt.name}[d_max_chunks];")
         first = kernel.reduction[0]
-        total = self._size(first.size)
-        chunk = self._push((), depth + 1)
+        total = self.size(first.size)
+        chunk = self.push((), depth + 1)
         low, high = f"chunk * {total} / {CHUNKS}", f"(chunk + 1) * {total} / {CHUNKS}"
         chunk.lines.append(f"{pad}  const int64_t low = {low}, high = {high};")
         self._pass(self.form.first, chunk, ("low", "high"))
@@ -138,7 +139,7 @@ class SplitWriter(Passes[Split]):
             chunk.lines.append(f"{pad}  part_{stmt.name}[chunk] = {local(stmt.name)};")
             if stmt.finds_position:
                 chunk.lines.append(f"{pad}  part_at_{stmt.name}[chunk] = at_{stmt.name};")
-        self._pop(chunk)
+        self.pop(chunk)
         head = f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{"
         scope.lines += self._divided(Team(), [head, *chunk.lines, f"{pad}}}"])
         for stmt in accumulators:
@@ -147,7 +148,7 @@ class SplitWriter(Passes[Split]):
             scope.lines.append(f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{")
             scope.lines.append(f"{pad}  {self._combine(stmt, *part)}")
             scope.lines.append(f"{pad}}}")
-            self.local_names[stmt.name] = len(self.scopes) - 1
+            self.named_here(stmt.name)
         for phase in self.form.tail:
-            self._stmts(phase.stmts, scope)
+            self.statements(phase.stmts)
         return self._outer_loops(kernel.parallel, scope.lines, None)

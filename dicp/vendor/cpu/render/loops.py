@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from dicp.codegen.emitter import Scope, margin
+from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel
 from dicp.vendor.cpu.form import HostForm, Strip, Team
@@ -29,7 +29,7 @@ class Loops(Strips, Generic[F]):
         raise NotImplementedError
 
     def _for(self, var: Var, bounds: tuple[str, str] | None = None) -> str:
-        low, high = bounds or ("0", self._size(var.size))
+        low, high = bounds or ("0", self.size(var.size))
         name = var.key
         return f"for (int64_t {name} = {low}; {name} < {high}; ++{name})"
 
@@ -50,11 +50,11 @@ class Loops(Strips, Generic[F]):
                 own = self._by_cache_lines(strip, var, indent)
                 lines += self._divided(self.form.team, own) if outermost else own
                 continue
-            body = self._push((var,), indent + 1)
-            self._stmts(strip.range.stmts, body)
-            bounds = (self._size(strip.range.low), self._size(strip.range.high))
+            body = self.push((var,), indent + 1)
+            self.statements(strip.range.stmts)
+            bounds = (self.size(strip.range.low), self.size(strip.range.high))
             lines += [*pragma, *self._loop(var, body, indent, bounds)]
-            self._pop(body)
+            self.pop(body)
         return lines
 
     def _outer_loops(
@@ -79,7 +79,7 @@ class Loops(Strips, Generic[F]):
         return f"#pragma omp parallel {_team_for(team, simd)}{self._team_condition(team)}"
 
     def _team_condition(self, team: Team) -> str:
-        return "" if team.work is None else f" if ({self._size(team.work)} >= {PARALLEL_COST})"
+        return "" if team.work is None else f" if ({self.size(team.work)} >= {PARALLEL_COST})"
 
     def _nest(
         self, loops: Sequence[Var], inner: list[str], indent: int,

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from dicp.codegen.emitter import Scope, local, margin
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Phase, Reduce, Scan
 from dicp.vendor.cpu.form import Columns, Team
@@ -22,11 +22,11 @@ class ColumnsWriter(Loops[Columns]):
     def lines(self) -> list[str]:
         kernel, split = self.kernel, self.form.split
         outer, column = kernel.parallel[:-1], kernel.parallel[-1]
-        width = self._size(column.size)
+        width = self.size(column.size)
         accumulators = [s for s in kernel.stmts() if isinstance(s, Reduce)]
         running = [s for s in kernel.stmts() if isinstance(s, Scan)]
         depth = 2 + len(outer)
-        scope = self._push(outer, depth)
+        scope = self.push(outer, depth)
         pad = margin(depth)
         inner = [p for p in kernel.phases if p.level == "reduction"]
         tail = [p for p in kernel.phases if p.level == "parallel"]
@@ -63,8 +63,8 @@ class ColumnsWriter(Loops[Columns]):
         first_range: tuple[str, str] | None,
     ) -> None:  # fmt: skip
         for phase in phases:
-            middle = self._push(loops, scope.indent + len(loops))
-            body = self._push((column,), middle.indent + 1)
+            middle = self.push(loops, scope.indent + len(loops))
+            body = self.push((column,), middle.indent + 1)
             for stmt in phase.stmts:
                 if isinstance(stmt, Reduce):
                     value = self.value(stmt.value)
@@ -78,11 +78,11 @@ class ColumnsWriter(Loops[Columns]):
                     body.lines.append(
                         f"{margin(body.indent)}const {ctype} {local(stmt.name)} = {slot} = {value};"
                     )
-                    self.local_names[stmt.name] = len(self.scopes) - 1
+                    self.named_here(stmt.name)
                 else:
-                    self._stmts((stmt,), body)
-            self._pop(body)
-            self._pop(middle)
+                    self.statements((stmt,))
+            self.pop(body)
+            self.pop(middle)
             long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.blocks]
             if not long:
                 scope.lines += self._rows_together(loops, middle, body, column, first_range)
@@ -108,7 +108,7 @@ class ColumnsWriter(Loops[Columns]):
             inner = [pragma, *self._loop(column, body, indent, bounds)]
             return self._nest(loops, [*middle.lines, *inner], indent - len(loops), limits)
         outer, last = loops[:-1], loops[-1]
-        low, high = ("0", self._size(last.size)) if outer or not limits else limits
+        low, high = ("0", self.size(last.size)) if outer or not limits else limits
         pad = margin(indent)
         lines = [
             f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; "
@@ -127,7 +127,7 @@ class ColumnsWriter(Loops[Columns]):
     ) -> list[str]:  # fmt: skip
         """Opens the loop over blocks of the loop `first`, each block with its own accumulators."""
         pad = margin(scope.indent)
-        low, high = limits or ("0", self._size(first.size))
+        low, high = limits or ("0", self.size(first.size))
         width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
         lines = []
         for stmt in long:
@@ -163,10 +163,10 @@ class ColumnsWriter(Loops[Columns]):
             ctype = VALUE_TYPE[self._total_type(stmt)]
             shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
-        total, times = self._size(inner[0].size), ""
+        total, times = self.size(inner[0].size), ""
         if len(inner) == 1 and isinstance(inner[0].size, int) and self.form.jammed:
             total, times = str(inner[0].size // UNROLL_AND_JAM), f" * {UNROLL_AND_JAM}"
-        chunk = self._push((), scope.indent + 1)
+        chunk = self.push((), scope.indent + 1)
         chunk.lines.append(
             f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
             f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
@@ -180,15 +180,15 @@ class ColumnsWriter(Loops[Columns]):
                 f"for (int64_t c = 0; c < {width}; ++c) "
                 f"acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
             )
-        body = self._push((), scope.indent + 1)
+        body = self.push((), scope.indent + 1)
         for stmt in accumulators:
             ctype = VALUE_TYPE[self._total_type(stmt)]
             body.lines.append(
                 f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
             )
         self._pass_over_columns(body, phases, column, inner, ("low", "high"))
-        self._pop(body)
-        self._pop(chunk)
+        self.pop(body)
+        self.pop(chunk)
         scope.lines += [
             f"{pad}{self._team_loop(Team())}",
             f"{pad}for (int64_t chunk = 0; chunk < {CHUNKS}; ++chunk) {{",
@@ -207,7 +207,7 @@ class ColumnsWriter(Loops[Columns]):
         self, scope: Scope, phases: Iterable[Phase], column: Var, accs: Sequence[Reduce]
     ) -> None:
         stmts = [s for p in phases for s in p.stmts]
-        body = self._push((column,), scope.indent + 1)
+        body = self.push((column,), scope.indent + 1)
         for stmt in accs:
             source, dtype = (
                 ("acc_at_", torch.int64) if stmt.finds_position else ("acc_", stmt.dtype)
@@ -216,10 +216,10 @@ class ColumnsWriter(Loops[Columns]):
                 f"{margin(body.indent)}const {VALUE_TYPE[dtype]} {_result(stmt)} = "
                 f"({VALUE_TYPE[dtype]}){source}{stmt.name}[{column.key} - tile];"
             )
-            self.local_names[stmt.name] = len(self.scopes) - 1
-        self._stmts(stmts, body)
+            self.named_here(stmt.name)
+        self.statements(stmts)
         scope.lines += self._loop(column, body, scope.indent, ("tile", "tile_end"))
-        self._pop(body)
+        self.pop(body)
 
 
 def _row_blocks(loops: Sequence[Var]) -> tuple[int, int]:

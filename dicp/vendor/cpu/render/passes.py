@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from dicp.codegen.emitter import Scope, local, margin, nan_bits
+from dicp.codegen.emitter import nan_bits
 from dicp.codegen.types import VALUE_TYPE, literal
+from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
 from dicp.vendor.cpu.form import HostForm, Pass
@@ -29,7 +30,7 @@ class Passes(Loops[F]):
         for stmt in (s for s in accumulators if s not in over.added):
             flag = f" {nan_bits(stmt)} nan_{stmt.name} = 0;" if stmt.name in self.flagged else ""
             scope.lines.append(pad + self._declare(stmt) + ("" if stmt in extrema else flag))
-            self.local_names[stmt.name] = len(self.scopes) - 1
+            self.named_here(stmt.name)
         for place in over.extrema:
             scope.lines += self._kept_blocks(place, pad)
         for stmt in over.blocks:
@@ -57,13 +58,13 @@ class Passes(Loops[F]):
                 array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
                 scope.lines.append(margin(scope.indent) + array)
         if not over.loops:
-            self._stmts(stmts, scope)
+            self.statements(stmts)
             return
         if over.grouped is not None:
             scope.lines += self._in_groups(over, scope.indent, first_range)
             return
         outer, last = over.loops[:-1], over.loops[-1]
-        middle = self._push(outer, scope.indent + len(outer)) if outer else scope
+        middle = self.push(outer, scope.indent + len(outer)) if outer else scope
         simd = self._simd([
             s for s in stmts if isinstance(s, (Reduce, Scan)) and s not in over.extrema
         ])  # fmt: skip
@@ -73,19 +74,19 @@ class Passes(Loops[F]):
         if over.strips:
             inner = self._strips(over.strips, last, middle.indent, pragma)
         else:
-            body = self._push((last,), middle.indent + 1)
+            body = self.push((last,), middle.indent + 1)
             self.kept_at = {place.name: f"{last.key} - block" for place in over.extrema}
-            self._stmts(stmts, body)
+            self.statements(stmts)
             self.kept_at = {}
             if over.blocks or over.extrema:
                 inner = self._in_blocks(over, body, middle.indent, limits, pragma)
             else:
                 inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
-            self._pop(body)
+            self.pop(body)
         if not outer:
             scope.lines += inner
             return
-        self._pop(middle)
+        self.pop(middle)
         nest = self._nest(outer, [*middle.lines, *inner], scope.indent, first_range)
         scope.lines += nest
 
@@ -95,7 +96,7 @@ class Passes(Loops[F]):
     ) -> list[str]:  # fmt: skip
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
-        low, high = limits or ("0", self._size(var.size))
+        low, high = limits or ("0", self.size(var.size))
         pad, step = margin(indent + 1), PLACE_BLOCK if places else SUM_BLOCK
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
@@ -137,10 +138,10 @@ class Passes(Loops[F]):
 
     def _place_found(self, place: Reduce, best: Reduce, var: Var, pad: str) -> list[str]:
         assert place.position is not None
-        name, step = place.name, self._size(place.position.coefficient(var))
+        name, step = place.name, self.size(place.position.coefficient(var))
         found = f"d_first(kept_{name}, count_{name}, {local(name)})"
         lines = [f"{pad}at_{name} += {step} * {found};"]
-        if best.name in self.local_names:
+        if local(best.name) in self.places:
             lines.append(f"{pad}{local(best.name)} = {local(name)};")
         return lines
 
@@ -150,11 +151,11 @@ class Passes(Loops[F]):
         outer, last = over.loops
         assert over.grouped is not None and isinstance(last.size, int)
         sums = [s for s in over.phase.stmts if isinstance(s, Reduce)]
-        low, high = limits or ("0", self._size(outer.size))
+        low, high = limits or ("0", self.size(outer.size))
         pieces, pad, count = SUM_BLOCK // last.size, margin(indent + 1), over.grouped.lanes
-        middle = self._push((outer,), indent + 2)
+        middle = self.push((outer,), indent + 2)
         passes = self._lines_of(over.grouped, last, indent + 2)
-        self._pop(middle)
+        self.pop(middle)
         end = block_end("group", pieces, high)
         return [
             f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {pieces}) {{",

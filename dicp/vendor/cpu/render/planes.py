@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import Scope, local, margin
 from dicp.codegen.types import VALUE_TYPE
+from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.expr import Named
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Stmt
@@ -49,13 +49,13 @@ class PlanesWriter(Passes[Planes]):
         for square, stmt, own in step.squares:
             middle, one = middle_of(square), local(stmt.name)
             scope.lines.append(f"      const float {local(middle)} = {one} / {inner.size};")
-            self.local_names[middle] = len(self.scopes) - 1
+            self.named_here(middle)
             self._pass(own, scope)
             scope.lines.append(
                 f"      all_{square.name}{slot} = {local(square.name)} + (double){local(middle)} * "
                 f"(2 * (double){one} - {inner.size} * (double){local(middle)});"
             )
-        self._pop(scope)
+        self.pop(scope)
         nest = self._nest([image, row], scope.lines, 1)
         made = [*sums, *(square for square, _, _ in step.squares)]
         lines = ["  " + self._allocated("double", f"all_{s.name}", count) for s in made]
@@ -71,24 +71,24 @@ class PlanesWriter(Passes[Planes]):
 
     def _row_scope(self, loops: Sequence[Var], indent: int) -> Scope:
         """A scope that declares the known values of the row under their names."""
-        scope = self._push(loops, indent)
+        scope = self.push(loops, indent)
         for name, text in self.known.items():
             scope.lines.append(f"{margin(indent)}const auto {local(name)} = {text};")
-            self.local_names[name] = len(self.scopes) - 1
+            self.named_here(name)
         return scope
 
     def _of_rows(self, stmts: Sequence[Stmt]) -> list[str]:
         """Statements that run once per row; the values they name are kept for later passes."""
         (row,) = self.kernel.parallel
         scope = self._row_scope([row], 2)
-        self._stmts(stmts, scope)
+        self.statements(stmts)
         lines = []
         for stmt in (s for s in stmts if isinstance(s, Let)):
             ctype = VALUE_TYPE[stmt.dtype]
             lines.append("  " + self._allocated(ctype, f"row_{stmt.name}", str(row.size)))
             scope.lines.append(f"    row_{stmt.name}[{row.key}] = {local(stmt.name)};")
             self.known[stmt.name] = f"row_{stmt.name}[{row.key}]"
-        self._pop(scope)
+        self.pop(scope)
         return [*lines, *self._loop(row, scope, 1)]
 
     def _about_mean(self, square: Reduce, sums: Reduce) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicp.codegen.emitter import Scope, margin
+from dicp.codegen.values import Scope, margin
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var
 from dicp.vendor.cpu.form import Points, Transposed
@@ -16,15 +16,15 @@ class PointsWriter(Loops[Points]):
     def lines(self) -> list[str]:
         rows, form = self.kernel.parallel, self.form
         if not rows:
-            scope = self._push((), 1)
-            self._stmts(self.kernel.stmts(), scope)
+            scope = self.push((), 1)
+            self.statements(self.kernel.stmts())
             return scope.lines
         outer, last = rows[:-1], rows[-1]
         if not outer:
             simd = "#pragma omp simd"
             pragma = simd if form.team is None else self._team_loop(form.team, simd=True)
             return self._strips(form.strips, last, 1, [f"  {pragma}"], outermost=True)
-        row_scope = self._push(outer, 1 + len(outer))
+        row_scope = self.push(outer, 1 + len(outer))
         pragma = f"{margin(row_scope.indent)}#pragma omp simd{half_vectors(form.half_vectors)}"
         loops = self._strips(form.strips, last, row_scope.indent, [pragma])
         return self._outer_loops(outer, [*row_scope.lines, *loops], form.team)
@@ -38,11 +38,11 @@ class TransposedWriter(Loops[Transposed]):
         crossing, last = form.crossing, rows[-1]
         outer = [v for v in rows[:-1] if v is not crossing]
         depth = 1 + len(outer)
-        base = self._push(outer, depth + 2)
+        base = self.push(outer, depth + 2)
         inside = self._copy(crossing, last, base) if form.copy else self._tile(crossing, last, base)
         lines, ends = [], []
         for k, (var, extent) in enumerate(zip((crossing, last), form.extents, strict=True)):
-            name, size = f"tile{k}", self._size(var.size)
+            name, size = f"tile{k}", self.size(var.size)
             lines.append(f"{margin(depth + k)}for (int64_t {name} = 0; {name} < {size}; "
                          f"{name} += {extent}) {{")  # fmt: skip
             ends.append(
@@ -59,14 +59,14 @@ class TransposedWriter(Loops[Transposed]):
             name = f"transposed{number}"
             base.lines += [
                 margin(base.indent) + self._array(ref.dtype, name, TILE * TILE, stored=True),
-                f"{margin(base.indent)}d_transpose({self._arg(ref)} + ({start}), {stride}, "
+                f"{margin(base.indent)}d_transpose({self.arg(ref)} + ({start}), {stride}, "
                 f"{name}, {TILE}, end0 - tile0, end1 - tile1);",
             ]
             place = f"({crossing.key} - tile0) * {TILE} + {last.key} - tile1"
             self.staged[ref, index] = f"{name}[{place}]"
-        row_scope = self._push([crossing], base.indent + 1)
-        scope = self._push((last,), base.indent + 2)
-        self._stmts(self.kernel.stmts(), scope)
+        row_scope = self.push([crossing], base.indent + 1)
+        scope = self.push((last,), base.indent + 2)
+        self.statements(self.kernel.stmts())
         return [
             *base.lines, f"{margin(base.indent)}{self._for(crossing, ('tile0', 'end0'))} {{",
             *row_scope.lines, f"{margin(base.indent + 1)}#pragma omp simd",
@@ -84,8 +84,8 @@ class TransposedWriter(Loops[Transposed]):
         transpose = "d_transpose_non_temporal" if self.form.streams else "d_transpose"
         return [
             *base.lines,
-            f"{margin(base.indent)}{transpose}({self._arg(source.ref)} + ({start}), {stride}, "
-            f"{self._arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
+            f"{margin(base.indent)}{transpose}({self.arg(source.ref)} + ({start}), {stride}, "
+            f"{self.arg(store.ref)} + ({place}), {step}, end0 - tile0, end1 - tile1);",
         ]
 
     def _start(self, index: Index, along: Var, over: Var) -> tuple[str, str]:
@@ -93,6 +93,6 @@ class TransposedWriter(Loops[Transposed]):
         stride along `over`."""
         others = tuple((a, c) for a, c in index.terms if a not in (along, over))
         names = ("tile1", "tile0") if over is self.kernel.parallel[-1] else ("tile0", "tile1")
-        step = self._size(index.coefficient(over))
-        start = f"{self._index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
+        step = self.size(index.coefficient(over))
+        start = f"{self.index(Index(index.const, others))} + {names[1]} + {step} * {names[0]}"
         return start, step

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dicp.codegen.emitter import accumulator_type, local, margin
+from dicp.codegen.emitter import accumulator_type
 from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.codegen.values import local, margin
 from dicp.loop.ir.kernel import Scan
 from dicp.vendor.cpu.form import JammedScans, PrefixSums
 from dicp.vendor.cpu.render.loops import Loops, block_end
@@ -17,26 +18,26 @@ class PrefixSumsWriter(Loops[PrefixSums]):
         """Block by block, three vectorized loops: over the values to sum, their prefix sums, and
         the statements that read these."""
         kernel, depth = self.kernel, 1 + len(self.kernel.parallel)
-        scope = self._push(kernel.parallel, depth)
+        scope = self.push(kernel.parallel, depth)
         (phase,), (var,), pad = kernel.phases, kernel.reduction, margin(depth)
         running = [s for s in phase.stmts if isinstance(s, Scan)]
         limits, place = ("block", "block_end"), f"[{var.key} - block]"
-        before = self._push((var,), depth + 2)
+        before = self.push((var,), depth + 2)
         for s in running:
             value = self.value(s.value)
             before.lines.append(f"{margin(depth + 2)}part_{s.name}{place} = {value};")
-        self._pop(before)
-        after = self._push((var,), depth + 2)
+        self.pop(before)
+        after = self.push((var,), depth + 2)
         for s in running:
             ctype = VALUE_TYPE[s.dtype]
             after.lines.append(
                 f"{margin(depth + 2)}const {ctype} {local(s.name)} = part_{s.name}{place};"
             )
-            self.local_names[s.name] = len(self.scopes) - 1
-        self._stmts(kernel.stores(), after)
-        self._pop(after)
+            self.named_here(s.name)
+        self.statements(kernel.stores())
+        self.pop(after)
         pragma = f"{pad}  #pragma omp simd"
-        size = self._size(var.size)
+        size = self.size(var.size)
         scope.lines += [
             *(f"{pad}{VALUE_TYPE[s.dtype]} total_{s.name} = 0;" for s in running),
             f"{pad}for (int64_t block = 0; block < {size}; block += {SCAN_BLOCK}) {{",
@@ -59,13 +60,13 @@ class JammedScansWriter(Loops[JammedScans]):
     def lines(self) -> list[str]:
         kernel = self.kernel
         (*outer, last), depth = kernel.parallel, 1 + len(kernel.parallel)
-        row = self._push(kernel.parallel, depth + 2)
+        row = self.push(kernel.parallel, depth + 2)
         (phase,), pad = kernel.phases, margin(depth)
         running = [s for s in phase.stmts if isinstance(s, Scan)]
-        body = self._push(kernel.reduction, depth + 2)
-        self._stmts(phase.stmts, body)
-        self._pop(body)
-        self._pop(row)
+        body = self.push(kernel.reduction, depth + 2)
+        self.statements(phase.stmts)
+        self.pop(body)
+        self.pop(row)
         low = margin(depth - 1)
         lines = [f"{low}for (int64_t first = 0; first < {last.size}; first += {UNROLL_AND_JAM}) {{"]
         for k in range(UNROLL_AND_JAM):

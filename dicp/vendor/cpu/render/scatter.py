@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dicp.codegen.emitter import margin
 from dicp.codegen.types import VALUE_TYPE
+from dicp.codegen.values import margin
 from dicp.loop.ir.index import Index
 from dicp.vendor.cpu.form import ByDestination, Scattered, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, Loops
@@ -17,16 +17,16 @@ class ScatteredWriter(Loops[Scattered]):
     def lines(self) -> list[str]:
         rows, owned = self.kernel.parallel, self.form.owned
         last = rows[-1]
-        scope = self._push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
-        body = self._push((last,), scope.indent + 1)
-        self._stmts(self.kernel.stmts(), body)
+        scope = self.push(rows[:-1], 2 + len(rows[:-1]) if owned else 1 + len(rows[:-1]))
+        body = self.push((last,), scope.indent + 1)
+        self.statements(self.kernel.stmts())
         bounds = ("low", "high") if owned else None
         pragma = [f"{margin(scope.indent)}#pragma omp simd"] if owned else []
         inner = [*scope.lines, *pragma, *self._loop(last, body, scope.indent, bounds)]
         lines: list[str] = []
         base = 1
         if owned:
-            size = self._size(last.size)
+            size = self.size(last.size)
             base = 2
             lines = [
                 f"  for (int64_t chunk = 0; chunk < d_strips({size}); ++chunk) {{",
@@ -48,10 +48,10 @@ class ByDestinationWriter(Loops[ByDestination]):
         """A counting sort of the rows by destination; threads then sum each destination's rows."""
         place = self.form.place
         row, last = self.kernel.parallel
-        rows, places = self._size(row.size), self._size(place.size)
-        head = self._push((row,), 2)
+        rows, places = self.size(row.size), self.size(place.size)
+        head = self.push((row,), 2)
         at = self.value(place.expr)
-        self._pop(head)
+        self.pop(head)
         lines = [
             "  " + self._allocated("int64_t", "first", f"{places} + 1"),
             "  " + self._allocated("int64_t", "listed", rows),
@@ -85,11 +85,11 @@ class ByDestinationWriter(Loops[ByDestination]):
         store = self.form.store
         target, ctype = self._at_place(), VALUE_TYPE[store.ref.dtype]
         old = f"begun ? {target} : 0" if self.kernel.fresh else target
-        outer = self._push((row,), 5)
-        body = self._push((last,), 5)
+        outer = self.push((row,), 5)
+        body = self.push((last,), 5)
         value = self.value(store.value)
-        self._pop(body)
-        self._pop(outer)
+        self.pop(body)
+        self.pop(outer)
         lines = [
             f"    {'while' if count == TOGETHER[0] else 'if'} (next + {count} <= end) {{",
             "      #pragma omp simd", f"      {self._for(last)} {{",
@@ -108,5 +108,5 @@ class ByDestinationWriter(Loops[ByDestination]):
         store, place = self.form.store, self.form.place
         terms = tuple((a, c) for a, c in store.index.terms if a != place)
         step = dict(store.index.terms)[place]
-        index = f"{self._size(step)} * place + {self._index(Index(store.index.const, terms))}"
-        return f"{self._arg(store.ref)}[{index}]"
+        index = f"{self.size(step)} * place + {self.index(Index(store.index.const, terms))}"
+        return f"{self.arg(store.ref)}[{index}]"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import Emitter, accumulator_type, local, margin, nan_bits
+from dicp.codegen.emitter import Emitter, accumulator_type, nan_bits
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import STORAGE_TYPE, VALUE_TYPE, start_value
+from dicp.codegen.values import local, margin
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
@@ -37,12 +38,12 @@ class Strips(Emitter):
         for k, s in enumerate(non_temporal):
             self.lined[s.ref, s.index] = f"far{k}[lane]"
         self.strip_mined = {s.name for s in part.stmts if isinstance(s, Reduce | ScratchStore)}
-        body = self._push((var,), indent + 2)
-        self._stmts(part.stmts, body)
-        self._pop(body)
+        body = self.push((var,), indent + 2)
+        self.statements(part.stmts)
+        self.pop(body)
         self.lined.clear()
         self.strip_mined = set()
-        low, high = self._size(part.low), self._size(part.high)
+        low, high = self.size(part.low), self.size(part.high)
         return [
             f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
             f"{pad}const int64_t {var.key} = line;",
@@ -53,7 +54,7 @@ class Strips(Emitter):
             f"{pad}#pragma omp simd",
             f"{pad}{_each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
-            *(f"{pad}d_stream({self._arg(s.ref)} + ({self._index(s.index)}), far{k});"
+            *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), far{k});"
               for k, s in enumerate(non_temporal)),
             *(f"{pad}__builtin_memcpy(saved_{s.name} + ({self._inner_position()}), lanes_{s.name}, "
               f"sizeof(lanes_{s.name}));" for s in saves),
@@ -95,7 +96,7 @@ class Strips(Emitter):
         """The address that `item` reads `steps` steps of `loop` later."""
         index = item.index
         moved = index + index.coefficient(loop) * steps
-        return f"{self._arg(item.ref)} + ({self._index(moved)})"
+        return f"{self.arg(item.ref)} + ({self.index(moved)})"
 
     def _simd(self, accumulators: Sequence[Reduce | Scan]) -> str:
         clauses = {"sum": "+", "prod": "*", "any": "|", "all": "&", "max": "max", "min": "min"}

@@ -9,7 +9,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
-from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.render.pointwise import Pointwise
 from dicp.vendor.maca.render.reduction import Reduction
 
@@ -25,8 +25,8 @@ def render(kernel: Kernel) -> RenderedKernel:
         writer, block = Pointwise(kernel, form), form.points
     lines = writer.lines()
     rows = numel(kernel.parallel)
-    blocks = f"({writer.text_of(rows)} + {block - 1}) / {block}"
-    together = any("__syncthreads" in x or "d_reduce" in x or "d_scan" in x for x in lines)
+    blocks = f"({writer.size(rows)} + {block - 1}) / {block}"
+    together = isinstance(form, RowThreads) and form.exchanges
     body = "\n".join(
         [
             f"D_KERNEL void __launch_bounds__({writer.threads}) KERNEL(",
@@ -41,7 +41,7 @@ def render(kernel: Kernel) -> RenderedKernel:
     axes = {"x": {"size": encode_size(rows), "block": block},
             "r": {"size": encode_size(numel(kernel.reduction)), "block": 1}}  # fmt: skip
     launch = {
-        "grid": ["x"], "axes": axes, "warps": writer.threads // GPU.lanes, "whole": True,
+        "grid": ["x"], "axes": axes, "warps": writer.threads // LEAST_WAVE, "whole": True,
         "reaches": list(writer.reaches),
     }  # fmt: skip
     return RenderedKernel(

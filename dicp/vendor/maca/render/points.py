@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dicp.codegen.emitter import Emitter, margin
+from dicp.codegen.emitter import Emitter
 from dicp.codegen.types import STORAGE_TYPE
-from dicp.gpu.index_width import NARROW_LIMIT, reach
+from dicp.codegen.values import margin
+from dicp.gpu.index_width import Reaches
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
-from dicp.loop.ir.expr import Expr, IndexValue, Ref
-from dicp.loop.ir.index import Atom, FloorDiv, Index, Mod, Size, Var, product, variable
-from dicp.loop.ir.kernel import Kernel, ScratchStore, Stmt, Store
-from dicp.serialize import encode_size
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import Index, Var, variable
+from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
 ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
           "min": "d_atomic_min"}  # fmt: skip
@@ -24,11 +24,9 @@ class Points(Emitter):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.saves = {s.name: s for s in self.kernel.stmts() if isinstance(s, ScratchStore)}
         self.preloaded: dict[Access, str] = {}
         """Reads whose elements stay in registers for all phases, and the array of each."""
-        self.reaches: dict[int | str, None] = {}
-        """Bounds of indices that are divided or used as values, if they may need 64 bits."""
+        self.reaches = Reaches()
         self._arrays = 0
 
     def lines(self) -> list[str]:
@@ -39,17 +37,12 @@ class Points(Emitter):
 
     def _digits(self, flat: str, loops: Sequence[Var], last: str = "") -> list[str]:
         """Declares the index of each loop: `flat` is a mixed-radix number with these digits."""
-        lines = []
-        for at, var in enumerate(loops):
-            below = product(v.size for v in loops[at + 1 :])
-            text = flat if below == 1 else f"{flat} / {self._size(below)}"
-            if at > 0:
-                text = f"({text}) % {self._size(var.size)}" if below != 1 else (
-                    f"{text} % {self._size(var.size)}"
-                )  # fmt: skip
-            name = last if last and at == len(loops) - 1 else var.key
-            lines.append(f"const d_index {name} = {text};")
-        return lines
+        names = [var.key for var in loops]
+        names[-1:] = [last] if last else names[-1:]
+        return [
+            f"const d_index {name} = {self.digit(flat, loops, at)};"
+            for at, name in enumerate(names)
+        ]
 
     def _points(
         self, stmts: Iterable[Stmt], loops: Sequence[Var], flat: str, width: int, indent: int
@@ -57,10 +50,10 @@ class Points(Emitter):
         """The statements at the `width` adjacent points from number `flat` on."""
         stmts = tuple(stmts)
         if width == 1:
-            scope = self._push(loops, indent)
+            scope = self.push(loops, indent)
             scope.lines += [margin(indent) + text for text in self._digits(flat, loops)]
-            self._stmts(stmts, scope)
-            self._pop(scope)
+            self.statements(stmts)
+            self.pop(scope)
             return scope.lines
         return self._adjacent(stmts, loops, flat, width, indent)
 
@@ -70,7 +63,7 @@ class Points(Emitter):
         *outer, last = loops
         first = Var(FIRST_POINT, last.size)
         pad = margin(indent)
-        scope = self._push((*outer, first), indent)
+        scope = self.push((*outer, first), indent)
         scope.lines += [pad + text for text in self._digits(flat, loops, first.key)]
         at_first = {last: variable(first)}
         reads = [a for a in unconditional_reads(stmts) if is_along(a[1], last)]
@@ -78,21 +71,21 @@ class Points(Emitter):
             if (ref, index) in self.preloaded:
                 self.staged[ref, index] = f"{self.preloaded[ref, index]}[step * {width} + lane]"
                 continue
-            place = self._index(index.substitute(at_first))
+            place = self.index(index.substitute(at_first))
             scope.lines += self._load(ref, index, place, width, pad)
         ends = []
         for stmt in stmts:
             if isinstance(stmt, Store) and is_along(stmt.index, last):
                 name = self._array_name()
-                place = self._index(stmt.index.substitute(at_first))
+                place = self.index(stmt.index.substitute(at_first))
                 scope.lines.append(f"{pad}{self._element(stmt.ref)} {name}[{width}];")
-                ends.append(f"{pad}d_store<{width}>({self._arg(stmt.ref)} + ({place}), {name});")
+                ends.append(f"{pad}d_store<{width}>({self.arg(stmt.ref)} + ({place}), {name});")
                 self.lined[stmt.ref, stmt.index] = f"{name}[lane]"
-        body = self._push((last,), indent + 1)
+        body = self.push((last,), indent + 1)
         body.lines.append(f"{margin(indent + 1)}const d_index {last.key} = {first.key} + lane;")
-        self._stmts(stmts, body)
-        self._pop(body)
-        self._pop(scope)
+        self.statements(stmts)
+        self.pop(body)
+        self.pop(scope)
         self.staged.clear()
         self.lined.clear()
         return [
@@ -105,7 +98,7 @@ class Points(Emitter):
         self.staged[ref, index] = f"{name}[lane]"
         return [
             f"{pad}{self._element(ref)} {name}[{width}];",
-            f"{pad}d_load<{width}>({name}, {self._arg(ref)} + ({place}));",
+            f"{pad}d_load<{width}>({name}, {self.arg(ref)} + ({place}));",
         ]
 
     def _array_name(self) -> str:
@@ -120,7 +113,7 @@ class Points(Emitter):
     def _store(self, stmt: Store, value: str) -> str:
         if not stmt.op:
             return super()._store(stmt, value)
-        place = f"{self._arg(stmt.ref)}, {self._index(stmt.index)}"
+        place = f"{self.arg(stmt.ref)}, {self.index(stmt.index)}"
         return f"{ATOMIC[stmt.op]}({place}, ({self._element(stmt.ref)})({value}));"
 
     def _guarded(self, test: str, lines: list[str], indent: int) -> list[str]:
@@ -130,20 +123,5 @@ class Points(Emitter):
 
     # ---- indices --------------------------------------------------------------------------------
 
-    def text_of(self, size: Size) -> str:
-        return self._size(size)
-
-    def _text(self, expr: Expr, guard: str, guard_depth: int) -> str:
-        if isinstance(expr, IndexValue):
-            self._reaching(expr.index)
-        return super()._text(expr, guard, guard_depth)
-
-    def _atom(self, atom: Atom, guard: str, guard_depth: int) -> str:
-        if isinstance(atom, (FloorDiv, Mod)):
-            self._reaching(atom.value)
-        return super()._atom(atom, guard, guard_depth)
-
-    def _reaching(self, index: Index) -> None:
-        furthest = reach(index)
-        if not isinstance(furthest, int) or furthest >= NARROW_LIMIT:
-            self.reaches[encode_size(furthest)] = None
+    def reaching(self, index: Index) -> None:
+        self.reaches.note(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicp.codegen.emitter import margin
+from dicp.codegen.values import margin
 from dicp.gpu.threads import PointThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.kernel import Kernel
@@ -23,11 +23,11 @@ class Pointwise(Points):
     def lines(self) -> list[str]:
         loops, block = self.kernel.parallel, self.block
         if not loops:
-            scope = self._push((), 2)
-            self._stmts(self.kernel.stmts(), scope)
+            scope = self.push((), 2)
+            self.statements(self.kernel.stmts())
             return self._guarded("blockIdx.x == 0 && threadIdx.x == 0", scope.lines, 1)
-        count = self._size(numel(loops))
-        kernel = self._push((), 1)
+        count = self.size(numel(loops))
+        kernel = self.push((), 1)
         start = f"((d_index)blockIdx.x * {block.threads * block.steps} + threadIdx.x)"
         apart = block.threads * block.width
         first = start if block.width == 1 else f"{start} * {block.width}"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicp.codegen.emitter import accumulator_type, local, margin
+from dicp.codegen.emitter import accumulator_type
 from dicp.codegen.spelling import combine
 from dicp.codegen.types import VALUE_TYPE, start_value
+from dicp.codegen.values import local, margin
 from dicp.gpu.threads import RowThreads
 from dicp.gpu.tiles import numel
-from dicp.loop.ir import expr as ir
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
-from dicp.loop.ir.expr import Expr, Named, Read, Ref
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.render.points import Points
-
-LEAST_WAVE = 32
-"""Lanes of the smallest wave: shared memory has an element per so many threads."""
 
 
 class Reduction(Points):
@@ -31,7 +28,6 @@ class Reduction(Points):
         self.block = form
         self.shared: list[str] = []
         """Declarations of shared memory."""
-        self._written: set[Ref] = set()
 
     @property
     def threads(self) -> int:
@@ -39,8 +35,8 @@ class Reduction(Points):
 
     def lines(self) -> list[str]:
         kernel, block = self.kernel, self.block
-        rows = self._size(numel(kernel.parallel))
-        row = self._push(kernel.parallel, 1)
+        rows = self.size(numel(kernel.parallel))
+        row = self.push(kernel.parallel, 1)
         group, thread = ("% {0}", "/ {0}") if self.block.apart else ("/ {1}", "% {1}")
         own, at = (text.format(block.rows, block.group) for text in (group, thread))
         row.lines += [
@@ -52,8 +48,9 @@ class Reduction(Points):
         ]  # fmt: skip
         if block.steps is not None:
             row.lines += self._preloads()
-        for phase in kernel.phases:
-            self._wait_for_stores(phase)
+        for position, phase in enumerate(kernel.phases):
+            if position in block.barriers:
+                row.lines.append("  __syncthreads();")
             if phase.level == "parallel":
                 self._row_phase(phase)
             elif any(isinstance(s, Scan) for s in phase.stmts):
@@ -64,28 +61,12 @@ class Reduction(Points):
 
     # ---- values ---------------------------------------------------------------------------------
 
-    def value(self, expr: Expr, guard: str = "", guard_depth: int = 0) -> str:
-        if isinstance(expr, Named) and expr.op == "scratch" and self.block.steps is None:
-            return self.value(self.saves[expr.name].value, guard, guard_depth)
-        return super().value(expr, guard, guard_depth)
+    @property
+    def rematerializes(self) -> bool:
+        return self.block.steps is None
 
     def _inner_position(self) -> str:
         return "step" if self.block.width == 1 else f"step * {self.block.width} + lane"
-
-    def _reads(self, phase: Phase) -> set[Ref]:
-        """The buffers that the phase reads, including those for rematerialized scratch values."""
-        seen: set[Expr] = set()
-        used = [e for s in phase.stmts for e in ir.walk(s.value, seen)]
-        for name in {e.name for e in used if isinstance(e, Named) and e.op == "scratch"}:
-            used += ir.walk(self.saves[name].value, seen)
-        return {e.ref.root for e in used if isinstance(e, Read)}
-
-    def _wait_for_stores(self, phase: Phase) -> None:
-        """A barrier before reads of elements that another thread of the block may have stored."""
-        if self._reads(phase) & self._written:
-            self.scopes[-1].lines.append("  __syncthreads();")
-            self._written.clear()
-        self._written |= {s.ref.root for s in phase.stmts if isinstance(s, Store)}
 
     def _preloads(self) -> list[str]:
         """Loads into registers what several phases read at every point."""
@@ -106,14 +87,14 @@ class Reduction(Points):
         for ref, index in wanted:
             name = self._array_name()
             size = block.steps * block.width
-            scope = self._push(self.kernel.reduction, 3)
+            scope = self.push(self.kernel.reduction, 3)
             scope.lines += [
                 margin(3) + text for text in self._digits("point", self.kernel.reduction)
             ]
-            place = f"{self._arg(ref)} + ({self._index(index)})"
+            place = f"{self.arg(ref)} + ({self.index(index)})"
             to = f"{name} + step * {block.width}"
             scope.lines.append(f"{margin(3)}d_load<{block.width}>({to}, {place});")
-            self._pop(scope)
+            self.pop(scope)
             lines += [f"  {self._element(ref)} {name}[{size}];", *self._loop(scope.lines)]
             self.preloaded[ref, index] = name
         return lines
@@ -124,16 +105,16 @@ class Reduction(Points):
         """Values of the row, which every thread of the group has; the first one stores them."""
         scope = self.scopes[-1]
         stores = [s for s in phase.stmts if isinstance(s, Store)]
-        self._stmts([s for s in phase.stmts if not isinstance(s, Store)], scope)
+        self.statements([s for s in phase.stmts if not isinstance(s, Store)])
         if stores:
-            inner = self._push((), 2)
-            self._stmts(stores, inner)
-            self._pop(inner)
+            inner = self.push((), 2)
+            self.statements(stores)
+            self.pop(inner)
             scope.lines += self._guarded("live && at == 0", inner.lines, 1)
 
     def _loop(self, body: list[str]) -> list[str]:
         """`body` at each group of adjacent points of the thread, the first of which is `point`."""
-        block, count = self.block, self._size(numel(self.kernel.reduction))
+        block, count = self.block, self.size(numel(self.kernel.reduction))
         wide = f" * {block.width}" if block.width != 1 else ""
         if block.steps is None:
             apart = block.group * block.width
@@ -168,6 +149,7 @@ class Reduction(Points):
         scope.lines += self._loop(body)
         for stmt in reduces:
             scope.lines.append(f"  {self._join(stmt)}")
+            self.named_here(stmt.name)
 
     def _stage_preloaded(self, stmts: Sequence[Stmt]) -> None:
         for access in unconditional_reads(stmts):
@@ -196,14 +178,14 @@ class Reduction(Points):
     def _scan_phase(self, phase: Phase) -> None:
         """Every thread takes part in each exchange; those past the end have the start value."""
         scope, block = self.scopes[-1], self.block
-        count = self._size(numel(self.kernel.reduction))
+        count = self.size(numel(self.kernel.reduction))
         scans = [s for s in phase.stmts if isinstance(s, Scan)]
         reduces = [s for s in phase.stmts if isinstance(s, Reduce)]
         scope.lines += [f"  {self._declare(s)}" for s in reduces]
         for s in scans:
             ctype = accumulator_type(s)
             scope.lines.append(f"  {ctype} carry_{s.name} = {start_value(s.op, s.dtype)};")
-        body = self._push(self.kernel.reduction, 2)
+        body = self.push(self.kernel.reduction, 2)
         body.lines += [
             "    const d_index own_point = chunk + at;",
             f"    const bool inside = own_point < {count};",
@@ -211,11 +193,11 @@ class Reduction(Points):
             *(f"    {text}" for text in self._digits("point", self.kernel.reduction)),
         ]
         stmts = [s for s in phase.stmts if not isinstance(s, (Store, ScratchStore))]
-        self._stmts(stmts, body)
-        inner = self._push((), 3)
-        self._stmts([s for s in phase.stmts if isinstance(s, Store)], inner)
-        self._pop(inner)
-        self._pop(body)
+        self.statements(stmts)
+        inner = self.push((), 3)
+        self.statements([s for s in phase.stmts if isinstance(s, Store)])
+        self.pop(inner)
+        self.pop(body)
         scope.lines += [
             f"  for (d_index chunk = 0; chunk < {count}; chunk += {block.group}) {{",
             *body.lines, *self._guarded("live && inside", inner.lines, 2), "  }",

@@ -1,269 +1,41 @@
-"""Chooses the form of each kernel on the host, by the thresholds of this room."""
+"""The form of inner reductions: rows by teams, few rows split, planes, scans.
+
+In: an inner reduction. Out: `Rows` with its passes, `Split`, `Planes`, `PrefixSums` or
+`JammedScans`.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-
-import sympy
-import torch
 
 from dicp.codegen.emitter import LINE_BYTES
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.access import deep_variables, unconditional_reads
-from dicp.loop.ir.expr import Read, Ref
-from dicp.loop.ir.index import Index, Indirect, Size, Var, is_below, product
-from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.loop.ir.expr import Read
+from dicp.loop.ir.index import Index, Var, product
+from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.loop.passes.moments import squared_distances
 from dicp.loop.passes.split_loops import Range, split
-from dicp.loop.schedule.form import cost_of_point, crossing_loop, online_softmax
+from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, Strip, Team
+from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, Strip
+from dicp.vendor.cpu.schedule.chooser import Chooser, line, unrolled
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
-    COLUMN_TILE,
-    COPY_TILE,
-    MIN_PASS,
-    MIN_PLACES,
+    FEW_ROWS,
     MIN_PLANE,
     MIN_PLANES,
     MIN_SCAN,
-    MIN_SHARE,
-    MIN_WIDTH,
-    NON_TEMPORAL_WIDTH,
     PARALLEL_COST,
     PREFETCH_BYTES,
-    ROW_BLOCK,
-    SPLIT_COST,
-    SQUARE,
     SUM_BLOCK,
-    TILE,
     UNROLL_AND_JAM,
     WEIGHT_BLOCK,
 )
 
 
-def with_form(kernel: Kernel, non_temporal_bytes: float = math.inf) -> Kernel:
-    """The kernel with its form; results of `non_temporal_bytes` and more are not kept in caches."""
-    choosers: dict[str, type[_Chooser]] = {
-        "pointwise": _Pointwise, "inner_reduction": _Inner, "outer_reduction": _Outer,
-        "scatter": _Scatter,
-    }  # fmt: skip
-    return replace(kernel, form=choosers[kernel.kind](kernel, non_temporal_bytes).choose())
-
-
-class _Chooser:
-    """What the choosers of all kinds of kernels ask."""
-
-    def __init__(self, kernel: Kernel, non_temporal_bytes: float) -> None:
-        self.kernel = kernel
-        self.non_temporal_bytes = non_temporal_bytes
-        """Bytes from which no part of a result is still in a cache when it is read."""
-        self.stored = {s.ref.root for s in kernel.stores()}
-
-    def choose(self) -> HostForm:
-        raise NotImplementedError
-
-    def team(self, loops: Sequence[Var], collapse: int = 0) -> Team | None:
-        """The team for `loops`; None if they are too little work for more than one thread."""
-        work = product([*(v.size for v in loops), cost_of_point(self.kernel)])
-        if isinstance(work, int):
-            return Team(collapse) if work >= PARALLEL_COST else None
-        return Team(collapse, work)
-
-    def half_vectors(self, var: Var) -> bool:
-        """Whether half a vector of 16-bit floats at a time shortens a short row's remainder, which
-        is computed element by element."""
-        size = var.size
-        if not isinstance(size, int) or size >= 128 or size % 32 < 16:
-            return False
-        return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
-
-    def in_blocks(self, stmt: Stmt, block: int) -> bool:
-        """Whether a floating sum is long and goes in blocks: its error grows with these only."""
-        count = product(v.size for v in self.kernel.reduction)
-        long = not isinstance(count, int) or count > 2 * block
-        sums = isinstance(stmt, (Reduce, Scan)) and stmt.op == "sum"
-        return long and sums and stmt.dtype.is_floating_point  # type: ignore[union-attr]
-
-    # ---- cache lines ----------------------------------------------------------------------------
-
-    def strips(self, stmts: Sequence[Stmt], var: Var, prefetch: Sequence[Read]) -> list[Strip]:
-        """The loop over `var` in ranges that need not test conditions on it at each point."""
-        return [self._strip(part, var, prefetch) for part in split(stmts, var)]
-
-    def _strip(self, part: Range, var: Var, prefetch: Sequence[Read]) -> Strip:
-        """The range, strip-mined if it has non-temporal stores or prefetches the next row, and is
-        not short and in whole lines."""
-        non_temporal = self._non_temporal_stores(part, var)
-        lanes = line([*(s.ref for s in non_temporal), *(item.ref for item in prefetch)])
-        least = MIN_PASS if any(isinstance(s, Reduce) for s in part.stmts) else lanes
-        if not non_temporal and not prefetch or not _in_whole_lines(part, lanes, least):
-            return Strip(part)
-        next_row = tuple((item, self.kernel.parallel[-1], 1) for item in prefetch)
-        return Strip(part, lanes, tuple(non_temporal), next_row)
-
-    def _non_temporal_stores(self, part: Range, var: Var) -> list[Store]:
-        """The stores of a loop that become non-temporal stores of whole cache lines.
-
-        Inner reductions have none in 16-bit floats: conversions bound them, not memory.
-        """
-        least = 1 if self.kernel.kind == "pointwise" else 4
-        stores = [s for s in part.stmts if isinstance(s, Store) and self.is_non_temporal(s, var)]
-        return [s for s in stores if s.ref.dtype.itemsize >= least]
-
-    def is_non_temporal(self, stmt: Store, var: Var) -> bool:
-        index = stmt.index
-        size = product([*(v.size for v in index.variables()), stmt.ref.dtype.itemsize])
-        if stmt.op or not isinstance(size, int) or size < self.non_temporal_bytes:
-            return False
-        reads = {item.ref.root for item in self.kernel.reads()}
-        if stmt.ref.root in reads or index.coefficient(var) != 1:
-            return False
-        others = [(a, c) for a, c in index.terms if a != var]
-        steps = [index.const, *(c for _, c in others)]
-        hidden = any(var in deep_variables(a) for a, _ in others)
-        whole = line([stmt.ref])
-        return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
-
-
-def line(refs: Sequence[Ref]) -> int:
-    """Elements that fill whole cache lines of each of these tensors."""
-    return LINE_BYTES // min((ref.dtype.itemsize for ref in refs), default=LINE_BYTES)
-
-
-def _in_whole_lines(part: Range, count: int, least: int) -> bool:
-    low, high = part.low, part.high
-    if not isinstance(low, int) or not isinstance(high, int) or high - low < least:
-        return False
-    return low % count == high % count == 0
-
-
-def _unrolled(var: Var) -> bool:
-    """Whether a loop's size is a known multiple of `UNROLL_AND_JAM`."""
-    return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0
-
-
-# ---- kernels without a reduction ---------------------------------------------------------------
-
-
-class _Pointwise(_Chooser):
-    def choose(self) -> HostForm:
-        rows, stmts = self.kernel.parallel, self.kernel.stmts()
-        if not rows:
-            return form.Points()
-        crossing = crossing_loop(self.kernel)
-        if crossing is not None:
-            return self._transposed(crossing)
-        strips, several = tuple(self.strips(stmts, rows[-1], ())), len(rows) > 1
-        team = self.team(rows, len(rows) - 1)
-        return form.Points(team, strips, several and self.half_vectors(rows[-1]))
-
-    def _transposed(self, crossing: Var) -> form.Transposed:
-        """Two loops in tiles, so that both directions use whole cache lines."""
-        rows, last = self.kernel.parallel, self.kernel.parallel[-1]
-        team = self.team(rows, len(rows))
-        stores = self.kernel.stores()
-        if self._is_transposed_copy(crossing, last):
-            (store,) = stores
-            # Squares of shorter elements do not fill cache lines.
-            streams = store.ref.dtype.itemsize in (4, 8) and self.is_non_temporal(store, last)
-            extents = (NON_TEMPORAL_WIDTH, line([store.ref])) if streams else COPY_TILE
-            return form.Transposed(
-                team, crossing=crossing, extents=extents, copy=True, streams=streams
-            )
-        small = any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last))
-        reads = [] if small else unconditional_reads(self.kernel.stmts())  # else no full squares
-        staged = tuple(r for r in reads if _is_transposed(r[1], crossing, last))
-        return form.Transposed(team, crossing=crossing, extents=(TILE, TILE), staged=staged)
-
-    def _is_transposed_copy(self, crossing: Var, last: Var) -> bool:
-        stmts = self.kernel.stmts()
-        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not stmts[0].is_copy:
-            return False
-        store, source = stmts[0], stmts[0].value
-        assert isinstance(source, Read)
-        read = _is_transposed(source.index, crossing, last)
-        return read and _is_transposed(store.index, last, crossing)
-
-
-def _is_transposed(index: Index, along: Var, over: Var) -> bool:
-    """Whether a tensor is contiguous along `along` and strided along `over`."""
-    hidden = {v for a, _ in index.terms if a not in (along, over) for v in deep_variables(a)}
-    strided = index.coefficient(along) == 1 and index.coefficient(over) not in (0, 1)
-    return strided and not {along, over} & hidden
-
-
-class _Scatter(_Chooser):
-    def choose(self) -> HostForm:
-        rows = self.kernel.parallel
-        if not rows:
-            return form.Points()
-        destination = self._destination()
-        if destination is not None:
-            return form.ByDestination(store=destination[0], place=destination[1])
-        last, stores = rows[-1], self.kernel.stores()
-        owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
-        apart = not owned and len(rows) > 1 and all(_keeps_apart(s.index, rows[0]) for s in stores)
-        return form.Scattered(self.team(rows) if owned or apart else None, owned)
-
-    def _destination(self) -> tuple[Store, Indirect] | None:
-        """The store and its index, if the kernel only sums whole rows into indexed rows."""
-        rows, stmts = self.kernel.parallel, self.kernel.stmts()
-        store = stmts[0]
-        if len(rows) != 2 or len(stmts) != 1 or not isinstance(store, Store) or store.op != "sum":
-            return None
-        found = self._indexed_row(store, rows[-1])
-        if found is None or not _enough_places(found, *rows):
-            return None
-        return store, found
-
-    def _indexed_row(self, store: Store, last: Var) -> Indirect | None:
-        """The index of the row that `store` adds to; None where it does not add whole rows."""
-        dtype = store.ref.dtype
-        if dtype in ir.LOW_PRECISION or dtype == torch.bool or not isinstance(last.size, int):
-            return None
-        reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
-        others = [(a, c) for a, c in store.index.terms if a != last]
-        if store.ref.root in reads or len(others) != 1 or not _owns(store.index, last):
-            return None
-        ((found, step),) = others
-        whole = isinstance(step, int) and step >= last.size
-        return found if isinstance(found, Indirect) and whole else None
-
-
-def _enough_places(place: Indirect, row: Var, last: Var) -> bool:
-    """Whether sorting the rows by destination costs less than the collisions."""
-    assert isinstance(last.size, int)
-    if last.size < MIN_WIDTH or (isinstance(place.size, int) and place.size < MIN_PLACES):
-        return False
-    if not isinstance(row.size, int):
-        return True
-    few = isinstance(place.size, int) and row.size * MIN_SHARE < place.size
-    return row.size * last.size >= PARALLEL_COST and not few
-
-
-def _keeps_apart(index: Index, var: Var) -> bool:
-    """Whether distinct values of `var` store to distinct blocks of memory, for any index values."""
-    step = index.coefficient(var)
-    rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
-    return is_below(rest, step)
-
-
-def _owns(index: Index, var: Var) -> bool:
-    """Whether distinct values of `var` always store to distinct places of the last axis."""
-    hidden = any(
-        var in deep_variables(atom) for atom, _ in index.terms if not isinstance(atom, Var)
-    )
-    return index.coefficient(var) == 1 and not hidden
-
-
-# ---- inner reductions --------------------------------------------------------------------------
-
-
-class _Inner(_Chooser):
+class Inner(Chooser):
     def choose(self) -> HostForm:
         kernel = self.kernel
         loops = (*kernel.parallel, *kernel.reduction)
@@ -372,7 +144,7 @@ class _Inner(_Chooser):
     def _few_rows(self) -> bool:
         count = product(v.size for v in self.kernel.parallel)
         work = product(v.size for v in self.kernel.reduction)
-        few = isinstance(count, int) and count < 4
+        few = isinstance(count, int) and count < FEW_ROWS
         return few and (not isinstance(work, int) or work >= PARALLEL_COST)
 
     # ---- prefetch of the next row ---------------------------------------------------------------
@@ -475,7 +247,7 @@ class _Inner(_Chooser):
         rows = self.kernel.parallel
         return (
             bool(rows)
-            and _unrolled(rows[-1])
+            and unrolled(rows[-1])
             and rows[-1].size not in (0, UNROLL_AND_JAM)
             and len(self.kernel.phases) == 1
             and len(self.kernel.reduction) == 1
@@ -514,38 +286,3 @@ def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:
             extrema[stmt] = found.setdefault((own.op, own.dtype, own.value), own)
     stmts = dict.fromkeys((*extrema.values(), *phase.stmts))
     return replace(phase, stmts=tuple(stmts)) if extrema else phase, extrema
-
-
-# ---- outer reductions --------------------------------------------------------------------------
-
-
-class _Outer(_Chooser):
-    def choose(self) -> form.Columns:
-        kernel = self.kernel
-        outer, column = kernel.parallel[:-1], kernel.parallel[-1]
-        tiles: Size = sympy.oo
-        if isinstance(column.size, int):
-            tiles = product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
-        split_rows = self._splits_rows(tiles)
-        loops = (*kernel.parallel, *kernel.reduction)
-        team = None if split_rows else self.team(loops, len(outer) + 1)
-        blocks = frozenset(
-            s for s in kernel.stmts()
-            if isinstance(s, (Reduce, Scan)) and self.in_blocks(s, ROW_BLOCK)
-        )  # fmt: skip
-        inner = kernel.reduction
-        return form.Columns(team, split_rows, blocks, bool(inner) and _unrolled(inner[-1]))
-
-    def _splits_rows(self, tiles: Size) -> bool:
-        """Whether threads divide the rows: there are few tiles of columns for them."""
-        kernel = self.kernel
-        ordered = any(
-            isinstance(s, Scan) or (isinstance(s, Reduce) and s.finds_position)
-            for s in kernel.stmts()
-        )
-        if ordered or not isinstance(tiles, int) or tiles >= 4:
-            return False
-        work = product(v.size for v in (*kernel.parallel, *kernel.reduction))
-        enough = PARALLEL_COST if tiles == 1 else SPLIT_COST
-        much = not isinstance(work, int) or work >= enough
-        return much and product(v.size for v in kernel.reduction) != 1

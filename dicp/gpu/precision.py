@@ -1,4 +1,8 @@
-"""Cheaper forms of operators, where what is known of their operands or results allows them."""
+"""Chooses cheaper forms of a kernel's operators, where what is known of their operands or results
+allows them.
+
+In: a kernel's statements. Out: a map from expressions to `Variant`, which a language spells.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,33 @@ import math
 
 import torch
 
+from dicp.gpu.thresholds import MAX_DIVISOR
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr, Named, is_const
 from dicp.loop.ir.index import indirect_exprs
-from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store
+from dicp.loop.ir.kernel import Kernel, Reduce, ScratchStore, Stmt, Store, Variant
 from dicp.loop.ir.ops import float32
-from dicp.vendor.triton.spelling import VALUE_TYPE, literal
-from dicp.vendor.triton.thresholds import MAX_DIVISOR
+
+FLOAT32 = frozenset({torch.float32, *ir.LOW_PRECISION})
+"""The dtypes that are computed in float32."""
 
 
-class ReducedPrecision:
-    """Selects cheaper forms of a kernel's operators by what its statements tell of their values."""
+def variants(kernel: Kernel) -> dict[Expr, Variant]:
+    """The cheaper form of each operator that has one.
 
+    - "exp_short", "normal_cdf_short": the result is rounded to 16 bits;
+    - "normalized": a quotient of exponentials by their sum;
+    - "over_above_one": a divisor that is 1 + exp(..);
+    - "over", "scaled": a constant divisor, the inverse of which, `number`, is rounded or exact.
+    """
+    chooser = _Chooser(kernel)
+    seen: set[Expr] = set()
+    exprs = [e for x in kernel.exprs() for e in ir.walk(x, seen)]
+    found = {e: chooser.variant(e) for e in exprs}
+    return {e: v for e, v in found.items() if v is not None}
+
+
+class _Chooser:
     def __init__(self, kernel: Kernel) -> None:
         self.stmts = kernel.stmts()
         self.saves = {s.name: s for s in self.stmts if isinstance(s, ScratchStore)}
@@ -25,31 +44,28 @@ class ReducedPrecision:
         self.sums = {s.name: s for s in self.accumulates if s.op == "sum"}
         self.full_precision = full_precision(self.stmts)
 
-    def text(self, expr: Expr, args: list[str]) -> tuple[str, str] | None:
-        """A cheaper form of `expr`; its {} stands for the second text, to be named once."""
-        if VALUE_TYPE[expr.dtype] != "tl.float32":
+    def variant(self, expr: Expr) -> Variant | None:
+        if expr.dtype not in FLOAT32:
             return None
         if expr.op == "div":
-            return self._quotient(expr, args)
+            return self._quotient(expr)
         if expr not in self.full_precision and self._has_short_form(expr):
-            return f"d.{expr.op}_short({', '.join(args)})", ""
+            return Variant(f"{expr.op}_short")
         return None
 
-    def _quotient(self, expr: Expr, args: list[str]) -> tuple[str, str] | None:
+    def _quotient(self, expr: Expr) -> Variant | None:
         if self._is_normalized_exp(expr):
-            return f"d.divided({args[0]}, {args[1]}, {{}})", f"d.reciprocal({args[1]})"
+            return Variant("normalized")
         if _is_over_above_one(expr):
-            return f"d.over_above_one({args[0]}, {args[1]})", ""
+            return Variant("over_above_one")
         divisor = expr.args[1]
         if not isinstance(divisor, Const):
             return None
         if not 1 / MAX_DIVISOR < divisor.value < MAX_DIVISOR:
             return None
         number = float32(divisor.value)
-        inverse = literal(float32(1 / number), torch.float32)
-        if math.frexp(number)[0] == 0.5:
-            return f"{args[0]} * {inverse}", ""
-        return f"d.over({args[0]}, {args[1]}, {inverse})", ""
+        exact = math.frexp(number)[0] == 0.5
+        return Variant("scaled" if exact else "over", float32(1 / number))
 
     def _has_short_form(self, expr: Expr) -> bool:
         """Whether `expr` has a form of reduced precision: the normal CDF, and exp(x - max(x)).

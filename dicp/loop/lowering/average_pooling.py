@@ -1,0 +1,146 @@
+"""Averages over windows, and their gradients: each input point sums over the windows that cover it.
+
+In: a tensor with spatial axes and its windows (`windows.py`). Out: computes of the loop IR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dicp.loop.ir.expr import Expr, cast, const
+from dicp.loop.ir.index import (
+    Index,
+    is_positive,
+    normal,
+)
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.layout import sizes_of
+from dicp.loop.lowering.windows import (
+    AnyWindow,
+    Window,
+    accumulator_of,
+    adaptive_of,
+    both,
+    guarded,
+    summed,
+    windows_of,
+)
+from dicp.rules import NoRule, RuleTable
+
+aten = torch.ops.aten
+AVERAGE_POOLING = RuleTable()
+
+
+def _divided(total: Expr, windows: Sequence[AnyWindow], o: Sequence[Index], include: bool,
+             divisor: Any) -> Expr:  # fmt: skip
+    if divisor is not None:
+        return total / const(divisor, total.dtype)
+    if all(isinstance(w, Window) and include and _whole(w) for w in windows):
+        return total / const(math.prod(w.taps() for w in windows), total.dtype)
+    count: Expr | None = None
+    for window, at in zip(windows, o, strict=True):
+        c = window.count(at, include)
+        count = c if count is None else count * c
+    assert count is not None
+    return total / cast(count, total.dtype)
+
+
+def _whole(w: Window) -> bool:
+    """Whether no window reaches beyond the padded input."""
+    last = normal((w.out - 1) * w.stride + w.kernel)
+    return is_positive(normal(w.size + 2 * w.padding - last + 1))
+
+
+def average(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
+) -> Value:
+    meta = lw.meta()
+    dtype, n = accumulator_of(x.dtype), len(windows)
+
+    def term(idx: tuple[Index, ...], k: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        found = [w.at(o, i) for w, o, i in zip(windows, at, k, strict=True)]
+        test = both([t for _, tests in found for t in tests])
+        return guarded(test, cast(x.at([*lead, *(p for p, _ in found)]), dtype), 0)
+
+    total = summed(lw, sizes_of(meta.shape), [w.taps() for w in windows], dtype, term)
+    return lw.pointwise(
+        total.shape, meta.dtype,
+        lambda idx: cast(_divided(total.at(idx), windows, idx[-n:], include, divisor), meta.dtype),
+    )  # fmt: skip
+
+
+def average_backward(
+    lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
+) -> Value:
+    dtype, n = accumulator_of(g.dtype), len(windows)
+    lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
+
+    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        found = [w.over(i, k) for w, i, k in zip(windows, at, j, strict=True)]
+        test = both([t for _, tests in found for t in tests])
+        o = [p for p, _ in found]
+        share = _divided(cast(g.at([*lead, *o]), dtype), windows, o, include, divisor)
+        return guarded(test, share, 0)
+
+    total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
+    return lw.cast(total, x.dtype)
+
+
+def _avg_pool(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: Any = None,
+    ) -> Value:  # fmt: skip
+        if not x.dtype.is_floating_point:
+            raise NoRule("integer average pooling")
+        outs = sizes_of(lw.meta().shape)[-n:]
+        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding)
+        return average(lw, x, windows, count_include_pad, divisor_override)
+
+    return lowered
+
+
+def _avg_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any,
+        ceil_mode: bool, count_include_pad: bool, divisor_override: Any = None,
+    ) -> Value:  # fmt: skip
+        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding)
+        return average_backward(lw, g, x, windows, count_include_pad, divisor_override)
+
+    return lowered
+
+
+def _adaptive_avg_pool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, output_size: Any) -> Value:
+        if not x.dtype.is_floating_point:
+            raise NoRule("integer average pooling")
+        windows = adaptive_of(x.shape[-n:], sizes_of(lw.meta().shape)[-n:])
+        return average(lw, x, windows, True, None)
+
+    return lowered
+
+
+def _adaptive_avg_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, g: Value, x: Value) -> Value:
+        return average_backward(lw, g, x, adaptive_of(x.shape[-n:], g.shape[-n:]), True, None)
+
+    return lowered
+
+
+AVERAGE_POOLING.add(aten.avg_pool1d.default, _avg_pool(1))
+AVERAGE_POOLING.add(aten.avg_pool2d.default, _avg_pool(2))
+AVERAGE_POOLING.add(aten.avg_pool3d.default, _avg_pool(3))
+AVERAGE_POOLING.add(aten.avg_pool2d_backward.default, _avg_pool_backward(2))
+AVERAGE_POOLING.add(aten.avg_pool3d_backward.default, _avg_pool_backward(3))
+AVERAGE_POOLING.add(aten.adaptive_avg_pool1d.default, _adaptive_avg_pool(1))
+AVERAGE_POOLING.add(aten._adaptive_avg_pool2d.default, _adaptive_avg_pool(2))
+AVERAGE_POOLING.add(aten._adaptive_avg_pool3d.default, _adaptive_avg_pool(3))
+AVERAGE_POOLING.add(aten._adaptive_avg_pool2d_backward.default, _adaptive_avg_pool_backward(2))
+AVERAGE_POOLING.add(aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backward(3))

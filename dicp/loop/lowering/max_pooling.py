@@ -1,0 +1,272 @@
+"""Maxima over windows and their positions, their gradients, and unpooling.
+
+In: a tensor with spatial axes and its windows (`windows.py`). Out: computes of the loop IR.
+Gradients gather where the target's `gathers_windows` is set; elsewhere they scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.expr import Expr, apply, cast, const
+from dicp.loop.ir.index import (
+    Index,
+    Size,
+    contiguous_strides,
+    flatten,
+    floordiv,
+    mod,
+    product,
+)
+from dicp.loop.lowering.core import Lowering, Value
+from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
+from dicp.loop.lowering.layout import sizes_of
+from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.windows import (
+    AnyWindow,
+    Window,
+    accumulator_of,
+    adaptive_of,
+    both,
+    constants,
+    guarded,
+    summed,
+    windows_of,
+)
+from dicp.loop.thresholds import MAX_ARGMAX
+from dicp.rules import NoRule, RuleTable
+
+aten = torch.ops.aten
+MAX_POOLING = RuleTable()
+
+
+def maximum_with_index(lw: Lowering, x: Value, windows: Sequence[AnyWindow]) -> tuple[Value, Value]:
+    """The maximum of each window and its flat spatial index; as in ATen, the last NaN wins."""
+    taps, n = [w.taps() for w in windows], len(windows)
+    counts = [count for count in taps if isinstance(count, int)]
+    if len(counts) < n:
+        return maximum_of_symbolic(lw, x, windows)
+    if math.prod(counts) > MAX_ARGMAX:
+        raise NoRule("maximum over a large window")
+    strides = contiguous_strides(x.shape[-n:])
+    floating = x.dtype.is_floating_point
+    start = -math.inf if floating else _lowest(x.dtype)
+
+    exact = any(isinstance(w, Window) and w.dilation != 1 for w in windows)
+
+    def point(idx: Sequence[Index], k: Sequence[Index]) -> tuple[Expr, list[Index], Expr | None]:
+        """The value at window point `k`, its coordinates, and the test that it is inside, if any.
+
+        Without dilation, a point outside is clamped to the nearest one, which is in the window too.
+        """
+        lead, at = idx[:-n], idx[-n:]
+        parts = list(zip(windows, at, k, strict=True))
+        if not exact:
+            places = [w.nearest(o, i) for w, o, i in parts]
+            return x.at([*lead, *places]), places, None
+        found = [w.at(o, i) for w, o, i in parts]
+        places = [p for p, _ in found]
+        test = both([t for _, tests in found for t in tests])
+        return guarded(test, x.at([*lead, *places]), start), places, test
+
+    def counted(idx: tuple[Index, ...], k: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        item, places, test = point(idx, k)
+        here = ir.index_value(flatten(places, strides))
+        return item, here if test is None else select(test, here, const(-1, torch.int64))
+
+    def larger(a: tuple[Expr, Expr], b: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+        """The larger of two adjacent partial maxima (value, index); index -1 marks an empty one."""
+        better = compare("gt", b[0], a[0])
+        if floating:
+            better = apply("bitwise_or", torch.bool, better, apply("isnan", torch.bool, b[0]))
+        if exact:
+            better = apply("bitwise_or", torch.bool, better, compare("lt", a[1], 0))
+            better = apply("bitwise_and", torch.bool, better, compare("ge", b[1], 0))
+        return select(better, b[0], a[0]), select(better, b[1], a[1])
+
+    def running(idx: tuple[Index, ...]) -> tuple[Expr, Expr]:
+        # A balanced tree: a chain as deep as the window is large would exceed the recursion
+        # limit in later passes.
+        parts = [counted(idx, k) for k in constants(counts)]
+        while len(parts) > 1:
+            pairs = [larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+            parts = pairs + parts[2 * len(pairs) :]
+        return parts[0]
+
+    shape = sizes_of(lw.meta(0).shape)
+    values = lw.pointwise(shape, x.dtype, lambda idx: running(idx)[0])
+    return values, lw.pointwise(shape, torch.int64, lambda idx: running(idx)[1])
+
+
+def maximum_of_symbolic(
+    lw: Lowering, x: Value, windows: Sequence[AnyWindow]
+) -> tuple[Value, Value]:
+    """As `maximum_with_index`, by reductions over windows whose number of points is symbolic."""
+    n, taps = len(windows), [w.taps() for w in windows]
+    shape = sizes_of(lw.meta(0).shape)
+    rank, steps = len(shape), contiguous_strides(taps)
+    floating = x.dtype.is_floating_point
+    if not floating:
+        raise NoRule("maximum of integers over a window of dynamic size")
+
+    def placed(idx: Sequence[Index], k: Sequence[Index]) -> list[Index]:
+        parts = zip(windows, idx[rank - n : rank], k, strict=True)
+        return [w.nearest(o, i) for w, o, i in parts]
+
+    def split(flat: Index) -> list[Index]:
+        rest, found = flat, []
+        for step in steps:
+            found.append(floordiv(rest, step))
+            rest = mod(rest, step)
+        return found
+
+    def over_taps(op: str, dtype: torch.dtype, item: Callable[..., Expr]) -> Value:
+        axes, whole = [rank], (*shape, product(taps))
+        return lw.reduce(op, whole, axes, dtype, lambda idx: item(idx, idx[rank]), keepdim=False)
+
+    def value(idx: Sequence[Index], flat: Index) -> Expr:
+        return x.at([*idx[: rank - n], *placed(idx, split(flat))])
+
+    def is_nan(idx: Sequence[Index], flat: Index) -> Expr:
+        test = apply("isnan", torch.bool, value(idx, flat))
+        return select(test, ir.index_value(flat), const(-1, torch.int64))
+
+    largest = over_taps("max", x.dtype, value)
+    first = over_taps("argmax", torch.int64, value)
+    last_nan = over_taps("max", torch.int64, is_nan)
+
+    def chosen(idx: tuple[Index, ...]) -> Expr:
+        nan = last_nan.at(idx)
+        point = proven(select(compare("ge", nan, 0), nan, first.at(idx)), product(taps))
+        strides = contiguous_strides(x.shape[-n:])
+        return ir.index_value(flatten(placed(idx, split(point)), strides))
+
+    return largest, lw.pointwise(shape, torch.int64, chosen)
+
+
+def _lowest(dtype: torch.dtype) -> int:
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
+    def lowered(
+        lw: Lowering, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+        dilation: Any = 1, ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        outs = sizes_of(lw.meta(0).shape)[-n:]
+        windows = windows_of(lw, x.shape[-n:], outs, kernel, stride, padding, dilation)
+        return maximum_with_index(lw, x, windows)
+
+    return lowered
+
+
+def _adaptive_max_pool(n: int) -> Callable[..., tuple[Value, Value]]:
+    def lowered(lw: Lowering, x: Value, output_size: Any) -> tuple[Value, Value]:
+        return maximum_with_index(lw, x, adaptive_of(x.shape[-n:], sizes_of(lw.meta(0).shape)[-n:]))
+
+    return lowered
+
+
+def _chosen_windows(
+    lw: Lowering, g: Value, x: Value, index: Value, windows: Sequence[Window]
+) -> Value:
+    """The gradient as a gather: each input point sums those of the windows whose maximum it is.
+
+    No stores collide. An index outside of its window adds nothing, as in PyTorch's GPU kernels.
+    """
+    n = len(windows)
+    dtype = accumulator_of(g.dtype)
+    strides = contiguous_strides(x.shape[-n:])
+
+    def term(idx: tuple[Index, ...], j: tuple[Index, ...]) -> Expr:
+        lead, at = idx[:-n], idx[-n:]
+        over = [w.over(i, k)[0] for w, i, k in zip(windows, at, j, strict=True)]
+        inside = [
+            compare(op, ir.index_value(o), ir.index_value(bound))
+            for w, o in zip(windows, over, strict=True)
+            for op, bound in (("ge", Index(0)), ("lt", Index(w.out)))
+        ]
+        at_windows = zip(windows, over, strict=True)
+        o = [*lead, *(clamped(ir.index_value(o), w.out) for w, o in at_windows)]
+        here = ir.index_value(flatten(at, strides))
+        hit = both([*inside, apply("eq", torch.bool, index.at(o), here)])
+        assert hit is not None
+        return select(hit, cast(g.at(o), dtype), 0)
+
+    total = summed(lw, x.shape, [w.covering() for w in windows], dtype, term)
+    return lw.cast(total, x.dtype)
+
+
+def scatter_to_chosen(
+    lw: Lowering, g: Value, x: Value, index: Value, n: int, none: bool = False
+) -> Value:
+    """Gradients scatter-added to zeros at the flat indices `index`; if `none`, -1 is skipped."""
+    lw.require_equal(g.shape, index.shape, "gradients do not fit the indices")
+    if none:
+        g = lw.map(lambda i, g: select(compare("eq", i, -1), 0, g), index, g, dtype=g.dtype)
+        index = lw.map(lambda i: select(compare("eq", i, -1), 0, i), index)
+    result = _at_flat_places(lw, g, index, x.shape, n, accumulator_of(x.dtype), "sum")
+    return lw.cast(result, x.dtype)
+
+
+def _at_flat_places(
+    lw: Lowering, x: Value, index: Value, shape: Sequence[Size], n: int, dtype: torch.dtype,
+    op: str,
+) -> Value:  # fmt: skip
+    """`x` scattered by `op` into zeros of `shape`, at flat indices into the last `n` axes."""
+    lead, size = shape[:-n], product(shape[-n:])
+    places = Indices(lw, index, size, wrap=False)
+    zeros = lw.pointwise((*lead, size), dtype, lambda idx: const(0, dtype))
+    result = scattered(
+        lw, zeros, x.shape,
+        lambda idx: cast(x.at(idx), dtype),
+        lambda idx: [*idx[:-n], places.at(idx)],
+        op,
+    )  # fmt: skip
+    return lw.reshape(result, shape)
+
+
+def _max_unpool(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, x: Value, index: Value, *sizes: Any) -> Value:
+        shape = sizes_of(lw.meta().shape)
+        lw.require_equal(x.shape, index.shape, "elements do not fit the indices")
+        return _at_flat_places(lw, x, index, shape, n, x.dtype, "store")
+
+    return lowered
+
+
+def _max_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(
+        lw: Lowering, g: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: bool, index: Value,
+    ) -> Value:  # fmt: skip
+        windows = windows_of(lw, x.shape[-n:], g.shape[-n:], kernel, stride, padding, dilation)
+        if lw.gathers_windows and all(w.dilation == 1 for w in windows):
+            return _chosen_windows(lw, g, x, index, windows)
+        return scatter_to_chosen(lw, g, x, index, n, none=True)
+
+    return lowered
+
+
+def _adaptive_max_pool_backward(n: int) -> Callable[..., Value]:
+    def lowered(lw: Lowering, g: Value, x: Value, index: Value) -> Value:
+        return scatter_to_chosen(lw, g, x, index, n)
+
+    return lowered
+
+
+MAX_POOLING.add(aten.max_pool2d_with_indices.default, _max_pool(2))
+MAX_POOLING.add(aten.max_pool3d_with_indices.default, _max_pool(3))
+MAX_POOLING.add(aten.max_pool2d_with_indices_backward.default, _max_pool_backward(2))
+MAX_POOLING.add(aten.max_pool3d_with_indices_backward.default, _max_pool_backward(3))
+MAX_POOLING.add(aten.adaptive_max_pool2d.default, _adaptive_max_pool(2))
+MAX_POOLING.add(aten.adaptive_max_pool3d.default, _adaptive_max_pool(3))
+MAX_POOLING.add(aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward(2))
+MAX_POOLING.add(aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward(3))
+MAX_POOLING.add(aten.max_unpool2d.default, _max_unpool(2))
+MAX_POOLING.add(aten.max_unpool3d.default, _max_unpool(3))

@@ -1,0 +1,170 @@
+"""What a group must keep for its members to run in one kernel.
+
+In: a group that fusion would make of two. Out: whether every member reads its operands at its own
+point and in an earlier pass or the same, and stores do not overtake loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.graph import Compute
+from dicp.loop.ir.index import ZERO, Index, Var, flatten
+from dicp.loop.schedule.groups import Group
+
+
+def legal(group: Group, a: Group, b: Group) -> bool:
+    """Whether `a` and `b` may run as `group`: every read between them is at the reader's own point.
+
+    Reads within `a` and within `b` were checked when those groups were formed.
+    """
+    nodes = group.computes()
+    group.nodes = [*_in_graph_order(nodes)]
+    members = {n.out: n for n in nodes}
+    effects = {n.out.root: n for n in nodes if n.out.base is not None}
+    if effects and not _effects_allowed(group, members, effects):
+        return False
+    for node in nodes:
+        mine, theirs = (a, b) if node in a.coords else (b, a)
+        mapping: dict[Var, Index] | None = None
+        for item in node.loads():
+            producer = members.get(item.ref)
+            if producer is None or producer not in theirs.coords:
+                continue
+            mapping = mapping if mapping is not None else mapping_of(group, node)
+            placed = tuple(c.substitute(mapping) for c in item.coords)
+            if placed != place_of(group, producer):
+                return False
+            if node in group.rows_only and producer not in group.rows_only:
+                if producer.kind != "reduce":
+                    return False
+        if mine is theirs:
+            return False
+    return group.axes is None or _levels_allowed(group)
+
+
+def _effects_allowed(
+    group: Group, members: dict[Ref, Compute], effects: dict[Ref, Compute]
+) -> bool:
+    """Whether stores into existing tensors (in place, scatter) are correct inside one kernel."""
+    if group.axes is not None or any(n.kind == "scatter" for n in group.computes()):
+        return _only_feeds_scatter(group, members)
+    return _aligned_effects(group, effects)
+
+
+def _in_graph_order(nodes: Sequence[Compute]) -> list[Compute]:
+    """Producers before readers; ties keep the given order."""
+    members = {n.out: n for n in nodes}
+    depth: dict[Compute, int] = {}
+
+    def visit(node: Compute) -> int:
+        found = depth.get(node)
+        if found is None:
+            depth[node] = 0
+            before = [members[r] for r in node.reads() if r in members]
+            before += [a for a in node.after if isinstance(a, Compute) and a.out in members]
+            found = depth[node] = 1 + max((visit(p) for p in before if p is not node), default=0)
+        return found
+
+    for node in nodes:
+        visit(node)
+    return sorted(nodes, key=lambda n: depth[n])
+
+
+def _only_feeds_scatter(group: Group, members: dict[Ref, Compute]) -> bool:
+    """Whether the group is one scatter with producers, and none reads or initializes its buffer."""
+    scatters = [n for n in group.computes() if n.kind == "scatter"]
+    if len(scatters) != 1 or group.axes is not None:
+        return False
+    root = scatters[0].out.root
+    for node in group.computes():
+        if node is scatters[0]:
+            continue
+        if node.out.root is root or any(r.root is root for r in node.reads()):
+            return False
+        if node.out.base is not None:
+            return False
+    return not any(r.root is root for r in scatters[0].reads())
+
+
+def _aligned_effects(group: Group, effects: dict[Ref, Compute]) -> bool:
+    """Whether tensors written in place are read only at the point that is being written."""
+    for node in group.computes():
+        mapping = mapping_of(group, node)
+        for item in node.loads():
+            writer = effects.get(item.ref.root)
+            if writer is None:
+                continue
+            if writer.kind == "scatter" or item.ref.base is not None:
+                return False
+            read = flatten([c.substitute(mapping) for c in item.coords], item.ref.strides)
+            write = flatten(group.coords[writer], writer.out.strides, writer.out.offset)
+            if read != write:
+                return False
+    return True
+
+
+def mapping_of(group: Group, node: Compute) -> dict[Var, Index]:
+    coords = group.coords[node]
+    return {Var(i, s): c for i, (s, c) in enumerate(zip(node.shape, coords, strict=True))}
+
+
+def place_of(group: Group, node: Compute) -> tuple[Index, ...]:
+    """Coordinates of `node`'s result at the current point."""
+    coords = group.coords[node]
+    if node.kind != "reduce":
+        return coords
+    return tuple(ZERO if i in node.axes else c for i, c in enumerate(coords))
+
+
+def pass_numbers(group: Group) -> dict[Compute, int]:
+    """For each member, how many passes over the reduction must finish before it runs."""
+    members = {n.out: n for n in group.computes()}
+    number: dict[Compute, int] = {}
+    for node in group.computes():
+        level = 0
+        for ref in node.reads():
+            producer = members.get(ref)
+            if producer is not None and producer is not node:
+                level = max(level, number[producer] + (producer.kind == "reduce"))
+        number[node] = level
+    return number
+
+
+def _levels_allowed(group: Group) -> bool:
+    nodes = group.computes()
+    if any(n.kind == "scan" for n in nodes):
+        return all(n.kind != "reduce" for n in nodes) and not group.rows_only
+    number = pass_numbers(group)
+    if all(number[n] == 0 for n in nodes if n not in group.rows_only):
+        return True
+    return not is_outer(group)
+
+
+def is_outer(group: Group) -> bool:
+    """Whether this is an outer reduction: most loads are contiguous along a parallel axis."""
+    assert group.axes is not None
+    votes = 0
+    members = {n.out for n in group.computes()}
+    for node in group.computes():
+        if node in group.rows_only:
+            continue
+        mapping = mapping_of(group, node)
+        for item in node.loads():
+            if item.ref in members or not item.ref.strides:
+                continue
+            flat = flatten([c.substitute(mapping) for c in item.coords], item.ref.strides)
+            if not any(v.position in group.axes for v in flat.variables()):
+                continue
+            for var in flat.variables():
+                if flat.coefficient(var) == 1:
+                    votes += 1 if var.position not in group.axes else -1
+    if votes == 0:
+        return (len(group.dims) - 1) not in group.axes
+    return votes > 0
+
+
+def external_refs(group: Group) -> set[Ref]:
+    members = {n.out for n in group.computes()}
+    return {r for n in group.computes() for r in n.reads() if r not in members} | members

@@ -1,0 +1,119 @@
+"""What the choosers of all kinds of kernels ask: teams of threads, blocks, whole cache lines.
+
+In: a kernel without a form. Out: parts of its form (`dicp.vendor.cpu.form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicp.codegen.emitter import LINE_BYTES
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import deep_variables
+from dicp.loop.ir.expr import Read, Ref
+from dicp.loop.ir.index import Var, product
+from dicp.loop.ir.kernel import Kernel, Reduce, Scan, Stmt, Store
+from dicp.loop.passes.split_loops import Range, split
+from dicp.loop.schedule.form import cost_of_point
+from dicp.vendor.cpu.form import HostForm, Strip, Team
+from dicp.vendor.cpu.thresholds import (
+    HALF_VECTOR,
+    MAX_HALF_ROW,
+    MIN_PASS,
+    MIN_REDUCTION_BYTES,
+    PARALLEL_COST,
+    UNROLL_AND_JAM,
+)
+
+
+class Chooser:
+    """What the choosers of all kinds of kernels ask."""
+
+    def __init__(self, kernel: Kernel, non_temporal_bytes: float) -> None:
+        self.kernel = kernel
+        self.non_temporal_bytes = non_temporal_bytes
+        """Bytes from which no part of a result is still in a cache when it is read."""
+        self.stored = {s.ref.root for s in kernel.stores()}
+
+    def choose(self) -> HostForm:
+        raise NotImplementedError
+
+    def team(self, loops: Sequence[Var], collapse: int = 0) -> Team | None:
+        """The team for `loops`; None if they are too little work for more than one thread."""
+        work = product([*(v.size for v in loops), cost_of_point(self.kernel)])
+        if isinstance(work, int):
+            return Team(collapse) if work >= PARALLEL_COST else None
+        return Team(collapse, work)
+
+    def half_vectors(self, var: Var) -> bool:
+        """Whether half a vector of 16-bit floats at a time shortens a short row's remainder, which
+        is computed element by element."""
+        size = var.size
+        if (
+            not isinstance(size, int)
+            or size >= MAX_HALF_ROW
+            or size % (2 * HALF_VECTOR) < HALF_VECTOR
+        ):
+            return False
+        return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
+
+    def in_blocks(self, stmt: Stmt, block: int) -> bool:
+        """Whether a floating sum is long and goes in blocks: its error grows with these only."""
+        count = product(v.size for v in self.kernel.reduction)
+        long = not isinstance(count, int) or count > 2 * block
+        sums = isinstance(stmt, (Reduce, Scan)) and stmt.op == "sum"
+        return long and sums and stmt.dtype.is_floating_point  # type: ignore[union-attr]
+
+    # ---- cache lines ----------------------------------------------------------------------------
+
+    def strips(self, stmts: Sequence[Stmt], var: Var, prefetch: Sequence[Read]) -> list[Strip]:
+        """The loop over `var` in ranges that need not test conditions on it at each point."""
+        return [self._strip(part, var, prefetch) for part in split(stmts, var)]
+
+    def _strip(self, part: Range, var: Var, prefetch: Sequence[Read]) -> Strip:
+        """The range, strip-mined if it has non-temporal stores or prefetches the next row, and is
+        not short and in whole lines."""
+        non_temporal = self._non_temporal_stores(part, var)
+        lanes = line([*(s.ref for s in non_temporal), *(item.ref for item in prefetch)])
+        least = MIN_PASS if any(isinstance(s, Reduce) for s in part.stmts) else lanes
+        if not non_temporal and not prefetch or not _in_whole_lines(part, lanes, least):
+            return Strip(part)
+        next_row = tuple((item, self.kernel.parallel[-1], 1) for item in prefetch)
+        return Strip(part, lanes, tuple(non_temporal), next_row)
+
+    def _non_temporal_stores(self, part: Range, var: Var) -> list[Store]:
+        """The stores of a loop that become non-temporal stores of whole cache lines."""
+        least = 1 if self.kernel.kind == "pointwise" else MIN_REDUCTION_BYTES
+        stores = [s for s in part.stmts if isinstance(s, Store) and self.is_non_temporal(s, var)]
+        return [s for s in stores if s.ref.dtype.itemsize >= least]
+
+    def is_non_temporal(self, stmt: Store, var: Var) -> bool:
+        index = stmt.index
+        size = product([*(v.size for v in index.variables()), stmt.ref.dtype.itemsize])
+        if stmt.op or not isinstance(size, int) or size < self.non_temporal_bytes:
+            return False
+        reads = {item.ref.root for item in self.kernel.reads()}
+        if stmt.ref.root in reads or index.coefficient(var) != 1:
+            return False
+        others = [(a, c) for a, c in index.terms if a != var]
+        steps = [index.const, *(c for _, c in others)]
+        hidden = any(var in deep_variables(a) for a, _ in others)
+        whole = line([stmt.ref])
+        return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
+
+
+def line(refs: Sequence[Ref]) -> int:
+    """Elements that fill whole cache lines of each of these tensors."""
+    return LINE_BYTES // min((ref.dtype.itemsize for ref in refs), default=LINE_BYTES)
+
+
+def _in_whole_lines(part: Range, count: int, least: int) -> bool:
+    low, high = part.low, part.high
+    if not isinstance(low, int) or not isinstance(high, int) or high - low < least:
+        return False
+    return low % count == high % count == 0
+
+
+def unrolled(var: Var) -> bool:
+    """Whether a loop's size is a known multiple of `UNROLL_AND_JAM`."""
+    return isinstance(var.size, int) and var.size % UNROLL_AND_JAM == 0

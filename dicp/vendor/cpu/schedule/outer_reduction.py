@@ -1,0 +1,52 @@
+"""The form of outer reductions: tiles of columns, or threads that divide the rows of one tile.
+
+In: an outer reduction. Out: `Columns`.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from dicp.loop.ir.index import Size, product
+from dicp.loop.ir.kernel import Reduce, Scan
+from dicp.vendor.cpu import form
+from dicp.vendor.cpu.schedule.chooser import Chooser, unrolled
+from dicp.vendor.cpu.thresholds import (
+    COLUMN_TILE,
+    FEW_TILES,
+    PARALLEL_COST,
+    ROW_BLOCK,
+    SPLIT_COST,
+)
+
+
+class Outer(Chooser):
+    def choose(self) -> form.Columns:
+        kernel = self.kernel
+        outer, column = kernel.parallel[:-1], kernel.parallel[-1]
+        tiles: Size = sympy.oo
+        if isinstance(column.size, int):
+            tiles = product([*(v.size for v in outer), -(-column.size // COLUMN_TILE)])
+        split_rows = self._splits_rows(tiles)
+        loops = (*kernel.parallel, *kernel.reduction)
+        team = None if split_rows else self.team(loops, len(outer) + 1)
+        blocks = frozenset(
+            s for s in kernel.stmts()
+            if isinstance(s, (Reduce, Scan)) and self.in_blocks(s, ROW_BLOCK)
+        )  # fmt: skip
+        inner = kernel.reduction
+        return form.Columns(team, split_rows, blocks, bool(inner) and unrolled(inner[-1]))
+
+    def _splits_rows(self, tiles: Size) -> bool:
+        """Whether threads divide the rows: there are few tiles of columns for them."""
+        kernel = self.kernel
+        ordered = any(
+            isinstance(s, Scan) or (isinstance(s, Reduce) and s.finds_position)
+            for s in kernel.stmts()
+        )
+        if ordered or not isinstance(tiles, int) or tiles >= FEW_TILES:
+            return False
+        work = product(v.size for v in (*kernel.parallel, *kernel.reduction))
+        enough = PARALLEL_COST if tiles == 1 else SPLIT_COST
+        much = not isinstance(work, int) or work >= enough
+        return much and product(v.size for v in kernel.reduction) != 1

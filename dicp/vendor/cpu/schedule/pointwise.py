@@ -1,0 +1,68 @@
+"""The form of kernels without a reduction: points in the order of memory, or tiles of two loops.
+
+In: a pointwise kernel. Out: `Points` or `Transposed`.
+"""
+
+from __future__ import annotations
+
+from dicp.loop.ir.access import deep_variables, unconditional_reads
+from dicp.loop.ir.expr import Read
+from dicp.loop.ir.index import Index, Var
+from dicp.loop.ir.kernel import Store
+from dicp.loop.schedule.form import crossing_loop
+from dicp.vendor.cpu import form
+from dicp.vendor.cpu.form import HostForm
+from dicp.vendor.cpu.schedule.chooser import Chooser, line
+from dicp.vendor.cpu.thresholds import (
+    COPY_TILE,
+    NON_TEMPORAL_WIDTH,
+    SQUARE,
+    TILE,
+)
+
+
+class Pointwise(Chooser):
+    def choose(self) -> HostForm:
+        rows, stmts = self.kernel.parallel, self.kernel.stmts()
+        if not rows:
+            return form.Points()
+        crossing = crossing_loop(self.kernel)
+        if crossing is not None:
+            return self._transposed(crossing)
+        strips, several = tuple(self.strips(stmts, rows[-1], ())), len(rows) > 1
+        team = self.team(rows, len(rows) - 1)
+        return form.Points(team, strips, several and self.half_vectors(rows[-1]))
+
+    def _transposed(self, crossing: Var) -> form.Transposed:
+        """Two loops in tiles, so that both directions use whole cache lines."""
+        rows, last = self.kernel.parallel, self.kernel.parallel[-1]
+        team = self.team(rows, len(rows))
+        stores = self.kernel.stores()
+        if self._is_transposed_copy(crossing, last):
+            (store,) = stores
+            # Squares of shorter elements do not fill cache lines.
+            streams = store.ref.dtype.itemsize in (4, 8) and self.is_non_temporal(store, last)
+            extents = (NON_TEMPORAL_WIDTH, line([store.ref])) if streams else COPY_TILE
+            return form.Transposed(
+                team, crossing=crossing, extents=extents, copy=True, streams=streams
+            )
+        small = any(isinstance(v.size, int) and v.size < SQUARE for v in (crossing, last))
+        reads = [] if small else unconditional_reads(self.kernel.stmts())  # else no full squares
+        staged = tuple(r for r in reads if _is_transposed(r[1], crossing, last))
+        return form.Transposed(team, crossing=crossing, extents=(TILE, TILE), staged=staged)
+
+    def _is_transposed_copy(self, crossing: Var, last: Var) -> bool:
+        stmts = self.kernel.stmts()
+        if len(stmts) != 1 or not isinstance(stmts[0], Store) or not stmts[0].is_copy:
+            return False
+        store, source = stmts[0], stmts[0].value
+        assert isinstance(source, Read)
+        read = _is_transposed(source.index, crossing, last)
+        return read and _is_transposed(store.index, last, crossing)
+
+
+def _is_transposed(index: Index, along: Var, over: Var) -> bool:
+    """Whether a tensor is contiguous along `along` and strided along `over`."""
+    hidden = {v for a, _ in index.terms if a not in (along, over) for v in deep_variables(a)}
+    strided = index.coefficient(along) == 1 and index.coefficient(over) not in (0, 1)
+    return strided and not {along, over} & hidden

@@ -1,0 +1,87 @@
+"""The form of kernels whose stores may collide: what keeps threads apart.
+
+In: a scatter. Out: `Points`, `ByDestination` or `Scattered`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dicp.loop.ir import expr as ir
+from dicp.loop.ir.access import deep_variables
+from dicp.loop.ir.expr import Read
+from dicp.loop.ir.index import Index, Indirect, Var, is_below
+from dicp.loop.ir.kernel import Store
+from dicp.vendor.cpu import form
+from dicp.vendor.cpu.form import HostForm
+from dicp.vendor.cpu.schedule.chooser import Chooser
+from dicp.vendor.cpu.thresholds import (
+    MIN_PLACES,
+    MIN_SHARE,
+    MIN_WIDTH,
+    PARALLEL_COST,
+)
+
+
+class Scatter(Chooser):
+    def choose(self) -> HostForm:
+        rows = self.kernel.parallel
+        if not rows:
+            return form.Points()
+        destination = self._destination()
+        if destination is not None:
+            return form.ByDestination(store=destination[0], place=destination[1])
+        last, stores = rows[-1], self.kernel.stores()
+        owned = last.size != 1 and all(_owns(s.index, last) for s in stores)
+        apart = not owned and len(rows) > 1 and all(_keeps_apart(s.index, rows[0]) for s in stores)
+        return form.Scattered(self.team(rows) if owned or apart else None, owned)
+
+    def _destination(self) -> tuple[Store, Indirect] | None:
+        """The store and its index, if the kernel only sums whole rows into indexed rows."""
+        rows, stmts = self.kernel.parallel, self.kernel.stmts()
+        store = stmts[0]
+        if len(rows) != 2 or len(stmts) != 1 or not isinstance(store, Store) or store.op != "sum":
+            return None
+        found = self._indexed_row(store, rows[-1])
+        if found is None or not _enough_places(found, *rows):
+            return None
+        return store, found
+
+    def _indexed_row(self, store: Store, last: Var) -> Indirect | None:
+        """The index of the row that `store` adds to; None where it does not add whole rows."""
+        dtype = store.ref.dtype
+        if dtype in ir.LOW_PRECISION or dtype == torch.bool or not isinstance(last.size, int):
+            return None
+        reads = {e.ref.root for e in ir.walk(store.value) if isinstance(e, Read)}
+        others = [(a, c) for a, c in store.index.terms if a != last]
+        if store.ref.root in reads or len(others) != 1 or not _owns(store.index, last):
+            return None
+        ((found, step),) = others
+        whole = isinstance(step, int) and step >= last.size
+        return found if isinstance(found, Indirect) and whole else None
+
+
+def _enough_places(place: Indirect, row: Var, last: Var) -> bool:
+    """Whether sorting the rows by destination costs less than the collisions."""
+    assert isinstance(last.size, int)
+    if last.size < MIN_WIDTH or (isinstance(place.size, int) and place.size < MIN_PLACES):
+        return False
+    if not isinstance(row.size, int):
+        return True
+    few = isinstance(place.size, int) and row.size * MIN_SHARE < place.size
+    return row.size * last.size >= PARALLEL_COST and not few
+
+
+def _keeps_apart(index: Index, var: Var) -> bool:
+    """Whether distinct values of `var` store to distinct blocks of memory, for any index values."""
+    step = index.coefficient(var)
+    rest = Index(index.const, tuple(t for t in index.terms if t[0] != var))
+    return is_below(rest, step)
+
+
+def _owns(index: Index, var: Var) -> bool:
+    """Whether distinct values of `var` always store to distinct places of the last axis."""
+    hidden = any(
+        var in deep_variables(atom) for atom, _ in index.terms if not isinstance(atom, Var)
+    )
+    return index.coefficient(var) == 1 and not hidden
