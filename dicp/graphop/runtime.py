@@ -137,6 +137,7 @@ class _Plan:
         elsewhere = {slot for step in steps if "call" not in step for slot in _slots_of(step)}
         self.eager_only = {slot for step in calls for slot in _slots_of(step)} - elsewhere
         self.compiled = {i["slot"] for step in graphs for i in step["inputs"] if "slot" in i}
+        self.read = _slots_read(program)
         dying = self._last_uses(program)
         self.once = [self._step(step) for step in program["once"]]
         self.steps = [
@@ -265,6 +266,8 @@ class _Plan:
         """What an eager call gave, with the strides that later steps were compiled for."""
         row = self.slots[slot]
         if not isinstance(value, torch.Tensor) or "strides" not in row:
+            return value
+        if slot not in self.read:  # PyTorch's inference may be wrong about a result without use
             return value
         if value.layout != torch.strided:
             return value
@@ -395,6 +398,18 @@ def _watched(run: Step, number: int, watch: Watch) -> Step:
             run(env)
 
     return run_watched
+
+
+def _slots_read(program: Mapping[str, Any]) -> set[int]:
+    """Every slot that a step reads or the program returns."""
+    steps = (*program["once"], *program["steps"])
+    read = (
+        [v for k, v in step.items() if k not in ("outs", "into", "results", "slot")]
+        for step in steps
+    )
+    shown = {step["view"] for step in steps if "view" in step}
+    shown |= {step["restride"] for step in steps if "restride" in step}
+    return shown | set(_slots_of(list(read))) | set(_slots_of(program["outputs"]))
 
 
 def _slots_of(plain: Any) -> list[int]:
