@@ -131,7 +131,11 @@ def test_a_later_size_that_fails_is_an_error(tmp_path: Path) -> None:
 
 def test_a_float_that_became_a_constant_is_not_found_again(tmp_path: Path) -> None:
     """Decomposed, a threshold's value is a constant of the graph, and its guard is on a float."""
+
+    def fn(x: Tensor, value: float) -> Tensor:
+        return F.threshold(x, value, value)
+
     x = torch.randn(4, 9)
-    compiled = torch.compile(F.threshold, backend=Backend("tops", cache_dir=tmp_path))
-    for value in (0.5, 0.25, 0.75, 0.25):
-        torch.testing.assert_close(compiled(x, value, value), F.threshold(x, value, value))
+    compiled = torch.compile(fn, backend=Backend("tops", cache_dir=tmp_path))
+    for value in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(x, value), fn(x, value))
