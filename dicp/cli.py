@@ -88,15 +88,15 @@ def ops(backend: Backend) -> None:
 
 @device_app.command("ops")
 def device_ops() -> None:
-    """List every ATen operator, the road it takes on the eager device, and its dtypes there."""
+    """List every ATen operator, the path it takes on the eager device, and its dtypes there."""
     from dicp.device.active import registered  # registers the device in this process
     from dicp.device.listing import rows
 
     found = rows(registered)
-    table = _table("operator", "road", "dtypes", title="operators of the device")
+    table = _table("operator", "path", "dtypes", title="operators of the device")
     for row in found:
-        table.add_row(*_cells(row.operator, row.road, row.dtypes))
-    _print_counted(table, [row.road for row in found])
+        table.add_row(*_cells(row.operator, row.path, row.dtypes))
+    _print_counted(table, [row.path for row in found])
 
 
 @device_app.command("check")
@@ -184,13 +184,17 @@ def report(
 
 
 @app.command("config")
-def show_config() -> None:
-    """Describe every setting: option name, environment variable, default, and value now."""
-    config = Config.from_env()
+def show_config(backend: Backend = "") -> None:
+    """Describe every setting: option name, environment variable, default, and value now.
+
+    With --backend, the settings of that target's own, too.
+    """
+    own = find_target(target_name(backend)).options if backend else ()
+    config = Config.from_env(vendor=own)
     table = _table("option", "type", "environment", "default", "now", "meaning")
-    for option in OPTIONS:
-        now = getattr(config, option.name)
-        row = (option.name, option.kind.name, ", ".join(option.environment), option.default)
+    for option in (*OPTIONS, *own):
+        now = config.vendor[option.name] if option in own else getattr(config, option.name)
+        row = (option.name, option.kind.name, ", ".join(option.environment), _shown(option.default))
         table.add_row(*_cells(*row, _shown(now), option.meaning))
     _console().print(table)
 

@@ -136,10 +136,15 @@ def _describe(what: str, where: torch.Tensor, got: torch.Tensor, eager: torch.Te
 def storage_relations(
     outputs: Sequence[object], inputs: Sequence[object]
 ) -> set[tuple[str, int, int]]:
-    """Which outputs share memory with which inputs and with each other."""
+    """Which outputs share memory with which inputs and with each other.
+
+    Tensors without elements share none; whether they have a storage is the allocator's choice.
+    """
 
     def key(value: object) -> int:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return 0
+        if value.numel() == 0:
             return 0
         return value.untyped_storage().data_ptr()
 

@@ -16,7 +16,7 @@ import torch
 
 Number = bool | int | float
 
-HALVES = frozenset({torch.float16, torch.bfloat16})
+REDUCED_FLOATS = frozenset({torch.float16, torch.bfloat16})
 """Floating-point types that operators compute in float32."""
 
 
@@ -32,7 +32,7 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
         return float(number)
     if dtype == torch.float32:
         return _single(number)
-    if dtype in HALVES:
+    if dtype in REDUCED_FLOATS:
         single = _single(number)
         narrow = _half if dtype == torch.float16 else _brain
         return None if single is None else narrow(single)

@@ -65,10 +65,16 @@ class RuleTable:
         return table
 
     def only(self, *ops: Any) -> RuleTable:
-        """The same rules for these overloads, or for the overloads of these packets, alone."""
+        """The same rules for these overloads, or for the overloads of these packets, alone.
+
+        Raises ValueError for an operator that has none.
+        """
         table = RuleTable()
-        wanted = (overload for op in ops for overload in functional_overloads(op))
-        table._rules = {op: self._rules[op] for op in wanted if op in self._rules}
+        for op in ops:
+            found = [o for o in functional_overloads(op) if o in self._rules]
+            if not found:
+                raise ValueError(f"no rule for {op} is among these; register one of your own")
+            table._rules.update((o, self._rules[o]) for o in found)
         return table
 
     def with_kind(self, kind: DecisionKind, ops: Iterable[Any]) -> RuleTable:

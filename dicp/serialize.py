@@ -212,6 +212,15 @@ def resolve_operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
+def sizes_are_promised(call: Any) -> bool:
+    """Whether result sizes depend on data, so that known ones come from `torch._check`.
+
+    `call` is an operator's name, or what stands for a subgraph.
+    """
+    tags = resolve_operator(call).tags if isinstance(call, str) else ()
+    return torch.Tag.dynamic_output_shape in tags
+
+
 _BOUND = {
     "aten::convolution": torch.convolution, "aten::mm": torch.mm, "aten::bmm": torch.bmm,
     "aten::addmm": torch.addmm, "aten::baddbmm": torch.baddbmm,

@@ -8,6 +8,7 @@ for capabilities and never for names. Third parties register a class through the
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,14 +19,14 @@ import torch
 from torch import fx
 
 from dicp.cache import Cache
-from dicp.config import Config, Option
-from dicp.errors import InvalidTargetError, TargetNotFoundError
+from dicp.config import OPTIONS, TARGET_GROUP, Config, Option
+from dicp.errors import InvalidTargetError, SimulatorWarning, TargetNotFoundError
+from dicp.fused_attention import FusedAttention
 from dicp.origin import Origin
 from dicp.outline import Outline
 from dicp.rules import DecisionKind, RuleTable
 from dicp.torch_private import OpOverload
 
-ENTRY_POINT_GROUP = "dicp.targets"
 SUFFIX = "graph"
 """The backend "xgraph" compiles for the target "x"."""
 
@@ -72,6 +73,9 @@ class Facts:
     """Names of the graph-level pattern families the target wants."""
     frozen_fusions: frozenset[str] = frozenset()
     """Families that pay off only with frozen parameters, whose arithmetic is then done once."""
+    attention: Mapping[str, FusedAttention] = field(default_factory=dict)
+    """The fused attention of the target's graphs, by type of the device that their tensors are on;
+    attention on other devices stays unfused."""
     conv_channels_last: Literal["never", "frozen", "depthwise", "always"] = "never"
     """In which graphs convolutions get channels-last tensors: "frozen" means graphs whose weights
     are converted once (`freeze`), "depthwise" these and those with a depthwise convolution."""
@@ -196,6 +200,7 @@ class Target(abc.ABC):
     options: Sequence[Option] = ()
     """Options of this target's own, made by `dicp.config.vendor_option`; their values are in
     `Config.vendor`."""
+    _warned = False
 
     @abc.abstractmethod
     def decide(self, node: fx.Node) -> Decision:
@@ -235,6 +240,17 @@ class Target(abc.ABC):
     def simulated(self, config: Config) -> bool:
         """Whether programs run on a simulator here, as `runs_on` and the machine have it."""
         return False
+
+    def warn_of_simulator(self, what: str) -> None:
+        """Warn, once in a process, that `what` stands in for the device."""
+        if self._warned:
+            return
+        self._warned = True
+        message = (
+            f"{self.name}graph runs CPU tensors through {what}: "
+            "its numerics count, its speed does not."
+        )
+        warnings.warn(SimulatorWarning(message), stacklevel=3)
 
     def outline(self, program: Any, sizes: Mapping[str, int]) -> Outline | None:
         """A program's steps, tensors and memory for these sizes of its symbols, for tools.
@@ -301,7 +317,7 @@ def computes_size(node: fx.Node) -> bool:
 
 def discover() -> dict[str, EntryPoint]:
     """Targets installed on this machine, by name; nothing is imported."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {point.name: point for point in entry_points(group=TARGET_GROUP)}
 
 
 def target_name(backend: str) -> str:
@@ -354,3 +370,5 @@ def _problems(target: Any, name: str) -> Iterator[str]:
     for option in target.options:
         if not isinstance(option, Option):
             yield f"option {option!r} is not made by dicp.config.vendor_option"
+        elif option.name in {shared.name for shared in OPTIONS}:
+            yield f"option {option.name!r} is one of dicp's own"

@@ -9,6 +9,7 @@
 //                   they are polynomials, which a compiler vectorizes
 //   D_HALVES        d_bf16, d_f16 and their conversions (d_from_bf16, d_to_bf16, ..) are defined
 //   D_FMA           d_madd is one rounding; known by itself for x86-64 and ARM
+//   D_MAXIMUM(a, b), D_MINIMUM(a, b)   of floats, NaN if one is, where the hardware has that
 //   D_CLAIM(p, x)   whether *p was 0 and has become x, atomically
 //   D_COLD          the qualifiers of a function that reports an error
 //   D_UNROLL(n)     a pragma that unrolls the next loop n times
@@ -166,6 +167,10 @@ template <class T> d_inline T d_minimum(T a, T b) {
   const T m = a < b ? a : b;
   return d_isnan(a) ? a : m;
 }
+#ifdef D_MAXIMUM
+d_inline float d_maximum(float a, float b) { return D_MAXIMUM(a, b); }
+d_inline float d_minimum(float a, float b) { return D_MINIMUM(a, b); }
+#endif
 template <class T> d_inline T d_fmax(T a, T b) {
   const T m = b > a ? b : a;
   return d_isnan(a) ? b : m;

@@ -32,7 +32,14 @@ from dicp.config.process import (
     tools_environment,
     vendor_variable,
 )
-from dicp.config.settings import OPTIONS, PREFERRED_NATIVE, Config, asked, default_cache_dir
+from dicp.config.settings import (
+    OPTIONS,
+    PREFERRED_NATIVE,
+    TARGET_GROUP,
+    Config,
+    asked,
+    default_cache_dir,
+)
 from dicp.config.table import Option, vendor_option
 
 __all__ = [
@@ -47,6 +54,7 @@ __all__ = [
     "PATH",
     "PREFERRED_NATIVE",
     "SIZES",
+    "TARGET_GROUP",
     "SWITCH_VARIABLES",
     "WORDS",
     "Config",

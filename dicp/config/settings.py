@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,9 @@ from dicp.config.kinds import (
 from dicp.config.process import processors
 from dicp.config.table import Option, options_of, read, setting
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
+
+TARGET_GROUP = "dicp.targets"
+"""The entry-point group under which packages register targets."""
 
 
 def default_cache_dir() -> Path:
@@ -323,13 +327,25 @@ def _warn_unknown_variables(environ: Mapping[str, str], vendor: Sequence[Option]
             message = f"environment variable {variable} is called DICP_{new.upper()} now"
             warnings.warn(DicpWarning(message), stacklevel=3)
     for name in sorted(environ):
-        if name.startswith("DICP_") and name not in known:
+        if name.startswith("DICP_") and name not in known and not _is_of_another(name, vendor):
             warnings.warn(
                 f"environment variable {name} is not one that dicp reads; "
                 "`python -m dicp config` lists those.",
                 DicpWarning,
                 stacklevel=3,
             )
+
+
+def _is_of_another(variable: str, vendor: Sequence[Option]) -> bool:
+    """Whether a variable is named after an installed target other than that of the options."""
+    own = {_owner(name) for option in vendor for name in option.environment}
+    targets = {point.name.upper() for point in entry_points(group=TARGET_GROUP)}
+    return _owner(variable) in targets - own
+
+
+def _owner(variable: str) -> str:
+    """The second word of `DICP_NAME_OPTION`."""
+    return variable.split("_")[1]
 
 
 OPTIONS: tuple[Option, ...] = options_of(Config)

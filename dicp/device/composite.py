@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dicp.device.dispatcher import Dispatcher, name_of
 from dicp.device.patterns import Patterns
-from dicp.device.roads import Roads, name_of
 from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 
 MOST_OPERATORS = 64
@@ -18,8 +18,8 @@ MOST_OPERATORS = 64
 class ForcedComposites:
     """Lets the parts of a composite operator that a pattern names run on the CPU."""
 
-    def __init__(self, roads: Roads) -> None:
-        self.roads = roads
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
         self.library = torch.library.Library("aten", "IMPL")
         self.known: set[str] = set()
 
@@ -36,14 +36,14 @@ class ForcedComposites:
                 self.library.impl(op, self._forced(op), "AutogradPrivateUse1")
 
     def _forced(self, op: OpOverload) -> Callable[..., Any]:
-        name, roads = name_of(op), self.roads
+        name, dispatcher = name_of(op), self.dispatcher
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not roads.forced.match(name):
+            if not dispatcher.forced.match(name):
                 return op.decompose(*args, **kwargs)
-            roads.say_once(f"force fallback has been set, {name} will be fallback to cpu")
-            roads.counts.add(name, "forced")
-            with roads.forcing():
+            dispatcher.say_once(f"force fallback has been set, {name} will be fallback to cpu")
+            dispatcher.counts.add(name, "forced")
+            with dispatcher.forcing():
                 return op.decompose(*args, **kwargs)
 
         return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as distributed
 
-from dicp.device.roads import DEVICE_TYPE
+from dicp.device.dispatcher import DEVICE_TYPE
 
 NAME = "dicl"
 

@@ -1,20 +1,20 @@
-"""Which road every ATen operator takes on the device: `python -m dicp device ops`."""
+"""Which path every ATen operator takes on the device: `python -m dicp device ops`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dicp.device.dispatcher import Dispatcher, name_of
 from dicp.device.registration import Registered
-from dicp.device.roads import Roads, name_of
 from dicp.torch_private import OpOverload, all_decompositions, dispatches_alone, overloads_of
 
 
 @dataclass(frozen=True)
 class Row:
-    """An operator, its road, and the dtypes it takes there."""
+    """An operator, its path, and the dtypes it takes there."""
 
     operator: str
-    road: str
+    path: str
     dtypes: str
 
 
@@ -26,23 +26,23 @@ def rows(made: Registered) -> list[Row]:
     for op in overloads_of("aten"):
         if not dispatches_alone(op, "CPU"):
             continue
-        road = road_of(made.roads, op)
-        dtypes = of_target if road in ("compiled", "library", "decomposed") else every
-        found.append(Row(name_of(op), road, dtypes))
+        path = path_of(made.dispatcher, op)
+        dtypes = of_target if path in ("compiled", "library", "decomposed") else every
+        found.append(Row(name_of(op), path, dtypes))
     return sorted(found, key=lambda row: row.operator)
 
 
-def road_of(roads: Roads, op: OpOverload) -> str:
-    """The road of an operator whose arguments the target takes."""
+def path_of(dispatcher: Dispatcher, op: OpOverload) -> str:
+    """The path of an operator whose arguments the target takes."""
     name = name_of(op)
     if dispatches_alone(op, "PrivateUse1") and not dispatches_alone(op, "CPU"):
         return "native"
-    if roads.forced.match(name):
+    if dispatcher.forced.match(name):
         return "forced to cpu"
-    if roads.is_random(op):
+    if dispatcher.is_random(op):
         return "random state"
-    form = roads.functional(op)
-    kind = roads.target.rule_kind(form.op) if form is not None else None
+    form = dispatcher.functional(op)
+    kind = dispatcher.target.rule_kind(form.op) if form is not None else None
     if kind in ("compiled", "library", "view"):
         return str(kind)
     if form is not None and form.op in all_decompositions:

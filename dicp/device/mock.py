@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from dicp.device.dispatcher import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
-from dicp.device.roads import DEVICE_TYPE
 from dicp.errors import DicpWarning
 from dicp.torch_private import true_device
 

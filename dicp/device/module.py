@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.config import DeviceSettings
-from dicp.device.roads import DEVICE_TYPE, Roads
+from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
 from dicp.device.tools import DumpLevel
 
 
@@ -96,9 +96,9 @@ class DipuModule(ModuleType):
 
     Stream, Event, device, device_of = Stream, Event, device, device_of
 
-    def __init__(self, native: Any, roads: Roads, settings: DeviceSettings) -> None:
+    def __init__(self, native: Any, dispatcher: Dispatcher, settings: DeviceSettings) -> None:
         super().__init__(f"torch.{DEVICE_TYPE}", __doc__)
-        self.native, self.roads, self.settings = native, roads, settings
+        self.native, self.dispatcher, self.settings = native, dispatcher, settings
         self._forked = False
         self.answers_to: dict[str, str] = {}
         """Device types that mean this device, when programs were written for another."""
@@ -312,18 +312,18 @@ class DipuModule(ModuleType):
 
     def set_fallback_ops(self, patterns: Sequence[str]) -> None:
         """Run the operators that match one of the regular expressions on the CPU."""
-        self.roads.set_fallback_ops(patterns)
+        self.dispatcher.set_fallback_ops(patterns)
 
     def dump_op_args(self, level: int) -> DumpLevel:
         """Print every operator from now on: 1 its name, 2 its arguments too, 3 their values too.
 
         As a context manager, until its end.
         """
-        return DumpLevel(self.roads, level)
+        return DumpLevel(self.dispatcher, level)
 
     def road_counts(self) -> dict[tuple[str, str], int]:
-        """How often each operator came through each road: `(name, road) -> number`.
+        """How often each operator came through each path: `(name, path) -> number`.
 
         Calls that the native part runs alone are not counted.
         """
-        return dict(self.roads.counts.taken)
+        return dict(self.dispatcher.counts.taken)

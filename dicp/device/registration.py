@@ -15,12 +15,12 @@ from dicp.config import Config, DeviceSettings
 from dicp.device import build, sync_batch_norm
 from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
+from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
 from dicp.device.distributed import register_backend
 from dicp.device.hosted import host_target
 from dicp.device.module import DipuModule, device
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
-from dicp.device.roads import DEVICE_TYPE, Roads
 from dicp.device.tools import AutoCompare, Dump
 from dicp.errors import DeviceRegistrationError
 from dicp.target import Target
@@ -35,7 +35,7 @@ class Registered:
 
     module: DipuModule
     native: Any
-    roads: Roads
+    dispatcher: Dispatcher
     settings: DeviceSettings
     target: Target
 
@@ -59,34 +59,34 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     native = build.load_module(config)
     native.start(addresses, settings.algorithm, settings.max_split_mb << 20, settings.collect_above)
-    roads = Roads(native, target, config, settings)
-    module = DipuModule(native, roads, settings)
+    dispatcher = Dispatcher(native, target, config, settings)
+    module = DipuModule(native, dispatcher, settings)
     device.__vendor__ = settings.vendor or "simulated"
     register_device_module(DEVICE_TYPE, module)
-    native.set_handler(roads)
+    native.set_handler(dispatcher)
     library = torch.library.Library("aten", "IMPL")
     sync_batch_norm.register(library)
-    _observe(roads, settings)
+    _observe(dispatcher, settings)
     if settings.memory_check:
         _watch_memory(native, settings)
     if torch.distributed.is_available():
         register_backend(native)
     os.register_at_fork(after_in_child=module.mark_forked)
-    made = Registered(module, native, roads, settings, target)
+    made = Registered(module, native, dispatcher, settings, target)
     native.hold((runtime, library))
     atexit.register(_at_exit, made)
     return made
 
 
-def _observe(roads: Roads, settings: DeviceSettings) -> None:
-    roads.forced_changed = ForcedComposites(roads).update
-    roads.forced_changed(roads.forced)
+def _observe(dispatcher: Dispatcher, settings: DeviceSettings) -> None:
+    dispatcher.forced_changed = ForcedComposites(dispatcher).update
+    dispatcher.forced_changed(dispatcher.forced)
     compared = Patterns("DIPU_AUTOCOMPARE_OPS_LIST", settings.compared)
     if compared:
-        roads.observers.append(AutoCompare(roads, compared))
+        dispatcher.observers.append(AutoCompare(dispatcher, compared))
     if settings.dumps:
-        roads.observers.append(Dump(None))
-    roads.update_watching()
+        dispatcher.observers.append(Dump(None))
+    dispatcher.update_watching()
     if settings.synchronous:
         say("DIPU_SYNC_EXEC_MODE: every operator is waited for")
 
@@ -119,7 +119,7 @@ def _at_exit(made: Registered) -> None:
         return
     if settings.memory_check:
         _report_leaks(made)
-    made.roads.close()
+    made.dispatcher.close()
     native.close()
 
 

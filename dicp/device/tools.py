@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from dicp.config import dump_level
+from dicp.device.dispatcher import Dispatcher, bound, name_of
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
-from dicp.device.roads import Roads, bound, name_of
 from dicp.torch_private import (
     OpOverload,
     schema_of,
     true_device,
 )
 
+Args = tuple[Any, ...]
 _SHOWN = 10
 _TOLERANCE = 1e-3
 _NAMES = {
@@ -66,18 +67,14 @@ def function_name(op: OpOverload) -> str:
 class AutoCompare:
     """Runs every listed operator on the CPU too, and prints how the results agree."""
 
-    def __init__(self, roads: Roads, patterns: Patterns) -> None:
-        self.roads, self.patterns = roads, patterns
+    def __init__(self, dispatcher: Dispatcher, patterns: Patterns) -> None:
+        self.dispatcher, self.patterns = dispatcher, patterns
 
     def __call__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        run: Callable[[], Any],
+        self, op: OpOverload, args: Args, kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         name = name_of(op)
-        if not self.patterns.match(name) or self.roads.is_random(op):
+        if not self.patterns.match(name) or self.dispatcher.is_random(op):
             return run()
         host_args, host_kwargs = _on_host(args), _on_host(dict(kwargs))
         result = run()
@@ -185,11 +182,7 @@ class Dump:
         self.level = level
 
     def __call__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        run: Callable[[], Any],
+        self, op: OpOverload, args: Args, kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         level = dump_level() if self.level is None else self.level
         if level > 0:
@@ -231,15 +224,15 @@ def _caller_line() -> int:
 class DumpLevel:
     """The level at which operators are printed; the end of its context restores the one before."""
 
-    def __init__(self, roads: Roads, level: int) -> None:
-        self.roads = roads
-        self.before = [one for one in roads.observers if isinstance(one, Dump)]
+    def __init__(self, dispatcher: Dispatcher, level: int) -> None:
+        self.dispatcher = dispatcher
+        self.before = [one for one in dispatcher.observers if isinstance(one, Dump)]
         self._set([Dump(level)] if level > 0 else [])
 
     def _set(self, dumps: Sequence[Dump]) -> None:
-        others = [one for one in self.roads.observers if not isinstance(one, Dump)]
-        self.roads.observers = [*others, *dumps]
-        self.roads.update_watching()
+        others = [one for one in self.dispatcher.observers if not isinstance(one, Dump)]
+        self.dispatcher.observers = [*others, *dumps]
+        self.dispatcher.update_watching()
 
     def __enter__(self) -> DumpLevel:
         return self

@@ -21,7 +21,7 @@ from torch import fx
 
 from dicp.config import Config, asked
 from dicp.dynamo_bridge.compile_fx import compile_fx
-from dicp.dynamo_bridge.fuse.families import FAMILIES
+from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
 from dicp.errors import (
@@ -77,7 +77,7 @@ class Backend:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         given = {**self.options, **(options or {})}
-        target = self._target(gm, example_inputs, Config.from_env(), given)
+        target = self._target(gm, example_inputs, given)
         config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
 
         def keep(report: GraphReport) -> None:
@@ -91,7 +91,6 @@ class Backend:
         self,
         gm: fx.GraphModule,
         example_inputs: Sequence[Any],
-        config: Config,
         options: Mapping[str, Any],
     ) -> Target:
         tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
@@ -101,7 +100,7 @@ class Backend:
         }
         devices -= {"meta"}
         if self.target_name is None:
-            chosen = options.get("target") or config.target
+            chosen = asked("target", options)
             return load_target(chosen) if chosen else target_for_devices(devices)
         target = load_target(self.target_name)
         # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
@@ -144,17 +143,13 @@ def target_for_devices(devices: set[str]) -> Target:
 def load_target(name: str) -> Target:
     """The target called `name`.
 
-    Raises TargetNotFoundError, and InvalidTargetError where it asks for a fusion that dicp lacks.
+    Raises TargetNotFoundError, and InvalidTargetError where it asks for fusions that dicp lacks, or
+    whose operators its rules lack.
     """
     target = find_target(name)
-    facts = target.facts
-    unknown = sorted((facts.fusions | facts.frozen_fusions) - FAMILIES)
-    if unknown:
-        raise InvalidTargetError(
-            name,
-            discover()[name].value,
-            [f"it wants fusions {unknown}, which are none of {sorted(FAMILIES)}"],
-        )
+    problems = list(fusion_problems(target))
+    if problems:
+        raise InvalidTargetError(name, discover()[name].value, problems)
     return target
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dicp.dtypes import HALVES
-from dicp.torch_private import OpOverload, pytree
+from dicp.dtypes import REDUCED_FLOATS
+from dicp.torch_private import ATTENTION_FORWARD, OpOverload, pytree
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def _attention(
     shared = query.shape[1] // key.shape[1]
     if shared != 1:
         key, value = (x.repeat_interleave(shared, 1) for x in (key, value))
-    wide = torch.float32 if query.dtype in HALVES else query.dtype
+    wide = torch.float32 if query.dtype in REDUCED_FLOATS else query.dtype
     scores = (query.to(wide) @ key.to(wide).mT) * factor
     if is_causal:
         inside = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
@@ -153,7 +153,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.slice_copy.Tensor: _copy_of(aten.slice.Tensor),
     aten.split_copy.Tensor: _copy_of(aten.split.Tensor),
     aten.view_copy.default: _copy_of(aten.reshape.default),  # for any strides
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    ATTENTION_FORWARD: _attention,
 }
 """Decompositions that PyTorch lacks or that replace its own. Copying forms of views have no
 lowering rules: a rule could only forget that the copy shares no memory with its source."""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from dicp.compare import significant_strides
-from dicp.fuzz.check import REFERENCE, Mode, Problem, check, evaluate, is_unstable, quiet
+from dicp.fuzz.check import REFERENCE, Mode, Problem, check, evaluate, quiet
 from dicp.fuzz.generate import generate
 from dicp.fuzz.program import CALLS, Program, TensorInput, merged
+from dicp.fuzz.rounding import is_unstable
 from dicp.fuzz.slots import SIZES, Choices
 from dicp.fuzz.table import ROWS
 from dicp.torch_private import FakeTensorMode
@@ -106,11 +107,9 @@ def examine(batch: Batch) -> Outcome:
     outcome = Outcome(len(batch.programs))
     for programs, text in failures(batch.programs, batch.mode):
         find = Find(merged(programs) if len(programs) > 1 else programs[0], batch.mode, text)
-        if fails(find.program, replace(batch.mode, backend=REFERENCE, dynamo=True)) or _foretold(
-            find
-        ):
+        if _fails_in_pytorch(find) or _foretold(find):
             outcome.pytorch.append(find)
-        elif _unstable(find):
+        elif _unstable(find.program, find.mode):
             outcome.unstable.append(find.program)
         else:
             outcome.finds.append(find)
@@ -207,10 +206,25 @@ def _forms(outputs: Sequence[Any]) -> list[Any]:
     return [None if v is None else (v.dtype, significant_strides(v)) for v in tensors]
 
 
-def _unstable(find: Find) -> bool:
+def _fails_in_pytorch(find: Find) -> bool:
+    """Whether a backend that compiles nothing fails too: AOTAutograd alone makes errors of its own,
+    as with an input changed in place that is also a result."""
+    ways = {True, find.mode.dynamo}
+    return any(
+        fails(find.program, replace(find.mode, backend=REFERENCE, dynamo=way)) for way in ways
+    )
+
+
+def wrong(program: Program, mode: Mode) -> str:
+    """How the program fails; empty where rounding errors explain it, too."""
+    text = fails(program, mode)
+    return "" if text and _unstable(program, mode) else text
+
+
+def _unstable(program: Program, mode: Mode) -> bool:
     try:
         with quiet():
-            return is_unstable(find.program, find.mode)
+            return is_unstable(program, mode)
     except Exception:
         torch.compiler.reset()
         return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from dicp.compare import Rule, check_tensor, storage_relations
 from dicp.dynamo_bridge import backend as backends
 from dicp.fuzz.generate import double_precision
 from dicp.fuzz.program import CALLS, Program
+from dicp.torch_private import backend_registry
 
 GRADIENTS = Rule(strides=False)
 REFERENCE = "aot_eager"
@@ -105,13 +104,15 @@ def _with_dynamo(program: Program, mode: Mode) -> Callable[..., Any]:
 
 def _without_dynamo(program: Program, mode: Mode) -> Callable[..., Any]:
     """The program as one node of the graph that the backend is given, at the first call."""
-    function, backend = program.function(), getattr(backends, mode.backend)
+    function, options = program.function(), mode.options()
+    backend = getattr(backends, mode.backend, None) or backend_registry.lookup_backend(mode.backend)
     compiled: list[Callable[..., Any]] = []
 
     def run(*values: Any) -> Any:
         if not compiled:
             graph = _as_graph(function, program)
-            compiled.append(backend(graph, list(values), options=mode.options()))
+            given = {"options": options} if options else {}
+            compiled.append(backend(graph, list(values), **given))
         return compiled[0](*values)
 
     return run
@@ -228,101 +229,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def is_unstable(program: Program, mode: Mode) -> bool:
-    """Whether rounding errors explain all problems: results are no farther from float64 than
-    results of a float64 run whose inexact values are moved by a rounding error each."""
-    eager = program.function()
-    for call, got in enumerate(compiled(program, mode)):
-        expected = evaluate(eager, program, call)
-        if not is_explained(program, call, got, expected, truth(program, call, expected)):
-            return False
-    return True
-
-
-def is_explained(program: Program, call: int, got: Results, eager: Results, exact: Results) -> bool:
-    """Whether rounding errors explain what one call gave, as `is_unstable` says."""
-    bad = compare(program, got, eager, exact)
-    runs = [_moved(program, call, eager, seed) for seed in range(6)] if bad else []
-    for problem in bad:
-        held = {"output": "outputs", "input": "inputs", "gradient": "grads"}[problem.kind]
-        found = [getattr(each, held)[problem.place] for each in (got, exact, *runs)]
-        if "error" not in problem.text and "differs" not in problem.text:
-            if not problem.text.startswith(("NaN", "infinity")):
-                return False
-        if not _within(*found):
-            return False
-    return True
-
-
-def _within(got: torch.Tensor, exact: torch.Tensor, *moved: torch.Tensor) -> bool:
-    real = exact.double()
-    spread = torch.stack([(each.double() - real).abs() for each in moved]).amax(0)
-    if not spread.isfinite().all():
-        return True
-    error = (got.double() - real).abs()
-    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
-    return bool((error.max() <= 4 * spread.max() + 4 * eps * real.abs().max()).item())
-
-
-def _moved(program: Program, call: int, eager: Results, seed: int) -> Results:
-    """A float64 run where every inexact value of floating point is off by a rounding error."""
-    seen: dict[str, torch.Tensor] = {}
-
-    def record(name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            seen[name] = value.detach().clone()
-        return value
-
-    evaluate(program.function(hook=record), program, call)
-    rng = random.Random(seed)
-    centred = {n for each in program.statements if CENTRING.search(each.template)
-               for n in each.uses()}  # fmt: skip
-
-    def move(name: str, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
-            return value
-        narrow = seen[name]
-        same = torch.equal(narrow.double().nan_to_num(), value.detach().nan_to_num())
-        if same and name not in centred:
-            return value
-        error = (narrow.double() - value.detach()).abs().nan_to_num(0.0, 0.0, 0.0)
-        eps = torch.finfo(narrow.dtype).eps
-        moved: torch.Tensor = Moved.apply(value, 2 * error, eps, rng.random())
-        return moved
-
-    with double_precision():
-        function = program.function(wide=True, hook=move)
-        return evaluate(function, program, call, dtypes(eager.outputs))
-
-
-CENTRING = re.compile(r"\b(var|std|var_mean|std_mean|\w+_norm)\(")
-"""What subtracts a mean. The mean of equal numbers is rounded, so that their differences from it
-are a rounding error of the numbers in place of 0: a result is right if it is that of numbers which
-are off by a rounding error. (Eager's are 0 where it adds numbers one at a time by Welford's method,
-and as inexact as ours in `batch_norm`.)"""
-
-
-class Moved(torch.autograd.Function):
-    """The identity, with rounding errors of a precision, forward and backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: torch.Tensor, error: torch.Tensor, eps: float, seed: float
-    ) -> torch.Tensor:
-        ctx.eps, ctx.seed = eps, seed
-        return _off(value, error, eps, seed)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _off(grads[0], torch.zeros(()), ctx.eps, ctx.seed), None, None, None
-
-
-def _off(value: torch.Tensor, error: torch.Tensor, eps: float, seed: float) -> torch.Tensor:
-    """The value, off by up to `error` and by a rounding error of its size."""
-    gen = torch.Generator().manual_seed(int(seed * 2**31))
-    noise = torch.rand(value.shape, generator=gen, dtype=torch.float64) * 2 - 1
-    finite = value.detach()[value.detach().isfinite()]
-    scale = finite.square().mean().sqrt() if finite.numel() else 0.0
-    return value + noise * (error + eps * (value.abs() + scale))

@@ -91,6 +91,9 @@ def _wide(row: Row, args: dict[str, str]) -> str:
 
 def _executed(scope: Scope, statement: Statement) -> bool:
     """Run the statement in every call; whether it is valid, and its results worth going on with."""
+    used = list(scope.values) if not statement.targets else sorted(statement.uses())
+    held = [scope.wide[name] for name in used if name in scope.exact]
+    before = [[each[call].detach().clone() for each in held] for call in range(CALLS)]
     try:
         eager = [_run(scope, scope.values, statement, call) for call in range(CALLS)]
         with double_precision():
@@ -99,15 +102,15 @@ def _executed(scope: Scope, statement: Statement) -> bool:
         return False
     results = list(zip(*eager, strict=True))
     if not statement.targets:
-        for name in list(scope.values):
-            _note_exactness(scope, name)
+        for name in used:
+            _note_exactness(scope, name, before)
         return True
     if not all(_worth(scope, each) for each in results):
         return False
     for k, target in enumerate(statement.targets):
         scope.values[target] = [call[k] for call in eager]
         scope.wide[target] = [call[k] for call in wide]
-        _note_exactness(scope, target)
+        _note_exactness(scope, target, before)
     return True
 
 
@@ -149,13 +152,28 @@ def _worth(scope: Scope, results: Sequence[torch.Tensor]) -> bool:
     return len({(value.dtype, value.ndim) for value in results}) == 1
 
 
-def _note_exactness(scope: Scope, name: str) -> None:
-    """A value is exact where eager has no rounding errors, which float64 would not have."""
-    pairs = zip(scope.values[name], scope.wide[name], strict=True)
-    same = all(
-        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs
-    )
+def _note_exactness(scope: Scope, name: str, operands: Sequence[Sequence[torch.Tensor]]) -> None:
+    """A value is exact where eager has no rounding errors. `operands`: exact ones of each call."""
+    triples = zip(scope.values[name], scope.wide[name], operands, strict=True)
+    same = all(is_exact(*each) for each in triples)
     (scope.exact.add if same else scope.exact.discard)(name)
+
+
+def is_exact(narrow: torch.Tensor, wide: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether a value has no rounding errors: it is that of the float64 run.
+
+    One in float64 has none where it takes few digits, or is one of the operands' values.
+    """
+    if narrow.shape != wide.shape:
+        return False
+    narrow, wide = narrow.detach(), wide.detach()
+    if not bool(((narrow == wide) | ((narrow != narrow) & (wide != wide))).all()):
+        return False
+    if narrow.dtype is not torch.float64:
+        return True
+    long = wide[wide.isfinite() & (wide.float().double() != wide)]
+    held = [each.detach().double().reshape(-1) for each in operands]
+    return not long.numel() or bool(held and torch.isin(long, torch.cat(held)).all())
 
 
 @contextmanager

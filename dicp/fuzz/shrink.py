@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import torch
 
-from dicp.fuzz.batch import Find, fails
+from dicp.fuzz.batch import Find, wrong
 from dicp.fuzz.check import Mode, evaluate
 from dicp.fuzz.program import CALLS, NAME, NumberInput, Program, Statement, TensorInput
 
 SMALL = ("0", "1", "2")
 
 
-def shrunk(find: Find, seconds: float, failing: Callable[[Program, Mode], str] = fails) -> Find:
+def shrunk(find: Find, seconds: float, failing: Callable[[Program, Mode], str] = wrong) -> Find:
     """The smallest find reached in the time. `failing` says how a program fails, or nothing."""
     end = time.monotonic() + seconds
     best = find

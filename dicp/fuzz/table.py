@@ -506,8 +506,8 @@ CREATION = _rows("""
     torch.ones({x}.shape, dtype=torch.bool).triu(1) | triu
     torch.rand_like({f}) < 2 | rand_like rand lt
     torch.rand({x}.shape) < 2 | rand lt
-    torch.randn({x}.shape) * 0 | randn
-    torch.randn_like({f}) * 0 | randn_like
+    torch.randn({x}.shape).abs() * 0 | randn
+    torch.randn_like({f}).abs() * 0 | randn_like
     torch.randint(3, 4, {x}.shape) | randint
     torch.randint_like({f}, 3, 4) | randint_like
     torch.randint_like({f}, 1) | randint_like
@@ -523,7 +523,7 @@ CREATION = _rows("""
     torch.empty_like({f}).cauchy_().isnan() | cauchy
     torch.empty_like({f}).log_normal_() >= 0 | log_normal
     torch.normal({f}, 0.0).isnan() | normal
-    torch.normal({n}, torch.zeros({x}.shape)) * 0 | normal
+    torch.normal({n}, torch.zeros({x}.shape)).abs() * 0 | normal
     torch.empty_like({f}).normal_(2, 0) | normal_functional
 """)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dicp.fused_attention import FusedAttention
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr
 from dicp.loop.ir.graph import Compute
@@ -14,6 +15,7 @@ from dicp.loop.lowering import RULES, Lowering, NoRule, RuleTable
 
 aten = torch.ops.aten
 ATTENTION = RuleTable()
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 
 
 def _as_it_is(lw: Lowering, *args: Any, **kwargs: Any) -> Any:
@@ -37,6 +39,19 @@ for _name in FUSED_ATTENTION:
         ATTENTION.add(getattr(aten, _name), _as_it_is, "library")
 
 OWN_RULES = RULES.merged(ATTENTION)
+
+GPU_ATTENTION = FusedAttention(
+    operators=(aten._scaled_dot_product_flash_attention.default, EFFICIENT,
+               aten._scaled_dot_product_cudnn_attention.default),
+    dropout=True,
+    adds_masks=True,
+    widest_trained_head=192,
+    mask_gradient=EFFICIENT,
+    largest_batch=2**16 - 1,
+)  # fmt: skip
+"""Heads wider than 192 have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and
+sm89). PyTorch splits batches larger than a grid dimension and adds the parts of the gradient of the
+mask instead of concatenating them (attention_backward.cu)."""
 
 
 class GpuLowering(Lowering):

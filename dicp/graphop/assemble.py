@@ -1,4 +1,4 @@
-"""Serialized steps: what is stored with the built graphs, and what the runtime walks."""
+"""Serialized steps: what is stored with the built graphs, and what the runtime runs."""
 
 from __future__ import annotations
 

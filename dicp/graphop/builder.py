@@ -31,11 +31,19 @@ from dicp.torch_private import (
 
 @dataclass(frozen=True)
 class Dialect:
-    """A vendor's graph language: prototypes and meanings of its operators."""
+    """A vendor's graph language: prototypes and meanings of its operators.
+
+    Raises ValueError for operators without a meaning.
+    """
 
     name: str
     prototypes: Mapping[str, Prototype]
     semantics: Semantics
+
+    def __post_init__(self) -> None:
+        missing = sorted(self.prototypes.keys() - self.semantics.kinds())
+        if missing:
+            raise ValueError(f"{self.name} says of {', '.join(missing)} not what they compute")
 
 
 class Builder(abc.ABC):

@@ -13,7 +13,7 @@ struct Callbacks {
   void (*unload)(int model);
 };
 
-struct RunPiece {  // one tensor of a run, as Python reads it
+struct RunArgument {  // one tensor of a run, as Python reads it
   void* data;
   uint64_t size;
   int64_t rank;  // -1: as the model declares

@@ -1,6 +1,6 @@
 """Results that are written over an input: by an operator on its memory, or into its buffer.
 
-Three roads, the first that holds:
+One of three forms, the first that holds:
 1. what makes the result has a form that works on the input's memory (an update of a part, say);
 2. the result is elementwise in the input, or does not read it: the input's memory is the buffer;
 3. the result is assigned to the input's memory once it is computed.
@@ -34,7 +34,7 @@ class Form:
 
     source: Value
     write: Callable[[Builder, Value], Value]
-    pieces: tuple[Node, ...] = ()
+    unneeded: tuple[Node, ...] = ()
     """Operators that are not needed any more: reads of the parts that stay."""
 
 
@@ -143,10 +143,10 @@ class _InPlace:
         form = self.writing.forms.get(value.node.kind, _no_form)(self.builder, value.node)
         if form is None or value.node in self.buffers:
             return None
-        gone = {value.node, *form.pieces}
+        gone = {value.node, *form.unneeded}
         readers = [n for n in self._readers(form.source) if n not in gone]
-        kept = any(self.returned.get(v) for p in form.pieces for v in p.outputs)
-        if kept or any(set(self._users(p)) - gone for p in form.pieces):
+        kept = any(self.returned.get(v) for p in form.unneeded for v in p.outputs)
+        if kept or any(set(self._users(p)) - gone for p in form.unneeded):
             return None
         if form.source is not leaf and self.returned.get(form.source):
             return None

@@ -49,10 +49,12 @@ class Entry:
     value: Value | None = None
     base: Entry | None = None
     """What it is a view of."""
+    shown: bool = False
+    """Whether the graph returns several tensors that show its memory."""
 
 
 class Lowering:
-    """Walks one FX graph. Afterwards `items` is the pool and `outputs` what the graph returns."""
+    """Lowers one FX graph. Afterwards `items` is the pool and `outputs` what the graph returns."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Lowering:
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
+        self._shown = _shown_by_several(gm.graph)
         self._count = 0
 
     def run(self) -> Lowering:
@@ -86,6 +89,8 @@ class Lowering:
                 self._output(node)
             else:
                 self.env[node] = self._call_node(node)
+                if node in self._shown and isinstance(self.env[node], Entry):
+                    self.env[node].shown = True
         return self
 
     # ---- leaves ---------------------------------------------------------------------------------
@@ -295,6 +300,8 @@ class Lowering:
         base = entry.base
         while base is not None and base.slot is None and base.base is not None:
             base = base.base
+        if base is not None and base.shown:
+            self.slot(base)  # first in memory, for the others to be views of it
         slot = Slot(self._slot_name(), entry.fake)
         if base is not None and base.slot is not None:
             self.items.append(View(slot, base.slot))
@@ -316,12 +323,8 @@ class Lowering:
         self.items.append(Result(value, slot, order))
 
     def _output(self, node: fx.Node) -> None:
-        values = [self._map(item) for item in node.args[0]]  # type: ignore[union-attr]
-        entries = dict.fromkeys(value for value in values if isinstance(value, Entry))
-        for root, count in Counter(_root(entry) for entry in entries).items():
-            if count > 1:  # first in memory, for the others to be views of it
-                self.slot(root)
-        for value in values:
+        for item in node.args[0]:  # type: ignore[union-attr]
+            value = self._map(item)
             self.outputs.append(self.slot(value) if isinstance(value, Entry) else value)
 
     # ---- reports --------------------------------------------------------------------------------
@@ -330,11 +333,20 @@ class Lowering:
         self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))
 
 
-def _root(entry: Entry) -> Entry:
+def _shown_by_several(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory several of the graph's results show."""
+    counts = Counter(_viewed(node) for node in graph.output_node().all_input_nodes)
+    return {node for node, count in counts.items() if count > 1}
+
+
+def _viewed(node: fx.Node) -> fx.Node:
     """What the tensor is in the end a view of."""
-    while entry.base is not None:
-        entry = entry.base
-    return entry
+    while True:
+        item = _is_getitem(node) and isinstance(node.args[0], fx.Node)
+        call = node.args[0] if item else node
+        if not (is_view(call.target) and isinstance(call.args[0], fx.Node)):
+            return node
+        node = call.args[0]
 
 
 def _may_be_same(builder: Builder, left: Any, right: Any) -> bool:

@@ -84,24 +84,30 @@ DtypeClasses = Mapping[str, frozenset[torch.dtype]]
 
 
 def parse_prototypes(group: str, text: str, classes: DtypeClasses) -> dict[str, Prototype]:
-    """The operators of one table; `group` is where the vendor declares them (a header, say)."""
+    """The operators of one table; `group` is where the vendor declares them (a header, say).
+
+    Raises ValueError, which names the row, for one that is not in the form above.
+    """
     rows = [line.strip() for line in text.splitlines()]
     found = [_parse_row(group, row, classes) for row in rows if row and not row.startswith("#")]
     return {prototype.kind: prototype for prototype in found}
 
 
 def _parse_row(group: str, row: str, classes: DtypeClasses) -> Prototype:
-    kind, _, rest = row.partition(":")
-    ports, _, attrs = rest.partition("|")
-    inputs, arrow, outputs = ports.partition("->")
-    assert arrow, row
-    return Prototype(
-        kind.strip(),
-        group,
-        tuple(_parse_port(word, classes) for word in inputs.split()),
-        tuple(_parse_port(word, classes) for word in outputs.split()),
-        tuple(_parse_attr(word) for word in attrs.split()),
-    )
+    found = re.fullmatch(r"(\w+):([^|]*)->([^|]*)(?:\|(.*))?", row)
+    if found is None:
+        raise ValueError(f"prototype {row!r} is not `Name: inputs -> outputs | attributes`")
+    inputs, outputs, attrs = (found[k] or "" for k in (2, 3, 4))
+    try:
+        return Prototype(
+            found[1],
+            group,
+            tuple(_parse_port(word, classes) for word in inputs.split()),
+            tuple(_parse_port(word, classes) for word in outputs.split()),
+            tuple(_parse_attr(word) for word in attrs.split()),
+        )
+    except ValueError as problem:
+        raise ValueError(f"prototype {row!r}: {problem}") from None
 
 
 def _parse_port(word: str, classes: DtypeClasses) -> Port:
@@ -118,13 +124,17 @@ def _parse_port(word: str, classes: DtypeClasses) -> Port:
 
 def _parse_types(types: str, classes: DtypeClasses) -> Iterator[frozenset[torch.dtype]]:
     for term in types.split(","):
+        unknown = [name for name in term.split("-") if name not in classes]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no class of dtypes; known are {sorted(classes)}")
         whole, *without = (classes[name] for name in term.split("-"))
         yield whole.difference(*without)
 
 
 def _parse_attr(word: str) -> AttrSpec:
     found = re.fullmatch(r"(\w+):(\w+)(?:=(.*))?", word)
-    assert found is not None and found[2] in ATTR_TYPES, word
+    if found is None or found[2] not in ATTR_TYPES:
+        raise ValueError(f"{word!r} is no attribute; types are {', '.join(ATTR_TYPES)}")
     return AttrSpec(found[1], found[2], found[3])
 
 

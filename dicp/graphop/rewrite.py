@@ -1,4 +1,4 @@
-"""Rewriting a pool: one walk in order, each operator kept or replaced by new ones."""
+"""Rewriting a pool: one pass in order, each operator kept or replaced by new ones."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from dicp.serialize import (
     evaluate,
     evaluate_size,
     resolve_operator,
+    sizes_are_promised,
 )
 from dicp.torch_private import (
     HOST,
@@ -130,8 +131,13 @@ class _Plan:
         self.slots: list[dict[str, Any]] = program["slots"]
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.outputs = [self._argument(output) for output in program["outputs"]]
-        graphs = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
+        steps = [*program["once"], *program["steps"]]
+        graphs = [step for step in steps if "graph" in step]
+        calls = [step for step in steps if "call" in step]
+        elsewhere = {slot for step in steps if "call" not in step for slot in _slots_of(step)}
+        self.eager_only = {slot for step in calls for slot in _slots_of(step)} - elsewhere
         self.compiled = {i["slot"] for step in graphs for i in step["inputs"] if "slot" in i}
+        self.read = _slots_read(program)
         dying = self._last_uses(program)
         self.once = [self._step(step) for step in program["once"]]
         self.steps = [
@@ -261,12 +267,16 @@ class _Plan:
         row = self.slots[slot]
         if not isinstance(value, torch.Tensor) or "strides" not in row:
             return value
+        if slot not in self.read:  # PyTorch's inference may be wrong about a result without use
+            return value
         if value.layout != torch.strided:
             return value
         dtype = getattr(torch, row["dtype"])
         if value.dtype != dtype and slot in self.compiled:
             value = value.to(dtype)  # PyTorch's inference does not know all of eager's
         if value.shape != self._shape(slot):
+            if slot not in self.compiled and not sizes_are_promised(step["call"]):
+                return value  # it does not know all sizes either
             raise ResultMismatchError(str(step["call"]).rstrip("."), self._shape(slot), value.shape)
         strides = self._shape(slot, "strides")
         if value.stride() == strides or not value.numel():
@@ -309,9 +319,10 @@ class _Plan:
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
-            # what eager calls alone read may have come from one with another dtype than inferred
+            # What eager calls alone read may come from one whose results were inferred otherwise.
             differs = tensor.dtype != dtype and slot in self.compiled
-            if differs or tuple(tensor.shape) != self._shape(slot):
+            resized = tuple(tensor.shape) != self._shape(slot) and slot not in self.eager_only
+            if differs or resized:
                 raise InputMismatchError(
                     position,
                     f"{dtype}{list(self._shape(slot))}",
@@ -387,6 +398,18 @@ def _watched(run: Step, number: int, watch: Watch) -> Step:
             run(env)
 
     return run_watched
+
+
+def _slots_read(program: Mapping[str, Any]) -> set[int]:
+    """Every slot that a step reads or the program returns."""
+    steps = (*program["once"], *program["steps"])
+    read = (
+        [v for k, v in step.items() if k not in ("outs", "into", "results", "slot")]
+        for step in steps
+    )
+    shown = {step["view"] for step in steps if "view" in step}
+    shown |= {step["restride"] for step in steps if "restride" in step}
+    return shown | set(_slots_of(list(read))) | set(_slots_of(program["outputs"]))
 
 
 def _slots_of(plain: Any) -> list[int]:

@@ -40,7 +40,7 @@ class _Callbacks(ctypes.Structure):
     _fields_ = [("build", _BUILD), ("load", _LOAD), ("run", _RUN), ("unload", _UNLOAD)]
 
 
-class Piece(ctypes.Structure):
+class Argument(ctypes.Structure):
     """One tensor of a run; a rank of -1 means the sizes that the model declares."""
 
     _fields_ = [
@@ -87,7 +87,7 @@ class SimulatorBase(abc.ABC, Generic[Model]):
         loaded. Raises Refused."""
 
     @abc.abstractmethod
-    def execute(self, model: Model, given: Sequence[Piece], made: Sequence[Piece]) -> None:
+    def execute(self, model: Model, given: Sequence[Argument], made: Sequence[Argument]) -> None:
         """Run a model on tensors in memory."""
 
     def summary(self, model: Model) -> str:
@@ -124,8 +124,8 @@ class SimulatorBase(abc.ABC, Generic[Model]):
 
     def _run(self, handle: int, ins: int, n: int, outs: int, m: int, text: int, room: int) -> int:
         def run() -> int:
-            given: Any = (Piece * n).from_address(ins) if n else []
-            made: Any = (Piece * m).from_address(outs) if m else []
+            given: Any = (Argument * n).from_address(ins) if n else []
+            made: Any = (Argument * m).from_address(outs) if m else []
             with disable_current_modes(), torch.no_grad():
                 self.execute(self.models[handle], given, made)
             self.counts["launches"] += 1
@@ -155,21 +155,21 @@ def tell(text: str, message: int, room: int) -> None:
     ctypes.memmove(message, data, len(data))
 
 
-def memory_of(piece: Piece, dtype: torch.dtype) -> torch.Tensor:
-    """A piece's memory as a flat tensor."""
-    if not piece.size:
+def memory_of(argument: Argument, dtype: torch.dtype) -> torch.Tensor:
+    """An argument's memory as a flat tensor."""
+    if not argument.size:
         return torch.empty(0, dtype=dtype)
-    array = (ctypes.c_uint8 * piece.size).from_address(piece.data)
+    array = (ctypes.c_uint8 * argument.size).from_address(argument.data)
     return torch.frombuffer(array, dtype=dtype)
 
 
-def leave(piece: Piece, result: torch.Tensor) -> None:
+def leave(argument: Argument, result: torch.Tensor) -> None:
     """Copies a result to where its reader expects it.
 
     Raises ValueError for memory of another size.
     """
-    if result.numel() * result.element_size() != piece.size:
+    if result.numel() * result.element_size() != argument.size:
         described = f"{result.dtype}{list(result.shape)}"
-        raise ValueError(f"an output has {described}, its buffer {piece.size} bytes")
+        raise ValueError(f"an output has {described}, its buffer {argument.size} bytes")
     if result.numel():
-        memory_of(piece, result.dtype).view(result.shape).copy_(result)
+        memory_of(argument, result.dtype).view(result.shape).copy_(result)

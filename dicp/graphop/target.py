@@ -68,6 +68,8 @@ class GraphTarget(RuleTarget):
 
     writing: Writing | None = None
     """How results go over inputs; None: they are copied after the graph."""
+    simulator = "a simulator on the CPU"
+    """What runs the graphs where `simulated` says that no device does, for the warning."""
     needs_input = False
     """Whether the vendor's compiler takes no graph without an input."""
 
@@ -238,6 +240,8 @@ class GraphTarget(RuleTarget):
     # ---- load and run ---------------------------------------------------------------------------
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        if self.simulated(config):
+            self.warn_of_simulator(self.simulator)
         plain = artifact.program
         written = _written(plain["program"])
         units = {

@@ -8,7 +8,6 @@ A vendor states facts and writes three methods: `render_kernel` (a scheduled ker
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +18,7 @@ from torch import fx
 
 from dicp.cache import Cache
 from dicp.config import Config
-from dicp.errors import SimulatorForbiddenError, SimulatorWarning
+from dicp.errors import SimulatorForbiddenError
 from dicp.loop.ir.graph import Call, Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering
@@ -82,7 +81,6 @@ class LoopTarget(RuleTarget):
 
     def __init__(self) -> None:
         self.host_pool: Pool = WorkspacePool()
-        self._warned = False
 
     # ---- what a vendor writes -------------------------------------------------------------------
 
@@ -206,17 +204,6 @@ class LoopTarget(RuleTarget):
         if config.runs_on == "device":
             fix = f"Move the model and its inputs to a device of type {self.device_type!r}"
             raise SimulatorForbiddenError(self.name, fix)
-
-    def warn_of_simulator(self, what: str) -> None:
-        """Warn once that `what` stands in for the device."""
-        if self._warned:
-            return
-        self._warned = True
-        message = (
-            f"{self.name}graph runs CPU tensors through {what}: "
-            "its numerics count, its speed does not."
-        )
-        warnings.warn(SimulatorWarning(message), stacklevel=3)
 
 
 def _is_on(device: str, other: torch.device) -> bool:

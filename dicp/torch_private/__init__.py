@@ -99,6 +99,8 @@ from dicp.torch_private.modes import (
     pytree,
 )
 from dicp.torch_private.operators import (
+    ATTENTION_BACKWARD,
+    ATTENTION_FORWARD,
     DECOMPOSED_BY_WRITING,
     HigherOrderOperator,
     OpOverload,

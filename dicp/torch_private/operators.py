@@ -20,6 +20,14 @@ DECOMPOSED_BY_WRITING: Final[frozenset[OpOverload]] = (
 """Operators whose decomposition in this release copies into a fresh tensor: AOTAutograd does not
 recognize that as functional and rejects it."""
 
+ATTENTION_FORWARD: Final = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+"""Attention with any mask and with grouped heads: (q, k, v, dropout_p, is_causal, attn_mask, scale)
+to the result and the log-sum-exp of the rows. Its kernels are the host's; graphs for any device may
+carry it."""
+ATTENTION_BACKWARD: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+)
+
 _ORIGINAL: Final = "_dicp_original"
 grouped_mm = torch._grouped_mm
 

@@ -82,11 +82,11 @@ def main() -> None:
             failed += 1
             print(f"{name} {case.name}: {text}", flush=True)
     taken = device.dipu.road_counts()
-    on_cpu = sorted({name for name, road in taken if road == "cpu"})
+    on_cpu = sorted({name for name, path in taken if path == "cpu"})
     for name in on_cpu:
-        print(f"cpu: {name}: {device.registered.roads.counts.reasons.get(name, '')[:160]}")
+        print(f"cpu: {name}: {device.registered.dispatcher.counts.reasons.get(name, '')[:160]}")
     calls = sum(taken.values())
-    there = sum(n for (name, road), n in taken.items() if road == "cpu")
+    there = sum(n for (name, path), n in taken.items() if path == "cpu")
     operators = len({name for name, _ in taken})
     ran = len(cases[int(part) :: int(parts)])
     print(

@@ -294,15 +294,15 @@ def test_forced_fallback(run: Any) -> None:
 
 COMPARED = """
 import torch, torch_dipu, dicp.device.active
-from dicp.device.roads import Roads
+from dicp.device.dispatcher import Dispatcher
 x = torch.ones(4, 5, 5, device="dipu")
 torch.add(x, x)
 torch.nn.functional.dropout(x, 0.5)
-real = Roads._by_target
+real = Dispatcher._by_target
 def wrong(self, op, name, args, kwargs):
     result = real(self, op, name, args, kwargs)
     return result.add_(1) if name == "mul.out" else result
-Roads._by_target = wrong
+Dispatcher._by_target = wrong
 x * 3
 torch.sub(x, x)
 """

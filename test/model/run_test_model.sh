@@ -12,9 +12,14 @@ variable="" holds=""
 case "$(basename "${model#test_}" .py)" in
     llama)
         tests=(test_llama.py -k "not lora")
-        variable=LLAMA_MODEL_DIR holds="a model in the layout of Hugging Face: config.json, *.safetensors"
+        variable=LLAMA_MODEL_DIR
+        holds="a model: config.json and *.safetensors (Hugging Face), or params.json, *.pth and tokenizer.model (consolidated)"
         ;;
-    llama_finetune) tests=(test_llama.py -k lora) ;;
+    llama_finetune)
+        tests=(test_llama.py -k lora)
+        variable=LLAMA_FINETUNE_DIR
+        holds="base_model/ (a model as for LLAMA_MODEL_DIR) and alpaca_data.json (a list of instruction, input, output)"
+        ;;
     resnet50) tests=(test_vision.py -k resnet50) ;;
     stable_diffusion | diffusion)
         tests=(test_diffusion.py)

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from dicp.testing.accuracy import InDouble
 
 from .fp64 import AgainstEager, check_tensors, no_recompile
+from .llama_weights import instruction_tokens, load_llama
 
 VOCABULARY = 211
 PROMPT, NEW_TOKENS = 12, 6
@@ -80,9 +81,9 @@ def test_llama_prefill_and_decode(against_eager):
 
 
 def test_llama_weights_prefill_and_decode(against_eager, weights):
-    model = AutoModelForCausalLM.from_pretrained(weights("LLAMA_MODEL_DIR"), dtype=torch.float32)
+    model = load_llama(weights("LLAMA_MODEL_DIR"))
     prompt = torch.randint(0, model.config.vocab_size, (1, PROMPT))
-    check_decoding(against_eager, model.eval(), prompt)
+    check_decoding(against_eager, model, prompt)
 
 
 def test_llama_inference_in_bfloat16(against_eager):
@@ -93,14 +94,29 @@ def test_llama_inference_in_bfloat16(against_eager):
     against_eager.inference(llama().bfloat16(), *batches)
 
 
-def test_llama_lora_fine_tuning(against_eager):
+def check_fine_tuning(
+    against_eager: AgainstEager, model: Any, batch_of: Callable[[int], Tensor], rank: int
+) -> None:
+    """Three steps with adapters on the query and value projections."""
     torch.manual_seed(0)
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.0)
-    model = get_peft_model(llama(), lora)
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["q_proj", "v_proj"],
+                      lora_dropout=0.0)  # fmt: skip
     against_eager.training(
-        model,
+        get_peft_model(model, lora),
         lambda model, ids: model(input_ids=ids, labels=ids, use_cache=False).loss,
-        lambda n: torch.randint(0, VOCABULARY, (n, 16)),
+        batch_of,
         steps=3,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-4),
     )
+
+
+def test_llama_lora_fine_tuning(against_eager):
+    check_fine_tuning(
+        against_eager, llama(), lambda n: torch.randint(0, VOCABULARY, (n, 16)), rank=4
+    )
+
+
+def test_llama_weights_lora_fine_tuning(against_eager, weights):
+    folder = weights("LLAMA_FINETUNE_DIR")
+    model, tokens = load_llama(folder / "base_model"), instruction_tokens(folder, length=64)
+    check_fine_tuning(against_eager, model, lambda n: tokens[:n], rank=8)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from dicp.testing import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
 
 F32_F64 = (torch.float32, torch.float64)
-HALVES = (torch.float32, torch.bfloat16, torch.float64)
+REDUCED_FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 IMAGE = (3, 8, 5, 7)
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ CASES = [
         ),
         (6, 37),
         (37,),
-        dtypes=HALVES[:2],
+        dtypes=REDUCED_FLOATS[:2],
     ),
     op(
         "group_norm",
@@ -82,7 +82,7 @@ CASES = [
         (8,),
         layouts=ALL_LAYOUTS,
         fixed=(8,),
-        dtypes=HALVES,
+        dtypes=REDUCED_FLOATS,
         strides=False,
     ),
     op(
@@ -210,9 +210,9 @@ CASES = [
         (5, 6, 37),
         (37,),
         (37,),
-        dtypes=HALVES,
+        dtypes=REDUCED_FLOATS,
     ),
-    op("normalize", lambda x: F.normalize(x, dim=-1), (6, 37), dtypes=HALVES),
+    op("normalize", lambda x: F.normalize(x, dim=-1), (6, 37), dtypes=REDUCED_FLOATS),
     op(
         "local_response_norm",
         lambda x: F.local_response_norm(x, 3),

@@ -18,6 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from dicp.config import Config
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.target import Facts
 
 
@@ -136,6 +137,8 @@ def _random_like(value: torch.Tensor, known: Mapping[str, Any]) -> torch.Tensor:
 
 
 def context_of(graph: Graph, **facts: Any) -> PassContext:
+    """Facts as given; of a target that wants fusions, with attention on the host."""
+    facts.setdefault("attention", {"cpu": ANY_ATTENTION} if facts.get("fusions") else {})
     return PassContext(Facts(frozenset(), **facts), Config(), graph.kind, Inference.of(graph.gm))
 
 

@@ -39,6 +39,8 @@ RANKS = {
     "operators": 2,
     "rules": 2,
     "effects": 2,
+    "fused_attention": 2,
+    "serving": 2,
     "operator_choice": 3,
     "rule_errors": 3,
     "target": 3,
@@ -71,7 +73,7 @@ VENDOR_NAMES = re.compile(
 )
 # Names that PyTorch and Python give, and prose; `torch_private.HOST` is the type of host memory.
 NOT_VENDORS = re.compile(
-    r"_scaled_dot_product_flash_attention_for_cpu\w*|\.cpu\(\)|cpu_count|empty_strided_cpu|"
+    r"\.cpu\(\)|cpu_count|empty_strided_cpu|"
     r"\bCPU\b"
 )
 # Rooms in which users name PyTorch's devices, "cpu" among them.

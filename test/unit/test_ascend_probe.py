@@ -20,7 +20,7 @@ from dicp.vendor.ascend.installation import Cann
 from dicp.vendor.ascend.probe import declared_operators, dtype_groups, probed, usable_operators
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 
-HALVES = {torch.float16, torch.bfloat16}
+REDUCED_FLOATS = {torch.float16, torch.bfloat16}
 
 
 def usable(text: str) -> probe.Installed:
@@ -122,7 +122,7 @@ def test_an_installation_is_read_once(
     root = cann.install(tmp_path / "cann", header_set, tmp_path, merged=merged)
     found = probed(Cann(root, "8.2"), Cache(tmp_path / "cache", 1 << 20))
     assert found.kinds == set(PROTOTYPES) & cann.operators(header_set).keys()
-    assert found.dtypes["FlashAttentionScore", "query"] == HALVES
+    assert found.dtypes["FlashAttentionScore", "query"] == REDUCED_FLOATS
     reads: list[Any] = []
     read = probe.declared_operators
     monkeypatch.setattr(probe, "declared_operators", lambda *a: reads.append(a) or read(*a))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dicp.config import OPTIONS, Config, default_cache_dir
+from dicp.config import BOOLEAN, OPTIONS, Config, default_cache_dir, vendor_option
 from dicp.errors import ConfigValueError, DicpWarning, UnknownOptionError
 
 BOOLEANS = (
@@ -128,6 +128,14 @@ def test_other_variables_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Config.from_env({"PATH": "/bin", "TORCH_LOGS": "x", "DICP_FUSE": "0"})
+        Config.from_env({"DICP_TOPS_FLAGS": "-x"})  # an installed target's
+
+
+def test_a_variable_of_a_target_is_known_by_its_options() -> None:
+    own = (vendor_option("turbo", BOOLEAN, "DICP_TOPS_TURBO", "raise the clock", default=False),)
+    with pytest.warns(DicpWarning, match="DICP_TOPS_TURBA is not one"):
+        config = Config.from_env({"DICP_TOPS_TURBA": "1", "DICP_TOPS_TURBO": "1"}, own)
+    assert config.vendor == {"turbo": True}
 
 
 EXPECTED = {

@@ -15,9 +15,10 @@ from torch import fx
 
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
-from dicp.fuzz.check import Mode, compiled, evaluate, is_explained, truth
-from dicp.fuzz.generate import _wide, double_precision, generate
+from dicp.fuzz.check import Mode, compiled, evaluate, truth
+from dicp.fuzz.generate import _wide, double_precision, generate, is_exact
 from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged, names
+from dicp.fuzz.rounding import is_explained
 from dicp.fuzz.shrink import shrunk
 from dicp.fuzz.slots import SLOTS, Choices
 from dicp.fuzz.table import ROWS, UNDRAWN
@@ -164,6 +165,47 @@ def test_a_cast_is_rounded_in_the_reference_and_what_follows_is_not() -> None:
     found = eval(wide.format(f="x", t_float="torch.float16"), {**names(), "x": x.double()})
     assert found.dtype == torch.float64
     assert found == F.gelu(x.half().double()) != F.gelu(x.half()).double()
+
+
+def test_long_numbers_are_inexact_once_computed() -> None:
+    """A float64 result has no better reference: it is exact where it has few digits."""
+    x = torch.randn(4, dtype=torch.float64)
+    assert is_exact(x[1:], x[1:], [x]) and not is_exact(x.exp(), x.exp(), [x])
+    halves = torch.tensor([0.5, 1.5], dtype=torch.float64)
+    assert is_exact(halves * 3, halves * 3, [halves])
+    assert not is_exact(x.float(), x, [x])
+
+
+FRACTION = Program(
+    (TensorInput("x0", "float64", ((4, 3), (4, 3))),),
+    (
+        Statement("torch.linalg.vector_norm({f}, 1)", {"f": "x0"}, ("v0",)),
+        Statement("torch.frac({f})", {"f": "v0"}, ("v1",)),
+    ),
+    ("v1",),
+)
+SATURATED = Program(
+    (TensorInput("x0", "float32", ((7,), (7,)), values="grid", seed=3, grad=True),),
+    (Statement("torch.tanh({f} * 3)", {"f": "x0"}, ("v0",)),),
+    ("v0",),
+)
+
+
+@pytest.mark.parametrize("program", [FRACTION, SATURATED])
+def test_rounding_errors_explain_cancellation_and_no_more(program: Program) -> None:
+    """The size of an excuse is that of rounding: not of the farthest element, nor of a NaN."""
+    eager = evaluate(program.function(), program, 0)
+    exact = truth(program, 0, eager)
+    values = eager.grads if program is SATURATED else eager.outputs
+    kept, eps = values[0].clone(), torch.finfo(values[0].dtype).eps
+    for step, explained in ((8 * eps, True), (1e5 * eps, False)):
+        got = evaluate(program.function(), program, 0)
+        held = got.grads if program is SATURATED else got.outputs
+        smallest = kept.abs().flatten().argmin()
+        held[0].flatten()[smallest] += step * kept.abs().max()
+        assert is_explained(program, 0, got, eager, exact) is explained
+    held[0].flatten()[smallest] = torch.nan
+    assert not is_explained(program, 0, got, eager, exact)
 
 
 def _batch_norm_with_statistics(x: Any, w: Any, mean: Any, var: Any) -> tuple[Any, ...]:

@@ -285,3 +285,26 @@ def test_a_node_of_a_shared_graph_is_shown_in_few_words(b: Small) -> None:
     for _ in range(60):
         x = b.op("Plus", x, x)
     assert len(repr(x)) < 300 and len(repr(x.node)) < 1200
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("Tanh x:float -> y:=x", "is not `Name: inputs -> outputs"),
+        ("Tanh: x:float y:=x", "is not `Name: inputs -> outputs"),
+        ("Tanh: x:flot -> y:=x", r"'flot' is no class of dtypes; known are \['any', 'float'\]"),
+        ("Tanh: x:float -> y:=x | axis:Number", "'axis:Number' is no attribute; types are Int"),
+    ],
+)
+def test_a_prototype_that_cannot_be_read_is_named(row: str, message: str) -> None:
+    classes = {"any": frozenset({torch.float32}), "float": frozenset({torch.float32})}
+    with pytest.raises(ValueError, match=message) as raised:
+        parse_prototypes("chip", f"Add: x1:any x2:any -> y:=x1\n{row}", classes)
+    assert repr(row) in str(raised.value)
+
+
+def test_an_operator_without_a_meaning_is_named() -> None:
+    classes = {"any": frozenset({torch.float32})}
+    prototypes = parse_prototypes("chip", "Add: x1:any x2:any -> y:=x1", classes)
+    with pytest.raises(ValueError, match="chip says of Add not what they compute"):
+        Dialect("chip", prototypes, Semantics())

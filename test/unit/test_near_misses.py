@@ -29,17 +29,17 @@ if __name__ == "__main__":
 from support.graphs import Graph, apply, capture
 
 from dicp.compare import Rule, check_tensor
-from dicp.dtypes import HALVES
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.analysis.constants import CASTS
 from dicp.dynamo_bridge.analysis.inference import Inference
 from dicp.dynamo_bridge.attention.masks import MASKS
 from dicp.dynamo_bridge.attention.training import TRAINING_ATTENTION
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.torch_private import ATTENTION_FORWARD
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 PASSES = (CANONICALIZE, MASKS, FUSE, CANONICALIZE)
 JOINT_PASSES = (TRAINING_ATTENTION, MASKS)
 SAMPLE = 8
@@ -203,7 +203,7 @@ SOURCES = {
                    (aten._safe_softmax.default,)),
     "exp": Source(unsafe_exp, _qkv),
     "causal": Source(causal, _qkv),
-    "causal_kept": Source(causal_kept, _qkv, (FLASH,)),
+    "causal_kept": Source(causal_kept, _qkv, (ATTENTION_FORWARD,)),
     "grouped": Source(grouped, lambda: _rand((2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
     "layer_norm": Source(layer_norm, lambda: _rand((3, 16), (16,), (16,))),
     "layer_norm_bf16": Source(layer_norm, lambda: _bf16((3, 16), (16,), (16,))),
@@ -291,7 +291,7 @@ def changes(node: fx.Node) -> Iterator[tuple[str, Change]]:
         return
     if value.dtype.is_floating_point:
         # A rounding before it, which a pattern may leave out, moves a number to another step.
-        coarse = value.dtype in HALVES and node.op == "call_function"
+        coarse = value.dtype in REDUCED_FLOATS and node.op == "call_function"
         for dtype in BETWEEN[:3] if coarse else BETWEEN:
             if dtype != value.dtype:
                 yield f"through {dtype}", _there_and_back(dtype)

@@ -69,8 +69,12 @@ def test_weights_are_random_unless_required(started: Path) -> None:
     missing = run(started, MODEL, *args, "--require-weights")
     assert missing.returncode == 1 and "LLAMA_MODEL_DIR is not defined!" in missing.stderr
     assert "config.json" in missing.stderr
+    assert "params.json" in missing.stderr
     given = run(started, MODEL, *args, "--require-weights", "-x", LLAMA_MODEL_DIR="/weights")
     assert given.returncode == 0 and given.stdout.endswith("--dynamic both -x\n")
+    tuning = run(started, MODEL, "llama_finetune", *args[1:], "--require-weights")
+    assert tuning.returncode == 1 and "LLAMA_FINETUNE_DIR is not defined!" in tuning.stderr
+    assert "base_model/" in tuning.stderr and "alpaca_data.json" in tuning.stderr
 
 
 @pytest.mark.parametrize(

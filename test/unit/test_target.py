@@ -17,10 +17,14 @@ from dicp.dynamo_bridge import backend
 from dicp.dynamo_bridge.backend import Backend, load_target, target_for_devices
 from dicp.dynamo_bridge.graph_cache import source_of
 from dicp.errors import FallbackWarning, InvalidTargetError, UnknownOptionError
+from dicp.fused_attention import ANY_ATTENTION
+from dicp.rules import RuleTable
 from dicp.target import Facts, find_target
 from dicp.vendor.cpu import CpuTarget
 
 FACTS = Facts(dtypes=frozenset({torch.float32}))
+WANTS_GELU = Facts(FACTS.dtypes, fusions=frozenset({"gelu"}))
+ATTENDS = Facts(FACTS.dtypes, attention={"x": ANY_ATTENTION})
 NUMBERS = itertools.count()
 
 
@@ -65,9 +69,36 @@ BROKEN = {
         "facts.dtypes holds float32, not torch.dtype",
     ),
     "option": (chip("option", options=["turbo"]), "is not made by dicp.config.vendor_option"),
+    "shared_option": (
+        chip(
+            "shared_option",
+            options=[vendor_option("fuse", BOOLEAN, "DICP_CHIP_FUSE", "x", default=False)],
+        ),
+        "option 'fuse' is one of dicp's own",
+    ),
     "fusion": (
         chip("fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"gelo"}))),
-        r"it wants fusions \['gelo'\], which are none of \['attention'",
+        r"it wants fusions \['gelo'\], which are none of \['conv_bn'",
+    ),
+    "fusion_without_rule": (
+        chip(
+            "fusion_without_rule",
+            rules=RuleTable(),
+            facts=Facts(FACTS.dtypes, fusions=frozenset({"gelu"})),
+        ),
+        r"it wants the fusion 'gelu' and has no rule for aten\.gelu\.default",
+    ),
+    "attention_as_fusion": (
+        chip("attention_as_fusion", facts=Facts(FACTS.dtypes, fusions=frozenset({"attention"}))),
+        r"attention is stated by Facts\.attention",
+    ),
+    "attention_without_rule": (
+        chip(
+            "attention_without_rule",
+            rules=RuleTable(),
+            facts=Facts(FACTS.dtypes, attention={"x": ANY_ATTENTION}),
+        ),
+        r"it states attention on 'x' and has no rule for aten\._scaled_dot_product",
     ),
     "raises": (lambda: 1 // 0, "loading it raises ZeroDivisionError"),
 }
@@ -94,9 +125,9 @@ def test_the_highest_priority_has_the_device_and_broken_targets_are_passed_over(
 def test_the_option_target_chooses_for_dicp(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, a=chip("a", device_type="cpu"), b=chip("b", device_type="cpu"))
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
-    config = Config().with_options({"target": "b"})
-    assert Backend()._target(gm, [torch.ones(2)], config, {}).name == "b"
-    assert Backend()._target(gm, [torch.ones(2)], config, {"target": "a"}).name == "a"
+    monkeypatch.setenv("DICP_TARGET", "b")
+    assert Backend()._target(gm, [torch.ones(2)], {}).name == "b"
+    assert Backend()._target(gm, [torch.ones(2)], {"target": "a"}).name == "a"
 
 
 def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:

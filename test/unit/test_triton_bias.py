@@ -8,6 +8,7 @@ results lie, that the gradient of the bias is one value per score, its rows padd
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dicp.compare import Rule, check_tensor
-from dicp.dynamo_bridge.attention import forward as sdpa
-from dicp.dynamo_bridge.attention.replacement import FUSED_BY_DEVICE
 from dicp.dynamo_bridge.backend import Backend
+from dicp.fused_attention import FusedAttention
+from dicp.gpu.library import GPU_ATTENTION
+from dicp.vendor.triton.target import TritonTarget
 
 pytestmark = pytest.mark.sweep
 
@@ -96,10 +98,20 @@ def as_a_gpu_chooses(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return EFFICIENT(q, k, v, mask, False, dropout_p, scale=options["scale"])[0]
 
 
+ON_HOST = replace(GPU_ATTENTION, widest_trained_head=None)
+"""The kernels above take heads of any size, also of one known at run time alone."""
+
+
+def set_attention(monkeypatch: pytest.MonkeyPatch, attention: FusedAttention) -> None:
+    """Has the target state `attention` for CPU tensors, too."""
+    facts = replace(TritonTarget.facts, attention={"cpu": attention})
+    monkeypatch.setattr(TritonTarget, "facts", facts)
+
+
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(F, "scaled_dot_product_attention", as_a_gpu_chooses)
-    monkeypatch.delitem(FUSED_BY_DEVICE, "cpu")
+    set_attention(monkeypatch, ON_HOST)
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
         library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
@@ -300,7 +312,7 @@ def test_rows_without_keys_and_keys_without_weight(on_host: None) -> None:
 def test_a_batch_that_the_operator_cuts_stays_written_out(
     on_host: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "LARGEST_GRID", 2)
+    set_attention(monkeypatch, replace(ON_HOST, largest_batch=1))
     assert check(attend, inputs((4, 9, 13), torch.float32)) == []
 
 

@@ -18,7 +18,7 @@ from dicp.dynamo_bridge.backend import Backend
 
 pytestmark = pytest.mark.sweep
 
-HALVES = [torch.bfloat16, torch.float16]
+REDUCED_FLOATS = [torch.bfloat16, torch.float16]
 
 
 def compiled(fn: Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def true_gradient(x: Tensor) -> Tensor:
     return torch.erfc(x * -math.sqrt(0.5)) / 2 + torch.where(x.abs() < 40, x, 0) * density
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", REDUCED_FLOATS, ids=str)
 @pytest.mark.parametrize("fn, true", [(F.gelu, true_gelu), (gelu_gradient, true_gradient)])
 def test_gelu_of_every_number(fn: Any, true: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
@@ -52,7 +52,7 @@ def test_gelu_of_every_number(fn: Any, true: Any, dtype: torch.dtype, tmp_path: 
     assert ((got.double() - real).abs() / real.abs())[plain].max() < 0.6 * eps
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", REDUCED_FLOATS, ids=str)
 @pytest.mark.parametrize("fn", [torch.softmax, torch.log_softmax, torch.logsumexp])
 @pytest.mark.parametrize("width", [300, 10000])
 def test_rows_of_16_bits(fn: Any, dtype: torch.dtype, width: int, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// The Python module: the road of every operator, autocast, and what the Python side asks for.
+// The Python module: the path of every operator, autocast, and what the Python side asks for.
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -27,20 +27,20 @@ struct Entry {
   std::atomic<bool> has_plans{false}, on_host{false};
 };
 
-struct Roads {
+struct PythonSide {
   std::shared_mutex mutex;
   std::unordered_map<c10::OperatorHandle, std::unique_ptr<Entry>> entries;
   std::atomic<bool> watching{false}, closed{false};
   py::object handler;
 };
 
-Roads& roads() {
-  static Roads* const one = new Roads;
+PythonSide& python_side() {
+  static PythonSide* const one = new PythonSide;
   return *one;
 }
 
 Entry& entry_of(const c10::OperatorHandle& op) {
-  auto& all = roads();
+  auto& all = python_side();
   {
     std::shared_lock<std::shared_mutex> lock(all.mutex);
     auto found = all.entries.find(op);
@@ -53,7 +53,7 @@ Entry& entry_of(const c10::OperatorHandle& op) {
 }
 
 void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  TORCH_CHECK(!roads().closed, "the device is shut down");
+  TORCH_CHECK(!python_side().closed, "the device is shut down");
   py::gil_scoped_acquire gil;
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -68,7 +68,7 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       positional.append(value);
   }
   stack->resize(first);
-  auto result = roads().handler(torch::detail::getTorchApiFunction(op), py::tuple(positional),
+  auto result = python_side().handler(torch::detail::getTorchApiFunction(op), py::tuple(positional),
                                 named);
   const auto& returns = schema.returns();
   if (returns.size() == 1) {
@@ -80,9 +80,9 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
-void choose_road(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto& entry = entry_of(op);
-  if (!roads().watching) {
+  if (!python_side().watching) {
     if (entry.has_plans) {
       thread_local std::string key;
       key.clear();
@@ -206,8 +206,8 @@ void install(const std::string& name, const std::string& overload, const py::tup
   entry.has_plans = true;
 }
 
-void forget_roads() {
-  auto& all = roads();
+void forget_paths() {
+  auto& all = python_side();
   std::unique_lock<std::shared_mutex> lock(all.mutex);
   for (auto& [op, entry] : all.entries) {
     std::unique_lock<std::shared_mutex> inner(entry->mutex);
@@ -274,14 +274,14 @@ void autocast(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&choose_road>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&choose_path>());
 }
 
 // Whole operators that PyTorch would otherwise take apart for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
                            "native_group_norm_backward"})
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_road>());
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
@@ -407,19 +407,19 @@ PYBIND11_MODULE(dicp_device_native, m) {
   m.def("hold", [](py::object library) { new py::object(std::move(library)); });
   // At exit: threads of PyTorch may still free tensors, but no longer call into Python.
   m.def("close", [] {
-    roads().closed = true;
+    python_side().closed = true;
     auto& check = checker();
     check.on = false;
     check.where = nullptr;
     check.print = nullptr;
   });
   m.def("register_collectives", &register_collectives);
-  m.def("set_handler", [](py::object handler) { roads().handler = std::move(handler); });
-  m.def("set_watching", [](bool on) { roads().watching = on; });
+  m.def("set_handler", [](py::object handler) { python_side().handler = std::move(handler); });
+  m.def("set_watching", [](bool on) { python_side().watching = on; });
   m.def("run_on_host", [](const std::string& name, const std::string& overload) {
     entry_of(operator_named(name, overload)).on_host = true;
   });
-  m.def("forget_roads", &forget_roads);
+  m.def("forget_paths", &forget_paths);
   m.def("install", &install);
   m.def("host_call", &host_call);
 

@@ -209,8 +209,11 @@ class Propagation:
         except (RuntimeError, ValueError):
             if node.target is not aten.view.default:
                 raise
-            source = self._contiguous(node)
-            node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
+            if _is_returned(node) and not is_dense(old):  # no view of a copy has such strides
+                self._restore_inputs(node)
+            else:
+                source = self._contiguous(node)
+                node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
             new = self._inference.infer(node)
         if difference(old, new) is not None and _is_returned(node) and not is_dense(old):
             self._restore_viewed(node)  # no copy has such strides, but a view of one
@@ -260,14 +263,26 @@ class Propagation:
                 self._push(user)
 
     def _restore_inputs(self, node: fx.Node) -> None:
-        """Give `node` inputs of the strides it was traced with: copies of those that changed."""
+        """Give `node` inputs of the strides it was traced with."""
         for source in node.all_input_nodes:
-            old = self._old.get(source)
-            if not isinstance(old, torch.Tensor) or same_strides(old, source.meta["val"]):
-                continue
-            if source not in self._restored:
-                self._restored[source] = self._inference.restride(node, source, old)
-            node.replace_input_with(source, self._restored[source])
+            node.replace_input_with(source, self._as_traced(node, source))
+
+    def _as_traced(self, before: fx.Node, source: fx.Node) -> fx.Node:
+        """`source` with the strides it was traced with: a copy, or where no copy has such strides,
+        what computes it again from inputs as they were traced."""
+        old = self._old.get(source)
+        if old is None or difference(old, source.meta["val"]) is None:
+            return source
+        if source not in self._restored:
+            if isinstance(old, torch.Tensor) and is_dense(old):
+                made = self._inference.restride(before, source, old)
+            else:
+                args, kwargs = map_arg(
+                    (source.args, source.kwargs), lambda each: self._as_traced(before, each)
+                )
+                made = self._inference.emit(before, source.target, args, kwargs, (source,))  # type: ignore[arg-type]
+            self._restored[source] = made
+        return self._restored[source]
 
     def _contiguous(self, view: fx.Node) -> fx.Node:
         source = view.args[0]

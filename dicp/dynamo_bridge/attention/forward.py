@@ -1,7 +1,7 @@
-"""One attention call as PyTorch itself would dispatch it for tensors of this device and layout.
+"""One call of fused attention, as the target's facts state it for the device of the tensors.
 
-PyTorch decides which of its fused operators (flash, memory-efficient, cuDNN) takes them and what
-must be padded or copied for it: this module runs `scaled_dot_product_attention` on the graph's fake
+Where they state several operators, PyTorch decides which of these takes the tensors and what must
+be padded or copied for it: this module runs `scaled_dot_product_attention` on the graph's fake
 tensors and writes the operators that PyTorch runs into the graph.
 """
 
@@ -20,21 +20,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.fuse.engine import Rewriter
+from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.fused_attention import FusedAttention
 from dicp.torch_private import (
-    HOST,
     TorchDispatchMode,
     expression_of,
     pytree,
     schema_of,
 )
-
-FUSED = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-         "_scaled_dot_product_cudnn_attention",
-         "_scaled_dot_product_flash_attention_for_cpu")  # fmt: skip
-GIVES_GRADIENT_OF_MASK = "_scaled_dot_product_efficient_attention"
-LARGEST_GRID = 2**16
-WIDEST_TRAINED_HEAD = 192
-"""Wider heads have no fused backward on some chips (PyTorch, sdp_utils.cpp, sm86 and sm89)."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +64,33 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def pytorch_attention(
+def attention_on(context: PassContext, node: fx.Node) -> FusedAttention:
+    """What the target states of fused attention on the device of `node`'s tensor."""
+    return context.facts.attention[value_of(node).device.type]
+
+
+def inference_attention(
     rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
 ) -> fx.Node | None:
-    """The attention's result; None where PyTorch has no fused operator for the tensors."""
+    """The attention's result; None where there is no fused operator for the tensors."""
+    operators = attention_on(rw.context, q).operators
+    if len(operators) == 1:
+        return rw(operator.getitem, _call(rw, operators[0], q, k, v, mask, call), 0)
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
     with torch.no_grad():
         ran, result = _run(values, call)
-    if not any(step.op.overloadpacket.__name__ in FUSED for step in ran):
+    if not any(step.op in operators for step in ran):
         return None
     known = {id(value): node for value, node in zip(values, nodes, strict=True)}
     return known.get(id(result)) if _written(rw, ran, known) else None
+
+
+def _call(
+    rw: Rewriter, op: Any, q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None, call: Call
+) -> fx.Node:
+    options = {} if mask is None else {"attn_mask": mask}
+    return rw(op, q, k, v, call.dropout_p, call.causal, scale=call.scale, **options)
 
 
 def _run(values: list[Any], call: Call) -> tuple[list[_Ran], Any]:
@@ -103,22 +111,25 @@ def training_attention(
 ) -> fx.Node | None:  # fmt: skip
     """The call of the fused operator itself, in training; its first result is the attention's.
 
-    None where PyTorch has no fused operator for the tensors or would pad or copy q, k or v for it;
-    or, with `mask_gradient`, has none that returns the gradient of the mask.
+    None where there is no fused operator for the tensors, or PyTorch would pad or copy q, k or v
+    for it; or, with `mask_gradient`, where none returns the gradient of the mask.
     """
+    attention = attention_on(rw.context, q)
+    if len(attention.operators) == 1:
+        return None if mask_gradient else _call(rw, attention.operators[0], q, k, v, mask, call)
     nodes = [q, k, v, *([mask] if mask is not None else [])]
     values = [value_of(node) for node in nodes]
     head = values[0].shape[-1]
-    on_host = values[0].device.type == HOST
-    if not on_host and not (isinstance(head, int) and head <= WIDEST_TRAINED_HEAD):
+    widest = attention.widest_trained_head
+    if widest is not None and not (isinstance(head, int) and head <= widest):
         return None
-    if mask_gradient and not _in_one_piece(values[0], values[1]):
+    if mask_gradient and not _gives_mask_gradient(attention, values[0], values[1]):
         return None
     choice = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     with torch.no_grad(), choice if mask_gradient else nullcontext():
         ran, _ = _run(values, call)
-    wanted = (GIVES_GRADIENT_OF_MASK,) if mask_gradient else FUSED
-    at = next((k for k, s in enumerate(ran) if s.op.overloadpacket.__name__ in wanted), None)
+    wanted = (attention.mask_gradient,) if mask_gradient else attention.operators
+    at = next((k for k, s in enumerate(ran) if s.op in wanted), None)
     inputs = {id(value) for value in values[:3]}
     if at is None or any(id(x) in inputs for s in (*ran[:at], *ran[at + 1 :]) for x in s.args):
         return None
@@ -130,14 +141,12 @@ def training_attention(
     return made
 
 
-def _in_one_piece(q: Any, k: Any) -> bool:
-    """Whether one launch computes the mask's gradient, and 32-bit indices reach all of it.
-
-    PyTorch splits batches larger than a grid dimension and adds the parts of that gradient instead
-    of concatenating them (attention_backward.cu).
-    """
+def _gives_mask_gradient(attention: FusedAttention, q: Any, k: Any) -> bool:
+    """Whether an operator computes the mask's gradient, and 32-bit indices reach all of it."""
     batch, heads, rows, _ = q.shape
-    return bool(batch < LARGEST_GRID) and bool(heads * rows * (k.shape[2] + 16) < 2**31)
+    largest = attention.largest_batch
+    fits = attention.mask_gradient is not None and (largest is None or bool(batch <= largest))
+    return fits and bool(heads * rows * (k.shape[2] + 16) < 2**31)
 
 
 def _with_sums(step: _Ran) -> _Ran:

@@ -16,23 +16,17 @@ from dicp.dynamo_bridge.analysis.values import value_of
 from dicp.dynamo_bridge.attention.mask_values import is_causal_mask
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
-from dicp.torch_private import disable_current_modes, recompute_in_backward
+from dicp.torch_private import (
+    ATTENTION_BACKWARD,
+    ATTENTION_FORWARD,
+    disable_current_modes,
+    recompute_in_backward,
+    schema_of,
+)
 
 aten = torch.ops.aten
 
-_CAUSAL_POSITION = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
-}
-"""Position of the causal flag, which follows dropout_p, by operator."""
-
-_QUERY = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: 0,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 1,
-}
-"""Position of the query, by operator; the key follows it."""
-
-_SHOWN = frozenset({
+_FREE = frozenset({
     aten.expand.default, aten.view.default, aten.unsqueeze.default, aten.slice.Tensor,
     aten.scalar_tensor.default, aten.full.default,
 })  # fmt: skip
@@ -41,10 +35,10 @@ _SHOWN = frozenset({
 
 def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
     """Simplifies the masks of fused attention; true if a mask became the causal flag."""
-    if "attention" not in context.facts.fusions or not context.config.fuse:
+    if not context.facts.attention or not context.config.fuse:
         return False
     changed = False
-    for target in _QUERY:
+    for target in (ATTENTION_FORWARD, ATTENTION_BACKWARD):
         for node in gm.graph.find_nodes(op="call_function", target=target):
             mask = node.kwargs.get("attn_mask")
             if not isinstance(mask, fx.Node):
@@ -60,31 +54,36 @@ def plain_masks(gm: fx.GraphModule, context: PassContext) -> bool:
 
 
 def _is_constant_causal(node: fx.Node, mask: fx.Node) -> bool:
-    position = _QUERY[node.target]
+    position = _position(node, "query")
     q, k = node.args[position : position + 2]
     with disable_current_modes():
         return is_causal_mask(mask, q, k)
 
 
 def _set_causal(node: fx.Node) -> None:
-    position = _CAUSAL_POSITION[node.target]
+    position = _position(node, "is_causal")
     args: list[Any] = [*node.args[:position], *([0.0] * (position - len(node.args)))]
     node.args = (*args, True)
     node.kwargs = {name: v for name, v in node.kwargs.items() if name != "attn_mask"}
 
 
+def _position(node: fx.Node, name: str) -> int:
+    """The position of an argument of the node's operator."""
+    return [argument.name for argument in schema_of(node.target).arguments].index(name)
+
+
 def _rematerialize(mask: fx.Node) -> None:
     """Mark a `where` between two numbers, and views of it, for rematerialization in backward."""
-    way: list[fx.Node] = []
+    chain: list[fx.Node] = []
     node: Any = mask
-    while isinstance(node, fx.Node) and node.target in _SHOWN:
-        way.append(node)
+    while isinstance(node, fx.Node) and node.target in _FREE:
+        chain.append(node)
         node = node.args[0] if node.args else None
     if not isinstance(node, fx.Node) or node.target is not aten.where.self:
         return
     choices = node.args[1:]
     if all(isinstance(c, fx.Node) and value_of(c).dim() == 0 for c in choices):
-        for made in (*way, node):
+        for made in (*chain, node):
             recompute_in_backward(made)
 
 

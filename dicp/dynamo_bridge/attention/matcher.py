@@ -26,11 +26,9 @@ from torch import fx
 
 from dicp.dynamo_bridge.analysis.constants import uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
-from dicp.dynamo_bridge.attention.mask_values import (
-    HUGE,
-)
+from dicp.dynamo_bridge.attention.forward import attention_on
+from dicp.dynamo_bridge.attention.mask_values import HUGE
 from dicp.dynamo_bridge.attention.replacement import (
-    FUSED_BY_DEVICE,
     fill_of,
     fused,
     row_source,
@@ -56,9 +54,8 @@ from dicp.dynamo_bridge.fuse.terms import (
     widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
-from dicp.torch_private import (
-    expression_of,
-)
+from dicp.fused_attention import FusedAttention
+from dicp.torch_private import ATTENTION_FORWARD, expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -116,32 +113,33 @@ def _around_rounded(term: Term) -> Peel:
 
 def _softmax(x: Term) -> Term:
     """Softmax over the last dimension: one operator, or exp(x - max) divided by its sum."""
-    row_max = As("top", _around(x))
-    shifted = op(aten.sub.Tensor, row_max, op(aten.amax.default, Var("top"), Dims("top"), True))
+    logits = As("logits", _around(x))
+    row_max = op(aten.amax.default, Var("logits"), Dims("logits"), True)
+    shifted = op(aten.sub.Tensor, logits, row_max)
     exp_scores = As("exp_scores", op(aten.exp.default, shifted))
     total = op(aten.sum.dim_IntList, Var("exp_scores"), Dims("exp_scores"), True)
     return one_of(
-        op([aten._softmax.default, aten._safe_softmax.default], row_max, Dims("top"),
+        op([aten._softmax.default, aten._safe_softmax.default], logits, Dims("logits"),
            half_to_float=ANY),
         op(aten.div.Tensor, exp_scores, total),
     )  # fmt: skip
 
 
 def decomposed(
-    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, mask: Term, more: Term, keep: Term,
-    drop: Term, fill: Number, scores: Term, dropout_p: Number,
+    q: Term, kt: Term, v: Term, scale: Term, inverse: Term, bias: Term, second_bias: Term,
+    mask: Term, inverted_mask: Term, fill: Number, scores: Term, dropout_p: Number,
 ) -> Term:  # fmt: skip
-    # softmax(q kt * scale + mask + more) v, softmax(where(keep, q kt * scale, fill)) v,
+    # softmax(q kt * scale + bias + second_bias) v, softmax(where(mask, q kt * scale, fill)) v,
     # dropout(softmax(..)) v
     product = _around(MatMul(q, kt))
     mul, div = [aten.mul.Tensor, aten.mul.Scalar], [aten.div.Tensor, aten.div.Scalar]
     scaled = _around(one_of(op(mul, product, scale), op(div, product, inverse), product))
     masked = As("scores", one_of(
-        op(aten.add.Tensor, scaled, mask),
-        op(aten.add.Tensor, op(aten.add.Tensor, scaled, mask), more),
-        op(aten.where.self, keep, scaled, fill),
-        op(aten.where.self, drop, fill, scaled),
-        op(aten.masked_fill.Scalar, scaled, drop, fill),
+        op(aten.add.Tensor, scaled, bias),
+        op(aten.add.Tensor, op(aten.add.Tensor, scaled, bias), second_bias),
+        op(aten.where.self, mask, scaled, fill),
+        op(aten.where.self, inverted_mask, fill, scaled),
+        op(aten.masked_fill.Scalar, scaled, inverted_mask, fill),
         scaled,
     ))  # fmt: skip
     weights = _around_rounded(_softmax(masked))
@@ -165,34 +163,34 @@ def is_attention(match: Match, context: PassContext) -> bool:
         return False
     if any(expression_of(size) == 0 for value in values for size in value.shape):
         return False
+    attention = context.facts.attention.get(values[0].device.type)
     return (
-        _mask_fits(match)
+        attention is not None
+        and _mask_fits(match, attention)
         and _drops_alike(match, context)
         and all(_is_scale(match.bound.get(name)) for name in ("scale", "inverse"))
     )
 
 
 def _drops_alike(match: Match, context: PassContext) -> bool:
-    """Whether there is no dropout, or the device's fused operators support it."""
+    """Whether there is no dropout, or the fused operators support it."""
     dropout_p = match.bound.get("dropout_p")
     if dropout_p is None:
         return True
-    device = value_of(match["q"]).device.type
-    able = device not in FUSED_BY_DEVICE and not context.config.fallback_random
+    able = attention_on(context, match["q"]).dropout and not context.config.fallback_random
     return bool(able and 0 < dropout_p < 1)
 
 
-def _mask_fits(match: Match) -> bool:
+def _mask_fits(match: Match, attention: FusedAttention) -> bool:
     bound = match.bound
-    masks = [bound[name] for name in ("mask", "more", "keep", "drop") if name in bound]
+    names = ("bias", "second_bias", "mask", "inverted_mask")
+    masks = [bound[name] for name in names if name in bound]
     if not all(_broadcasts(mask, match) for mask in masks):
         return False
-    dtype, device = value_of(bound["q"]).dtype, value_of(bound["q"]).device.type
-    if "more" in bound:
-        # On the host adding the two masks costs more than fusing saves; in float16 their sum may
-        # be infinite where no score is.
-        return device not in FUSED_BY_DEVICE and dtype != torch.float16
-    if "mask" in bound:
+    dtype = value_of(bound["q"]).dtype
+    if "second_bias" in bound:  # in float16 the sum of two masks may be infinite where no score is
+        return attention.adds_masks and dtype != torch.float16
+    if "bias" in bound:
         return True
     if not masks:
         return True
@@ -210,7 +208,7 @@ def _broadcasts(mask: fx.Node, match: Match) -> bool:
     if len(sizes) > len(scores) or (len(sizes) > 2 and scores[:-2] != root[:-2]):
         return False
     fits = all(a in (1, b) for a, b in zip(reversed(sizes), reversed(scores), strict=False))
-    added = "mask" in bound
+    added = "bias" in bound
     return fits and (value.dtype.is_floating_point if added else value.dtype == torch.bool)
 
 
@@ -227,13 +225,12 @@ def _is_scale(scale: Any) -> bool:
     return sizes is not None and all(size == 1 for size in sizes) and len(sizes) <= 1
 
 
-_FUSED = frozenset(FUSED_BY_DEVICE.values())
 _SOFTMAX = frozenset({aten._softmax.default, aten._safe_softmax.default, aten.exp.default})
 
 
 def repeated_heads(q: Term, k: Term, v: Term) -> Term:
     # attention(q, repeat(k), repeat(v)): the fused operator takes the heads before the repetition
-    return op(_FUSED, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
+    return op(ATTENTION_FORWARD, q, k, v, dropout_p=ANY, is_causal=ANY, attn_mask=ANY, scale=ANY)
 
 
 def _is_repeated(match: Match, context: PassContext) -> bool:
@@ -246,11 +243,12 @@ def _is_repeated(match: Match, context: PassContext) -> bool:
     )
 
 
-DECOMPOSED = Pattern("attention", "decomposed", decomposed, fused, is_attention,
+FAMILY = "attention"
+DECOMPOSED = Pattern(FAMILY, "decomposed", decomposed, fused, is_attention,
                       (_SOFTMAX, frozenset({aten.bmm.default})))  # fmt: skip
 
 PATTERNS = (
     DECOMPOSED,
-    Pattern("attention", "repeated heads", repeated_heads, with_fewer_heads, _is_repeated,
-            (_FUSED,)),
+    Pattern(FAMILY, "repeated heads", repeated_heads, with_fewer_heads, _is_repeated,
+            (frozenset({ATTENTION_FORWARD}),)),
 )  # fmt: skip

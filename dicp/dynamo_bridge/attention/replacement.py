@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import permutation_of, uniform_value
 from dicp.dynamo_bridge.analysis.values import same_sizes, sizes_of, value_of
-from dicp.dynamo_bridge.attention.forward import Call, pytorch_attention
+from dicp.dynamo_bridge.attention.forward import Call, attention_on, inference_attention
 from dicp.dynamo_bridge.attention.mask_values import (
     is_causal_mask,
     keeps_a_key,
@@ -26,16 +25,10 @@ from dicp.dynamo_bridge.fuse.terms import (
     copy_source,
     reshape_source,
 )
-from dicp.torch_private import (
-    HOST,
-    expression_of,
-)
+from dicp.torch_private import expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-
-FUSED_BY_DEVICE = {HOST: aten._scaled_dot_product_flash_attention_for_cpu.default}
-"""The fused operator that inference graphs carry, by device type, where there is only one."""
 
 
 def unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]] | None:
@@ -43,15 +36,15 @@ def unflatten(node: Any, batch: tuple[Any, ...]) -> tuple[fx.Node, list[fx.Node]
 
     `node` itself and no nodes where the graph no longer has such an operand.
     """
-    way: list[fx.Node] = []
+    chain: list[fx.Node] = []
     matrix = sizes_of(node)
     if not isinstance(node, fx.Node) or matrix is None:
         return None
     found: fx.Node | None = node
     while found is not None and sizes_of(found) != (*batch, *matrix[-2:]):
-        way.append(found)
+        chain.append(found)
         found = row_source(found)
-    return (node, []) if found is None else (found, way)
+    return (node, []) if found is None else (found, chain)
 
 
 def row_source(node: fx.Node) -> fx.Node | None:
@@ -70,19 +63,20 @@ def fill_of(match: Match) -> float | None:
 
 
 def fused(
-    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, mask: Any,
-    more: Any, keep: Any, drop: Any, fill: float | None, scores: fx.Node, dropout_p: float | None,
+    rw: Rewriter, q: fx.Node, kt: fx.Node, v: fx.Node, scale: Any, inverse: Any, bias: Any,
+    second_bias: Any, mask: Any, inverted_mask: Any, fill: float | None, scores: fx.Node,
+    dropout_p: float | None,
 ) -> fx.Node | None:  # fmt: skip
     found = operands(rw, q, kt, v, grouped=True)
     if found is None:
         return None
     q, factor = _scaled(rw, found[0], scale, inverse)
     q, k, v = (unit_stride(rw, x) for x in (q, *found[1:]))
-    added = mask_of(rw, (q, k, v), mask, more, keep, drop, fill_of(rw.match))
+    added = mask_of(rw, (q, k, v))
     if added is None:
         return None
     call = Call(added.causal, factor, dropout_p or 0.0)
-    out = _call(rw, q, k, v, added.bias, call)
+    out = inference_attention(rw, q, k, v, as_taken(rw, added.bias, q), call)
     safe = any(node.target is aten._safe_softmax.default for node in rw.match.nodes)
     if out is not None and added.may_hide_all and added.bias is not None and not safe:
         out = nan_where_masked(rw, out, added.bias)
@@ -120,52 +114,38 @@ class Added:
 
 
 def mask_of(
-    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node], mask: Any, more: Any, keep: Any,
-    drop: Any, fill: float | None,
+    rw: Rewriter, found: tuple[fx.Node, fx.Node, fx.Node]
 ) -> Added | None:  # fmt: skip
     """The mask of a fused call; None where rounding it to the queries' dtype changes its effect."""
     q, k, _ = found
-    bias = _as_bias(rw, _sum(rw, mask, more), keep, drop, fill, q)
+    bias = _as_bias(rw, q)
     if bias is None or is_causal_mask(bias, q, k):
         return Added(None, bias is not None, False)
-    if _narrower(bias, q) and not survives(bias, value_of(q).dtype):
+    if _narrower(rw, bias, q) and not survives(bias, value_of(q).dtype):
         return None
     return Added(_four_dims(rw, bias), False, not leaves_a_key(bias), keeps_a_key(bias))
 
 
-def _narrower(bias: fx.Node, q: fx.Node) -> bool:
-    """Whether the device requires the mask in the queries' dtype, and that is narrower."""
-    on_host = value_of(q).device.type in FUSED_BY_DEVICE
-    return not on_host and value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+def _narrower(rw: Rewriter, bias: fx.Node, q: fx.Node) -> bool:
+    """Whether the operators require the mask in the queries' dtype, and that is narrower."""
+    wider = value_of(bias).dtype.itemsize > value_of(q).dtype.itemsize
+    return bool(wider) and not attention_on(rw.context, q).any_mask
 
 
-def _sum(rw: Rewriter, mask: Any, more: Any) -> Any:
-    """The sum of both masks; a mask filled with zeros is left out."""
-    if more is None or uniform_value(more) == 0:
-        return mask
-    return more if uniform_value(mask) == 0 else rw(aten.add.Tensor, mask, more)
-
-
-def _call(
-    rw: Rewriter, q: fx.Node, k: fx.Node, v: fx.Node, bias: fx.Node | None, call: Call
-) -> fx.Node | None:
-    """The result of the device's fused operator; None if it has none for these tensors."""
-    value = value_of(q)
-    target = FUSED_BY_DEVICE.get(value.device.type)
-    if target is None:
-        return pytorch_attention(rw, q, k, v, as_taken(rw, bias, q), call)
-    options: dict[str, Any] = {"scale": call.scale}
-    if bias is not None:
-        options["attn_mask"] = bias
-    return rw(operator.getitem, rw(target, q, k, v, call.dropout_p, call.causal, **options), 0)
+def _sum(rw: Rewriter) -> Any:
+    """The sum of the additive masks that the match binds; one filled with zeros is left out."""
+    first, second = (rw.match.bound.get(name) for name in ("bias", "second_bias"))
+    if second is None or uniform_value(second) == 0:
+        return first
+    return second if uniform_value(first) == 0 else rw(aten.add.Tensor, first, second)
 
 
 def as_taken(rw: Rewriter, bias: fx.Node | None, q: fx.Node) -> fx.Node | None:
-    """The mask with the dtype and last stride that the device's fused operators require."""
+    """The mask with the dtype and last stride that the fused operators require."""
     value = value_of(q)
-    if bias is None or value.device.type in FUSED_BY_DEVICE:
+    if bias is None or attention_on(rw.context, q).any_mask:
         return bias
-    if _narrower(bias, q):
+    if _narrower(rw, bias, q):
         # The lowest number of the wider dtype would round to -inf, which hides all keys of a row.
         least = torch.finfo(value.dtype).min
         known = numbers_of(bias)
@@ -193,8 +173,8 @@ def _batched(rw: Rewriter, node: fx.Node) -> fx.Node:
     assert root is not None
     if len(root) == 3:
         return rw(aten.unsqueeze.default, _original(node), 0)
-    found, way = unflatten(node, root[:-2]) or (node, [])
-    if way or sizes_of(found) == (*root[:-2], *(sizes_of(found) or ())[-2:]):
+    found, chain = unflatten(node, root[:-2]) or (node, [])
+    if chain or sizes_of(found) == (*root[:-2], *(sizes_of(found) or ())[-2:]):
         return _original(found)
     batch = rw.root.args[1]
     assert isinstance(batch, (list, tuple))
@@ -268,26 +248,24 @@ def unit_stride(rw: Rewriter, node: fx.Node) -> fx.Node:
     return rw(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
-def _as_bias(
-    rw: Rewriter, mask: Any, keep: Any, drop: Any, fill: float | None, q: fx.Node
-) -> fx.Node | None:
-    """The mask in additive form; None where there is none."""
-    dtype = value_of(q).dtype
-    if mask is not None:
-        if value_of(mask).dtype in (dtype, torch.float32) and dtype != torch.float64:
-            return mask  # type: ignore[no-any-return]
-        if value_of(mask).dtype == dtype:
-            return mask  # type: ignore[no-any-return]
-        return rw(prims.convert_element_type.default, mask, dtype)
-    if keep is None and drop is None:
+def _as_bias(rw: Rewriter, q: fx.Node) -> fx.Node | None:
+    """The masks that the match binds in additive form; None where there is none."""
+    added, dtype = _sum(rw), value_of(q).dtype
+    if added is not None:
+        given = value_of(added).dtype
+        if given == dtype or (given == torch.float32 and dtype != torch.float64):
+            return added  # type: ignore[no-any-return]
+        return rw(prims.convert_element_type.default, added, dtype)
+    mask, inverted_mask = (rw.match.bound.get(name) for name in ("mask", "inverted_mask"))
+    if mask is None and inverted_mask is None:
         return None
     constant = {"dtype": torch.float64 if dtype == torch.float64 else torch.float32,
                 "device": value_of(q).device}  # fmt: skip
     zero = rw(aten.full.default, [], 0.0, **constant)
-    low = rw(aten.full.default, [], fill, **constant)
-    if keep is not None:
-        return rw(aten.where.self, keep, zero, low)
-    return rw(aten.where.self, drop, low, zero)
+    low = rw(aten.full.default, [], fill_of(rw.match), **constant)
+    if mask is not None:
+        return rw(aten.where.self, mask, zero, low)
+    return rw(aten.where.self, inverted_mask, low, zero)
 
 
 def _four_dims(rw: Rewriter, bias: fx.Node) -> fx.Node:

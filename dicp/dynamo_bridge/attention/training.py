@@ -48,7 +48,6 @@ from dicp.dynamo_bridge.attention.matcher import DECOMPOSED
 from dicp.dynamo_bridge.attention.replacement import (
     as_root,
     as_taken,
-    fill_of,
     mask_of,
     nan_where_masked,
     operands,
@@ -94,7 +93,7 @@ class _Pair:
 
 def fuse_training_attention(gm: fx.GraphModule, context: PassContext) -> bool:
     """Replaces each unfused attention together with its backward part; true if any was replaced."""
-    if "attention" not in context.facts.fusions or not context.config.fuse:
+    if not context.facts.attention or not context.config.fuse:
         return False
     changed = False
     for last in gm.graph.find_nodes(op="call_function", target=_SOFTMAX_BACKWARD):
@@ -117,14 +116,14 @@ def _source(node: fx.Node) -> fx.Node | None:
     return cast_source(node) or reshape_source(node)
 
 
-def _bottom(node: Any) -> Any:
+def _root(node: Any) -> Any:
     """The tensor at the end of the chain of reshapes and conversions that starts at `node`."""
     while isinstance(node, fx.Node) and (source := _source(node)) is not None:
         node = source
     return node
 
 
-def _shown(node: fx.Node) -> set[fx.Node]:
+def _aliases(node: fx.Node) -> set[fx.Node]:
     """`node` with all its aliases, reshapes and conversions."""
     found, waiting = {node}, [node]
     while waiting:
@@ -151,12 +150,12 @@ def _is_transposed(node: Any, of: Any) -> bool:
 
 
 def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
-    soft = _bottom(last.args[1])
+    soft = _root(last.args[1])
     if not isinstance(soft, fx.Node) or soft.target is not aten._softmax.default:
         return None
-    probabilities = _shown(soft)
+    probabilities = _aliases(soft)
     for dropout in _dropouts(probabilities):
-        probabilities |= _shown_result(dropout, 0)
+        probabilities |= _aliases_of_result(dropout, 0)
     for product in _readers(probabilities):
         if product.target is aten.bmm.default and product.args[0] in probabilities:
             for out in (*product.users, product):
@@ -170,10 +169,10 @@ def _dropouts(probabilities: set[fx.Node]) -> list[fx.Node]:
     return [n for n in _readers(probabilities) if n.target is aten.native_dropout.default]
 
 
-def _shown_result(dropout: fx.Node, position: int) -> set[fx.Node]:
+def _aliases_of_result(dropout: fx.Node, position: int) -> set[fx.Node]:
     """A result of `dropout` (0: the kept values, 1: their mask) with its aliases and reshapes."""
     results = [n for n in dropout.users if n.args[1] == position]
-    return set().union(*map(_shown, results))
+    return set().union(*map(_aliases, results))
 
 
 def _matched(out: fx.Node, context: PassContext) -> Match | None:
@@ -192,7 +191,7 @@ def _pair(
     if len(scores) != 1 or dropping is None:
         return None
     given, dropped = dropping
-    d_probabilities = _bottom(given)
+    d_probabilities = _root(given)
     if getattr(d_probabilities, "target", None) is not aten.bmm.default:
         return None
     grad, vt = d_probabilities.args
@@ -205,17 +204,18 @@ def _pair(
     dv = [n for n in grad.users if n.target is aten.bmm.default
           and _is_transposed(n.args[0], product.args[0]) and n.args[1] is grad]  # fmt: skip
     forward = _downstream(scores[0], set(match.nodes)) - {out, product}
-    shown = _shown(soft)
+    aliases = _aliases(soft)
     transposed = {n.args[0] for n in dv}
-    inner = forward | shown | transposed | chain | {last, *dropped, *_way(given, d_probabilities)}
+    inner = forward | aliases | transposed | chain | {last, *dropped}
+    inner |= {*_chain_to(given, d_probabilities)}
     inner |= {product} - {out}
     if any(_rounds_apart(node, out) for node in inner):
         return None
     own = {out, product, *inner, *dq, *dk, *dv}
     read = {node for node in inner if any(user not in own for user in node.users)}
-    dmask = tuple(read & _shown(last))
+    dmask = tuple(read & _aliases(last))
     counted = max(len(x) for x in (dq, dk, dv)) <= 1
-    closed = counted and len(read) == len(dmask) and ("mask" in match.bound or not dmask)
+    closed = counted and len(read) == len(dmask) and ("bias" in match.bound or not dmask)
     pair = _Pair(match, out, grad, _only(dq), _only(dk), _only(dv), dmask, frozenset(inner))
     return pair if closed and pair.gradients() else None
 
@@ -240,25 +240,25 @@ def _dropping(match: Match, last: fx.Node) -> tuple[Any, set[fx.Node]] | None:
     if dropout_p is None:
         return last.args[0], set()
     (dropout,) = (n for n in match.nodes if n.target is aten.native_dropout.default)
-    masks, step = _shown_result(dropout, 1), _bottom(last.args[0])
+    masks, step = _aliases_of_result(dropout, 1), _root(last.args[0])
     if getattr(step, "target", None) is not aten.mul.Tensor:
         return None
     given, factor = step.args
-    scaled = _bottom(factor)
+    scaled = _root(factor)
     if getattr(scaled, "target", None) is not aten.mul.Tensor or scaled.args[0] not in masks:
         return None
     number = uniform_value(scaled.args[1])
     if number is None or abs(float(number) * (1.0 - dropout_p) - 1.0) > 1e-7:
         return None
-    inner = {dropout, *dropout.users, *masks, *_shown_result(dropout, 0), *_shown(scaled)}
-    return given, inner | {*_way(last.args[0], step)}
+    inner = {dropout, *dropout.users, *masks, *_aliases_of_result(dropout, 0), *_aliases(scaled)}
+    return given, inner | {*_chain_to(last.args[0], step)}
 
 
 def _only(nodes: list[fx.Node]) -> fx.Node | None:
     return nodes[0] if nodes else None
 
 
-def _way(node: Any, end: fx.Node) -> Iterator[fx.Node]:
+def _chain_to(node: Any, end: fx.Node) -> Iterator[fx.Node]:
     """The nodes from `node` through its sources to `end`."""
     while node is not end:
         yield node
@@ -281,7 +281,7 @@ def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
 
     None unless they scale and mask it as the forward part scales and masks the scores.
     """
-    chain = _shown(last)
+    chain = _aliases(last)
     passed = {"scale": 0, "select": 0}
     while True:
         steps = [n for n in _readers(chain) if n.target in _SCALES | _SELECTS]
@@ -294,11 +294,11 @@ def _score_gradients(last: fx.Node, match: Match) -> set[fx.Node] | None:
                 passed["select"] += 1
             else:
                 return None
-            chain |= _shown(step)
+            chain |= _aliases(step)
     bound = match.bound
     wanted = {
         "scale": int("scale" in bound or "inverse" in bound),
-        "select": int("keep" in bound or "drop" in bound),
+        "select": int("mask" in bound or "inverted_mask" in bound),
     }
     return chain if passed == wanted else None
 
@@ -324,12 +324,13 @@ def _selects_alike(step: fx.Node, match: Match, chain: set[fx.Node]) -> bool:
     """Whether `step` zeroes the gradient exactly where the scores were masked."""
     bound = match.bound
     if step.target is aten.masked_fill.Scalar:
-        value, drop, fill = step.args
-        return value in chain and uniform_value(fill) == 0 and drop is bound.get("drop", ())
+        value, test, fill = step.args
+        given = test is bound.get("inverted_mask", ())
+        return value in chain and uniform_value(fill) == 0 and given
     test, kept, dropped = step.args
-    if test is bound.get("keep", ()):
+    if test is bound.get("mask", ()):
         return kept in chain and uniform_value(dropped) == 0
-    return test is bound.get("drop", ()) and dropped in chain and uniform_value(kept) == 0
+    return test is bound.get("inverted_mask", ()) and dropped in chain and uniform_value(kept) == 0
 
 
 def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -347,7 +348,7 @@ def _factor_gradients(chain: set[fx.Node], scores: fx.Node) -> tuple[list[fx.Nod
 def _replace(pair: _Pair, context: PassContext) -> bool:
     order = {node: k for k, node in enumerate(pair.out.graph.nodes)}
     products = [node for node in (pair.dq, pair.dk, pair.dv) if node is not None]
-    results = [*(_seen(node, pair.out) for node in products), *pair.dmask]
+    results = [*(_as_read(node, pair.out) for node in products), *pair.dmask]
     first = min(pair.gradients(), key=order.__getitem__)
     if order[first] < order[pair.out]:
         return False
@@ -365,7 +366,7 @@ def _replace(pair: _Pair, context: PassContext) -> bool:
     return True
 
 
-def _seen(gradient: fx.Node, out: fx.Node) -> fx.Node:
+def _as_read(gradient: fx.Node, out: fx.Node) -> fx.Node:
     """The gradient, or its only reader where that views it with the batch of `out`."""
     batch = (sizes_of(out) or ())[:-2]
     views = [u for u in gradient.users if reshape_source(u) is gradient]
@@ -380,10 +381,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     if found is None or (scale is None and ("scale" in bound or "inverse" in bound)):
         return None
     q, k, v = (unit_stride(forward, x) for x in found)
-    mask = mask_of(
-        forward, (q, k, v), bound.get("mask"), bound.get("more"), bound.get("keep"),
-        bound.get("drop"), fill_of(pair.match),
-    )  # fmt: skip
+    mask = mask_of(forward, (q, k, v))
     if mask is None or (bound.get("fill") is not None and not mask.keeps_a_key):
         return None
     bias = as_taken(forward, mask.bias, q)
@@ -400,7 +398,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
         out = nan_where_masked(forward, out, mask.bias)
         grad = nan_where_masked(backward, grad, mask.bias)
     if not mask.keeps_a_key and mask.bias is not None:
-        grad = _over_equals(backward, grad, mask.bias)
+        grad = _divided_among_maxima(backward, grad, mask.bias)
     back_op, args, kwargs = gradient_arguments(forward, call, grad, wanted)
     results = backward(back_op, *args, **kwargs)
     for node in (call, *call.users):
@@ -417,7 +415,7 @@ def _fused(pair: _Pair, forward: Rewriter, backward: Rewriter) -> list[fx.Node] 
     return [as_root(forward, out), *gradients]
 
 
-def _over_equals(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
+def _divided_among_maxima(rw: Rewriter, grad: fx.Node, bias: fx.Node) -> fx.Node:
     """Where the mask absorbs a row's scores: `grad` divided by the number of maximal keys."""
     dtype = value_of(grad).dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dicp.dtypes import HALVES
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.dynamo_bridge.analysis.constants import CASTS, cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
 from dicp.effects import op_name
@@ -309,7 +309,7 @@ def widened_source(node: fx.Node) -> fx.Node | None:
     source = cast_source(node)
     if source is None or value_of(node).dtype != torch.float32:
         return None
-    return source if value_of(source).dtype in HALVES else None
+    return source if value_of(source).dtype in REDUCED_FLOATS else None
 
 
 def rounded_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
@@ -318,7 +318,7 @@ def rounded_source(node: fx.Node, root: fx.Node) -> fx.Node | None:
     if source is None or value_of(source).dtype != torch.float32:
         return widened_source(node)
     dtype = value_of(node).dtype
-    return source if dtype in HALVES and dtype == value_of(root).dtype else None
+    return source if dtype in REDUCED_FLOATS and dtype == value_of(root).dtype else None
 
 
 _RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})

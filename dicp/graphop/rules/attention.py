@@ -12,8 +12,8 @@ import torch
 from dicp.graphop.operators import Ops
 from dicp.graphop.program import Value
 from dicp.rules import NoRule, RuleTable
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 
-aten = torch.ops.aten
 RULES = RuleTable()
 
 
@@ -22,7 +22,7 @@ def _scores(
 ) -> tuple[Value, float]:
     """scale q k^T + mask in at least float32, and the scale."""
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = g.mul(g.wide(_product(g, q, _turned(g, k))), factor)
+    scores = g.mul(g.wide(_product(g, q, _transposed(g, k))), factor)
     if is_causal:
         inside = g.op("Tril", g.full(scores.shape[-2:], 1, torch.int32), diagonal=0)
         scores = g.where(g.truth(inside), scores, -math.inf, scores.dtype)
@@ -37,15 +37,15 @@ def _product(g: Ops, x: Value, y: Value) -> Value:
     return g.op("BatchMatMul", x, y)
 
 
-def _turned(g: Ops, x: Value) -> Value:
+def _transposed(g: Ops, x: Value) -> Value:
     return g.transpose(x, [0, 1, 3, 2])
 
 
-def _weights(g: Ops, scores: Value) -> Value:
+def _probabilities(g: Ops, scores: Value) -> Value:
     """softmax(scores); rows without any key get 0."""
-    top = g.reduce("ReduceMax", scores, [3], True)
-    weights = g.op("Softmax", scores, axes=[3])
-    return g.where(g.op("IsInf", top), 0.0, weights, scores.dtype)
+    row_max = g.reduce("ReduceMax", scores, [3], True)
+    probabilities = g.op("Softmax", scores, axes=[3])
+    return g.where(g.op("IsInf", row_max), 0.0, probabilities, scores.dtype)
 
 
 def _per_query(g: Ops, x: Value, q: Value) -> Value:
@@ -71,7 +71,7 @@ def _check(dropout_p: float) -> None:
         raise NoRule("attention with dropout")
 
 
-@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@RULES.register(ATTENTION_FORWARD)
 def attention(
     g: Ops, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Value | None = None, scale: float | None = None,
@@ -80,30 +80,33 @@ def attention(
     _check(dropout_p)
     k, v = (_per_query(g, t, q) for t in (k, v))
     scores, _ = _scores(g, q, k, is_causal, attn_mask, scale)
-    top = g.reduce("ReduceMax", scores, [3], True)
-    top = g.where(g.op("IsInf", top), 0.0, top, top.dtype)
-    total = g.reduce("ReduceSum", g.op("Exp", g.op("Sub", scores, top)), [3], True)
-    lse = g.op("Add", g.op("Log", total), top)
-    out = _product(g, g.cast(_weights(g, scores), v.dtype), v)
+    row_max = g.reduce("ReduceMax", scores, [3], True)
+    row_max = g.where(g.op("IsInf", row_max), 0.0, row_max, row_max.dtype)
+    total = g.reduce("ReduceSum", g.op("Exp", g.op("Sub", scores, row_max)), [3], True)
+    lse = g.op("Add", g.op("Log", total), row_max)
+    out = _product(g, g.cast(_probabilities(g, scores), v.dtype), v)
     return out, g.cast(g.squeeze(lse, [3]), g.meta[1].dtype)
 
 
-@RULES.register(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@RULES.register(ATTENTION_BACKWARD)
 def attention_backward(
     g: Ops, dy: Value, q: Value, k: Value, v: Value, out: Value, lse: Value, dropout_p: float,
     is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    """With p the weights: ds = p (dy v^T - sum(p dy v^T)), dq = ds k, dk = ds^T q, dv = p^T dy."""
+    """With p the softmax: ds = p (dy v^T - sum(p dy v^T)), dq = ds k, dk = ds^T q, dv = p^T dy."""
     _check(dropout_p)
     shared = (k, v)
     k, v = (_per_query(g, t, q) for t in shared)
     scores, factor = _scores(g, q, k, is_causal, attn_mask, scale)
-    weights = _weights(g, scores)
+    probabilities = _probabilities(g, scores)
     dy, q, k, v = (g.wide(t) for t in (dy, q, k, v))
-    inner = _product(g, dy, _turned(g, v))
-    delta = g.reduce("ReduceSum", g.op("Mul", weights, inner), [3], True)
-    grads = g.mul(g.op("Mul", weights, g.op("Sub", inner, delta)), factor)
-    keys, values = _product(g, _turned(g, grads), q), _product(g, _turned(g, weights), dy)
+    inner = _product(g, dy, _transposed(g, v))
+    delta = g.reduce("ReduceSum", g.op("Mul", probabilities, inner), [3], True)
+    grads = g.mul(g.op("Mul", probabilities, g.op("Sub", inner, delta)), factor)
+    keys, values = (
+        _product(g, _transposed(g, grads), q),
+        _product(g, _transposed(g, probabilities), dy),
+    )
     found = (_product(g, grads, k), _shared(g, keys, shared[0]), _shared(g, values, shared[1]))
     dq, dk, dv = (g.cast(t, m.dtype) for t, m in zip(found, g.meta, strict=True))
     return dq, dk, dv

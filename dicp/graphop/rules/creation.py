@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dicp.effects import UNINITIALIZED
-from dicp.graphop.operators import HALVES, NoRule, Ops, Value
+from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def normal_floats(g: Ops, mean: float, std: float, *args: Any, **options: Any) -
 
 
 def _drawn_in(g: Ops) -> torch.dtype:
-    return torch.float32 if g.dtype in HALVES else g.dtype
+    return torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
 
 
 @rule(aten.bernoulli.p)
@@ -160,8 +160,8 @@ def native_dropout(g: Ops, x: Value, p: float, train: bool | None = True) -> tup
     drawn = uniform_of(g, x.shape, torch.float32)
     kept = g.op("GreaterEqual", drawn, g.number(p, torch.float32))
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-    scaled = g.binary("Mul", x, scale)
-    return g.where(kept, scaled, 0.0, x.dtype), kept
+    # products, as in eager: of -1 comes -0, of NaN NaN
+    return g.binary("Mul", g.op("Mul", x, g.cast(kept, x.dtype)), scale), kept
 
 
 def _integers(g: Ops, low: Any, high: Any) -> Value:

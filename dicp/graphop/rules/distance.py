@@ -113,8 +113,8 @@ def _contracted(
     sizes = dict(zip(others, y.shape, strict=True)) | dict(zip(dims, x.shape, strict=True))
 
     def matrices(value: Value, own: Sequence[int], *groups: list[int]) -> Value:
-        turned = g.transpose(value, [own.index(d) for group in groups for d in group])
-        return g.reshape(turned, [math.prod([sizes[d] for d in group]) for group in groups])
+        transposed = g.transpose(value, [own.index(d) for group in groups for d in group])
+        return g.reshape(transposed, [math.prod([sizes[d] for d in group]) for group in groups])
 
     rows, columns = matrices(x, dims, batch, left, inner), matrices(y, others, batch, inner, right)
     result = [*batch, *left, *right]

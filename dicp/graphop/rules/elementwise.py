@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import HALVES, NoRule, Operand, Ops, Value
+from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Operand, Ops, Value
 from dicp.rules import RuleTable
 from dicp.torch_private import schema_of
 
@@ -453,7 +453,7 @@ def bessel_i0e(g: Ops, x: Value) -> Value:
 def heaviside(g: Ops, x: Value, values: Value) -> Value:
     zero = g.number(0, x.dtype)
     step = g.cast(g.op("Greater", x, zero), g.dtype)
-    step = g.where(g.op("IsNan", x), 0, step, g.dtype) if x.dtype in HALVES else step
+    step = g.where(g.op("IsNan", x), 0, step, g.dtype) if x.dtype in REDUCED_FLOATS else step
     return g.op("Select", g.op("Equal", x, zero), g.cast(values, g.dtype), step)
 
 

@@ -210,6 +210,8 @@ def _put_where(
 def _scatter(
     g: Ops, x: Value, dim: int, index: Value, source: Value, reduction: str = "none"
 ) -> Value:
+    if reduction != "none" and x.dtype == torch.bool:
+        raise NoRule("booleans are combined")
     if _is_empty(index):
         return g.op("Identity", x)
     if x.ndim == 0 or index.ndim == 0:
@@ -252,8 +254,6 @@ def scatter_value_reduce(
 
 @rule(aten.scatter_add.default)
 def scatter_add(g: Ops, x: Value, dim: int, index: Value, src: Value) -> Value:
-    if x.dtype == torch.bool:
-        raise NoRule("booleans are added")
     return _scatter(g, x, dim, index, src, "add")
 
 

@@ -87,7 +87,20 @@ def leaky_relu(g: Ops, x: Value, negative_slope: float = 0.01) -> Value:
 @rule(aten.threshold_backward.default)
 def threshold_backward(g: Ops, dy: Value, x: Value, threshold: float) -> Value:
     # not ReluGrad, which stops the gradient at NaN
-    return g.where(g.op("LessEqual", x, g.number(threshold, x.dtype)), 0, dy, g.dtype)
+    return g.where(_is_at_most(g, x, threshold), 0, dy, g.dtype)
+
+
+@rule(aten.threshold.default)
+def threshold(g: Ops, x: Value, threshold: Any, value: Any) -> Value:
+    return g.where(_is_at_most(g, x, threshold), value, x, g.dtype)
+
+
+def _is_at_most(g: Ops, x: Value, limit: Any) -> Value:
+    """As eager compares: whole numbers with the limit cut off, short floats with it unrounded."""
+    if isinstance(limit, float) and not x.dtype.is_floating_point:
+        limit = math.trunc(limit)
+    wide = g.wide(x) if x.dtype.is_floating_point else x
+    return g.op("LessEqual", wide, g.number(limit, wide.dtype))
 
 
 @rule(aten.sigmoid_backward.default)
@@ -116,6 +129,14 @@ def hardswish_backward(g: Ops, dy: Value, x: Value) -> Value:
     middle = g.mul(dy, g.add(g.div(x, 3.0), 0.5))
     low = g.where(g.op("LessEqual", x, g.number(-3, x.dtype)), 0.0, middle, x.dtype)
     return g.op("Select", g.op("GreaterEqual", x, g.number(3, x.dtype)), dy, low)
+
+
+@rule(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(g: Ops, dy: Value, x: Value) -> Value:
+    inside = g.op("LogicalAnd", g.op("Greater", x, g.number(-3, x.dtype)),
+                  g.op("Less", x, g.number(3, x.dtype)))  # fmt: skip
+    # 1/6 as float32 has it, which eager multiplies by in float64, too
+    return g.where(inside, g.mul(dy, 0.1666666716337204), 0.0, g.dtype)
 
 
 @rule(aten.mish.default)

@@ -312,8 +312,8 @@ def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
 def adaptive_avg_pool3d_backward(g: Ops, dy: Value, x: Value) -> Value:
     wide = g.wide(dy)
     shares = _all_shares(g, x.shape[-3:], dy.shape[-3:], wide.dtype)
-    turned = [g.transpose(share, [1, 0]) for share in shares]
-    return g.cast(_averaged(g, wide, turned), dy.dtype)
+    transposed = [g.transpose(share, [1, 0]) for share in shares]
+    return g.cast(_averaged(g, wide, transposed), dy.dtype)
 
 
 def _averaged(g: Ops, x: Value, shares: Sequence[Value]) -> Value:

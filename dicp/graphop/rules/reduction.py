@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.operators import HALVES, NoRule, Ops, Value, axes_of
+from dicp.graphop.operators import REDUCED_FLOATS, NoRule, Ops, Value, axes_of
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten
@@ -361,4 +361,4 @@ def median(g: Ops, x: Value) -> Value:
     return median_dim(g, g.reshape(x, [math.prod(x.shape)]), 0)[0]
 
 
-__all__ = ["HALVES", "RULES"]
+__all__ = ["REDUCED_FLOATS", "RULES"]

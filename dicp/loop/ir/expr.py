@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from dicp.dtypes import HALVES, Number, converted, shortest
+from dicp.dtypes import REDUCED_FLOATS, Number, converted, shortest
 from dicp.loop.ir.index import Index, Size, Var, index_text, indirect_exprs
 from dicp.loop.ir.ops import CHECKED_OPS, INDEX_CHECKS, SCALAR_OPS
 from dicp.origin import Origin
 
-LOW_PRECISION = HALVES
+LOW_PRECISION = REDUCED_FLOATS
 
 Role = Literal["input", "constant", "temp", "alias", "seed"]
 

@@ -56,7 +56,8 @@ def threshold(lw: Lowering, x: Value, limit: Any, value: Any) -> Value:
     dtype = x.dtype
     return elementwise(
         lw, (x,),
-        lambda x: select(compare("le", x, lw.element(limit, dtype)), lw.element(value, dtype), x),
+        # eager compares with the limit itself, not with one that is rounded to a short float
+        lambda x: select(compare("le", x, lw.scalar(limit, dtype)), lw.element(value, dtype), x),
     )  # fmt: skip
 
 
@@ -118,11 +119,15 @@ def hardswish_backward(lw: Lowering, g: Value, x: Value) -> Value:
     return elementwise(lw, (g, x), body)
 
 
+SIXTH = float(torch.tensor(1 / 6, dtype=torch.float32))
+"""What eager's gradient of hardsigmoid multiplies by in float64, too."""
+
+
 @rule(aten.hardsigmoid_backward.default)
 def hardsigmoid_backward(lw: Lowering, g: Value, x: Value) -> Value:
     def body(g: Expr, x: Expr) -> Expr:
         inside = apply("bitwise_and", torch.bool, compare("gt", x, -3.0), compare("lt", x, 3.0))
-        return select(inside, g * (1 / 6), 0.0)
+        return select(inside, g * SIXTH, 0.0)
 
     return elementwise(lw, (g, x), body)
 

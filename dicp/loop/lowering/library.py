@@ -13,6 +13,7 @@ import torch
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.reduction import total, wide
 from dicp.rules import RuleTable
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 
 aten = torch.ops.aten
 LIBRARY = RuleTable()
@@ -43,8 +44,7 @@ def plain(op: Any) -> Any:
 
 for _op in (
     aten.convolution.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    ATTENTION_FORWARD, ATTENTION_BACKWARD,
     aten._cdist_forward.default, aten._cdist_backward.default,
     aten._pdist_forward.default, aten._pdist_backward.default,
     aten._embedding_bag.default, aten._embedding_bag_forward_only.default,

@@ -387,8 +387,7 @@ def tanh_backward(lw: Lowering, g: Value, y: Value) -> Value:
 
 @rule(aten.threshold_backward)
 def threshold_backward(lw: Lowering, g: Value, x: Value, threshold: Any) -> Value:
-    dtype = lw.meta().dtype
-    limit = lw.element(threshold, dtype)
+    limit = lw.scalar(threshold, lw.meta().dtype)  # not rounded to a short float, as in eager
     return elementwise(lw, (g, x), lambda g, x: select(compare("le", x, limit), 0, g))
 
 

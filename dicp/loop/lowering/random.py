@@ -244,8 +244,7 @@ def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value,
     mask.ref.producer.realize = True
     scale = 0.0 if p >= 1 else 1 / (1 - float(p))
 
-    def body(e: Expr, m: Expr) -> Expr:
-        kept = apply("where", x.dtype, m, e * scale, const(0.0, x.dtype))
-        return kept
+    def body(e: Expr, m: Expr) -> Expr:  # a product, as in eager: of -1 comes -0, of NaN NaN
+        return e * apply("where", e.dtype, m, const(scale, e.dtype), const(0.0, e.dtype))
 
     return lw.map(body, x, mask), mask

@@ -27,7 +27,13 @@ from dicp.errors import (
 )
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
-from dicp.serialize import callable_of, decode_argument, evaluate_size, resolve_operator
+from dicp.serialize import (
+    callable_of,
+    decode_argument,
+    evaluate_size,
+    resolve_operator,
+    sizes_are_promised,
+)
 from dicp.torch_private import (
     HOST,
     empty_strided_cpu,
@@ -344,7 +350,8 @@ class ExecutionPlan:
                 value = value.to(buffer.dtype)  # PyTorch's inference does not know all of eager's
             if value.shape != buffer.shape:
                 # A result of unknown sizes has shape () in the program.
-                if buffer.shape and (slot in self.placement.addressed or _is_promised(step)):
+                read = slot in self.placement.addressed
+                if buffer.shape and (read or sizes_are_promised(step["call"])):
                     raise ResultMismatchError(
                         str(step["call"]).rstrip("."), buffer.shape, value.shape
                     )
@@ -539,10 +546,3 @@ def _profiler_range(step: Step) -> AbstractContextManager[Any]:
 def _range_name(step: Step) -> str:
     operators = dict.fromkeys(origin.op for origin in step["origins"])
     return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]
-
-
-def _is_promised(step: Step) -> bool:
-    """Whether a call's result sizes depend on data, so that known ones come from `torch._check`."""
-    name = step["call"]
-    tags = resolve_operator(name).tags if isinstance(name, str) else ()
-    return torch.Tag.dynamic_output_shape in tags

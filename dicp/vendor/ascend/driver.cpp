@@ -31,7 +31,7 @@ struct Model {
   void* weights = nullptr;
 };
 
-struct Piece {  // one tensor of a run, as the caller describes it
+struct Argument {  // one tensor of a run, as the caller describes it
   void* data;
   uint64_t size;
   int32_t dtype;
@@ -79,31 +79,31 @@ class Dataset {
   }
 
   // Adds a tensor; one of the host's memory gets memory on the device, filled if `filled`.
-  aclError add(const Piece& piece, bool filled, bool described) {
-    void* data = piece.data;
-    if (piece.on_host && piece.size > 0) {
-      aclError status = aclrtMalloc(&data, piece.size, ACL_MEM_MALLOC_HUGE_FIRST);
+  aclError add(const Argument& argument, bool filled, bool described) {
+    void* data = argument.data;
+    if (argument.on_host && argument.size > 0) {
+      aclError status = aclrtMalloc(&data, argument.size, ACL_MEM_MALLOC_HUGE_FIRST);
       if (status != ACL_SUCCESS) return status;
-      staged_.push_back({&piece, data});
+      staged_.push_back({&argument, data});
       if (filled) {
-        status = aclrtMemcpy(data, piece.size, piece.data, piece.size, ACL_MEMCPY_HOST_TO_DEVICE);
+        status = aclrtMemcpy(data, argument.size, argument.data, argument.size, ACL_MEMCPY_HOST_TO_DEVICE);
       }
       if (status != ACL_SUCCESS) return status;
     }
-    buffers_.push_back(aclCreateDataBuffer(data, piece.size));
+    buffers_.push_back(aclCreateDataBuffer(data, argument.size));
     aclError status = aclmdlAddDatasetBuffer(dataset_, buffers_.back());
     if (status != ACL_SUCCESS || !described) return status;
-    descs_.push_back(aclCreateTensorDesc(static_cast<aclDataType>(piece.dtype), piece.rank,
-                                         piece.dims, ACL_FORMAT_ND));
+    descs_.push_back(aclCreateTensorDesc(static_cast<aclDataType>(argument.dtype), argument.rank,
+                                         argument.dims, ACL_FORMAT_ND));
     return aclmdlSetDatasetTensorDesc(dataset_, descs_.back(), buffers_.size() - 1);
   }
 
   // Copies what the device has back to the host's tensors.
   aclError fetch() {
     aclError status = ACL_SUCCESS;
-    for (auto& [piece, data] : staged_) {
-      if (status != ACL_SUCCESS || !piece->written) continue;
-      status = aclrtMemcpy(piece->data, piece->size, data, piece->size, ACL_MEMCPY_DEVICE_TO_HOST);
+    for (auto& [argument, data] : staged_) {
+      if (status != ACL_SUCCESS || !argument->written) continue;
+      status = aclrtMemcpy(argument->data, argument->size, data, argument->size, ACL_MEMCPY_DEVICE_TO_HOST);
     }
     return status;
   }
@@ -115,7 +115,7 @@ class Dataset {
   aclmdlDataset* dataset_;
   std::vector<aclDataBuffer*> buffers_;
   std::vector<aclTensorDesc*> descs_;
-  std::vector<std::pair<const Piece*, void*>> staged_;
+  std::vector<std::pair<const Argument*, void*>> staged_;
 };
 
 // Memory of at least this size, shared with the other models of the device where one has it.
@@ -261,7 +261,7 @@ int dicp_unload(Model* model) {
 
 // Runs on the stream `on`, or on the driver's own of the device if there is none. Tensors of the
 // host are copied there, and back where they are written to.
-int dicp_run(Model* model, const Piece* inputs, uint64_t in, const Piece* outputs, uint64_t out,
+int dicp_run(Model* model, const Argument* inputs, uint64_t in, const Argument* outputs, uint64_t out,
              bool described, aclrtStream on) {
   OnDevice device(model->device);
   aclError status = device.status;

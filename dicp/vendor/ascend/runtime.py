@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from dicp.errors import (
     DeviceMemoryError,
     GraphRejectedError,
     ModelMismatchError,
-    SimulatorWarning,
 )
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.simulator.device import Simulator
@@ -37,7 +35,7 @@ ND = 2
 _RECEIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 
 
-class Piece(ctypes.Structure):
+class Argument(ctypes.Structure):
     """One tensor of a run, as the driver takes it."""
 
     _fields_ = [
@@ -68,18 +66,11 @@ class Driver:
         ]  # fmt: skip
         library.dicp_unload.argtypes = [ctypes.c_void_p]
         library.dicp_run.argtypes = [
-            ctypes.c_void_p, ctypes.POINTER(Piece), ctypes.c_uint64, ctypes.POINTER(Piece),
+            ctypes.c_void_p, ctypes.POINTER(Argument), ctypes.c_uint64, ctypes.POINTER(Argument),
             ctypes.c_uint64, ctypes.c_bool, ctypes.c_void_p,
         ]  # fmt: skip
         if simulated:
             self.simulator = Simulator(library)
-            warnings.warn(
-                SimulatorWarning(
-                    "no Ascend device is used: graphs run in dicp's simulator on the CPU. Its "
-                    "numerics count, its speed does not."
-                ),
-                stacklevel=2,
-            )
 
     def open(self, device: int = 0) -> None:
         """Initialize ACL and see that a device answers; once for each."""
@@ -148,7 +139,7 @@ class Driver:
         """Run a model. `described`: the inputs' sizes are given, for a model that asks for them.
         `written` numbers the inputs that the graph writes to."""
         on_host = self.simulator is None
-        given, made = _pieces(inputs, described, on_host), _pieces(outputs, False, on_host)
+        given, made = _arguments(inputs, described, on_host), _arguments(outputs, False, on_host)
         for number in written:
             given[number].written = True
         for number in range(len(outputs)):
@@ -165,17 +156,17 @@ class Driver:
             raise DeviceError(TARGET, call, status, self.message())
 
 
-def _pieces(tensors: Sequence[torch.Tensor], described: bool, on_host: bool) -> Any:
+def _arguments(tensors: Sequence[torch.Tensor], described: bool, on_host: bool) -> Any:
     """`on_host`: tensors of the host are not where the graph runs."""
-    array = (Piece * max(len(tensors), 1))()
-    for piece, tensor in zip(array, tensors, strict=False):
-        piece.data = tensor.data_ptr()
-        piece.size = tensor.numel() * tensor.element_size()
-        piece.dtype = DTYPES[tensor.dtype][1]
-        piece.rank = tensor.dim()
-        piece.on_host = on_host and tensor.device.type == "cpu"
+    array = (Argument * max(len(tensors), 1))()
+    for argument, tensor in zip(array, tensors, strict=False):
+        argument.data = tensor.data_ptr()
+        argument.size = tensor.numel() * tensor.element_size()
+        argument.dtype = DTYPES[tensor.dtype][1]
+        argument.rank = tensor.dim()
+        argument.on_host = on_host and tensor.device.type == "cpu"
         if described:
-            piece.dims = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
+            argument.dims = (ctypes.c_int64 * max(tensor.dim(), 1))(*tensor.shape)
     return array
 
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.graphop.builder import Builder
 from dicp.graphop.program import Graph, Item, Node, Slot
 from dicp.graphop.target import GraphTarget, GraphUnit
@@ -67,13 +68,15 @@ class AscendTarget(GraphTarget):
         dtypes=frozenset(DTYPES),
         symbolic_shapes=True,
         keep=RULES.ops(),
-        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        attention={"cpu": ANY_ATTENTION, "npu": ANY_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
     )
     rules = RULES
     limits = UNLISTED
     writing = WRITING
     needs_input = True
+    simulator = "dicp's simulator of GE and ACL"
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}

@@ -15,6 +15,7 @@ from torch import fx
 from dicp.cache import Cache, Entry
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.lowering import RULES, Lowering, RuleTable
@@ -90,7 +91,8 @@ class CpuTarget(LoopTarget):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=LIBRARY_RULES.ops(),
-        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu", "linear"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu", "linear"}),
+        attention={"cpu": ANY_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="depthwise",
         # Makes ResNet-50 in bfloat16 1.25 times as fast in training, 1.2 at inference.

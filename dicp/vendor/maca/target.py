@@ -12,8 +12,9 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import CompilerError, ToolchainError
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.gpu.launch import Device, index_of
-from dicp.gpu.library import OWN_RULES, GpuLowering
+from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
@@ -22,11 +23,12 @@ from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime
+from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import Check, Facts
 from dicp.torch_private import first_sizes
 from dicp.vendor.maca.builder import Builder, Plan
-from dicp.vendor.maca.facts import DTYPES, GPU
+from dicp.vendor.maca.facts import DTYPES, GPU, facts_for
 from dicp.vendor.maca.render.kernel import render
 from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
 from dicp.vendor.maca.simulator import Simulator, host_compiler
@@ -50,7 +52,8 @@ class MacaTarget(GpuTarget):
         dtypes=DTYPES,
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        attention={"cpu": ANY_ATTENTION, "cuda": GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )
@@ -76,11 +79,9 @@ class MacaTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        split_reductions(graph, first, GPU)
-        return super().schedule(gm, graph, device, config)
-
-    def with_form(self, kernel: Kernel) -> Kernel:
-        return with_threads(kernel, GPU)
+        facts = facts_for(config.vendor.get("maca_nvidia", 0))
+        split_reductions(graph, first, facts)
+        return schedule(graph, config.fuse, None, partial(with_threads, facts=facts)).steps
 
     def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)
@@ -123,7 +124,7 @@ class MacaTarget(GpuTarget):
 
     def doctor(self, config: Config) -> list[Check]:
         checks = [
-            _checked("mxcc", lambda: find_mxcc(config, True).version),
+            _checked("mxcc", lambda: find_mxcc(config).version),
             _checked("runtime library", lambda: self._driver(config).api.launch),
         ]
         if torch.cuda.is_available():

@@ -18,7 +18,7 @@ extern "C" int topsgraphGetProgramLog(topsgraphProgram, char*) __attribute__((we
 
 namespace {
 
-struct Piece {  // one tensor of a run, as the caller describes it
+struct Argument {  // one tensor of a run, as the caller describes it
   void* data;
   uint64_t size;
   bool on_host;
@@ -83,15 +83,15 @@ int load(const void* data, uint64_t size, Executable* made) {
                &made->outputs);
 }
 
-int place(const Piece& piece, Buffer* buffer, void** where) {
-  *where = piece.data;
-  if (!piece.on_host) return 0;
-  if (buffer->size < piece.size) {
+int place(const Argument& argument, Buffer* buffer, void** where) {
+  *where = argument.data;
+  if (!argument.on_host) return 0;
+  if (buffer->size < argument.size) {
     if (buffer->memory != nullptr) TRY(topsFree, buffer->memory);
     buffer->memory = nullptr;
     buffer->size = 0;
-    TRY(topsMalloc, &buffer->memory, piece.size);
-    buffer->size = piece.size;
+    TRY(topsMalloc, &buffer->memory, argument.size);
+    buffer->size = argument.size;
   }
   *where = buffer->memory;
   return 0;
@@ -173,7 +173,7 @@ int dicp_unload(Executable* executable) {
 
 // Runs on the stream `on`, or on the driver's own of the device if there is none. Tensors of the
 // host are copied there and back.
-int dicp_run(Executable* executable, const Piece* inputs, uint64_t in, const Piece* outputs,
+int dicp_run(Executable* executable, const Argument* inputs, uint64_t in, const Argument* outputs,
              uint64_t out, topsStream_t on) {
   TRY(topsSetDevice, executable->device);
   if (on == nullptr) {

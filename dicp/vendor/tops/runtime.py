@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError, SimulatorWarning
+from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError
 from dicp.vendor.tops.simulator.device import Simulator
 
 TARGET = "tops"
@@ -21,7 +20,7 @@ OUT_OF_MEMORY = frozenset({2})
 _RECEIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 
 
-class Piece(ctypes.Structure):
+class Argument(ctypes.Structure):
     """One tensor of a run, as the driver takes it."""
 
     _fields_ = [
@@ -50,18 +49,11 @@ class Driver:
         library.dicp_sizes.argtypes = [ctypes.c_void_p, counted, counted]
         library.dicp_unload.argtypes = [ctypes.c_void_p]
         library.dicp_run.argtypes = [
-            ctypes.c_void_p, ctypes.POINTER(Piece), ctypes.c_uint64, ctypes.POINTER(Piece),
+            ctypes.c_void_p, ctypes.POINTER(Argument), ctypes.c_uint64, ctypes.POINTER(Argument),
             ctypes.c_uint64, ctypes.c_void_p,
         ]  # fmt: skip
         if simulated:
             self.simulator = Simulator(library)
-            warnings.warn(
-                SimulatorWarning(
-                    "no Enflame device is used: graphs run in dicp's simulator on the CPU. Its "
-                    "numerics count, its speed does not."
-                ),
-                stacklevel=2,
-            )
 
     def devices(self) -> int:
         """How many devices answer."""
@@ -106,7 +98,7 @@ class Driver:
         self, handle: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
         graph: str, stream: int | None = None,
     ) -> None:  # fmt: skip
-        given, made = _pieces(inputs), _pieces(outputs)
+        given, made = _arguments(inputs), _arguments(outputs)
         status = self._library.dicp_run(handle, given, len(inputs), made, len(outputs), stream)
         self.check(status, f"a run of {graph}", graph)
 
@@ -127,12 +119,12 @@ class Driver:
             raise DeviceError(TARGET, call, status, words)
 
 
-def _pieces(tensors: Sequence[torch.Tensor]) -> Any:
-    array = (Piece * max(len(tensors), 1))()
-    for piece, tensor in zip(array, tensors, strict=False):
-        piece.data = tensor.data_ptr()
-        piece.size = tensor.numel() * tensor.element_size()
-        piece.on_host = tensor.device.type == "cpu"
+def _arguments(tensors: Sequence[torch.Tensor]) -> Any:
+    array = (Argument * max(len(tensors), 1))()
+    for argument, tensor in zip(array, tensors, strict=False):
+        argument.data = tensor.data_ptr()
+        argument.size = tensor.numel() * tensor.element_size()
+        argument.on_host = tensor.device.type == "cpu"
     return array
 
 

@@ -168,13 +168,13 @@ def dot_general(lhs: Tensor, rhs: Tensor, dims: Sequence[Sequence[int]]) -> Tens
     left_own = [d for d in range(lhs.dim()) if d not in (*left_batch, *left_sum)]
     right_own = [d for d in range(rhs.dim()) if d not in (*right_batch, *right_sum)]
     batch = [lhs.shape[d] for d in left_batch]
-    a = lhs.permute(*left_batch, *left_own, *left_sum)
-    b = rhs.permute(*right_batch, *right_sum, *right_own)
+    a = lhs.permute([*left_batch, *left_own, *left_sum])
+    b = rhs.permute([*right_batch, *right_sum, *right_own])
     inner = math.prod([lhs.shape[d] for d in left_sum])
     rows, columns = ([t.shape[d] for d in own] for t, own in ((lhs, left_own), (rhs, right_own)))
     a = a.reshape(*batch, math.prod(rows), inner)
     b = b.reshape(*batch, inner, math.prod(columns))
-    return torch.matmul(a, b).reshape(*batch, *rows, *columns)
+    return torch.matmul(a, b).reshape([*batch, *rows, *columns])
 
 
 @op("Conv2D")
@@ -200,8 +200,8 @@ def conv(
 ) -> Tensor:  # fmt: skip
     """A convolution whose dimensions stand where `dims` says; negative padding cuts off."""
     flat = [d if isinstance(d, (list, tuple)) else [d] for d in dims]
-    image = x.permute(*flat[0], *flat[1], *flat[2])
-    weight = filter.permute(*flat[4], *flat[3], *flat[5])
+    image = x.permute([*flat[0], *flat[1], *flat[2]])
+    weight = filter.permute([*flat[4], *flat[3], *flat[5]])
     for axis, step in enumerate(lhs_dilation, start=2):
         image = _spread(image, axis, step)
     (top, bottom), (left, right) = pads
@@ -215,7 +215,7 @@ def conv(
         max(feature_groups, batch_groups),
     )  # fmt: skip
     order = [*flat[6], *flat[7], *flat[8]]
-    return y.permute(*(order.index(d) for d in range(4)))
+    return y.permute([order.index(d) for d in range(4)])
 
 
 def _spread(x: Tensor, axis: int, step: int) -> Tensor:
@@ -309,10 +309,10 @@ def gather(
     vectors, batch = _vectors(indices, axis if isinstance(axis, int) else axis[0])
     picked = x[tuple(_places(x, vectors, index_map, sizes, clamp=True))]
     kept = [size for dim, size in enumerate(sizes) if dim not in collapsed]
-    picked = picked.reshape(*batch, *kept)
+    picked = picked.reshape([*batch, *kept])
     rank = picked.dim()
     order = [d for d in range(rank) if d not in offset] + list(offset)
-    return picked.permute(*(order.index(d) for d in range(rank)))
+    return picked.permute([order.index(d) for d in range(rank)])
 
 
 @op("Scatter")
@@ -328,7 +328,7 @@ def scatter(
     sizes = [1 if dim in inserted else next(kept) for dim in range(x.dim())]
     places = _places(x, vectors, index_map, sizes, clamp=False)
     order = [d for d in range(updates.dim()) if d not in window] + list(window)
-    given = updates.permute(*order).reshape(vectors.shape[0], *sizes).reshape(-1)
+    given = updates.permute([*order]).reshape([vectors.shape[0], *sizes]).reshape(-1)
     flat = torch.zeros((), dtype=torch.int64)
     inside = torch.ones((), dtype=torch.bool)
     for place, size in zip(places, x.shape, strict=True):

@@ -44,6 +44,7 @@ class TopsTarget(GraphTarget):
         frozen_fusions=frozenset({"conv_bn"}),
     )
     rules = RULES
+    simulator = "dicp's simulator of HLIR"
     limits = ("dtype ", "an empty tensor", "HLIR has ")
     options = (
         vendor_option("graph_flags", WORDS, "DICP_TOPS_FLAGS", "what TopsRider's graph compiler is "

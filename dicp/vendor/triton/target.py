@@ -14,10 +14,11 @@ from torch import fx
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import ToolchainError
+from dicp.fused_attention import ANY_ATTENTION
 from dicp.gpu.build import Variant
 from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
-from dicp.gpu.library import OWN_RULES, GpuLowering
+from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
 from dicp.gpu.split import split_reductions
 from dicp.gpu.target import GpuTarget
@@ -73,7 +74,8 @@ class TritonTarget(GpuTarget):
         dtypes=frozenset(ELEMENT),
         symbolic_shapes=True,
         keep=OWN_RULES.ops(),
-        fusions=frozenset({"attention", "layer_norm", "rms_norm", "gelu"}),
+        fusions=frozenset({"layer_norm", "rms_norm", "gelu"}),
+        attention={"cpu": ANY_ATTENTION, "cuda": GPU_ATTENTION},
         frozen_fusions=frozenset({"conv_bn"}),
         conv_channels_last="always",
     )

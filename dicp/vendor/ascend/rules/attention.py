@@ -10,10 +10,10 @@ import torch
 
 from dicp.graphop.program import Node
 from dicp.rules import RuleTable
-from dicp.vendor.ascend.rules.core import HALVES, Ge, NoRule, Value
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
+from dicp.vendor.ascend.rules.core import REDUCED_FLOATS, Ge, NoRule, Value
 from dicp.vendor.ascend.semantics.attention import COPIES
 
-aten = torch.ops.aten
 RULES = RuleTable()
 rule = RULES.register
 
@@ -26,7 +26,7 @@ HIGH_PRECISION = 0
 LARGEST = torch.finfo(torch.float32).max
 
 
-@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@rule(ATTENTION_FORWARD)
 def attention(
     g: Ge, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Value | None = None, scale: float | None = None,
@@ -49,7 +49,7 @@ def attention(
     return out, g.cast(logsum, g.meta[1].dtype)
 
 
-@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@rule(ATTENTION_BACKWARD)
 def attention_backward(
     g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, logsum: Value, dropout_p: float,
     is_causal: bool, *, attn_mask: Value | None = None, scale: float | None = None,
@@ -82,7 +82,7 @@ def _fits(g: Ge, kind: str, q: Value, k: Value, v: Value) -> bool:
     if not (g.takes(kind, "query", q.dtype) and g.takes(kind, "atten_mask", torch.bool)):
         return False
     heads, groups, width = q.shape[1], k.shape[1], q.shape[3]
-    if q.dtype not in HALVES or not all(isinstance(s, int) for s in (heads, groups, width)):
+    if q.dtype not in REDUCED_FLOATS or not all(isinstance(s, int) for s in (heads, groups, width)):
         return False
     sizes = heads <= MOST_HEADS and heads % groups == 0 and width <= WIDEST_HEAD
     some = not any(g.same(size, 0) for x in (q, k) for size in x.shape)
@@ -224,7 +224,7 @@ def _training_backward(
     return dq, dk, dv
 
 
-# ---- written out ---------------------------------------------------------------------------------
+# ---- unfused -------------------------------------------------------------------------------------
 
 
 def _probabilities(g: Ge, scores: Value, masked: bool) -> tuple[Value, Value, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,11 +38,19 @@ def pad(x: Tensor, paddings: list[int], fill: Tensor | None, mode: str = "consta
     return out
 
 
+def as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: Sequence[int]
+) -> Tensor:
+    """A window on row-major `x`, which itself may be a part of a longer tensor."""
+    whole = x.contiguous()
+    return whole.as_strided(size, stride, whole.storage_offset() + storage_offset[0])
+
+
 def gather_v2(x: Tensor, indices: Tensor, axis: int, batch_dims: int = 0) -> Tensor:
     """Slices of `x` along `axis`, in the shape of `indices`."""
     assert batch_dims == 0
     flat = x.index_select(axis, indices.reshape(-1))
-    return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return flat.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
 
 
 def gather_nd(x: Tensor, indices: Tensor, negative_index_support: bool = False) -> Tensor:
@@ -125,11 +134,7 @@ def register(semantics: Semantics) -> None:
     semantics.op("Roll")(roll)
     semantics.op("Tril")(lambda x, diagonal=0: torch.tril(x, diagonal))
     semantics.op("Triu")(lambda x, diagonal=0: torch.triu(x, diagonal))
-    semantics.op("AsStrided", host=("size", "stride", "storage_offset"))(
-        lambda x, size, stride, storage_offset: torch.as_strided(
-            x.contiguous(), size, stride, storage_offset[0]
-        )
-    )
+    semantics.op("AsStrided", host=("size", "stride", "storage_offset"))(as_strided)
     semantics.op("Fill", host=("dims",))(fill)
     semantics.op("Range", host=("start", "limit", "delta"))(
         lambda start, limit, delta: torch.arange(start, limit, delta)

@@ -19,7 +19,7 @@ def histogram(x: Tensor, bins: int = 100, min: float = 0.0, max: float = 0.0) ->
 
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """The distance of each two rows; computed in float32."""
-    return aten._pdist_forward(x.float(), p).to(x.dtype)
+    return aten._pdist_forward(x.float().contiguous(), p).to(x.dtype)
 
 
 def grid_sampler(

@@ -25,8 +25,8 @@ struct aclmdlDesc {
 
 namespace {
 
-std::vector<RunPiece> pieces(const aclmdlDataset* d) {
-  std::vector<RunPiece> found;
+std::vector<RunArgument> arguments(const aclmdlDataset* d) {
+  std::vector<RunArgument> found;
   for (size_t k = 0; k < d->buffers.size(); ++k) {
     aclTensorDesc* t = k < d->descs.size() ? d->descs[k] : nullptr;
     found.push_back({d->buffers[k]->data, d->buffers[k]->size,
@@ -98,7 +98,7 @@ aclError aclmdlLoadFromMemWithMem(const void* model, size_t size, uint32_t* id, 
 }
 aclError aclmdlExecuteAsync(uint32_t model, const aclmdlDataset* in, aclmdlDataset* out,
                             aclrtStream) {
-  auto inputs = pieces(in), outputs = pieces(out);
+  auto inputs = arguments(in), outputs = arguments(out);
   return python.run(static_cast<int>(model), inputs.data(), inputs.size(), outputs.data(),
                     outputs.size(), message, sizeof message);
 }

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dicp.graphop.simulator import Piece, Refused, SimulatorBase, leave, memory_of
+from dicp.graphop.simulator import Argument, Refused, SimulatorBase, leave, memory_of
 from dicp.vendor.ascend.blocked import packed, storage_dims, unpacked
 from dicp.vendor.ascend.simulator.compiler import Compiler, Model, Tensor
 
@@ -26,16 +26,16 @@ class Simulator(SimulatorBase[Model]):
         if with_memory and model.is_dynamic:
             raise Refused("a model of changing sizes manages its memory itself")
 
-    def execute(self, model: Model, given: Sequence[Piece], made: Sequence[Piece]) -> None:
+    def execute(self, model: Model, given: Sequence[Argument], made: Sequence[Argument]) -> None:
         addresses = {p.data: k for k, p in enumerate(given) if p.size}
-        for k, piece in enumerate(made):
-            if piece.data in addresses and piece.size:
-                model.check_shared(addresses[piece.data], k)
+        for k, argument in enumerate(made):
+            if argument.data in addresses and argument.size:
+                model.check_shared(addresses[argument.data], k)
                 self.counts["results over inputs"] += 1
         inputs = [_tensor(p, t) for p, t in zip(given, model.inputs, strict=True)]
         results = model.interpreter.run(inputs)
-        for piece, result, declared in zip(made, results, model.outputs, strict=True):
-            leave(piece, packed(result, declared.format))
+        for argument, result, declared in zip(made, results, model.outputs, strict=True):
+            leave(argument, packed(result, declared.format))
         self.counts["operators"] += len(model.kinds)
         for kind in ("Transpose", "TransData", "Cast"):
             self.counts[kind] += model.kinds.count(kind)
@@ -62,15 +62,15 @@ def with_own_names(text: str, ports: Mapping[tuple[str, str], str]) -> str:
     return json.dumps(graph)
 
 
-def _tensor(piece: Piece, declared: Tensor) -> torch.Tensor:
+def _tensor(argument: Argument, declared: Tensor) -> torch.Tensor:
     assert declared.dims is not None
     stored = storage_dims(declared.format, declared.dims)
-    dims = list(piece.dims[: piece.rank]) if piece.rank >= 0 else list(stored)
+    dims = list(argument.dims[: argument.rank]) if argument.rank >= 0 else list(stored)
     if len(dims) != len(stored) or any(d not in (-1, s) for d, s in zip(stored, dims, strict=True)):
         raise ValueError(f"an input has sizes {dims}, the model takes {stored}")
-    if not piece.size:
+    if not argument.size:
         return torch.empty(dims, dtype=declared.dtype)
-    return unpacked(memory_of(piece, declared.dtype).view(dims), declared.format, declared.dims)
+    return unpacked(memory_of(argument, declared.dtype).view(dims), declared.format, declared.dims)
 
 
 __all__ = ["Simulator"]

@@ -11,9 +11,9 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.loop.lowering.library import plain
+from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
 from dicp.vendor.cpu.routines.common import call, is_few, multiplies, rows_of
 
-aten = torch.ops.aten
 ATTENTION = RuleTable()
 MAX_HEAD = 256
 """The largest head size the attention kernels support (`d_most_depth`)."""
@@ -62,11 +62,7 @@ def _tag(name: str, mask: Value | None) -> str:
     return name if mask is None else f"{name}_masked"
 
 
-FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-@ATTENTION.register(FORWARD, kind="library")
+@ATTENTION.register(ATTENTION_FORWARD, kind="library")
 def attention(
     lw: Lowering, q: Value, k: Value, v: Value, dropout_p: float = 0.0, is_causal: bool = False, *,
     attn_mask: Value | None = None, scale: Any = None,
@@ -76,7 +72,7 @@ def attention(
     laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
     if not (plain_number and laid_out and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
-        return plain(FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
+        return plain(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]
     sizes += [*outs[0].strides[:3], *outs[1].strides]
@@ -84,7 +80,7 @@ def attention(
     return call(lw, name, refs, outs, sizes)
 
 
-@ATTENTION.register(BACKWARD, kind="library")
+@ATTENTION.register(ATTENTION_BACKWARD, kind="library")
 def attention_gradients(
     lw: Lowering, grad: Value, q: Value, k: Value, v: Value, out: Value, sums: Value,
     dropout_p: float, is_causal: bool, *, attn_mask: Value | None = None, scale: Any = None,
@@ -97,7 +93,7 @@ def attention_gradients(
     if not (fits and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
-        return plain(BACKWARD)(lw, *args, **kwargs)
+        return plain(ATTENTION_BACKWARD)(lw, *args, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     refs += [rows_of(lw, grad), rows_of(lw, out), lw.realize(sums)]
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dicp.graphop.simulator import Piece, SimulatorBase, leave, memory_of
+from dicp.graphop.simulator import Argument, SimulatorBase, leave, memory_of
 from dicp.vendor.tops.simulator.compiler import Compiler, Model
 
 
@@ -27,17 +27,17 @@ class Simulator(SimulatorBase[Model]):
         sides = ([t.bytes for t in side] for side in (model.inputs, model.outputs))
         return " ".join(" ".join(map(str, (len(side), *side))) for side in sides)
 
-    def execute(self, model: Model, given: Sequence[Piece], made: Sequence[Piece]) -> None:
+    def execute(self, model: Model, given: Sequence[Argument], made: Sequence[Argument]) -> None:
         inputs = []
-        for piece, declared in zip(given, model.inputs, strict=True):
-            flat = memory_of(piece, declared.dtype)
+        for argument, declared in zip(given, model.inputs, strict=True):
+            flat = memory_of(argument, declared.dtype)
             inputs.append(flat[: math.prod(declared.dims)].view(declared.dims))
         try:
             results = model.interpreter.run(inputs)
         except Exception as error:
             self.message = str(error)
             raise
-        for piece, result in zip(made, results, strict=True):
-            leave(piece, result.contiguous())
+        for argument, result in zip(made, results, strict=True):
+            leave(argument, result.contiguous())
         self.counts["operators"] += len(model.kinds)
         self.counts["Transpose"] += model.kinds.count("Transpose")

@@ -23,8 +23,8 @@ std::vector<uint64_t> numbers(std::istream& line) {
   return found;
 }
 
-std::vector<RunPiece> pieces(void** data, const std::vector<uint64_t>& sizes) {
-  std::vector<RunPiece> found;
+std::vector<RunArgument> arguments(void** data, const std::vector<uint64_t>& sizes) {
+  std::vector<RunArgument> found;
   for (size_t k = 0; k < sizes.size(); ++k) found.push_back({data[k], sizes[k], -1, nullptr});
   return found;
 }
@@ -81,7 +81,7 @@ topsError_t topsLaunchExecutableV2(topsExecutable_t executable, topsResource_t, 
   if (in != executable->inputs.size() || out != executable->outputs.size()) {
     return topsErrorInvalidValue;
   }
-  auto given = pieces(inputs, executable->inputs), made = pieces(outputs, executable->outputs);
+  auto given = arguments(inputs, executable->inputs), made = arguments(outputs, executable->outputs);
   int status = python.run(executable->handle, given.data(), in, made.data(), out, message,
                           sizeof message);
   return status == 0 ? topsSuccess : topsErrorLaunchFailure;

@@ -1,4 +1,4 @@
-"""How every operator of the device is executed: its road.
+"""How every operator of the device is executed: its path.
 
 In order: forced to the CPU; drawn from the device's random state; a library call or one compiled
 operator of the device's target; PyTorch's decomposition into other operators of the device; the
@@ -41,7 +41,7 @@ RANDOM = frozenset({
     "multinomial", "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like",
     "randn", "randn_like", "random_", "randperm", "rrelu_with_noise", "uniform_",
 })  # fmt: skip
-"""Operators that draw numbers; one road for all, and never compared with the CPU."""
+"""Operators that draw numbers; one path for all, and never compared with the CPU."""
 WITHOUT_GENERATOR = frozenset({"native_dropout"})
 """Random operators without an argument for a generator."""
 
@@ -73,25 +73,25 @@ class Functional:
 
 @dataclass
 class RoadCounts:
-    """How often each operator took which road."""
+    """How often each operator took which path."""
 
     taken: dict[tuple[str, str], int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, road: str, reason: str = "") -> None:
-        self.taken[name, road] = self.taken.get((name, road), 0) + 1
+    def add(self, name: str, path: str, reason: str = "") -> None:
+        self.taken[name, path] = self.taken.get((name, path), 0) + 1
         if reason:
             self.reasons[name] = reason
 
 
-class Roads:
-    """The Python side of every operator: decides its road once, and installs the fast ones."""
+class Dispatcher:
+    """The Python side of every operator: decides its path once, and installs the fast ones."""
 
     def __init__(
         self, native: Any, target: Target, config: Config, settings: DeviceSettings
     ) -> None:
         self.native, self.target, self.settings = native, target, settings
-        unasked = replace(config, eager_ops=(), native_ops=())  # the roads see to these lists
+        unasked = replace(config, eager_ops=(), native_ops=())  # the dispatcher sees to these lists
         self.compiler = OperatorCompiler(target, unasked)
         self.forced = Patterns("DIPU_FORCE_FALLBACK_OPS_LIST", settings.fallback)
         self.kept = Patterns("DIPU_KEEP_TORCHOP_DEFAULT_IMPL_OPS", settings.kept)
@@ -133,7 +133,7 @@ class Roads:
         """Operators inside run on the CPU: the parts of a forced composite operator."""
         before = getattr(self._here, "forcing", False)
         self._here.forcing = True
-        self.native.set_watching(True)  # so that no part takes a faster road
+        self.native.set_watching(True)  # so that no part takes a faster path
         try:
             yield
         finally:
@@ -143,10 +143,10 @@ class Roads:
     def set_fallback_ops(self, patterns: Sequence[str]) -> None:
         """Run the operators that match on the CPU, and no others."""
         self.forced = Patterns("set_fallback_ops", ",".join(patterns))
-        self.native.forget_roads()
+        self.native.forget_paths()
         self.forced_changed(self.forced)
 
-    # ---- roads ----------------------------------------------------------------------------------
+    # ---- paths ----------------------------------------------------------------------------------
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = name_of(op)
@@ -201,7 +201,7 @@ class Roads:
         self.counts.add(name, "compiled")
         return result
 
-    # ---- the compiled road ----------------------------------------------------------------------
+    # ---- the compiled path ----------------------------------------------------------------------
 
     def _compiled(
         self, op: OpOverload, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,0 +1,146 @@
+"""From a graph to code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Literal
+
+from dicp.errors.base import DicpError
+from dicp.errors.text import at, first_errors, indented, operands, sentence, shortened
+
+
+class CompilerError(DicpError):
+    """The target's compiler refused generated source. `diagnostics` holds its whole output."""
+
+    def __init__(
+        self,
+        target: str,
+        command: Sequence[str],
+        diagnostics: str,
+        kernel_sources: Sequence[str] = (),
+    ) -> None:
+        self.target = target
+        self.command = tuple(command)
+        self.diagnostics = diagnostics
+        self.kernel_sources = tuple(kernel_sources)
+        lines = [f"target {target!r}: the compiler failed on generated code."]
+        lines += ["command:", *indented(shlex.join(self.command))]
+        lines += ["first errors:", *indented(first_errors(diagnostics))]
+        if kernel_sources:
+            lines += ["compiled from:", *indented("\n".join(shortened(self.kernel_sources)))]
+        lines.append(
+            "Set dump=<folder> (DICP_DUMP) to keep the source, check the compiler with "
+            "`python -m dicp doctor`, or set on_compile_error='eager' to run uncompiled."
+        )
+        super().__init__("\n".join(lines))
+
+
+class RuleError(DicpError):
+    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+
+    def __init__(
+        self,
+        op: str,
+        dtypes: Sequence[object],
+        shapes: Sequence[object],
+        target: str,
+        user_line: str,
+        problem: str,
+    ) -> None:
+        self.op = op
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        self.target = target
+        self.user_line = user_line
+        self.problem = problem
+        super().__init__(
+            f"target {target!r}: the rule for {op}({operands(dtypes, shapes)}) {problem}."
+            f"{at(user_line)} Mend the rule, or report it; until then eager_ops={op!r} "
+            "(DICP_EAGER_OPS) runs the operator eagerly."
+        )
+
+
+class UnsupportedOperatorError(DicpError):
+    """An operator would run eagerly although fallback='error' or native_ops forbids it."""
+
+    def __init__(
+        self,
+        op: str,
+        dtypes: Sequence[object],
+        shapes: Sequence[object],
+        target: str,
+        user_line: str,
+        reason: str,
+        forbidden_by: Literal["fallback", "native_ops"] = "fallback",
+    ) -> None:
+        self.op = op
+        self.dtypes = tuple(dtypes)
+        self.shapes = tuple(shapes)
+        self.target = target
+        self.user_line = user_line
+        self.reason = reason
+        forbids, cure = {
+            "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
+            "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
+        }[forbidden_by]
+        super().__init__(
+            f"target {target!r} does not compile {op}({operands(dtypes, shapes)}): {reason}."
+            f"{at(user_line)} {forbids} forbids running it eagerly; {cure}, or rewrite the line."
+        )
+
+
+class InferenceMismatchError(DicpError):
+    """The target sees a node otherwise than PyTorch's own inference does: a defect in dicp."""
+
+    def __init__(self, node: str, field: str, expected: object, got: object) -> None:
+        self.node = node
+        self.field = field
+        self.expected = expected
+        self.got = got
+        super().__init__(
+            f"{node}: the target infers {field} {got}, PyTorch infers {expected}. This is a "
+            "defect of the conversion, not of the model: please report it with the graph that "
+            "dump=<folder> (DICP_DUMP) writes."
+        )
+
+
+class PrototypeError(DicpError):
+    """A graph operator is used otherwise than its prototype says: a defect in dicp."""
+
+    def __init__(self, operator: str, detail: str, where: str = "") -> None:
+        self.operator = operator
+        self.detail = detail
+        self.where = where
+        super().__init__(
+            f"graph operator {operator}: {detail}.{at(where)} This is a defect of the conversion, "
+            "not of the model: please report it with the graph that dump=<folder> (DICP_DUMP) "
+            "writes; on_compile_error='eager' runs the model uncompiled meanwhile."
+        )
+
+
+class GraphRejectedError(DicpError):
+    """The vendor's graph compiler refused a graph. `message` holds its own words."""
+
+    def __init__(
+        self,
+        target: str,
+        message: str,
+        operator: str = "",
+        aten: str = "",
+        user_line: str = "",
+        node: str = "",
+    ) -> None:
+        self.target = target
+        self.message = message
+        self.operator = operator
+        self.node = node
+        self.aten = aten
+        self.user_line = user_line
+        named = f" operator {operator}" if operator else " the graph"
+        made = f", made from {aten}" if aten else ""
+        super().__init__(
+            f"target {target!r}: the graph compiler refused{named}{made}.{at(user_line)} "
+            f"It says: {sentence(message)} Set rejected='eager' (DICP_REJECTED) to run such "
+            "operators eagerly, or dump=<folder> (DICP_DUMP) to keep the source."
+        )

@@ -1,0 +1,48 @@
+"""All warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DicpWarning(UserWarning):
+    """Base of all warnings given by dicp."""
+
+
+class CacheWarning(DicpWarning):
+    """The cache works with less than it should: an entry was rebuilt, or nothing is kept."""
+
+
+class SerialWarning(DicpWarning):
+    """The host's compiler has no OpenMP."""
+
+    def __init__(self, compiler: str) -> None:
+        super().__init__(
+            f"{compiler} does not take -fopenmp: generated kernels run on one thread. Install its "
+            "OpenMP runtime (Debian: apt install libomp-dev), or name another compiler in DICP_CXX."
+        )
+
+
+class SimulatorWarning(DicpWarning):
+    """A simulator stands in for a device: its numerics count, its speed does not."""
+
+
+class ToolWarning(DicpWarning):
+    """An operator tool does less than it was asked for; the program goes on."""
+
+
+class SpecializationWarning(DicpWarning):
+    """A graph is compiled for more sets of sizes than are kept."""
+
+    def __init__(self, limit: int, symbols: Sequence[str]) -> None:
+        self.limit = limit
+        self.symbols = tuple(symbols)
+        super().__init__(
+            f"a graph has been compiled for more than {limit} values of the sizes "
+            f"{', '.join(symbols)}; the least recently used programs are dropped and compiled "
+            "again when their sizes return. Pad the inputs to a few sizes to keep them all."
+        )
+
+
+class FallbackWarning(DicpWarning):
+    """Something runs eagerly that would otherwise be compiled."""

@@ -1,0 +1,39 @@
+"""The fused attention that a target's graphs carry: a capability that its facts state.
+
+Unfused attention is replaced by a call of one of PyTorch's fused operators, for which the target
+then has a rule of its own, a library call, or an unfused form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dicp.torch_private import ATTENTION_FORWARD
+
+
+@dataclass(frozen=True)
+class FusedAttention:
+    """Which of PyTorch's fused operators graphs carry on a kind of device, and what these take."""
+
+    operators: tuple[Any, ...]
+    """Overloads for the forward part. One of them is called for any tensors, and takes what
+    `ATTENTION_FORWARD` takes; of several PyTorch chooses by the tensors, and pads or copies for its
+    choice."""
+    dropout: bool = False
+    """Whether they apply dropout to the probabilities."""
+    adds_masks: bool = False
+    """Whether fusing saves more than it costs to add up two masks before the call."""
+    any_mask: bool = False
+    """Whether a mask may be of another dtype than the queries, and of any strides; else it is
+    converted, and copied to a last stride of 1."""
+    widest_trained_head: int | None = None
+    """The largest head size that has a fused backward; None: all have."""
+    mask_gradient: Any = None
+    """The operator among them whose backward also gives the gradient of the mask."""
+    largest_batch: int | None = None
+    """The largest batch for which that gradient is right."""
+
+
+ANY_ATTENTION = FusedAttention(operators=(ATTENTION_FORWARD,), any_mask=True)
+"""One operator for all: of the host's library, and of vendors' graph compilers."""

@@ -1,0 +1,283 @@
+"""Whether rounding errors explain what a program gave, where the bound of `dicp.compare` does not.
+
+A program may be ill-conditioned: a difference of nearly equal sums, a step at the place where a
+computed value lies. Then results that are as good as eager's are far from float64. What tells them
+from wrong ones is how far float64 results go when each operator of eager makes a rounding error.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dicp.effects import is_mutating, is_random, is_view, op_name
+from dicp.fuzz.check import Mode, Results, compare, compiled, dtypes, evaluate, truth
+from dicp.fuzz.generate import double_precision, is_exact
+from dicp.fuzz.program import Program
+from dicp.torch_private import TorchDispatchMode, disable_current_modes, pytree
+
+RUNS = 8
+MARGIN = 6.0
+"""How many times as far as the farthest of the runs a result may be: other orders of additions and
+other compositions of an operator make errors of their own size."""
+
+ACCUMULATED = torch.finfo(torch.float32).eps
+"""Short floats are summed in float32."""
+CENTRING = re.compile(r"\b(var|std|var_mean|std_mean|\w+_norm)\(")
+"""What subtracts a mean. The mean of equal numbers is rounded, so that their differences from it
+are a rounding error of the numbers in place of 0: a result is right if it is that of numbers which
+are off by a rounding error. (Eager's are 0 where it adds numbers one at a time by Welford's method,
+and as inexact as ours in `batch_norm`.)"""
+
+_SAME_VALUES = frozenset({
+    "clone", "_to_copy", "copy_", "detach", "alias", "empty", "empty_like", "empty_strided",
+    "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view", "_reshape_copy",
+})  # fmt: skip
+"""Operators that leave values as they are or round them to a dtype, which float64 runs do too."""
+_CANCELLING = frozenset({"_softmax_backward_data"})
+"""What subtracts two sums that may be equal, and is no longer 0 where a fused operator takes each
+from other operands: that of attention takes one from results."""
+
+
+def is_unstable(program: Program, mode: Mode) -> bool:
+    """Whether rounding errors explain all problems of the program in one mode."""
+    eager = program.function()
+    for call, got in enumerate(compiled(program, mode)):
+        expected = evaluate(eager, program, call)
+        if not is_explained(program, call, got, expected, truth(program, call, expected)):
+            return False
+    return True
+
+
+def is_explained(program: Program, call: int, got: Results, eager: Results, exact: Results) -> bool:
+    """Whether rounding errors explain what one call gave."""
+    bad = compare(program, got, eager, exact)
+    if not bad:
+        return True
+    rounding = Rounding(program, call, eager)
+    runs = [rounding.moved(seed) for seed in range(RUNS)]
+    for problem in bad:
+        held = {"output": "outputs", "input": "inputs", "gradient": "grads"}[problem.kind]
+        if not problem.text.startswith(("absolute", "relative", "differs", "NaN", "infinity")):
+            return False
+        found = [getattr(each, held)[problem.place] for each in (got, eager, exact, *runs)]
+        if not _within(*found):
+            return False
+    return True
+
+
+def _within(
+    got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, *moved: torch.Tensor
+) -> bool:
+    """Whether each element of `got` is as near to float64 as the moved ones are, or eager's is."""
+    real, mine, theirs = exact.double(), got.detach().double(), eager.detach().double()
+    others = torch.stack([real, theirs, *(each.detach().double() for each in moved)])
+    odd = ~(mine.isfinite() & real.isfinite())
+    if not _odd_alike(mine[odd], others[:, odd]):
+        return False
+    kept = ~odd
+    mine, real, others = mine[kept], real[kept], others[:, kept]
+    if not mine.numel():
+        return True
+    spread = (others - real).abs()
+    spread = torch.where(spread.isfinite(), spread, 0.0).amax(0)
+    eps = torch.finfo(got.dtype).eps if got.dtype.is_floating_point else 0.0
+    allowed = MARGIN * (spread + eps * (real.abs() + real.square().mean().sqrt()))
+    return bool(((mine - real).abs() <= allowed).all())
+
+
+def _odd_alike(mine: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether each NaN or infinity of `mine`, and each number where float64 has one, is in another
+    run too."""
+    same_class = (
+        (mine.isnan() & others.isnan())
+        | (mine.isinf() & (mine == others))
+        | (mine.isfinite() & others.isfinite())
+    )
+    return bool(same_class.any(0).all())
+
+
+class Rounding:
+    """A call of a program in float64, with the rounding errors that eager's operators make."""
+
+    def __init__(self, program: Program, call: int, eager: Results) -> None:
+        self.program, self.call = program, call
+        self.dtypes = dtypes(eager.outputs)
+        self.narrow, self.wide = Recorder(), Recorder()
+        with self.narrow:
+            narrow = self._values(wide=False)
+        with self.wide, double_precision():
+            wide = self._values(wide=True)
+        self.aligned = self.narrow.names() == self.wide.names()
+        self.centred = {name for each in program.statements if CENTRING.search(each.template)
+                        for name in each.uses()}  # fmt: skip
+        made = {n: each for each in program.statements for n in each.targets}
+        self.precisions = {
+            name: torch.finfo(value.dtype).eps
+            for name, value in narrow.items()
+            if name in self.centred
+            or (
+                not self.aligned
+                and name in made
+                and not is_exact(
+                    value, wide[name], [wide[n] for n in made[name].uses() if n in wide]
+                )
+            )
+        }
+
+    def _values(self, wide: bool) -> dict[str, torch.Tensor]:
+        """The floating point values by name; each operator is recorded."""
+        seen: dict[str, torch.Tensor] = {}
+
+        def record(name: str, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+                with disable_current_modes():
+                    seen[name] = value.detach().clone()
+            return value
+
+        function = self.program.function(wide=wide, hook=record)
+        evaluate(function, self.program, self.call, self.dtypes if wide else None)
+        return seen
+
+    def moved(self, seed: int) -> Results:
+        """A run whose inexact values are off by a rounding error each."""
+        rng = random.Random(seed)
+
+        def move(name: str, value: Any) -> Any:
+            if name not in self.precisions:
+                return value
+            with disable_current_modes():
+                return Moved.apply(value, self.precisions[name], rng.random())
+
+        function = self.program.function(wide=True, hook=move)
+        mode = Mover(self.narrow, self.wide, rng) if self.aligned else nullcontext()
+        with double_precision(), mode:
+            return evaluate(function, self.program, self.call, self.dtypes)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The floating point results of an operator, and its floating point operands."""
+
+    name: str
+    results: list[torch.Tensor]
+    operands: list[torch.Tensor]
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps what each operator that computes gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Computed] = []
+
+    def names(self) -> list[str]:
+        return [each.name for each in self.seen]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operands = [each.clone() for each in _floats((args, kwargs))] if computes(func) else []
+        result = func(*args, **(kwargs or {}))
+        if computes(func):
+            found = [each.clone() for each in _floats(result)]
+            self.seen.append(Computed(op_name(func), found, operands))
+        return result
+
+
+class Mover(TorchDispatchMode):
+    """Moves what operators give by a rounding error, where they make one."""
+
+    def __init__(self, narrow: Recorder, wide: Recorder, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+        pairs = zip(narrow.seen, wide.seen, strict=True)
+        self.made = iter([(_precisions(*pair), _largest(pair[0])) for pair in pairs])
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # What the moved values lead to may have other operators than were recorded.
+        precisions, largest = next(self.made, ([], math.inf)) if computes(func) else ([], math.inf)
+        sums = torch.Tag.pointwise not in func.tags
+        terms = sum(map(_total, _floats((args, kwargs)))) if sums else 0.0
+        if any(precisions) and sums and not is_mutating(func):
+            # The error of a sum is that of its terms, however small it is itself.
+            eps = max(min(each, ACCUMULATED) for each in precisions if each)
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda each: self._off(each, eps, 0.0), (args, kwargs)
+            )
+        result = func(*args, **kwargs)
+        for each, precision in zip(_floats(result), precisions, strict=False):
+            if terms > largest and self.rng.random() < 0.5:
+                # A sum in another order may go beyond the type's largest number on its way.
+                each.fill_(self.rng.choice((math.inf, -math.inf, math.nan)))
+            if precision:
+                each.copy_(self._off(each, precision, 1.0))
+        return result
+
+    def _off(self, value: torch.Tensor, eps: float, share: float) -> torch.Tensor:
+        return off(value, eps, self.rng.random(), share) if value.is_floating_point() else value
+
+
+def computes(func: Any) -> bool:
+    """Whether an operator's results have other values than its operands."""
+    return not (is_view(func) or is_random(func) or op_name(func) in _SAME_VALUES)
+
+
+def _floats(values: Any) -> list[torch.Tensor]:
+    tensors = (each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor))
+    return [each for each in tensors if each.is_floating_point()]
+
+
+def _precisions(narrow: Computed, wide: Computed) -> list[float]:
+    """The relative rounding error of each result; 0 where it is exact."""
+    if len(narrow.results) != len(wide.results):
+        return []
+    cancels = narrow.name in _CANCELLING
+    return [
+        0.0 if is_exact(mine, real, wide.operands) and not cancels else torch.finfo(mine.dtype).eps
+        for mine, real in zip(narrow.results, wide.results, strict=True)
+    ]
+
+
+def _largest(narrow: Computed) -> float:
+    """The largest number of the results' type."""
+    return min((torch.finfo(each.dtype).max for each in narrow.results), default=math.inf)
+
+
+def _total(value: torch.Tensor) -> float:
+    return float(value.abs().nan_to_num(0.0, 0.0, 0.0).sum())
+
+
+class Moved(torch.autograd.Function):
+    """The identity, with rounding errors of a precision, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, eps: float, seed: float) -> torch.Tensor:
+        ctx.eps, ctx.seed = eps, seed
+        return off(value, eps, seed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return off(grads[0], ctx.eps, ctx.seed), None, None
+
+
+def off(value: torch.Tensor, eps: float, seed: float, share: float = 1.0) -> torch.Tensor:
+    """The value, each element off by a rounding error of its size and of `share` of the mean's.
+
+    Half of the error is the same for all: so are the errors of partial sums.
+    """
+    gen = torch.Generator().manual_seed(int(seed * 2**31))
+    noise = torch.rand(value.shape, generator=gen, dtype=torch.float64) - 0.5
+    noise = noise + torch.rand((), generator=gen, dtype=torch.float64) - 0.5
+    finite = value.detach()[value.detach().isfinite()]
+    scale = share * finite.square().mean().sqrt() if finite.numel() else 0.0
+    return value + noise * eps * (value.abs() + scale)

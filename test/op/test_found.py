@@ -1,0 +1,117 @@
+"""What random programs have found (`python -m dicp.fuzz`), as small programs for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dicp.compare import Rule, check_tensor, storage_relations
+
+NEAR_A_TENTH = (0.1, -0.1, 0.099, 0.101, 0.0, 1.0)
+
+
+def tenths(dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(NEAR_A_TENTH, dtype=dtype)
+
+
+def _shown_beside_an_eager_call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    flat = y.reshape(-1)
+    return torch.remainder(flat, y.abs() + 1), y, flat
+
+
+def _window(x: torch.Tensor) -> torch.Tensor:
+    return torch.as_strided_copy(x, (x.numel() // 2,), (2,))
+
+
+def _bag(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return F.embedding_bag(places, table, torch.tensor([0, 1]), mode="sum")
+
+
+def _column_of_transposed_convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv_transpose2d(x, w.transpose(0, 1), stride=2)[..., 0:1].reshape(-1)
+
+
+def _window_of_column(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, w)[:, :, :, 1:3].as_strided((2, 3), (4, 2)) * 2
+
+
+BOOLEANS = torch.tensor([True, False, True])
+PLACE = torch.tensor([1])
+FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "a_view_keeps_its_strides_in_another_format": (
+        _column_of_transposed_convolution,
+        (torch.randn(1, 1, 1, 1), torch.randn(2, 1, 2, 2)),
+    ),
+    "memory_of_a_slice_in_another_format": (
+        _window_of_column,
+        (torch.randn(1, 3, 4, 5), torch.randn(2, 3, 2, 2)),
+    ),
+    "two_results_share_memory_beside_an_eager_call": (
+        _shown_beside_an_eager_call,
+        (torch.randn(3, 1),),
+    ),
+    "rolling_nothing_copies": (lambda x: x[:0].roll(1, 0), (torch.ones(3),)),
+    "gradient_of_a_window_of_one": (_window, (torch.ones(2).requires_grad_(),)),
+    "a_result_without_use_has_another_shape_than_inferred": (
+        _bag,
+        (torch.randn(2, 3).bfloat16(), torch.tensor([1])),
+    ),
+    "threshold_of_integers_is_cut_off": (
+        lambda x: F.threshold(x, -2.5, 7),
+        (torch.arange(-4, 4),),
+    ),
+    "threshold_is_not_rounded": (
+        lambda x: F.threshold(x, 0.1, 7),
+        (tenths(torch.bfloat16).requires_grad_(),),
+    ),
+    "dropped_elements_are_products": (
+        lambda x: (torch.signbit(F.dropout(x, 1.0)), F.dropout(x, 1.0)),
+        (torch.tensor([-1.0, 1.0, torch.nan]),),
+    ),
+    "hardsigmoid_has_eager_gradient_in_float64": (
+        lambda x: F.hardsigmoid(x),
+        (torch.zeros(3, dtype=torch.float64).requires_grad_(),),
+    ),
+    "distances_of_a_transposed_tensor": (
+        lambda x: F.pdist(x),
+        (torch.randn(3, 4).t(),),
+    ),
+    "windows_of_a_row": (
+        lambda x: torch.any(x.narrow(0, 2, 1).unfold(1, 2, 2), 0),
+        (torch.arange(32).view(4, 8) % 3,),
+    ),
+    "scatter_multiplies_booleans": (
+        lambda x, i: x.scatter(0, i, 2, reduce="multiply"),
+        (BOOLEANS, PLACE),
+    ),
+    "scatter_adds_booleans": (
+        lambda x, i: x.scatter_reduce(0, i, x, "sum"),
+        (BOOLEANS, PLACE),
+    ),
+}
+
+
+def results(function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Outputs, then gradients."""
+    found = function(*given)
+    outputs = list(found) if isinstance(found, tuple) else [found]
+    leaves = [each for each in given if each.requires_grad]
+    sums = [each.sum() for each in outputs if each.requires_grad]
+    return [*outputs, *(torch.autograd.grad(sum(sums), leaves) if leaves else ())]
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str, backend_name: str) -> None:
+    function, given = FOUND[name]
+    eager = results(function, given)
+    compiled = torch.compile(function, backend=backend_name, fullgraph=True)
+    got = results(compiled, given)
+    assert len(got) == len(eager)
+    for mine, theirs in zip(got, eager, strict=True):
+        assert not check_tensor(mine, theirs, None, Rule())
+    assert storage_relations(got, given) == storage_relations(eager, given)
