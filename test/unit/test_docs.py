@@ -20,8 +20,6 @@ from dicp.testing import torchvision_operators  # noqa: E402
 torchvision_operators.define()
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 PAGES = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
-OWN_PROCESS = ("device.md",)
-"""Pages whose blocks register a device, which lasts as long as the process."""
 IN_FRESH_FOLDER = ROOT / "docs" / "new_hardware.md"
 """Its commands are run by test_new_vendor.py, in an environment of their own."""
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```", re.M | re.S)
@@ -35,10 +33,6 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_blocks_run_in_order(page: Path) -> None:
     names = {"torch": torch, "__name__": page.stem}
     source = page.read_text()
-    if page.name in OWN_PROCESS:
-        code = "\n".join(blocks(page, "python"))
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
-        return
     for text in blocks(page, "python"):
         line = source[: source.index(text)].count("\n")
         exec(compile("\n" * line + text, str(page), "exec"), names)  # errors name the page's line
