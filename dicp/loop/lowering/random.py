@@ -244,7 +244,9 @@ def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value,
     mask.ref.producer.realize = True
     scale = 0.0 if p >= 1 else 1 / (1 - float(p))
 
-    def body(e: Expr, m: Expr) -> Expr:  # a product, as in eager: of -1 comes -0, of NaN NaN
-        return e * apply("where", e.dtype, m, const(scale, e.dtype), const(0.0, e.dtype))
+    # Products, as in eager: of -1 comes -0, of NaN NaN. They are chosen from, not the factors:
+    # Triton would draw a second time for a choice between constants.
+    def body(e: Expr, m: Expr) -> Expr:
+        return apply("where", e.dtype, m, e * scale, e * 0.0)
 
     return lw.map(body, x, mask), mask
