@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS, Number, fits
+
 aten = torch.ops.aten
 Relations = Callable[..., Sequence[Any]]
 
@@ -23,6 +25,102 @@ def _has_dimension(x: Any, dim: Any, *_: Any) -> Sequence[Any]:
     rank = max(x.ndim, 1)
     return dim >= -rank, dim < rank
 
+
+# ---- numbers that the dtype they are converted to has to hold ------------------------------------
+
+
+def _fits(number: Any, dtype: torch.dtype) -> Sequence[Any]:
+    """That `dtype` holds a number. A symbolic one is taken to fit a floating-point type."""
+    if isinstance(number, Number):
+        return (fits(number, dtype),)
+    if isinstance(number, complex):
+        return (dtype.is_complex,)
+    if number is None or dtype in (torch.bool, torch.int64) or dtype.is_floating_point:
+        return ()
+    info = torch.iinfo(dtype)
+    return number >= info.min, number <= info.max
+
+
+def _all_fit(dtype: torch.dtype, *numbers: Any) -> Sequence[Any]:
+    return [relation for number in numbers for relation in _fits(number, dtype)]
+
+
+def _filled(dtype: torch.dtype | None, number: Any) -> Sequence[Any]:
+    """Of a tensor filled with a number, whose dtype is the number's where none is given."""
+    if dtype is None and isinstance(number, float):
+        dtype = torch.get_default_dtype()
+    return () if dtype is None else _fits(number, dtype)
+
+
+def _joint(x: Any, *numbers: Any) -> torch.dtype:
+    """The dtype of an operation on a tensor and numbers."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return x.dtype
+    given = [n for n in numbers if n is not None]
+    if any(isinstance(n, float) for n in given):
+        return torch.get_default_dtype()
+    whole = any(not isinstance(n, bool) for n in given)
+    return torch.int64 if x.dtype == torch.bool and whole else x.dtype
+
+
+def _bounds(x: Any, *bounds: Any) -> Sequence[Any]:
+    return _all_fit(_joint(x, *bounds), *bounds)
+
+
+def _power(x: Any, exponent: Any) -> Sequence[Any]:
+    dtype = _joint(x, exponent)
+    if dtype in (torch.float32, torch.float64) or dtype.is_complex:
+        return ()
+    return *_fits(exponent, dtype), dtype.is_floating_point or exponent >= 0
+
+
+def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
+    """Of numbers from start to end; eager computes with negative ones as unsigned types do."""
+    ends = [float(number) for number in (start, end) if isinstance(number, Number)]
+    return _all_fit(dtype or torch.get_default_dtype(), *ends)
+
+
+def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
+    dtype = torch.promote_types(x.dtype, y.dtype) if hasattr(y, "dtype") else _joint(x, y)
+    return _fits(alpha, dtype)
+
+
+def _computed(x: Any, *numbers: Any) -> Sequence[Any]:
+    """In the dtype that eager computes in."""
+    return _all_fit(torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype, *numbers)
+
+
+_CONVERTED: Final[dict[Any, Relations]] = {
+    aten.fill.Scalar: lambda x, number: _fits(number, x.dtype),
+    aten.full.default: lambda size, number, dtype=None, **_: _filled(dtype, number),
+    aten.full_like.default: lambda x, number, dtype=None, **_: _fits(number, dtype or x.dtype),
+    aten.new_full.default: lambda x, size, number, dtype=None, **_: _fits(number, dtype or x.dtype),
+    aten.scalar_tensor.default: lambda number, dtype=None, **_: _filled(dtype, number),
+    aten.linspace.default: lambda start, end, steps, dtype=None, **_: _spaced(start, end, dtype),
+    aten.masked_fill.Scalar: lambda x, mask, number: _fits(number, x.dtype),
+    aten.index_fill.int_Scalar: lambda x, dim, index, number: _fits(number, x.dtype),
+    aten.scatter.value: lambda x, dim, index, number: _fits(number, x.dtype),
+    aten.scatter.value_reduce: lambda x, dim, index, number, **_: _fits(number, x.dtype),
+    aten.constant_pad_nd.default: lambda x, pad, number=0: _fits(number, x.dtype),
+    aten.clamp.default: _bounds,
+    aten.clamp_min.default: _bounds,
+    aten.clamp_max.default: _bounds,
+    aten.hardtanh.default: lambda x, low=-1.0, high=1.0: _all_fit(x.dtype, low, high),
+    aten.threshold.default: lambda x, threshold, number: _all_fit(x.dtype, threshold, number),
+    aten.hardshrink.default: lambda x, number=0.5: _fits(number, x.dtype),
+    aten.pow.Tensor_Scalar: _power,
+    aten.add.Tensor: _weighted,
+    aten.sub.Tensor: _weighted,
+    aten.rsub.Tensor: _weighted,
+    aten.addcmul.default: lambda x, y, z, value=1: _computed(x, value),
+    aten.addcdiv.default: lambda x, y, z, value=1: _computed(x, value),
+    aten.lerp.Scalar: lambda x, end, weight: _computed(x, weight),
+    aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
+    **{
+        op.default: lambda x, y, z, beta=1, alpha=1: _computed(x, beta, alpha)
+        for op in (aten.addmm, aten.addmv, aten.addr, aten.baddbmm, aten.addbmm)
+    },
+}
 
 DOMAINS: Final[dict[Any, Relations]] = {
     aten.bernoulli.p: lambda x, p=0.5, **_: (p >= 0, p <= 1),
@@ -39,6 +137,7 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten.randint.low: lambda low, high, *_, **__: (low < high,),
     aten.randint_like.default: lambda x, high, **_: (high > 0,),
     aten.randint_like.low_dtype: lambda x, low, high, **_: (low < high,),
+    **_CONVERTED,
 }
 """Relations between an operator's arguments, which may be symbolic."""
 

@@ -41,6 +41,26 @@ def converted(number: Number, dtype: torch.dtype) -> Number | None:
     return None
 
 
+def fits(number: Number, dtype: torch.dtype) -> bool:
+    """Whether `torch.full` takes `number` for `dtype`, rather than refuse it as an overflow.
+
+    Negative integers wrap around in unsigned types, down to minus their largest number. Source:
+    PyTorch's `c10::overflows`.
+    """
+    if dtype == torch.bool or dtype.is_complex:
+        return True
+    if dtype.is_floating_point:
+        return (
+            not abs(number) > torch.finfo(dtype).max
+            or isinstance(number, float)
+            and (math.isinf(number))
+        )
+    info = torch.iinfo(dtype)
+    if isinstance(number, float):
+        return info.min <= number <= float(info.max)
+    return (info.min or -info.max) <= number <= info.max
+
+
 _INTEGERS = frozenset({
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
     torch.int8, torch.int16, torch.int32, torch.int64,

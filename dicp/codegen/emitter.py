@@ -11,7 +11,7 @@ from functools import partial
 import sympy
 import torch
 
-from dicp.codegen.spelling import combine, operator, take
+from dicp.codegen.spelling import SHARED, VARIANTS, combine, operator, take
 from dicp.codegen.types import (
     STACK_BYTES,
     STORAGE_TYPE,
@@ -46,6 +46,7 @@ class Emitter(Values[int]):
     """Emits the code of one kernel; a value's place is the depth of its scope."""
 
     VALUE_TYPE = VALUE_TYPE
+    VARIANTS, SHARED = VARIANTS, SHARED
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -230,8 +231,8 @@ class Emitter(Values[int]):
             return f"d_{expr.op}({args[0]}, {args[1]}, status, {self.site(expr)}{active})"
         return operator(expr, args, str(self.site(expr)))
 
-    def operator(self, expr: Expr, args: list[str]) -> str:
-        return operator(expr, args, variant=self.variants.get(expr))
+    def spelled(self, expr: Expr, args: list[str]) -> str:
+        return operator(expr, args)
 
     def read(self, item: Read, guard: str) -> str:
         text = widened(self._place(item, guard), item.ref.dtype)

@@ -9,6 +9,7 @@
 //                   they are polynomials, which a compiler vectorizes
 //   D_HALVES        d_bf16, d_f16 and their conversions (d_from_bf16, d_to_bf16, ..) are defined
 //   D_FMA           d_madd is one rounding; known by itself for x86-64 and ARM
+//   D_MAXIMUM(a, b), D_MINIMUM(a, b)   of floats, NaN if one is, where the hardware has that
 //   D_CLAIM(p, x)   whether *p was 0 and has become x, atomically
 //   D_COLD          the qualifiers of a function that reports an error
 //   D_UNROLL(n)     a pragma that unrolls the next loop n times
@@ -166,6 +167,10 @@ template <class T> d_inline T d_minimum(T a, T b) {
   const T m = a < b ? a : b;
   return d_isnan(a) ? a : m;
 }
+#ifdef D_MAXIMUM
+d_inline float d_maximum(float a, float b) { return D_MAXIMUM(a, b); }
+d_inline float d_minimum(float a, float b) { return D_MINIMUM(a, b); }
+#endif
 template <class T> d_inline T d_fmax(T a, T b) {
   const T m = b > a ? b : a;
   return d_isnan(a) ? b : m;
@@ -229,25 +234,26 @@ d_inline int64_t d_size_div(int64_t a, int64_t b) { return a / b - ((a % b != 0)
 d_inline int64_t d_size_mod(int64_t a, int64_t b) { return a - d_size_div(a, b) * b; }
 
 // Integer division by zero is reported through `status`; PyTorch raises an error on the CPU.
+template <class T> d_inline bool d_is_minus_one(T b) { return (T)-1 < (T)0 && b == (T)-1; }
 template <class T> d_inline T d_trunc_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  return b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
+  return d_is_minus_one(b) ? (T)(0 - (uint64_t)a) : (T)(a / b);
 }
 template <class T> d_inline T d_floor_div(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  if (b == (T)-1) return (T)(0 - (uint64_t)a);
+  if (d_is_minus_one(b)) return (T)(0 - (uint64_t)a);
   const T q = (T)(a / b);
   return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
 }
 template <class T> d_inline T d_remainder(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  if (b == (T)-1) return 0;
+  if (d_is_minus_one(b)) return 0;
   const T r = (T)(a % b);
   return (T)((r != 0) & ((r < 0) != (b < 0)) ? r + b : r);
 }
 template <class T> d_inline T d_fmod(T a, T b, int64_t* status, int site) {
   if (b == 0) { d_report(status, 2, site); return 0; }
-  return b == (T)-1 ? (T)0 : (T)(a % b);
+  return d_is_minus_one(b) ? (T)0 : (T)(a % b);
 }
 #define d_float_division(T, MOD) \
   d_inline T d_trunc_div(T a, T b, int64_t*, int) { return d_trunc(a / b); } \

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from dicp.loop.ir.expr import Const, Expr
-from dicp.loop.ir.kernel import Variant
 
 SCALAR_HEADER = "scalar.h"
 
@@ -105,8 +104,19 @@ BEHIND_NUMBER = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0}
 the second operand, as in PyTorch's vectorized code: a zero keeps its sign beside a clamp's limit
 that is the first operand."""
 
-VARIANTS = {"exp_weight": "d_exp_weight({0})"}
-"""Cheaper forms of operators, which a kernel's schedule chooses."""
+VARIANTS = {
+    "exp_weight": "d_exp_weight({0})",
+    "exp_short": "d_exp_short({0})",
+    "normal_cdf_short": "d_normal_cdf_short({0})",
+    "normalized": "d_divided({0}, {1}, {shared})",
+    "over_above_one": "d_over_above_one({0}, {1})",
+    "over": "d_over({0}, {1}, {number})",
+    "scaled": "{0} * {number}",
+}
+"""Cheaper forms of operators, which a kernel's schedule chooses. scalar.h has the first; a target
+for GPUs defines the others."""
+SHARED = {"normalized": "1 / {1}"}
+"""What a row of VARIANTS computes once for all elements with the same second operand."""
 
 COMBINE = {
     "sum": "{0} + {1}",
@@ -119,13 +129,10 @@ COMBINE = {
 """Combines two partial results of a reduction; argmax and argmin combine pairs (`take`)."""
 
 
-def operator(
-    expr: Expr, args: list[str], site: str = "", variant: Variant | None = None
-) -> str:  # fmt: skip
-    """The operator of `expr` applied to `args`, in the form of `variant` if there is one."""
+def operator(expr: Expr, args: list[str], site: str = "") -> str:
+    """The operator of `expr` applied to `args`: the cheapest row that is right for its operands."""
     width = "d" if expr.dtype == torch.float64 else "f"
-    row = _row(expr) if variant is None else VARIANTS[variant.name]
-    return row.format(*args, site=site, width=width)
+    return _row(expr).format(*args, site=site, width=width)
 
 
 def _row(expr: Expr) -> str:

@@ -68,6 +68,10 @@ class Values(abc.ABC, Generic[Place]):
     """What each level of nesting is indented by."""
     VALUE_TYPE: Mapping[torch.dtype, str]
     """The type that holds a value of each dtype; 16-bit floats are widened."""
+    VARIANTS: Mapping[str, str]
+    """Cheaper forms of operators, which a kernel's schedule chooses: a row for each `Variant`."""
+    SHARED: Mapping[str, str]
+    """What a row of VARIANTS computes once for all elements with the same second operand."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -124,7 +128,7 @@ class Values(abc.ABC, Generic[Place]):
         """An operator that reports an error where `guard` and its condition hold."""
 
     @abc.abstractmethod
-    def operator(self, expr: Expr, args: list[str]) -> str:
+    def spelled(self, expr: Expr, args: list[str]) -> str:
         """Any other operator applied to `args`."""
 
     @abc.abstractmethod
@@ -287,6 +291,18 @@ class Values(abc.ABC, Generic[Place]):
         if isinstance(expr, Checked):
             return self.check(expr, args, guard)
         return self.operator(expr, args)
+
+    def operator(self, expr: Expr, args: list[str]) -> str:
+        """An operator applied to `args`, in the cheaper form that the schedule has chosen."""
+        variant = self.variants.get(expr)
+        if variant is None:
+            return self.spelled(expr, args)
+        shared = self.SHARED.get(variant.name, "").format(*args)
+        if shared:
+            place = self.place_of(expr.args[1], "")
+            shared = self.once(shared, shared, torch.float32, place)
+        number = self.literal(variant.number, torch.float32)
+        return self.VARIANTS[variant.name].format(*args, shared=shared, number=number)
 
     # ---- statements -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dicp.torch_private import (
     true_device,
 )
 
+Args = tuple[Any, ...]
 _SHOWN = 10
 _TOLERANCE = 1e-3
 _NAMES = {
@@ -70,11 +71,7 @@ class AutoCompare:
         self.dispatcher, self.patterns = dispatcher, patterns
 
     def __call__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        run: Callable[[], Any],
+        self, op: OpOverload, args: Args, kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         name = name_of(op)
         if not self.patterns.match(name) or self.dispatcher.is_random(op):
@@ -185,11 +182,7 @@ class Dump:
         self.level = level
 
     def __call__(
-        self,
-        op: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        run: Callable[[], Any],
+        self, op: OpOverload, args: Args, kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         level = dump_level() if self.level is None else self.level
         if level > 0:

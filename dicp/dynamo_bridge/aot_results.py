@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, OtherLine
 from dicp.errors import CacheWarning
 from dicp.torch_private import (
     BoxedBool,
+    NewGuards,
     NotCacheableError,
     autograd_key,
     backed_symints,
@@ -42,6 +43,7 @@ class Slot:
     key: str = ""
     symints: tuple[torch.SymInt, ...] = ()
     loaded: Any = None
+    guards: NewGuards = field(default_factory=NewGuards)
 
 
 def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_config: Any) -> Slot:
@@ -56,8 +58,9 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
     except NotCacheableError as error:
         compiler.on_cache("bypass", str(error))
         return Slot()
+    new_guards = NewGuards(symints)
     for variant in range(_VARIANTS):
-        slot = Slot(key_of(base, variant), symints)
+        slot = Slot(key_of(base, variant), symints, guards=new_guards)
         entry = compiler.results.get(_CACHE_KIND, slot.key)
         if entry is None:
             break
@@ -118,6 +121,8 @@ def store_result(
         reason = "operators with side effects are ordered by tokens, which are not restored"
     elif any(graph.artifact_json is None for graph in made):
         reason = "a compiled graph has no stored form"
+    elif not slot.guards.only_on_symints():
+        reason = "a number of the caller's, such as a float, became a constant"
     if reason:
         compiler.on_cache("bypass", reason)
         return

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.own_decompositions import (
     MIXED,
     OWN,
@@ -81,6 +82,8 @@ def decompositions(
     for op in MIXED:
         table[op] = in_one_dtype(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
+    for op in DOMAINS.keys() & table.keys():
+        table[op] = _Accepted(op, table[op])
     for op in list(table) if choice else ():
         assert choice is not None
         if choice.wants_eager(op) or (choice.wants_native(op) and not choice.prefers):
@@ -117,6 +120,18 @@ class _Checked:
         return self.rule(*args, **kwargs)
 
 
+class _Accepted:
+    """A decomposition that is not done (NotImplemented) for numbers that eager refuses."""
+
+    def __init__(self, op: OpOverload, rule: Callable[..., Any]) -> None:
+        self.op, self.rule = op, rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if outside_domain(self.op, args, kwargs, lambda relation: relation is not False):
+            return NotImplemented
+        return self.rule(*args, **kwargs)
+
+
 class _Watch(TorchDispatchMode):
     """Decomposes what a decomposition calls, and notes primitives that the target has no rule for.
 
@@ -136,10 +151,16 @@ class _Watch(TorchDispatchMode):
             elif func in self.table and not self.overshoots:
                 rule = self.table[func]
                 with self:
-                    made = (rule.rule if isinstance(rule, _Checked) else rule)(*args, **kwargs)
+                    made = _unchecked(rule)(*args, **kwargs)
                 if made is not NotImplemented:
                     return made
         return func(*args, **kwargs)
+
+
+def _unchecked(rule: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(rule, (_Checked, _Accepted)):
+        rule = rule.rule
+    return rule
 
 
 def _with_warning(op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -97,7 +97,7 @@ class NewVendorError(DicpError):
         self.problem = problem
         super().__init__(
             f"vendor {name!r} {problem}. For example: "
-            "python -m dicp new-vendor mychip --family loop --package mychip_dicp"
+            "python -m dicp new-vendor mychip --family loop --package mychip"
         )
 
 

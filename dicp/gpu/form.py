@@ -12,7 +12,7 @@ from dicp.gpu import tiles
 from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.passes import Hints, barriers, cache_hints
 from dicp.gpu.precision import variants
-from dicp.gpu.random_groups import limited_stores
+from dicp.gpu.random_groups import limited_stores, words
 from dicp.gpu.thresholds import GUESS, MIN_CROSSING
 from dicp.gpu.tiles import Tile, numel
 from dicp.loop.ir.expr import Ref
@@ -75,7 +75,7 @@ def with_tile(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     crossed = isinstance(form, PointTile) and form.crossing is not None
     inner = kernel.reduction or (kernel.parallel[-1:] if crossed else kernel.parallel)
     form = replace(form, limited=limited_stores(kernel, inner))
-    return replace(kernel, form=form, variants=variants(kernel))
+    return replace(kernel, form=form, variants={**variants(kernel), **words(kernel)})
 
 
 def _form_of(kernel: Kernel, facts: DeviceFacts) -> TileForm:

@@ -10,7 +10,6 @@ import math
 
 import torch
 
-from dicp.gpu import random_groups
 from dicp.gpu.thresholds import MAX_DIVISOR
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr, Named, is_const
@@ -25,7 +24,6 @@ FLOAT32 = frozenset({torch.float32, *ir.LOW_PRECISION})
 def variants(kernel: Kernel) -> dict[Expr, Variant]:
     """The cheaper form of each operator that has one.
 
-    - "word": a uniform number is compared with a constant by its bits, which `number` are;
     - "exp_short", "normal_cdf_short": the result is rounded to 16 bits;
     - "normalized": a quotient of exponentials by their sum;
     - "over_above_one": a divisor that is 1 + exp(..);
@@ -47,9 +45,6 @@ class _Chooser:
         self.full_precision = full_precision(self.stmts)
 
     def variant(self, expr: Expr) -> Variant | None:
-        least = random_groups.threshold(expr)
-        if least is not None:
-            return Variant("word", least)
         if expr.dtype not in FLOAT32:
             return None
         if expr.op == "div":

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dicp.gpu.precision import variants
+from dicp.gpu.random_groups import words
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Named, Read, Ref, Rewriter
@@ -77,7 +78,7 @@ class Product:
         phases = (Phase("parallel", (Let(RESULT, self.value.dtype, self.value), *self.stores)),)
         loops = (*self.z, *self.y, *self.x)
         kernel = Kernel("pointwise", loops, (), phases, tuple(origins.values()))
-        return replace(kernel, variants=variants(kernel))
+        return replace(kernel, variants={**variants(kernel), **words(kernel)})
 
     @property
     def shape(self) -> tuple[Size, Size, Size, Size]:

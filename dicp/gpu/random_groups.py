@@ -10,7 +10,7 @@ import torch
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Const, Expr
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Kernel, Store
+from dicp.loop.ir.kernel import Kernel, Store, Variant
 from dicp.loop.ir.ops import float32
 
 NEIGHBOURS = {
@@ -42,6 +42,13 @@ def split(index: Index, neighbours: int) -> tuple[Index, Var] | None:
     if not isinstance(rest[0], Var):
         return None
     return Index(const, tuple((atom, b) for atom, b in blocks if b is not None)), rest[0]
+
+
+def words(kernel: Kernel) -> dict[Expr, Variant]:
+    """Comparisons of a uniform number with a constant: "word" compares its bits with `number`."""
+    seen: set[Expr] = set()
+    found = {e: threshold(e) for x in kernel.exprs() for e in ir.walk(x, seen)}
+    return {e: Variant("word", least) for e, least in found.items() if least is not None}
 
 
 def threshold(expr: Expr) -> int | None:

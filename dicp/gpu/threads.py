@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.passes import barriers
+from dicp.gpu.precision import variants
 from dicp.gpu.thresholds import (
     ACCESS_BYTES,
     COLUMN_BLOCK,
@@ -73,7 +74,7 @@ def with_threads(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     """The kernel with its threads, and without sums that need no loop."""
     kernel = without_one_hot_sums(kernel)
     form = point_threads(kernel, facts) if not kernel.reduction else _together(kernel, facts)
-    return replace(kernel, form=form, variants=exp_weights(kernel))
+    return replace(kernel, form=form, variants={**exp_weights(kernel), **variants(kernel)})
 
 
 def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:

@@ -38,7 +38,7 @@ class Value:
     `known` are the contents, where they are known before the run: integers or symbolic integers.
     """
 
-    node: Node = field(repr=False)  # shared: written out, nodes grow exponentially
+    node: Node = field(repr=False)  # shared: printed, nodes would grow exponentially
     index: int
     fake: torch.Tensor
     known: tuple[Any, ...] | None = None

@@ -131,7 +131,11 @@ class _Plan:
         self.slots: list[dict[str, Any]] = program["slots"]
         self.inputs = [(k, slot) for k, slot in enumerate(program["inputs"]) if slot is not None]
         self.outputs = [self._argument(output) for output in program["outputs"]]
-        graphs = [step for step in (*program["once"], *program["steps"]) if "graph" in step]
+        steps = [*program["once"], *program["steps"]]
+        graphs = [step for step in steps if "graph" in step]
+        calls = [step for step in steps if "call" in step]
+        elsewhere = {slot for step in steps if "call" not in step for slot in _slots_of(step)}
+        self.eager_only = {slot for step in calls for slot in _slots_of(step)} - elsewhere
         self.compiled = {i["slot"] for step in graphs for i in step["inputs"] if "slot" in i}
         self.read = _slots_read(program)
         dying = self._last_uses(program)
@@ -315,9 +319,10 @@ class _Plan:
             if tensor is None or "strides" not in row or tensor.layout != torch.strided:
                 continue
             dtype = getattr(torch, row["dtype"])
-            # what eager calls alone read may have come from one with another dtype than inferred
+            # What eager calls alone read may come from one whose results were inferred otherwise.
             differs = tensor.dtype != dtype and slot in self.compiled
-            if differs or tuple(tensor.shape) != self._shape(slot):
+            resized = tuple(tensor.shape) != self._shape(slot) and slot not in self.eager_only
+            if differs or resized:
                 raise InputMismatchError(
                     position,
                     f"{dtype}{list(self._shape(slot))}",

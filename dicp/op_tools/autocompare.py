@@ -20,7 +20,7 @@ from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
 from dicp.op_tools.held import HeldInputs, versions_of
-from dicp.op_tools.names import is_constructor, is_in_place
+from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
 from dicp.op_tools.reference import Reference, expected, reference_rules
@@ -111,13 +111,16 @@ class OpAutoCompare(Feature):
     def around(self, call: Call, proceed: Proceed) -> Any:
         edges = InputEdges.of(call.args, call.kwargs)
         on_device = any(t.device.type != "cpu" for t in trees.tensors((call.args, call.kwargs)))
-        overwrites = is_in_place(call.name) or "out" in call.kwargs
         rules = reference_rules(call.name)
         try:
             reference = Reference.of(call.name, call.operator, call.args, call.kwargs, rules)
             # Eager in the same dtype: on the CPU, that is the call itself.
             same = reference.unwidened(call.args, call.kwargs) if on_device else None
-            before = reference.unwidened(call.args, call.kwargs) if overwrites else None
+            before = (
+                reference.unwidened(call.args, call.kwargs)
+                if overwrites(call.name, call.kwargs)
+                else None
+            )
         except Exception as error:  # a tensor that the CPU has no form of
             self._no_reference(call, error)
             return proceed(call)
@@ -248,12 +251,13 @@ class OpAutoCompare(Feature):
         self, record: Record, call: Call, args: Any, kwargs: Any, found: Gradients
     ) -> None:
         on_device = any(g is not None and g.device.type != "cpu" for g in found.inputs)
+        needed = [gradient is not None for gradient in found.inputs]
         try:
             reference = Reference.of(call.name, call.operator, args, kwargs)
-            wanted = reference.gradients(found.outputs)
+            wanted = reference.gradients(found.outputs, needed)
             eager: list[Any] = list(found.inputs)
             if on_device:
-                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs))
+                eager = list(reference.unwidened(args, kwargs).gradients(found.outputs, needed))
         except Exception as error:  # operators raise whatever they like
             record.note = f"no CPU form: {_first_line(error)}"
             self._keep(record)

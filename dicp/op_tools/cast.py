@@ -14,7 +14,7 @@ from dicp.op_tools import trees
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE, is_constructor
 from dicp.op_tools.overwriting import StandIns
-from dicp.op_tools.reference import Rules, cast_rules, parse_rules
+from dicp.op_tools.reference import Rules, cast_rules, expected, parse_rules
 from dicp.op_tools.tables import table
 
 VARIABLE = "OP_DTYPE_CAST_DICT"
@@ -72,6 +72,7 @@ class OpDtypeCast(Feature):
         if not casts:
             return proceed(call)
         original = call.args, call.kwargs
+        promised = list(trees.tensors(expected(call.operator, *original)))
         call.args, call.kwargs = trees.map_tensors(original, lambda t: casts.get(id(t), t))
         if "dtype" in call.kwargs:
             call.kwargs["dtype"] = rules.get(call.kwargs["dtype"], call.kwargs["dtype"])
@@ -79,15 +80,15 @@ class OpDtypeCast(Feature):
         result = proceed(call)
         call.args, call.kwargs = original
         originals = stand_ins.write_back(call.name, *original)
-        result = self._back(call.name, result, originals, back, rows, rules)
+        result = self._back(call.name, result, originals, promised, back, rows, rules)
         self._print(call, rows)
         return result
 
     def _back(
-        self, name: str, result: Any, originals: Mapping[int, torch.Tensor], back: Rules,
-        rows: list[tuple[object, ...]], rules: Rules,
+        self, name: str, result: Any, originals: Mapping[int, torch.Tensor],
+        promised: Sequence[torch.Tensor], back: Rules, rows: list[tuple[object, ...]], rules: Rules,
     ) -> Any:  # fmt: skip
-        """The results in the original dtype."""
+        """The results in the dtypes that the operator promises for its own inputs."""
         places = iter(range(len(list(trees.tensors(result)))))
 
         def leaf(value: torch.Tensor) -> torch.Tensor:
@@ -95,7 +96,9 @@ class OpDtypeCast(Feature):
             if id(value) in originals:
                 return originals[id(value)]
             target = back.get(value.dtype)
-            if target is None:
+            if place < len(promised):  # inputs of several dtypes promote
+                target = promised[place].dtype
+            if target in (None, value.dtype):
                 return value
             rows.append((name, f"output[{place}]", f"{value.dtype} -> {target}", _shown(rules)))
             return value.to(target)

@@ -6,7 +6,7 @@ import builtins
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
@@ -72,6 +72,11 @@ def is_in_place(name: str) -> bool:
     if last in ("__setitem__",) or (last.startswith("__i") and last.endswith("__")):
         return last not in ("__index__", "__int__", "__invert__", "__iter__")
     return last.endswith("_") and not last.endswith("__")
+
+
+def overwrites(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call writes its first argument or one that is given as `out`."""
+    return is_in_place(name) or "out" in kwargs or kwargs.get("inplace") is True
 
 
 def is_torch(func: Callable[..., Any]) -> bool:

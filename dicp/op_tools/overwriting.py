@@ -75,6 +75,7 @@ def same_values(before: Any, after: Any) -> bool:
 
 def written(name: str, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors that a call overwrites, by the name of its operator."""
-    if is_in_place(name) and args and isinstance(args[0], torch.Tensor):
+    in_place = is_in_place(name) or kwargs.get("inplace") is True
+    if in_place and args and isinstance(args[0], torch.Tensor):
         yield args[0]
     yield from trees.tensors(kwargs.get("out"))

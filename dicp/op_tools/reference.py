@@ -13,7 +13,7 @@ import torch
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
-from dicp.op_tools.names import is_in_place
+from dicp.op_tools.names import overwrites
 from dicp.torch_private import TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
@@ -149,15 +149,20 @@ class Reference:
         with torch.no_grad():
             return self.func(*self.args, **self.kwargs)
 
-    def gradients(self, grad_outputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Gradients of the input tensors for these gradients of the output tensors."""
+    def gradients(
+        self, grad_outputs: Sequence[torch.Tensor | None], needed: Sequence[bool]
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the `needed` input tensors for these gradients of the output tensors.
+
+        Of others there may be none: running statistics are not differentiable.
+        """
         inputs = list(trees.tensors((self.args, self.kwargs)))
         leaves = {id(t): t.detach() for t in inputs}
-        for leaf in leaves.values():
-            if leaf.is_floating_point() or leaf.is_complex():
-                leaf.requires_grad_()
+        for tensor, is_needed in zip(inputs, needed, strict=True):
+            if is_needed:
+                leaves[id(tensor)].requires_grad_()
         # What is written in place must not be a leaf.
-        in_place = is_in_place(getattr(self.func, "__name__", "")) or "out" in self.kwargs
+        in_place = overwrites(getattr(self.func, "__name__", ""), self.kwargs)
         with torch.enable_grad():
             swap = (lambda t: leaves[id(t)].clone()) if in_place else (lambda t: leaves[id(t)])
             args, kwargs = trees.map_tensors((self.args, self.kwargs), swap)

@@ -24,7 +24,7 @@ from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import write_cases
 from dicp.op_tools.frame import FRAME, Call
-from dicp.op_tools.names import is_in_place, resolve
+from dicp.op_tools.names import overwrites, resolve
 from dicp.op_tools.tables import argument_table
 from dicp.op_tools.timing import OpTimeMeasure
 
@@ -139,8 +139,9 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
         torch.set_rng_state(state)
     with FRAME.unhooked():
         args, kwargs = trees.map_tensors((captured.args, captured.kwargs), _fresh)
-        overwrites = is_in_place(captured.operator) or "out" in kwargs
-        if overwrites:  # a leaf that wants a gradient cannot be written in place
+        if overwrites(
+            captured.operator, kwargs
+        ):  # a leaf that wants a gradient cannot be written in place
             args, kwargs = trees.map_tensors(
                 (args, kwargs), lambda t: t.clone() if t.requires_grad else t
             )

@@ -82,6 +82,7 @@ from dicp.torch_private.graphs import (
     traced_from,
 )
 from dicp.torch_private.guards import (
+    NewGuards,
     ShapeFacts,
     backed_symints,
     guards_hold,

@@ -94,6 +94,22 @@ def backed_symints(inputs: list[Any]) -> list[torch.SymInt]:
     return autograd_cache.AOTAutogradCache._filter_backed_symints(inputs)
 
 
+class NewGuards:
+    """The guards that the compilation under way takes from now on."""
+
+    def __init__(self, symints: Iterable[torch.SymInt] = ()) -> None:
+        self._shape_env = current_shape_env()
+        self._before = len(self._shape_env.guards) if self._shape_env is not None else 0
+        self._symbols = {symbol for symint in symints for symbol in free_symbols(symint)}
+
+    def only_on_symints(self) -> bool:
+        """Whether all of them are on symbols of the symbolic integers given before."""
+        if self._shape_env is None:
+            return True
+        new = self._shape_env.guards[self._before :]
+        return all(guard.expr.free_symbols <= self._symbols for guard in new)
+
+
 def guards_on(symints: list[torch.SymInt]) -> str:
     """The guards taken on `symints` so far, as an expression ("" for none)."""
     if not symints:

@@ -155,6 +155,17 @@ BINARY = [
         layouts=SMALL,
     ),
     pointwise(
+        "div_by_most_bytes",
+        lambda x, y: (
+            *(x // y, torch.div(x, y, rounding_mode="trunc"), x % y, torch.fmod(x, y)),
+            *(x // -1, torch.div(x, 255, rounding_mode="trunc"), x % -1, torch.fmod(x, 255)),
+        ),
+        T(X, 0, 256),
+        T(X, 253, 256),
+        dtypes=(torch.uint8,),
+        layouts=SMALL,
+    ),
+    pointwise(
         "div_negative_ints",
         lambda x, y: (x // y, torch.div(x, y, rounding_mode="trunc"), x % y, torch.fmod(x, y)),
         X,

@@ -19,6 +19,8 @@ from dicp.op_tools.autocompare import Record
 from dicp.op_tools.records import CallId, Place
 from dicp.op_tools.verdict import Comparison, compare, tolerance
 
+RANDOM = "random operator: shape and dtype only"
+
 
 def compared(tool: op_tools.OpAutoCompare) -> dict[str, Comparison]:
     return {c.name: c for record in tool.results for c in record.comparisons}
@@ -52,7 +54,12 @@ def test_in_place_forms_are_compared_before_and_after() -> None:
     with op_tools.OpAutoCompare(quiet=True) as tool:
         x.t().relu_()
         torch.add(x, 1, out=torch.empty(0))
+        y = torch.randn(3, requires_grad=True) * 2
+        F.relu(y, inplace=True).sum().backward()
+    assert tool.failures == [] and {r.note for r in tool.results} == {"", RANDOM}
     found = compared(tool)
+    relu = "torch.nn.functional.relu"
+    assert {f"{relu} input(before)", f"{relu} input", f"{relu} grad[0]"} <= found.keys()
     assert found["torch.Tensor.relu_ input(before)"].allclose
     assert found["torch.Tensor.relu_ input"].allclose
     assert {"torch.add input(before) out", "torch.add input out"} <= found.keys()
@@ -170,6 +177,16 @@ def test_comparing_values() -> None:
     assert compare("o", "o", 2, 2).allclose and not compare("o", "o", 2, 3).allclose
 
 
+def test_gradients_of_an_operator_with_buffers() -> None:
+    """Running statistics have no gradient; the other inputs' gradients are compared."""
+    x, norm = torch.randn(8, 3, requires_grad=True), torch.nn.BatchNorm1d(3)
+    with op_tools.OpAutoCompare(["torch.nn.functional.batch_norm"], quiet=True) as tool:
+        norm(x).square().sum().backward()
+    backward = tool.results[-1]
+    assert backward.kind == "backward" and not backward.note and tool.failures == []
+    assert [c.name.rpartition("[")[2] for c in backward.comparisons] == ["0]", "3]", "4]"]
+
+
 def test_inputs_that_wait_for_backward_are_bounded_in_memory() -> None:
     """OT-23, and issue: bounded by memory, not by the model."""
     layer, x = torch.nn.Linear(64, 64), torch.randn(32, 64)
@@ -239,8 +256,7 @@ def test_what_draws_is_told_from_the_generators() -> None:
         attention(q, q, q)
         F.dropout(q, 0.5, training=False)
     assert tool.failures == []
-    random = "random operator: shape and dtype only"
-    assert [r.note for r in tool.results if r.operator != "torch.randn"] == [random] * 3 + [""] * 2
+    assert [r.note for r in tool.results if r.operator != "torch.randn"] == [RANDOM] * 3 + [""] * 2
 
 
 def test_one_csv_with_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +362,13 @@ def test_cast_rules_are_read_at_each_call(
     monkeypatch.setenv("OP_DTYPE_CAST_DICT", "bfloat16=float")
     with pytest.raises(ToolVariableError, match="OP_DTYPE_CAST_DICT is 'bfloat16=float'"):
         run()
+
+
+def test_cast_results_have_the_dtype_that_the_inputs_promote_to() -> None:
+    rules = "torch.half->torch.double,torch.float->torch.bfloat16"
+    with op_tools.OpDtypeCast(["torch.mul"], rules=rules, quiet=True):
+        product = torch.mul(torch.ones(2).half(), torch.ones(2))
+    assert product.dtype == torch.float32
 
 
 def test_cast_in_place_writes_the_programs_tensor() -> None:

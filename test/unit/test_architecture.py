@@ -30,7 +30,7 @@ RANKS = {
     "config": 1,
     "store": 1,
     "cache": 2,
-    "dtypes": 2,
+    "dtypes": 1,
     "domains": 2,
     "machine": 2,
     "outline": 2,

@@ -13,10 +13,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from recorder import Recorder, Recording, TritonRecorder, record
+from ascend_recorder import Recorder as AscendRecorder
+from recorder import MacaRecorder, Recorder, Recording, TritonRecorder, record
 from torch import Tensor
 
-RECORDERS: list[type[Recording]] = [Recorder, TritonRecorder]
+from dicp.config import Config
+from dicp.vendor.tops import TopsTarget
+
+
+class TopsRecorder(Recording, TopsTarget):
+    """The HLIR programs."""
+
+
+RECORDERS: list[type[Recording]] = [
+    Recorder, TritonRecorder, MacaRecorder, AscendRecorder, TopsRecorder,
+]  # fmt: skip
 
 
 def pick(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -35,19 +46,24 @@ def normalize(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
 def rendered(
     recorder: type[Recording], *functions: Callable[..., Any], dynamic: bool = True
 ) -> list[Any]:
-    """The kernels' names and texts, of forward and backward graphs."""
+    """The files of source text, of forward and backward graphs."""
     torch.manual_seed(0)
     x = torch.rand(4, 4, 4, requires_grad=True)
     i, j = torch.arange(3), torch.arange(1, 4)
     found = []
     for fn in functions:
-        programs = record(fn, x, i, j, dynamic=dynamic, target=recorder()).programs
-        found += [list(p.kernel_texts.items()) for p in programs]
+        target = recorder()
+        record(fn, x, i, j, dynamic=dynamic, target=target)
+        assert target.programs
+        found += [sorted(target.render(p, Config()).files.items()) for p in target.programs]
     return found
 
 
 def sample() -> list[Any]:
-    return [*rendered(Recorder, pick, put, normalize), *rendered(TritonRecorder, pick)]
+    found = rendered(Recorder, pick, put, normalize)
+    for recorder in RECORDERS[1:]:
+        found += rendered(recorder, pick, normalize, dynamic=False)
+    return found
 
 
 @pytest.mark.parametrize("recorder", RECORDERS)

@@ -115,7 +115,7 @@ CASES: list[tuple[DicpError, str]] = [
     (
         NewVendorError("cpu", "is a target already"),
         "vendor 'cpu' is a target already. For example: "
-        "python -m dicp new-vendor mychip --family loop --package mychip_dicp",
+        "python -m dicp new-vendor mychip --family loop --package mychip",
     ),
     (
         ResultsFileError(Path("a.json"), "it is no JSON"),

@@ -27,7 +27,7 @@ from dicp.gpu.module_driver import ModuleDriver, open_driver
 from dicp.serialize import evaluate_size
 from dicp.vendor.maca import MacaTarget
 from dicp.vendor.maca.builder import Builder, Plan
-from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.toolchain import driver_api, find_mxcc
 from dicp.vendor.triton import TritonTarget
 
@@ -130,7 +130,7 @@ def test_a_kernel_is_compiled_and_launched_with_addresses_and_sizes(
     library = ctypes.CDLL(str(toolkit / "lib" / "libmcruntime.so"))
     seen = list((ctypes.c_ulong * 8).in_dll(library, "seen"))
     block, warps = step["launch"]["axes"]["x"]["block"], step["launch"]["warps"]
-    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), GPU.lanes * warps, 0, 77]
+    assert seen[:5] == [0x1234_5678_9ABC, -(-1000 // block), LEAST_WAVE * warps, 0, 77]
     size = evaluate_size(step["symbols"][0], sizes_of(plan))
     assert seen[5:] == [*(0x7F00_0000_1000 + 4096 * slot for slot in step["args"]), size]
 
@@ -147,13 +147,26 @@ def test_large_tensors_get_kernels_with_wide_indices(toolkit: Path, tmp_path: Pa
         assert ("-DD_NARROW" in command) == narrow
 
 
+def test_kernels_test_addresses_only_where_a_launch_has_unaligned_tensors(
+    toolkit: Path, tmp_path: Path
+) -> None:
+    plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 24), dynamic=False)
+    step = next(s for s in plan.program["steps"] if "kernel" in s)
+    config = config_with(toolkit, cache_dir=tmp_path)
+    for misaligned in (frozenset(), frozenset(step["args"][:1])):
+        job = plan.job(step, plan.variant(step, {}, misaligned))
+        Builder(Cache.open(config), config).build([job])
+        command = (toolkit / "commands").read_text().splitlines()[-1]
+        assert ("-DD_ALIGNED" in command) == (not misaligned)
+
+
 def test_a_refused_launch_names_kernel_grid_and_status(
     toolkit: Path, tmp_path: Path, driver: ModuleDriver
 ) -> None:
     plan = plan_of(lambda x: torch.relu(x) + 1, torch.ones(40, 25), dynamic=True)
     segment, (step,) = segment_of(plan, toolkit, tmp_path, driver)
     set_result(toolkit, "launch_result", 719)
-    threads = GPU.lanes * step["launch"]["warps"]
+    threads = LEAST_WAVE * step["launch"]["warps"]
     wanted = f"(?s){step['kernel']}.*mcErrorLaunchFailure.*blocks of {threads} threads.*aten.relu"
     with pytest.raises(LaunchError, match=wanted):
         segment.run()
@@ -181,7 +194,7 @@ def test_a_missing_toolkit_is_named_with_its_path(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
     wanted = rf"{missing}/mxgpu_llvm/bin/mxcc.*MACA_PATH"
     with pytest.raises(ToolchainError, match=wanted):
-        find_mxcc(config_with(Path(missing)), True)
+        find_mxcc(config_with(Path(missing)))
     backend = Backend("maca", cache_dir=tmp_path, runs_on="device", maca_path=missing)
     with pytest.raises(BackendCompilerFailed, match=wanted):
         torch.compile(torch.relu, backend=backend)(torch.ones(3))

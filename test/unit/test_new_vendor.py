@@ -130,6 +130,10 @@ class Installed:
     python: Path
     folder: Path
 
+    def package(self, name: str) -> Path:
+        """A package's folder, which has the name of what it holds."""
+        return self.folder / f"{name}_dicp"
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.started([str(self.python), "-W", "ignore", *arguments], "elsewhere")
 
@@ -162,9 +166,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     here = sysconfig.get_path("purelib")
     (Path(own) / "tools.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     for name, family in FAMILIES.items():
-        new_vendor(name, family, folder / name)  # type: ignore[arg-type]
+        new_vendor(name, family, folder / f"{name}_dicp")  # type: ignore[arg-type]
     found = Installed(python, folder)
-    editable = [word for name in FAMILIES for word in ("-e", str(folder / name))]
+    editable = [word for name in FAMILIES for word in ("-e", str(folder / f"{name}_dicp"))]
     made = found.run("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", *editable)
     assert made.returncode == 0, made.stdout + made.stderr
     return found
@@ -173,6 +177,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_both_families_run_pointwise_reductions_norms_and_products(installed: Installed) -> None:
     found = installed.run("-c", PROGRAM, *FAMILIES)
     assert found.stdout == "all right\n", found.stdout + found.stderr[-3000:]
+
+
+def test_a_package_beside_its_folder_is_not_hidden_by_it(installed: Installed) -> None:
+    program = "import loopchip_dicp, graphchip2_dicp; print(loopchip_dicp.LoopchipTarget.name)"
+    found = installed.started([str(installed.python), "-c", program], ".")
+    assert found.stdout == "loopchip\n", found.stderr
 
 
 OUTSIDE = {
@@ -189,7 +199,7 @@ def test_an_installed_package_runs_dicp_s_tests_from_another_folder(
 ) -> None:
     """The backend by its registered name, the package's smoke test, dicp's operators and models."""
     *wanted, shapes, passed = OUTSIDE[name]
-    smoke = str(installed.folder / name / "test" / "test_smoke.py")
+    smoke = str(installed.package(name) / "test" / "test_smoke.py")
     found = installed.run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", smoke, "--pyargs",
         *map(str, wanted), "--backend", f"{name}graph", "--device", "cpu", "--allow-eager",
@@ -210,7 +220,7 @@ def test_the_page_for_new_hardware_works(installed: Installed) -> None:
 
 def test_packages_need_no_private_name(installed: Installed) -> None:
     for name in FAMILIES:
-        for file in (installed.folder / name).rglob("*.py"):
+        for file in installed.package(name).rglob("*.py"):
             imported = re.findall(
                 r"(?:from|import) (?:dicp|torch)[\w.]* import (.*)", file.read_text()
             )

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
+from dicp import Backend
 from dicp.config import Config
 from dicp.dynamo_bridge import executables
 from dicp.dynamo_bridge.compile_fx import compile_fx
@@ -125,3 +127,15 @@ def test_a_later_size_that_fails_is_an_error(tmp_path: Path) -> None:
     compiled.target.fails = True
     with pytest.raises(RuntimeError, match="this size fails"):
         compiled.fn(torch.randn(9, 3), 0)
+
+
+def test_a_float_that_became_a_constant_is_not_found_again(tmp_path: Path) -> None:
+    """Decomposed, a threshold's value is a constant of the graph, and its guard is on a float."""
+
+    def fn(x: Tensor, value: float) -> Tensor:
+        return F.threshold(x, value, value)
+
+    x = torch.randn(4, 9)
+    compiled = torch.compile(fn, backend=Backend("tops", cache_dir=tmp_path))
+    for value in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(x, value), fn(x, value))

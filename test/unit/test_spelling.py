@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import math
 import re
 import subprocess
@@ -138,5 +139,20 @@ def test_triton() -> None:
             text = triton.operator(op, dtype, dtype, args[: row.arity + random])
             called = re.findall(r"\bd\.(\w+)\(", text)
             assert all(hasattr(device, name) for name in called), (op, dtype, text)
-    for text in triton.COMBINE.values():
+    for text in (*triton.COMBINE.values(), *triton.VARIANTS.values(), *triton.SHARED.values()):
         assert all(hasattr(device, name) for name in re.findall(r"\bd\.(\w+)\(", text))
+
+
+def test_cheaper_forms() -> None:
+    """Every form that a GPU's schedule chooses has a row in each language, of functions it has."""
+    from dicp.gpu import precision
+    from dicp.vendor.maca.units import header_texts
+
+    named = set(re.findall(r'"(\w+)"', inspect.getdoc(precision.variants) or ""))
+    assert len(named) == 6
+    triton = pytest.importorskip("dicp.vendor.triton.spelling")
+    assert triton.VARIANTS.keys() == named
+    assert spelling.VARIANTS.keys() == named | {"exp_weight"}
+    defined = set(re.findall(r"\b(d_\w+)\(", "".join(header_texts().values())))
+    for row in spelling.VARIANTS.values():
+        assert set(re.findall(r"\b(d_\w+)\(", row)) <= defined, row

@@ -125,9 +125,9 @@ def test_the_highest_priority_has_the_device_and_broken_targets_are_passed_over(
 def test_the_option_target_chooses_for_dicp(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, a=chip("a", device_type="cpu"), b=chip("b", device_type="cpu"))
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
-    config = Config().with_options({"target": "b"})
-    assert Backend()._target(gm, [torch.ones(2)], config, {}).name == "b"
-    assert Backend()._target(gm, [torch.ones(2)], config, {"target": "a"}).name == "a"
+    monkeypatch.setenv("DICP_TARGET", "b")
+    assert Backend()._target(gm, [torch.ones(2)], {}).name == "b"
+    assert Backend()._target(gm, [torch.ones(2)], {"target": "a"}).name == "a"
 
 
 def test_options_of_a_target_are_read_checked_and_part_of_the_key() -> None:

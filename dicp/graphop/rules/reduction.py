@@ -116,7 +116,11 @@ def logsumexp(g: Ops, x: Value, dims: Sequence[int], keepdim: bool = False) -> V
 def variance(
     g: Ops, x: Value, dims: Sequence[int] | None, correction: Any, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Variance and mean, from the centered values, in at least float32."""
+    """Variance and mean, from the centered values, in at least float32.
+
+    The mean of equal numbers is rounded as by the vendor's operator, where eager's may be exact:
+    bounds for it would be two more reductions.
+    """
     axes = axes_of(dims, x.ndim)
     wide = g.wide(x)
     mean = g.reduce("ReduceMean", wide, axes, True) if axes else wide

@@ -50,8 +50,8 @@ def packed(x: Tensor, fmt: str) -> Tensor:
         return _cut(x, 1).permute(0, 1, 3, 4, 2).contiguous()
     if fmt == FILTER:
         blocks = _cut(_cut(x, 1), 0)  # N1 N0 C1 C0 H W
-        turned = blocks.permute(2, 4, 5, 0, 1, 3)
-        return turned.reshape(storage_dims(fmt, x.shape)).contiguous()
+        transposed = blocks.permute(2, 4, 5, 0, 1, 3)
+        return transposed.reshape(storage_dims(fmt, x.shape)).contiguous()
     if fmt == MATRIX:
         blocks = _cut(_cut(x, x.dim() - 1), x.dim() - 2)  # M1 M0 N1 N0
         return blocks.movedim(-2, -4).contiguous()

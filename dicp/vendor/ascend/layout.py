@@ -1,6 +1,6 @@
 """The layout pass: a format for every edge of a graph, and conversions where it changes.
 
-One walk in order of computation. An operator that runs on blocked tensors has its operands
+One pass in order of computation. An operator that runs on blocked tensors has its operands
 converted; a blocked tensor stays so through operators that do not care. A conversion is made once
 per tensor and direction, so that two which undo each other never meet, and takes a transpose to or
 from channels-last into itself. What fills up the last block of an image is cleared before channels
@@ -74,9 +74,9 @@ class _Layout:
             else:
                 self._node(node)
         # Who waits for a transpose waits for the conversion that stands for it.
-        turned = {old.node: new.node for old, new in self.renamed.items()}
+        by_old = {old.node: new.node for old, new in self.renamed.items()}
         for node in made:
-            node.after = tuple(turned.get(other, other) for other in node.after)
+            node.after = tuple(by_old.get(other, other) for other in node.after)
         results = [
             replace(r, value=self._in_format(self._current(r.value), "ND")) for r in graph.results
         ]
@@ -220,9 +220,9 @@ class _Layout:
             plain = "ND" if MATRIX in (own, fmt) else "NCHW"
             source, names = value, [plain if f == "ND" else f for f in (own, fmt)]
             if fmt in (IMAGE, FILTER) and order_of(value) == FROM_CHANNELS_LAST:
-                turned = value.node.inputs["x"]
-                assert isinstance(turned, Value)
-                source, names[0] = turned, "NHWC"
+                untransposed = value.node.inputs["x"]
+                assert isinstance(untransposed, Value)
+                source, names[0] = untransposed, "NHWC"
             made = self._convert(source, *names)
             self.versions[value, fmt] = made
             self.versions[made, own] = value

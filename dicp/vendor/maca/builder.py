@@ -10,8 +10,8 @@ from dicp.config import Config
 from dicp.gpu import build
 from dicp.gpu.build import Binary
 from dicp.gpu.launch import LaunchPlan
-from dicp.vendor.maca.facts import GPU
-from dicp.vendor.maca.toolchain import device_compiler, driver_api
+from dicp.vendor.maca.facts import LEAST_WAVE
+from dicp.vendor.maca.toolchain import defines_of, device_compiler, driver_api
 from dicp.vendor.maca.units import Units
 
 
@@ -21,7 +21,7 @@ class Job(build.Job):
 
 
 class Plan(LaunchPlan[Job]):
-    """The launch plan of a program; kernels look at alignment when they run."""
+    """The launch plan of a program."""
 
     job_type = Job
 
@@ -35,16 +35,16 @@ class Builder:
         self.lanes = driver_api(config)[2]
 
     def build(self, jobs: Sequence[Job]) -> list[Binary]:
-        found: dict[tuple[str, bool], Binary] = {}
-        for wide in (False, True):
-            wanted = {j.name: j for j in jobs if j.variant.wide == wide}
-            if not wanted:
-                continue
-            units = Units(device_compiler(self.config, not wide), self.cache, self.config.jobs)
-            bodies = {name: job.body for name, job in wanted.items()}
-            keys = units.build(bodies, {name: job.origins for name, job in wanted.items()})
-            for name, job in wanted.items():
-                warps = job.launch["warps"] * GPU.lanes // self.lanes
+        found: dict[tuple[str, tuple[str, ...]], Binary] = {}
+        wanted: dict[tuple[str, ...], dict[str, Job]] = {}
+        for job in jobs:
+            wanted.setdefault(defines_of(job.variant), {})[job.name] = job
+        for defines, of_name in wanted.items():
+            units = Units(device_compiler(self.config, defines), self.cache, self.config.jobs)
+            bodies = {name: job.body for name, job in of_name.items()}
+            keys = units.build(bodies, {name: job.origins for name, job in of_name.items()})
+            for name, job in of_name.items():
+                warps = job.launch["warps"] * LEAST_WAVE // self.lanes
                 code = units.content(keys[name])
-                found[name, wide] = Binary(code, name, 0, warps, job.blocks())
-        return [found[job.name, job.variant.wide] for job in jobs]
+                found[name, defines] = Binary(code, name, 0, warps, job.blocks())
+        return [found[job.name, defines_of(job.variant)] for job in jobs]

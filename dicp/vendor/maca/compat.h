@@ -12,8 +12,26 @@
 #define __builtin_nanf(text) __builtin_bit_cast(float, 0x7fc00000u)
 #endif
 #define D_TRAP() asm volatile("trap;")
+#define D_INVERSE(y) __fdividef(1.0f, y)
 #include "gpu.h"
 
+static __device__ __forceinline__ float D_EXP2(float x) {  // 0 where it is no normal number
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#if __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ float D_MAXIMUM(float x, float y) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+  return x;
+}
+static __device__ __forceinline__ float D_MINIMUM(float x, float y) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+  return x;
+}
+#define D_MAXIMUM D_MAXIMUM
+#define D_MINIMUM D_MINIMUM
+#endif
 struct d_f16_bits { unsigned short bits; };
 typedef d_f16_bits __half;
 typedef unsigned short __maca_bfloat16;

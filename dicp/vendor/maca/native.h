@@ -4,5 +4,7 @@
 #include <maca_fp16.h>
 #include <maca_bfloat16.h>
 #define D_WAVE 64
+#define D_EXP2(x) exp2f(x)
+#define D_INVERSE(y) (1.0f / (y))
 #define D_TRAP() __builtin_trap()
 #include "gpu.h"

@@ -6,6 +6,8 @@
 // the device, and accesses out of range, are errors of the launch.
 #pragma once
 #define D_HOST
+#define D_EXP2(x) __builtin_exp2f(x)
+#define D_INVERSE(y) (1.0f / (y))
 #ifndef D_CHECKED
 #define D_AT_ONCE  // a wave's reductions and scans take one exchange
 #endif

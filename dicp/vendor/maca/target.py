@@ -23,11 +23,12 @@ from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime
+from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import Check, Facts
 from dicp.torch_private import first_sizes
 from dicp.vendor.maca.builder import Builder, Plan
-from dicp.vendor.maca.facts import DTYPES, GPU
+from dicp.vendor.maca.facts import DTYPES, GPU, facts_for
 from dicp.vendor.maca.render.kernel import render
 from dicp.vendor.maca.simulator import OPTIONS as SIMULATOR_OPTIONS
 from dicp.vendor.maca.simulator import Simulator, host_compiler
@@ -78,11 +79,9 @@ class MacaTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        split_reductions(graph, first, GPU)
-        return super().schedule(gm, graph, device, config)
-
-    def with_form(self, kernel: Kernel) -> Kernel:
-        return with_threads(kernel, GPU)
+        facts = facts_for(config.vendor.get("maca_nvidia", 0))
+        split_reductions(graph, first, facts)
+        return schedule(graph, config.fuse, None, partial(with_threads, facts=facts)).steps
 
     def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)
@@ -125,7 +124,7 @@ class MacaTarget(GpuTarget):
 
     def doctor(self, config: Config) -> list[Check]:
         checks = [
-            _checked("mxcc", lambda: find_mxcc(config, True).version),
+            _checked("mxcc", lambda: find_mxcc(config).version),
             _checked("runtime library", lambda: self._driver(config).api.launch),
         ]
         if torch.cuda.is_available():

@@ -15,6 +15,7 @@ from dicp import toolchain as host
 from dicp.cache import key_of
 from dicp.config import COUNT, PATH, WORDS, Config, vendor_option
 from dicp.errors import CompilerError, ToolchainError
+from dicp.gpu.build import Variant
 from dicp.gpu.module_driver import DriverApi
 from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.units import TARGET, UNIT, Compiler, header_texts
@@ -54,20 +55,18 @@ class Mxcc:
 
     command: tuple[str, ...]
     version: str
-    narrow: bool = True
-    """Whether indices have 32 bits."""
+    defines: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
-        return key_of(self.version, *self.command, str(self.narrow), *header_texts().values())
+        return key_of(self.version, *self.command, *self.defines, *header_texts().values())
 
     def compile(self, text: str, names: Sequence[str], sources: Sequence[str]) -> bytes:
-        width = ["-DD_NARROW"] if self.narrow else []
-        command = [*self.command, *width, UNIT, "-o", host.OUTPUT]
+        command = [*self.command, *self.defines, UNIT, "-o", host.OUTPUT]
         return host.compile_file(TARGET, command, {UNIT: text, **header_texts()}, sources=sources)
 
 
-def find_mxcc(config: Config, narrow: bool) -> Mxcc:
+def find_mxcc(config: Config, defines: tuple[str, ...] = ()) -> Mxcc:
     """The compiler of the MACA toolkit.
 
     Raises ToolchainError, which names the path looked for.
@@ -81,7 +80,7 @@ def find_mxcc(config: Config, narrow: bool) -> Mxcc:
         )  # fmt: skip
     (program, *_), version = host.find_compiler(TARGET, str(path))
     flags = ("-x", "maca", "--fatbin", f"-I{root / 'include'}", "-O3", "-fPIC", "-std=c++17")
-    return Mxcc((program, *flags, *config.vendor["maca_flags"]), version, narrow)
+    return Mxcc((program, *flags, *config.vendor["maca_flags"]), version, defines)
 
 
 @dataclass(frozen=True)
@@ -89,12 +88,11 @@ class Nvrtc:
     """NVIDIA's runtime compiler, which every CUDA build of PyTorch brings."""
 
     arch: int
-    narrow: bool = True
+    defines: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
-        width = ("-DD_NARROW",) if self.narrow else ()
-        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *width)
+        return (f"--gpu-architecture=sm_{self.arch}", "--std=c++17", *self.defines)
 
     @property
     def identity(self) -> str:
@@ -120,10 +118,16 @@ class Nvrtc:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def device_compiler(config: Config, narrow: bool = True) -> Compiler:
+def device_compiler(config: Config, defines: tuple[str, ...] = ()) -> Compiler:
     """The compiler for the device that the options name. Raises ToolchainError."""
     arch = config.vendor["maca_nvidia"]
-    return Nvrtc(arch, narrow) if arch else find_mxcc(config, narrow)
+    return Nvrtc(arch, defines) if arch else find_mxcc(config, defines)
+
+
+def defines_of(variant: Variant) -> tuple[str, ...]:
+    """What a variant's kernels may rely on: indices of 32 bits, and aligned tensors."""
+    narrow = () if variant.wide else ("-DD_NARROW",)
+    return (*narrow, "-DD_ALIGNED") if all(variant.aligned) else narrow
 
 
 def driver_api(config: Config) -> tuple[DriverApi, tuple[str, ...], int, str]:

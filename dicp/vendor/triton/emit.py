@@ -24,10 +24,10 @@ from dicp.vendor.triton.spelling import (
     ATOMIC,
     SHARED,
     VALUE_TYPE,
+    VARIANTS,
     conversion,
     literal,
     operator,
-    spelled,
 )
 
 Axes = frozenset[str]
@@ -74,6 +74,7 @@ class Emitter(Values[Axes]):
     DIVIDE = "//"
     MARGIN = "    "
     VALUE_TYPE = VALUE_TYPE
+    VARIANTS, SHARED = VARIANTS, SHARED
 
     def __init__(
         self, kernel: Kernel, axes: Sequence[Axis], limited: Mapping[Store, int],
@@ -224,14 +225,8 @@ class Emitter(Values[Axes]):
         mask = self.mask(self.place_of(expr, guard), guard)
         return f"({mask})" if mask else literal(True, torch.bool)
 
-    def operator(self, expr: Expr, args: list[str]) -> str:
-        variant = self.variants.get(expr)
-        if variant is None:
-            return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
-        shared = SHARED.get(variant.name, "").format(*args)
-        if shared:
-            shared = self.named(shared, self.axes_in(expr.args[1]), torch.float32)
-        return spelled(variant, args, shared)
+    def spelled(self, expr: Expr, args: list[str]) -> str:
+        return operator(expr.op, expr.dtype, expr.args[0].dtype, args)
 
     def read(self, item: Read, guard: str) -> str:
         index = self.index(item.index, guard)

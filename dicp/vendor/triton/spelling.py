@@ -12,7 +12,6 @@ import torch
 
 from dicp.codegen.values import conversion_kind
 from dicp.dtypes import shortest
-from dicp.loop.ir.kernel import Variant
 from dicp.loop.ir.ops import identity_of
 
 ELEMENT = {
@@ -128,12 +127,6 @@ def operator(op: str, dtype: torch.dtype, operand: torch.dtype, args: list[str])
     if row is None:
         return f"d.{op}({', '.join(args)})"
     return row.format(*args, width=width)
-
-
-def spelled(variant: Variant, args: list[str], shared: str) -> str:
-    """An operator in a cheaper form; `shared` is what stands for its row of SHARED."""
-    number = literal(variant.number, torch.float32)
-    return VARIANTS[variant.name].format(*args, shared=shared, number=number)
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:

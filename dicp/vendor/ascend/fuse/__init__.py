@@ -1,4 +1,4 @@
-"""Rewrites among GE operators, in one walk: by operator, what stands for its results."""
+"""Rewrites among GE operators, in one pass: by operator, what stands for its results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REWRITES: dict[str, Rewrite] = {
 
 
 def fuse(builder: Builder, items: Sequence[Item], outputs: Sequence[object]) -> list[Item]:
-    """`items` rewritten, twice: what one walk makes may be what another rewrite looks for."""
+    """`items` rewritten, twice: what one pass makes may be what another rewrite looks for."""
     for _ in range(2):
         items = remove_dead(rewritten(builder, items, REWRITES), outputs)
     return without_unread_sums(items)

@@ -15,10 +15,10 @@ from dicp.vendor.ascend.rules.core import Ge
 
 def rotary(g: Builder, node: Node) -> Sequence[Value] | None:
     # x cos + (-second half of x, first half of x) sin = rotary_mul(x, cos, sin)
-    for straight, turned in both_ways(node):
-        if straight.node.kind != "Mul" or turned.node.kind != "Mul":
+    for straight, rotated in both_ways(node):
+        if straight.node.kind != "Mul" or rotated.node.kind != "Mul":
             continue
-        for half, sine in both_ways(turned.node):
+        for half, sine in both_ways(rotated.node):
             x = _rotated(g, half)
             for other, cosine in both_ways(straight.node):
                 if x is other and x is not None and _fit_rotary(g, x, cosine, sine):

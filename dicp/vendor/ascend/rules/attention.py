@@ -224,7 +224,7 @@ def _training_backward(
     return dq, dk, dv
 
 
-# ---- written out ---------------------------------------------------------------------------------
+# ---- unfused -------------------------------------------------------------------------------------
 
 
 def _probabilities(g: Ge, scores: Value, masked: bool) -> tuple[Value, Value, Value]:

@@ -115,7 +115,7 @@ class Compiler:
         )
 
     def _check_ends(self) -> None:
-        """Refused where GE would drop a result: it walks from the inputs."""
+        """Refused where GE would drop a result: it follows the inputs."""
         reached = set(self.graph["inputs"])
         if not reached:
             raise Refused("the graph has no inputs")

@@ -9,7 +9,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.kernel import Kernel, kernel_name
 from dicp.loop.program import RenderedKernel
 from dicp.serialize import encode_size
-from dicp.vendor.maca.facts import GPU
+from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.render.pointwise import Pointwise
 from dicp.vendor.maca.render.reduction import Reduction
 
@@ -41,7 +41,7 @@ def render(kernel: Kernel) -> RenderedKernel:
     axes = {"x": {"size": encode_size(rows), "block": block},
             "r": {"size": encode_size(numel(kernel.reduction)), "block": 1}}  # fmt: skip
     launch = {
-        "grid": ["x"], "axes": axes, "warps": writer.threads // GPU.lanes, "whole": True,
+        "grid": ["x"], "axes": axes, "warps": writer.threads // LEAST_WAVE, "whole": True,
         "reaches": list(writer.reaches),
     }  # fmt: skip
     return RenderedKernel(

@@ -12,10 +12,8 @@ from dicp.gpu.threads import RowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.render.points import Points
-
-LEAST_WAVE = 32
-"""Lanes of the smallest wave: shared memory has an element per so many threads."""
 
 
 class Reduction(Points):
@@ -151,6 +149,7 @@ class Reduction(Points):
         scope.lines += self._loop(body)
         for stmt in reduces:
             scope.lines.append(f"  {self._join(stmt)}")
+            self.named_here(stmt.name)
 
     def _stage_preloaded(self, stmts: Sequence[Stmt]) -> None:
         for access in unconditional_reads(stmts):

@@ -1,0 +1,190 @@
+"""`python -m benchmarks.sass`: the machine instructions of two GPU targets' kernels, compared.
+
+No GPU is needed: kernels are compiled for sm_90 by Triton and by NVRTC (the package
+nvidia-cuda-nvrtc) and disassembled by the nvdisasm that Triton brings. The shapes are such that no
+kernel loops over a row, so that what is counted once is executed once: instructions of a thread,
+times the threads of a block, divided by the elements of a block. Slow paths, as of a division,
+count in full on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor, fx
+
+from dicp.cache import Cache
+from dicp.config import Config
+from dicp.dynamo_bridge.compile_fx import compile_fx
+from dicp.serialize import evaluate_size
+from dicp.target import Artifact, Executable, Source, Target
+from dicp.vendor.maca import MacaTarget
+from dicp.vendor.maca.toolchain import Nvrtc
+from dicp.vendor.maca.units import unit_text
+from dicp.vendor.triton import TritonTarget
+from dicp.vendor.triton.builder import Builder, Plan, Workers
+from dicp.vendor.triton.facts import GPU as NVIDIA
+
+ARCH = 90
+WAVE = 32
+"""Lanes that a launch of the thread-by-thread target counts its warps in."""
+NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]*)")
+MOVES = re.compile(r"(?:LD|ST)G\.E(?:\.\w+)*?(?:\.(8|16|U8|U16|S8|S16|64|128))?\b")
+
+
+def _half(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.bfloat16)
+
+
+FUNCTIONS: Mapping[str, tuple[Callable[..., Any], Sequence[Any]]] = {
+    "softmax": (lambda x: x.softmax(-1), [_half(8192, 1024)]),
+    "layer_norm": (
+        lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        [_half(8192, 1024), _half(1024), _half(1024)],
+    ),
+    "gelu": (F.gelu, [_half(8192, 1024)]),
+    "dropout_residual_norm": (
+        lambda x, r, w, b: F.layer_norm(F.dropout(x, 0.1) + r, (1024,), w, b),
+        [_half(8192, 1024), _half(8192, 1024), _half(1024), _half(1024)],
+    ),
+    "cross_entropy": (
+        partial(F.cross_entropy, reduction="none"),
+        [_half(8192, 1024), torch.zeros(8192, dtype=torch.int64)],
+    ),
+}
+
+
+class _Kept(Target):
+    """Keeps the programs of a target, which run operator by operator; put before a target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.programs: list[Any] = []
+
+    def build(self, program: Any, source: Source, cache: Cache, config: Config) -> Artifact:
+        self.programs.append(program)
+        return Artifact(self.name, {}, {}, objects=("not stored",))
+
+    def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
+        raise NotImplementedError("only compiled")
+
+    def fingerprint(self, config: Config) -> str:
+        return "kept"
+
+
+class _Triton(_Kept, TritonTarget):
+    """Programs of tiles."""
+
+
+class _Threads(_Kept, MacaTarget):
+    """Programs written thread by thread."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one program's kernels execute for an element of the function's first input."""
+
+    instructions: float
+    accesses: float
+    """Loads and stores of global memory, each of up to 16 bytes."""
+
+
+def programs(target: _Kept, fn: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
+    def backend(gm: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compile_fx(gm, given, target, _config(target), lambda report: None)
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(fn, backend=backend, dynamic=False)(*inputs)
+    except Exception:
+        if not target.programs:
+            raise
+    return target.programs
+
+
+def _config(target: Target) -> Config:
+    own = {"DICP_MACA_NVIDIA": str(ARCH)} if isinstance(target, _Threads) else {}
+    return Config.from_env({"DICP_CACHE": "0", **own}, target.options)
+
+
+def triton_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: int) -> Count:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Config(cache_dir=Path(folder))
+        workers = Workers()
+        try:
+            plan = Plan(plain, texts, ARCH)
+            jobs = plan.jobs()
+            found = Builder(Cache.open(config), workers, config.jobs).build(jobs)
+        finally:
+            workers.close()
+    listings = {job.name: _listing(binary.code) for job, binary in zip(jobs, found, strict=True)}
+    return _total(plain, listings, NVIDIA.lanes, elements)
+
+
+def threads_count(plain: Mapping[str, Any], texts: Mapping[str, str], elements: int) -> Count:
+    names = [step["kernel"] for step in plain["steps"] if "kernel" in step]
+    compiler = Nvrtc(ARCH, ("-DD_NARROW", "-DD_ALIGNED"))
+    listings = {
+        name: _listing(compiler.compile(unit_text({name: texts[name]}, {}), [name], []))
+        for name in names
+    }
+    return _total(plain, listings, WAVE, elements)
+
+
+def _listing(code: bytes) -> list[str]:
+    """The instructions of a kernel without the padding after its end."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [str(NVDISASM), "-c", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in text.splitlines() if INSTRUCTION.search(line)]
+    return [line for line in lines if INSTRUCTION.search(line)[1] != "NOP"]  # type: ignore[index]
+
+
+def _total(
+    plain: Mapping[str, Any], listings: Mapping[str, list[str]], lanes: int, elements: int
+) -> Count:
+    instructions = accesses = 0.0
+    for step in plain["steps"]:
+        if "kernel" not in step:
+            continue
+        launch = step["launch"]
+        sizes = {name: evaluate_size(a["size"], {}) for name, a in launch["axes"].items()}
+        blocks = math.prod(
+            -(-sizes[name] // launch["axes"][name]["block"]) for name in launch["grid"]
+        )
+        threads = blocks * launch["warps"] * lanes
+        lines = listings[step["kernel"]]
+        instructions += threads * len(lines)
+        accesses += threads * sum(bool(MOVES.search(line)) for line in lines)
+    return Count(instructions / elements, accesses / elements)
+
+
+def main() -> None:
+    for name, (fn, inputs) in FUNCTIONS.items():
+        elements = inputs[0].numel()
+        (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
+        a = triton_count(tiles.plain, tiles.kernel_texts, elements)
+        b = threads_count(threads.plain, threads.kernel_texts, elements)
+        print(
+            f"{name:24} triton {a.instructions:7.2f} instructions, {a.accesses:6.3f} accesses; "
+            f"threads {b.instructions:7.2f}, {b.accesses:6.3f}; "
+            f"ratio {b.instructions / a.instructions:.2f}, {b.accesses / a.accesses:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

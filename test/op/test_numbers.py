@@ -1,0 +1,74 @@
+"""Numbers that a dtype does not hold: eager refuses or wraps them, and so does compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dicp.dtypes import fits
+from dicp.testing import BackendUnderTest
+
+BYTE, HALF, WORD = torch.uint8, torch.float16, torch.int32
+INDEX = torch.tensor([0, 2])
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "full": lambda x, n: torch.full((3,), n, dtype=x.dtype),
+    "full_like": torch.full_like,
+    "new_full": lambda x, n: x.new_full((3,), n),
+    "fill": lambda x, n: x.clone().fill_(n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 1, n),
+    "where": lambda x, n: torch.where(x > 1, x, n),
+    "index_fill": lambda x, n: x.index_fill(0, INDEX, n),
+    "scatter": lambda x, n: x.scatter(0, INDEX, n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "clamp": lambda x, n: x.clamp(0, n),
+    "clamp_min": lambda x, n: x.clamp(min=n),
+    "hardtanh": lambda x, n: F.hardtanh(x, 0, n),
+    "threshold": lambda x, n: F.threshold(x, 1, n),
+    "alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "addmm": lambda x, n: torch.addmm(x, x[None], x.new_ones(3, 3), beta=n),
+    "pow": lambda x, n: x.pow(n),
+    "linspace": lambda x, n: torch.linspace(0, n, 3, dtype=x.dtype),
+    "add": lambda x, n: x + n,
+    "less": lambda x, n: x < n,
+}  # fmt: skip
+NUMBERS = [(BYTE, 300), (BYTE, -1), (HALF, 1e5), (WORD, 2**40)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_number_is_taken_or_refused_as_by_eager(name: str, backend: BackendUnderTest) -> None:
+    for dtype, number in NUMBERS:
+        x = torch.tensor([1, 2, 3]).to(dtype)
+
+        def call(x: torch.Tensor, number: Any = number) -> torch.Tensor:
+            return CALLS[name](x, number)
+
+        backend.start_over()
+        compiled = torch.compile(call, backend=backend)
+        try:
+            wanted = call(x)
+        except (RuntimeError, ValueError):
+            with pytest.raises((RuntimeError, ValueError)):
+                compiled(x)
+        else:
+            assert torch.equal(compiled(x), wanted), (dtype, number)
+
+
+def test_what_fits_is_what_a_tensor_is_filled_with() -> None:
+    numbers = [0, 1, -1, 255, 256, -255, -256, 127, 128, -128, -129, 65504, 65505, 2**31, -(2**31),
+               2**40, 2**63 - 1, -(2**63), 0.5, -0.5, 255.0, 255.5, -1.0, 65504.0, 65520.0, 2.0**31,
+               2.0**63, 1e19, 3.4e38, 3.41e38, 1e39, -1e39, float("inf"), float("nan"), True]  # fmt: skip  # noqa: E501
+    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+    for dtype in (*integers, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for number in numbers:
+            try:
+                torch.full((2,), number, dtype=dtype)
+                taken = True
+            except RuntimeError:
+                taken = False
+            assert fits(number, dtype) == taken, (number, dtype)
