@@ -101,7 +101,8 @@ ARITHMETIC = _rows("""
     torch.fill({x}, {s}) | fill full_like
     {f}.to({t_float}) | _to_copy convert_element_type
     {f}.to({t_float}).to({t_float_b}) | _to_copy convert_element_type
-    torch.xlogy({f}, {g}.abs() + 0.1) | log mul where eq
+    torch.xlogy({f}, {g}.abs() + 0.1) | xlogy log mul where eq
+    torch.special.xlog1py({f}, {g}.abs()) | log1p mul where eq
 """)
 
 UNARY = _rows("""
@@ -137,6 +138,20 @@ UNARY = _rows("""
     torch.tanh({x}) | tanh tanh_backward
     torch.logit(torch.sigmoid({f}), 0.01) | log
     torch.sinc({f}) | sin where
+    torch.i0({f}) | i0 bessel_i0
+    torch.special.i0e({f}) | special_i0e bessel_i0e
+    torch.special.i1({f}) | special_i1
+    torch.special.i1e({f}) | special_i1e
+    torch.special.bessel_j0({f}) | special_bessel_j0
+    torch.special.bessel_j1({f}) | special_bessel_j1
+    torch.special.ndtri(torch.sigmoid({f})) | special_ndtri ndtri
+    torch.special.log_ndtr({f}) | special_log_ndtr
+    torch.special.erfcx({f}.abs()) | special_erfcx
+    torch.special.entr({f}.abs()) | special_entr
+    torch.special.zeta({f}.abs() + 1.5, {g}.abs() + 1) | special_zeta
+    torch.polygamma(1, {f}.abs() + 0.5) | polygamma
+    torch.igamma({f}.abs() + 0.5, {g}.abs() + 0.5) | igamma
+    torch.igammac({f}.abs() + 0.5, {g}.abs() + 0.5) | igammac
 """)
 
 ACTIVATION = _rows("""
@@ -191,7 +206,7 @@ JUMPS = _rows(
     torch.isinf({x})
     torch.isnan({x})
     torch.isfinite({x}) | isinf
-    torch.heaviside({x}, {z}) | eq where
+    torch.heaviside({x}, {z}) | heaviside eq where
     {x} == {y} | eq
     {x} != {y} | ne
     {x} > {y} | gt
@@ -393,8 +408,9 @@ VIEWS = _rows("""
     torch.unbind_copy({x}, {d})[0] | unbind_copy
     torch.unfold_copy({x}, {d}, {p}, {p_b}) | unfold_copy
     torch.unsqueeze_copy({x}, {d}) | unsqueeze_copy
+    torch.as_strided_scatter({x}, {x}.reshape(-1)[:{x}.numel() // 2], ({x}.numel() // 2,), (2,)) | as_strided_scatter
     torch.view_copy({x}, {view}) | view_copy
-""")
+""")  # noqa: E501
 
 SHAPE = _rows("""
     {x}.clone() | clone
@@ -544,6 +560,7 @@ LIBRARY = _rows("""
     F.linear({f}, {weight}, {weight}[:, 0]) | addmm
     F.relu(F.linear({f}, {weight}, {weight}[:, 0])) | addmm
     F.gelu({f} @ {mat}) + {q} | mm
+    torch.ops.aten._trilinear({r2}, {z}, {z_b}, [], [], [], []) | _trilinear
     F.bilinear({r2}, {z}, {r3}[:, :1, :1].expand(-1, {r2}.shape[1], {r2}.shape[1])) | bmm
     torch.einsum('...ij,...kj->...ik', {f}, {z}) | bmm
     F.conv1d({r3}, {conv1}) | convolution convolution_backward
@@ -692,6 +709,25 @@ UNDRAWN = {
     "fma": "PyTorch's decompositions alone write it, in the gradient of softmax",
     "_ctc_loss": "PyTorch's front end refuses it in one graph: its shape depends on data",
     "_ctc_loss_backward": "as for its forward",
+    "_efficientzerotensor": "PyTorch writes it for gradients that are zero, which it mostly omits",
+    "copy_strided": "PyTorch writes it for sizes that depend on data",
+    "_grouped_mm": "it takes offsets that depend on data, whole batches in bfloat16",
+    "linear": "frozen graphs have it, of constant weights",
+    **dict.fromkeys(
+        (
+            *(
+                f"_scaled_dot_product_{kind}_attention{way}"
+                for kind in ("flash", "efficient", "cudnn")
+                for way in ("", "_backward")
+            ),
+            *(
+                f"_{kind}_attention_{way}"
+                for kind in ("flash", "efficient", "cudnn")
+                for way in ("forward", "backward")
+            ),
+        ),
+        "a GPU's tensors alone reach it; on the CPU attention is drawn as another operator",
+    ),
 }
 """Operators with a lowering rule that no row reaches, with the reason."""
 

@@ -50,7 +50,8 @@ class Entry:
     base: Entry | None = None
     """What it is a view of."""
     shown: bool = False
-    """Whether the graph returns several tensors that show its memory."""
+    """Whether its memory is to hold all of it: several results show it, or an operator reads
+    around what it views."""
 
 
 class Lowering:
@@ -76,7 +77,7 @@ class Lowering:
         self.constants: dict[Slot, torch.Tensor] = {}
         self.outputs: list[Any] = []
         self.reports: list[NodeReport] = []
-        self._shown = _shown_by_several(gm.graph)
+        self._shown = _held_in_memory(gm.graph)
         self._count = 0
 
     def run(self) -> Lowering:
@@ -333,10 +334,18 @@ class Lowering:
         self.reports.append(NodeReport(origin_of(node), decision.kind, decision.reason))
 
 
-def _shown_by_several(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory several of the graph's results show."""
+_READ_MEMORY = frozenset({
+    torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+})  # fmt: skip
+"""Operators that read the memory of their first argument, also between its elements."""
+
+
+def _held_in_memory(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory several of the graph's results show, or is read by strides."""
     counts = Counter(_viewed(node) for node in graph.output_node().all_input_nodes)
-    return {node for node, count in counts.items() if count > 1}
+    read = {_viewed(n.args[0]) for n in graph.nodes if n.target in _READ_MEMORY}  # type: ignore[arg-type]
+    return read | {node for node, count in counts.items() if count > 1}
 
 
 def _viewed(node: fx.Node) -> fx.Node:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,9 +24,12 @@ from dicp.fuzz.rounding import is_explained
 from dicp.fuzz.shrink import shrunk
 from dicp.fuzz.slots import SLOTS, Choices
 from dicp.fuzz.table import ROWS, UNDRAWN
-from dicp.loop.lowering import RULES
-from dicp.torch_private import pytree
+from dicp.rules import RuleTable
+from dicp.torch_private import pytree, schema_of
 
+TARGETS = ("cpu", "triton", "maca", "ascend", "tops")
+for _target in TARGETS:
+    importlib.import_module(f"dicp.vendor.{_target}")
 SEEDS = (0, 4, 50)  # static; unfused, with gradients; with sizes that change, with gradients
 PROGRAMS = 24
 EAGER = Mode("eager")
@@ -35,9 +40,17 @@ def drawn(count: int) -> list[Program]:
     return [generate(rng, Choices(grad=True)) for _ in range(count)]
 
 
-def test_every_lowering_rule_is_drawn() -> None:
+def test_every_rule_of_every_target_is_drawn() -> None:
     reached = {rule for row in ROWS for rule in row.rules}
-    rules = {op._schema.name.split("::")[1] for op in RULES.ops()}
+    tables = [
+        value
+        for target in TARGETS
+        for name, module in list(sys.modules.items())
+        if name.startswith((f"dicp.vendor.{target}", "dicp.loop", "dicp.graphop", "dicp.gpu"))
+        for value in vars(module).values()
+        if isinstance(value, RuleTable)
+    ]
+    rules = {schema_of(op).name.split("::")[1] for table in tables for op in table.ops()}
     assert rules - reached == set(UNDRAWN)
 
 

@@ -245,7 +245,7 @@ def native_dropout(lw: Lowering, x: Value, p: float, train: Any) -> tuple[Value,
     scale = 0.0 if p >= 1 else 1 / (1 - float(p))
 
     # Products, as in eager: of -1 comes -0, of NaN NaN. They are chosen from, not the factors:
-    # Triton would draw a second time for a choice between constants.
+    # some compilers draw a second time for a choice between constants.
     def body(e: Expr, m: Expr) -> Expr:
         return apply("where", e.dtype, m, e * scale, e * 0.0)
 
