@@ -182,6 +182,13 @@ CASES = [
         floor=256.0,
     ),
     op("var_of_one", lambda x: x.var(1), (5, 1), dtypes=(torch.float32,), grad=False),
+    op(
+        "var_mean_far_from_zero",
+        lambda x: torch.var_mean(x + 1000.0, 1),
+        (6, 640),
+        dtypes=(torch.float32,),
+        grad=False,
+    ),
     op("std", lambda x: (x.std(), x.std(1)), X),
     op(
         "norm",

@@ -12,11 +12,9 @@ import torch
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, opmath
 from dicp.loop.ir.index import (
-    ZERO,
     Index,
     Size,
     floordiv,
-    is_positive,
     mod,
     normal,
     product,
@@ -190,58 +188,23 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
     return _truth(lw, "all", x, axes_of(x, dim), keepdim)
 
 
-NEAR = 2.0**-10
-"""The relative error that a mean of equal numbers has at most."""
-
-
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
-    """Mean and variance along `axes` (kept with size 1), the variance from centred squares.
-
-    The mean of equal numbers is that number and their variance 0, as in eager, although their sum
-    may be rounded, or overflow. For that a row is centred on its first element where the quotient
-    of sum and count may be a rounding error off it: the squares are all 0 in such a row alone.
-    """
+    """Mean and variance along `axes` (kept with size 1), the variance from centred squares."""
+    mu = average(lw, x, axes, dtype)
     count = count_of(x, axes)
-    size, quotient = lw.scalar(count, dtype), average(lw, x, axes, dtype)
-
-    def center(idx: tuple[Index, ...]) -> Expr:
-        mean = quotient.at(idx)
-        if count == 0:
-            return mean
-        first = cast(x.at([ZERO if a in axes else i for a, i in enumerate(idx)]), dtype)
-        if not is_positive(count):
-            there = compare("gt", size, 0.0)
-            first = select(there, ir.masked(there, first), 0.0)
-        away = apply("abs", dtype, mean - first)
-        close = compare("le", away, apply("abs", dtype, first) * NEAR)
-        overflown = compare("eq", apply("abs", dtype, mean), math.inf)
-        return select(apply("logical_or", torch.bool, close, overflown), first, mean)
-
-    middle = lw.pointwise(quotient.shape, dtype, center)
 
     def squares(idx: tuple[Index, ...]) -> Expr:
-        d = cast(x.at(idx), dtype) - middle.broadcast_at(idx)
+        d = cast(x.at(idx), dtype) - mu.broadcast_at(idx)
         return d * d
 
     sums = lw.reduce("sum", x.shape, axes, dtype, squares)
-    freedom = size
+    freedom = lw.scalar(count, dtype)
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
-
-    def variance(total: Expr, mean: Expr, middle: Expr) -> Expr:
-        """(sum (x - c)^2 - n (mean - c)^2) / freedom, for any c."""
-        away = mean - middle
-        rest = apply("maximum", dtype, total - size * away * away, ir.const(0.0, dtype))
-        return select(compare("eq", total, 0.0), total, rest) / freedom
-
-    mean = lw.map(
-        lambda total, mean, middle: select(compare("eq", total, 0.0), middle, mean),
-        sums, quotient, middle,
-    )  # fmt: skip
-    return mean, lw.map(variance, sums, quotient, middle)
+    return mu, lw.map(lambda s: s / freedom, sums)
 
 
 def _correction(correction: Any) -> Any:

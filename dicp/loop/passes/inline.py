@@ -94,8 +94,6 @@ def _worth_inlining(
         return False
     if any(r.root in written for r in producer.reads()):
         return False
-    if _once_per_row(item, reader) and not producer.after:
-        return not _has_indirect(producer.body)
     cost, reads, _ = _measure(producer, sizes)
     if reads == 0 and cost < HEAVY:
         return cost <= MAX_TABLE_COST or not _is_table(producer, reader)
@@ -106,15 +104,6 @@ def _worth_inlining(
     if cost > MAX_REPEATED_COST and product(producer.shape) != product(reader.shape):
         return False
     return not _same_point(producer, item, reader)
-
-
-def _once_per_row(item: Load, reader: Compute) -> bool:
-    """Whether the reader loads one element of each of many rows: it computes that element again, so
-    that a kernel of the reader can compute the rows, where each point has its own element only."""
-    read = product(v.size for v in set().union(*(c.variables() for c in item.coords)))
-    whole = product(item.ref.shape)
-    over_rows = reader.kind == "reduce" or product(reader.shape) != whole
-    return over_rows and read != whole and all(c.const == 0 for c in item.coords)
 
 
 def _is_table(producer: Compute, reader: Compute) -> bool:
