@@ -81,8 +81,11 @@ def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
 
 
 def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
-    dtype = torch.promote_types(x.dtype, y.dtype) if hasattr(y, "dtype") else _joint(x, y)
-    return _fits(alpha, dtype)
+    if isinstance(x, Number):
+        x, y = y, x
+    return _fits(
+        alpha, _joint(x, y) if isinstance(y, Number) else torch.promote_types(x.dtype, y.dtype)
+    )
 
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:

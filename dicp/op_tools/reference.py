@@ -208,7 +208,7 @@ def expected(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     plain = {k: "meta" if k == "device" and v is not None else v for k, v in kwargs.items()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("meta"):  # without tensors given, none is made or drawn
             return func(*trees.mapped(args, meta), **trees.mapped(plain, meta))
     except Exception:  # operators whose result depends on data have no meta form
         return None

@@ -25,7 +25,7 @@ struct Block {
 
 struct Job {
   uint32_t model;
-  std::vector<RunPiece> inputs, outputs;
+  std::vector<RunArgument> inputs, outputs;
   std::vector<std::vector<int64_t>> dims;
 };
 
@@ -91,9 +91,9 @@ bool holds(const void* data, size_t size, int32_t device) {
 }
 
 aclError run(Job& job) {
-  for (auto* pieces : {&job.inputs, &job.outputs}) {
-    for (auto& piece : *pieces) {
-      if (!holds(piece.data, piece.size, models[job.model].device)) {
+  for (auto* arguments : {&job.inputs, &job.outputs}) {
+    for (auto& argument : *arguments) {
+      if (!holds(argument.data, argument.size, models[job.model].device)) {
         return failed(DRIVER_ERROR, "a model reads memory that was freed");
       }
     }
@@ -282,17 +282,17 @@ aclError aclmdlExecuteAsync(uint32_t model, const aclmdlDataset* in, aclmdlDatas
   }
   Job job{model, {}, {}, {}};
   job.dims.reserve(in->descs.size());
-  auto add = [&](const aclmdlDataset* set, std::vector<RunPiece>& pieces) {
+  auto add = [&](const aclmdlDataset* set, std::vector<RunArgument>& arguments) {
     for (size_t k = 0; k < set->buffers.size(); ++k) {
       auto* buffer = set->buffers[k];
       if (!holds(buffer->data, buffer->size, device)) return false;
-      RunPiece piece{buffer->data, buffer->size, -1, nullptr};
+      RunArgument argument{buffer->data, buffer->size, -1, nullptr};
       if (k < set->descs.size() && set->descs[k] != nullptr) {
         job.dims.push_back(set->descs[k]->dims);
-        piece.rank = static_cast<int64_t>(job.dims.back().size());
-        piece.dims = job.dims.back().data();
+        argument.rank = static_cast<int64_t>(job.dims.back().size());
+        argument.dims = job.dims.back().data();
       }
-      pieces.push_back(piece);
+      arguments.push_back(argument);
     }
     return true;
   };

@@ -21,8 +21,9 @@ from dicp.compare import assert_matches
 from dicp.config import Config
 from dicp.loop.runtime.native import Libraries
 from dicp.vendor.cpu import calibration, target, toolchain
-from dicp.vendor.cpu.calibration import MARGIN, PROBLEMS, Verdict, decide, shape_class, verdict
+from dicp.vendor.cpu.calibration import PROBLEMS, Verdict, decide, shape_class, verdict
 from dicp.vendor.cpu.routines import common
+from dicp.vendor.cpu.thresholds import LIBRARY_MARGIN
 from dicp.vendor.cpu.toolchain import cache_bytes
 from dicp.vendor.cpu.trial import Trial
 from dicp.vendor.cpu.units import Units
@@ -77,7 +78,7 @@ def test_what_stays_unstable_follows_the_table_and_is_not_kept(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, library: str
 ) -> None:
     monkeypatch.setattr(calibration, "cpu_model", lambda: f"{vendor}|a name|fpu")
-    ways = clock(MARGIN, 0.5)
+    ways = clock(LIBRARY_MARGIN, 0.5)
     found = decide(*ways)
     assert (found.library, found.stable) == (library, False) and "unstable" in str(found)
     monkeypatch.setattr(calibration, "has_onednn_linear", lambda: True)

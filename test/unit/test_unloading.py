@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -100,16 +100,20 @@ def test_code_that_runs_stays(tmp_path: Path) -> None:
     fn, x = function(7), torch.rand(64, 4096)
     torch.compile(fn, backend=capture)(x)
     results: list[Tensor] = []
+    runs, collected = Event(), Event()
 
     def run(compiled: Any) -> None:
-        for _ in range(60):
-            results.extend(compiled(x))
+        while not collected.is_set():
+            results[:] = compiled(x)
+            runs.set()
 
     thread = Thread(target=run, args=(made.pop(),))
     thread.start()
     torch._dynamo.reset()
-    while thread.is_alive():
+    assert runs.wait(60)
+    for _ in range(3):
         gc.collect()
+    collected.set()
     thread.join()
     torch.testing.assert_close(results[-1], fn(x))
     del thread
