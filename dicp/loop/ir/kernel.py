@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -82,6 +82,16 @@ class ScratchStore:
 
 
 Stmt = Store | Reduce | Scan | Let | ScratchStore
+
+
+def rewritten(stmt: Stmt, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Stmt:
+    """The statement with its value and the index that it stores to or finds rewritten."""
+    value = expr(stmt.value)
+    if isinstance(stmt, Store):
+        return replace(stmt, value=value, index=index(stmt.index))
+    if isinstance(stmt, Reduce) and stmt.position is not None:
+        return replace(stmt, value=value, position=index(stmt.position))
+    return replace(stmt, value=value)
 
 
 @dataclass(frozen=True, eq=False)

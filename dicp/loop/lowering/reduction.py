@@ -11,15 +11,7 @@ import torch
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, opmath
-from dicp.loop.ir.index import (
-    Index,
-    Size,
-    floordiv,
-    mod,
-    normal,
-    product,
-    quotient,
-)
+from dicp.loop.ir.index import Index, Size, floordiv, mod, normal, product, quotient
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, elementwise, select

@@ -7,7 +7,7 @@ padding, rolling, half-rotation and pooling then read memory in whole vectors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -30,7 +30,7 @@ from dicp.loop.ir.index import (
     normal,
     variable,
 )
-from dicp.loop.ir.kernel import Reduce, Stmt, Store
+from dicp.loop.ir.kernel import Stmt, Store, rewritten
 from dicp.loop.thresholds import MAX_RANGES
 
 
@@ -168,12 +168,7 @@ class _Fold:
         self._done: dict[Expr, Expr] = {}
 
     def stmt(self, stmt: Stmt) -> Stmt:
-        value = self(stmt.value)
-        if isinstance(stmt, Store):
-            return replace(stmt, value=value, index=self._index(stmt.index))
-        if isinstance(stmt, Reduce) and stmt.position is not None:
-            return replace(stmt, value=value, position=self._index(stmt.position))
-        return replace(stmt, value=value)
+        return rewritten(stmt, self, self._index)
 
     def _index(self, index: Index) -> Index:
         """`index` with each indirect atom whose expression became a plain index replaced by it."""

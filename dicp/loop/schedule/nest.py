@@ -6,7 +6,6 @@ In: phases over the axes of a group. Out: a `Kernel` whose loops run along memor
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Load, Read, Rewriter
@@ -27,8 +26,8 @@ from dicp.loop.ir.kernel import (
     KernelKind,
     Phase,
     Reduce,
-    Stmt,
     Store,
+    rewritten,
 )
 from dicp.loop.thresholds import (
     ADJACENT,
@@ -73,7 +72,8 @@ class Nest:
     def substitute(self, mapping: dict[Var, Index]) -> None:
         rewrite = Rewriter(mapping)
         self.phases = [
-            Phase(p.level, tuple(_rewritten(s, rewrite) for s in p.stmts)) for p in self.phases
+            Phase(p.level, tuple(rewritten(s, rewrite, rewrite.index) for s in p.stmts))
+            for p in self.phases
         ]
 
     def fresh(self, size: Size) -> Var:
@@ -181,12 +181,3 @@ def _divisions(index: Index) -> Iterable[FloorDiv | Mod]:
         if isinstance(atom, (FloorDiv, Mod)):
             yield atom
             yield from _divisions(atom.value)
-
-
-def _rewritten(stmt: Stmt, rewrite: Rewriter) -> Stmt:
-    value = rewrite(stmt.value)
-    if isinstance(stmt, Store):
-        return replace(stmt, value=value, index=rewrite.index(stmt.index))
-    if isinstance(stmt, Reduce) and stmt.position is not None:
-        return replace(stmt, value=value, position=rewrite.index(stmt.position))
-    return replace(stmt, value=value)
