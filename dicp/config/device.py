@@ -170,7 +170,7 @@ class SwitchSettings:
     device: str = setting(
         TEXT,
         "DITORCH_DEVICE DIPU_DEVICE",
-        "the plugin or vendor to switch to, cuda or cpu; empty: the first that is there",
+        "the plugin, vendor or kind of device to switch to; empty: the first that is there",
         default="",
     )
     disabled: bool = setting(BOOLEAN, "DITORCH_DISABLE_MOCK", "replace nothing", default=False)

@@ -19,7 +19,7 @@ import torch
 from dicp.device.dispatcher import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
 from dicp.errors import DicpWarning
-from dicp.torch_private import is_tracing, true_device
+from dicp.torch_private import FakeTensor, is_tracing, true_device
 
 NAME = "cuda"
 COMMUNICATION = "dicl"
@@ -131,6 +131,12 @@ class Mock:
         if self.shown:
             self._set(torch.Tensor, "device", property(_shown_device))
         self._set(torch, "Generator", _generator_class(torch.Generator))
+        make = FakeTensor.__new__
+
+        def fake(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+            return make(cls, mode, elem, meant(device), *args, **kwargs)
+
+        self._set(FakeTensor, "__new__", staticmethod(fake))
 
     def _autocast(self) -> None:
         autocast = torch.amp.autocast_mode.autocast
