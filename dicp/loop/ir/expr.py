@@ -80,7 +80,7 @@ class Expr(metaclass=_Interned):
 
     op: str
     dtype: torch.dtype
-    args: tuple[Expr, ...] = field(repr=False)  # shared: written out, they grow exponentially
+    args: tuple[Expr, ...] = field(repr=False)  # shared: printed, they would grow exponentially
     _structure: str = field(default="", init=False, repr=False)
 
     def with_args(self, args: tuple[Expr, ...]) -> Expr:

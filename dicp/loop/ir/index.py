@@ -426,7 +426,7 @@ def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] 
 
     None where the shapes do not split into common factors.
     """
-    pieces: list[tuple[Size, int, int]] = []
+    blocks: list[tuple[Size, int, int]] = []
     i = j = 0
     left: Size = 1
     right: Size = 1
@@ -436,16 +436,16 @@ def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] 
         while right == 1 and j < len(b):
             right, j = b[j], j + 1
         if left == 1 and right == 1:
-            return pieces
+            return blocks
         # Row-major, outermost first: the smaller size is the outer factor of the larger.
         if left == right:
-            pieces.append((left, i - 1, j - 1))
+            blocks.append((left, i - 1, j - 1))
             left = right = 1
         elif left != 1 and right != 1 and (q := quotient(left, right)) is not None:
-            pieces.append((right, i - 1, j - 1))
+            blocks.append((right, i - 1, j - 1))
             left, right = q, 1
         elif left != 1 and right != 1 and (q := quotient(right, left)) is not None:
-            pieces.append((left, i - 1, j - 1))
+            blocks.append((left, i - 1, j - 1))
             left, right = 1, q
         else:
             return None
@@ -459,8 +459,8 @@ def reshape_coords(
     Both shapes hold the same number of elements in row-major order.
     """
     result: list[Index] = []
-    pieces = _matching_blocks(old, new)
-    for old_axes, new_axes in pieces:
+    blocks = _matching_blocks(old, new)
+    for old_axes, new_axes in blocks:
         if len(old_axes) == 1 and len(new_axes) == 1:
             result.append(coords[new_axes[0]])
             continue

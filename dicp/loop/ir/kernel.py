@@ -107,12 +107,12 @@ KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of a kernel in shares, one per program, with partial sums of each share."""
+    """The rows of a kernel in parts, one per program, with partial sums of each part."""
 
     part: Var
-    """The index of the share: the sums' store indices contain it, but no loop runs over it."""
+    """The index of the part: the sums' store indices contain it, but no loop runs over it."""
     chunk: Size
-    """Rows per share; the last shares may be shorter or empty."""
+    """Rows per part; the last parts may be shorter or empty."""
 
 
 @dataclass(frozen=True)

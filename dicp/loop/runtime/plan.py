@@ -199,15 +199,15 @@ class ExecutionPlan:
     def _compile_steps(self, watch: Watch | None = None) -> list[tuple[RunStep, list[int]]]:
         """The steps in order, each with the tensors to drop after it."""
         steps: list[tuple[RunStep, list[int]]] = []
-        for piece in self.placement.pieces():
-            dead = [self._holder(slot) for slot in piece.dead]
-            if piece.fresh:
-                steps.append((self._allocate(piece.fresh), []))
-            if piece.call is not None:
-                call = self._call(piece.call)
-                steps.append((_watched(call, piece.call, watch) if watch else call, dead))
-            elif piece.launches:
-                steps.append((self._segment(piece.launches, watch), dead))
+        for group in self.placement.step_groups():
+            dead = [self._holder(slot) for slot in group.dead]
+            if group.fresh:
+                steps.append((self._allocate(group.fresh), []))
+            if group.call is not None:
+                call = self._call(group.call)
+                steps.append((_watched(call, group.call, watch) if watch else call, dead))
+            elif group.launches:
+                steps.append((self._segment(group.launches, watch), dead))
         return steps
 
     def _holder(self, slot: int) -> int:
@@ -435,12 +435,12 @@ class ExecutionPlan:
     def native_call(self) -> NativeCall | None:
         """The plan as one native call; None if it has library calls, workspace or random seeds."""
         place, runtime = self.placement, self.loaded.runtime
-        pieces = place.pieces()
-        launches = [piece.launches for piece in pieces if piece.launches]
-        simple = len(launches) == 1 and not any(piece.call for piece in pieces)
+        groups = place.step_groups()
+        launches = [group.launches for group in groups if group.launches]
+        simple = len(launches) == 1 and not any(group.call for group in groups)
         if not simple or self._workspace.offsets or self._seeds or not isinstance(runtime, Native):
             return None
-        fresh = [slot for piece in pieces for slot in piece.fresh]
+        fresh = [slot for group in groups for slot in group.fresh]
         holders = [self._holder(slot) for slot in fresh]
         results = self.loaded.program["outputs"]
         if not all(is_ref(r) and r["ref"] in holders for r in results):
@@ -507,8 +507,8 @@ class ExecutionPlan:
             b = self.buffers[slot]
             self._place(slot, start + shift + offset)
             if b.nbytes:
-                piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
-                self._lasting[slot] = piece.as_strided(b.shape, b.strides)
+                group = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
+                self._lasting[slot] = group.as_strided(b.shape, b.strides)
             else:
                 self._lasting[slot] = torch.empty_strided(
                     b.shape, b.strides, dtype=b.dtype, device=self.device

@@ -23,7 +23,7 @@ class CrossRow:
     parts: int = 0
     """0: reductions over all parallel axes. Else: reductions over some of the parallel axes, where
     the others have at least this many points."""
-    shares: Mapping[Ref, int] = field(default_factory=dict)
+    partitions: Mapping[Ref, int] = field(default_factory=dict)
     """Results of reductions over all parallel axes that fuse even if `parts` is set, and the number
     of programs among which the rows are partitioned: they have room for one sum of each."""
 

@@ -1,9 +1,9 @@
-"""Sums over rows that do not split evenly: the rows in shares, one per program.
+"""Sums over rows that do not split evenly: the rows are partitioned among programs.
 
-sum over r of f(r, w) = sum over p of (sum over the rows r of share p of f(r, w))
+sum over r of f(r, w) = sum over p of (sum over the rows r of part p of f(r, w))
 
-Each program loops over a share of the rows, the last programs over fewer or none; another kernel
-adds up their partial sums. The number of shares is fixed, so that any number of rows works, and it
+Each program loops over one part of the rows, the last programs over fewer or none; another kernel
+adds up their partial sums. The number of parts is fixed, so that any number of rows works, and it
 may be dynamic.
 """
 
@@ -25,9 +25,9 @@ def chunk_of(size: Size, parts: int) -> Size:
 
 
 def partitioned(kernel: Kernel, parts: Mapping[Ref, int]) -> Kernel:
-    """The kernel, its rows partitioned if it computes sums of `parts`: result -> shares.
+    """The kernel, its rows partitioned if it computes sums of `parts`: result -> number of parts.
 
-    Such sums have room for one partial result per share. They all are sums of the same rows.
+    Such sums have room for one partial result per part. They all are sums of the same rows.
     """
     sums = [s for s in kernel.stores() if s.ref in parts]
     if not sums:
