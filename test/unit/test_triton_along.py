@@ -77,7 +77,7 @@ def backward_of(
         torch._dynamo.mark_dynamic(inputs[0], 0)
     recorder = record(NORMS[name], *inputs, target=TritonRecorder())
     *_, program = recorder.programs
-    return Plan(program.plain, program.kernel_texts, 90)
+    return Plan(program.serialized, program.kernel_texts, 90)
 
 
 def cross_row_steps(plan: Plan) -> list[Any]:
@@ -168,7 +168,7 @@ def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "fuse", lambda *a: calls.append(a) or fused(*a))
     (program,) = record(sum_before_rows, torch.randn(1031, 64), target=TritonRecorder()).programs
     assert len(calls) == 1
-    assert len(program.plain["steps"]) == 3  # sums of the shares, their sum, and the softmax
+    assert len(program.serialized["steps"]) == 3  # sums of the shares, their sum, and the softmax
 
 
 def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
@@ -183,7 +183,7 @@ def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
     for batch, joined in ((2, 0), (64, 1)):
         x = torch.randn(batch, 100, 32)
         (program,) = record(work, x, target=TritonRecorder()).programs
-        assert len(cross_row_steps(Plan(program.plain, program.kernel_texts, 90))) == joined
+        assert len(cross_row_steps(Plan(program.serialized, program.kernel_texts, 90))) == joined
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def over_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_sums_over_pixels_are_split_by_how_images_lie_in_memory() -> None:
     (program,) = record(over_pixels, images(), target=TritonRecorder()).programs
-    first, *_ = (s for s in program.plain["steps"] if "kernel" in s)
+    first, *_ = (s for s in program.serialized["steps"] if "kernel" in s)
     sizes = {name: axis["size"] for name, axis in first["launch"]["axes"].items()}
     assert sizes["x"] == 32 * 16 and sizes["x"] * sizes["r"] == 64 * 16 * 8 * 8
 
@@ -261,7 +261,7 @@ def test_sums_over_pixels(dtype: torch.dtype, tmp_path: Path) -> None:
 def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[str]:
     """The code for sm_90 of every kernel."""
     (program,) = record(fn, *inputs, target=TritonRecorder()).programs
-    jobs = Plan(program.plain, program.kernel_texts, 90).jobs()
+    jobs = Plan(program.serialized, program.kernel_texts, 90).jobs()
     answers = [workers.compile(job.request(job.blocks())) for job in jobs]
     assert all("error" not in a for a in answers)
     return [a["ptx"] for a in answers]

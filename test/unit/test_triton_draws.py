@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_host(name: str, dynamic: bool, tmp_path: Path)
 def multiplications(fn: Callable[..., Any], *inputs: Tensor) -> float:
     """Those by the generator's factors in the code for each element."""
     (program,) = record(fn, *inputs, target=TritonRecorder()).programs
-    plan, workers = Plan(program.plain, program.kernel_texts, 90), Workers()
+    plan, workers = Plan(program.serialized, program.kernel_texts, 90), Workers()
     (step,) = (s for s in plan.program["steps"] if "kernel" in s)
     job = plan.job(step, plan.variant(step, {}))
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, Var, product, variable
+from dicp.loop.ir.index import Size, product, variable
 from dicp.loop.ir.kernel import Kernel, Partition
 from dicp.torch_private import floor_division
 
@@ -37,7 +37,7 @@ def partitioned(kernel: Kernel, parts: Mapping[Ref, int]) -> Kernel:
     if not sums[0].op:  # no other reduction runs along these rows
         rows, kept = kept, rows
     assert all(parts[s.ref] == count and s.op == sums[0].op for s in sums)
-    part = Var(1 + max(v.position for v in (*rows, *kept)), count)
+    part = kernel.new_variable(count)
     moved = variable(part) * product(v.size for v in kept)
     own = {id(s): replace(s, index=s.index + moved) for s in sums}
     phases = tuple(

@@ -15,8 +15,6 @@ from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
 ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
           "min": "d_atomic_min"}  # fmt: skip
-FIRST_POINT = 1000
-"""Position of the variable that is the first point of an access."""
 
 
 class Points(Emitter):
@@ -61,7 +59,7 @@ class Points(Emitter):
         self, stmts: tuple[Stmt, ...], loops: Sequence[Var], flat: str, width: int, indent: int
     ) -> list[str]:
         *outer, last = loops
-        first = Var(FIRST_POINT, last.size)
+        first = self.kernel.new_variable(last.size)  # the first of the adjacent points
         pad = margin(indent)
         scope = self.push((*outer, first), indent)
         scope.lines += [pad + text for text in self._digits(flat, loops, first.key)]
