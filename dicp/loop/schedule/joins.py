@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
-from dicp.loop.ir.index import ZERO, Index, Size, Var, product, refine, variable
+from dicp.loop.ir.index import ZERO, Index, Size, Var, product, variable
+from dicp.loop.ir.reshape import refine
 from dicp.loop.schedule.groups import CrossRow, Group
 from dicp.loop.schedule.legality import (
     is_outer,
