@@ -55,10 +55,6 @@ class LoopProgram:
     reports: Sequence[KernelReport] = ()
     objects: list[Any] = field(default_factory=list)
 
-    @property
-    def storable(self) -> bool:
-        return not self.objects
-
     def kernels(self) -> Sequence[KernelReport]:
         return self.reports
 
