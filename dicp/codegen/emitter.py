@@ -269,4 +269,5 @@ def nan_bits(stmt: Reduce | Scan) -> str:
 
 
 def accumulator_type(stmt: Reduce | Scan) -> str:
+    """The C type of a reduction's or scan's accumulator; any and all count in int."""
     return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]

@@ -231,6 +231,7 @@ class ProgramBuilder:
 
 
 def join(origins: Iterable[Origin]) -> str:
+    """Origins as one line of text."""
     return "; ".join(map(str, origins))
 
 

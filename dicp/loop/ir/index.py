@@ -34,6 +34,7 @@ def normal(value: Any) -> Size:
 
 
 def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes; 1 for none."""
     result: Size = 1
     for size in sizes:
         result = result * size
@@ -318,6 +319,7 @@ def _rejoin(const: Size, terms: Sequence[tuple[Atom, Size]]) -> Index | None:
 
 
 def variable(var: Var) -> Index:
+    """A loop variable as an index; 0 for a loop of one iteration."""
     return ZERO if var.size == 1 else Index(0, ((var, 1),))
 
 
@@ -408,6 +410,7 @@ def domain(shape: Sequence[Size]) -> tuple[Index, ...]:
 
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides of a row-major tensor, in elements."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(shape):

@@ -200,6 +200,7 @@ def _is_computed(node: Any) -> bool:
 
 
 def no_masks(indices: Sequence[Value | None]) -> None:
+    """Raises NoRule for indices that are boolean masks, or where there are none."""
     if not any(i is not None for i in indices):
         raise NoRule("no index tensor is given")
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):

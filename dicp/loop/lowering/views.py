@@ -99,6 +99,7 @@ def select(lw: Lowering, x: Value, dim: int, index: Size) -> Value:
 
 
 def narrow(lw: Lowering, x: Value, dim: int, start: Size, step: int, size: Size) -> Value:
+    """`size` elements along axis `dim` from `start` on, `step` apart, as a view."""
     shape = [*x.shape[:dim], size, *x.shape[dim + 1 :]]
     return lw.view(
         x, shape, lambda idx: [i * step + start if k == dim else i for k, i in enumerate(idx)]

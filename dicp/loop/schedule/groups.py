@@ -57,6 +57,7 @@ class Group:
 
 
 def single(node: Node, order: int) -> Group:
+    """The group of one node; axes of size 1 have no loop."""
     if isinstance(node, Call):
         return Group([node], order=order)
     kept = [i for i, s in enumerate(node.shape) if s != 1]
@@ -69,6 +70,7 @@ def single(node: Node, order: int) -> Group:
 
 
 def outputs_of(node: Node) -> Iterable[Ref]:
+    """The tensors that a node computes."""
     return (node.out,) if isinstance(node, Compute) else node.outs
 
 

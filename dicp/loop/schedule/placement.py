@@ -207,6 +207,7 @@ class Placement:
 
 
 def is_ref(plain: Any) -> bool:
+    """Whether a serialized argument is a buffer."""
     return isinstance(plain, dict) and "ref" in plain
 
 

@@ -77,14 +77,17 @@ Measure: TypeAlias = Callable[[], Verdict]
 
 
 def has_onednn_linear() -> bool:
+    """Whether PyTorch was built with oneDNN's linear layer."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def by_blas(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.t() by BLAS."""
     return torch.mm(x, w.t())
 
 
 def by_onednn(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.t() by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")  # type: ignore[no-any-return]
 
 

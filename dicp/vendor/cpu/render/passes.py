@@ -170,4 +170,5 @@ class Passes(Loops[F]):
 
 
 def tracks_nan(stmt: Reduce | Scan) -> bool:
+    """Whether a reduction's result is NaN if an element is, which C's comparisons do not give."""
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point

@@ -36,6 +36,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Inner(Chooser):
+    """Chooses the form of kernels whose reductions run along memory."""
+
     def choose(self) -> HostForm:
         kernel = self.kernel
         loops = (*kernel.parallel, *kernel.reduction)
