@@ -58,7 +58,7 @@ def _whole(w: Window) -> bool:
 def average(
     lw: Lowering, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
-    """The mean of each window. `include`: padding counts; `divisor`: what to divide by, if given."""
+    """The mean of each window. `include`: padding counts; `divisor`: divided by, if given."""
     meta = lw.meta()
     dtype, n = accumulator_of(x.dtype), len(windows)
 

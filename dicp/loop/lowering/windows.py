@@ -162,7 +162,7 @@ def windows_of(
     lw: Lowering, sizes: Sequence[Size], outs: Sequence[Size], kernel: Any, stride: Any,
     padding: Any, dilation: Any = 1,
 ) -> list[Window]:  # fmt: skip
-    """The windows along each axis, of attributes that have one number for all axes or one for each."""
+    """The windows along each axis, of attributes with one number for all axes or one for each."""
     n = len(sizes)
     kernels = _static(kernel, n)
     strides, paddings = _static(stride, n, kernels), _static(padding, n)
