@@ -215,7 +215,7 @@ def read_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return y, z, z.sum(0)
 
 
-def test_rows_that_are_written_are_not_read_ahead() -> None:
+def test_rows_that_are_written_are_not_prefetched() -> None:
     (program,) = record(read_again, torch.randn(2048, 64), target=TritonRecorder()).programs
     (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
     assert "debug_barrier" in text and "num_stages" not in text
@@ -302,7 +302,7 @@ def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> N
     assert len(re.findall(r"div\.(rn|full)|rcp\.rn", ptx)) <= 1
 
 
-def test_products_use_the_matrix_units_and_load_ahead(
+def test_products_use_the_matrix_units_and_prefetch(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))
