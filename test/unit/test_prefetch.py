@@ -1,4 +1,4 @@
-"""Rows beyond the caches: the next is prefetched while one is computed, whole cache lines are stored."""
+"""Rows beyond the caches: the next is prefetched, and whole cache lines are stored."""
 
 from __future__ import annotations
 

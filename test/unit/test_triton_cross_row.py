@@ -271,9 +271,9 @@ def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[st
 def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
     dtype: torch.dtype, workers: Workers
 ) -> None:
-    def work(x: Tensor, y: Tensor, long: Tensor, turned: Tensor) -> Any:
+    def work(x: Tensor, y: Tensor, long: Tensor, transposed: Tensor) -> Any:
         rows = torch.softmax(y, -1), torch.softmax(long, -1)
-        return F.silu(x) * y, *rows, x.sum(0), turned.t().contiguous()
+        return F.silu(x) * y, *rows, x.sum(0), transposed.t().contiguous()
 
     inputs = [torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384, 2048)]
     found = ptx_of(work, *inputs, workers=workers)
