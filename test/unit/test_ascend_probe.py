@@ -152,6 +152,31 @@ def test_merged_headers_count_before_those_they_replace(tmp_path: Path) -> None:
     assert "Neg" in probed(Cann(root, ""), Cache(tmp_path / "cache", 1 << 20)).kinds
 
 
+ALWAYS_GIVEN = {"inner_precise", "num_key_value_heads"}
+"""Attributes whose defaults differ between sets; test_ascend_facts holds that they are given."""
+
+
+@pytest.mark.parametrize("header_set", cann.SETS)
+def test_whatever_rules_may_build_of_usable_operators_is_accepted(header_set: str) -> None:
+    """In all dtypes that the prototypes and the probe allow, and with attributes left out."""
+    declared, installed = acceptance.header_sets_once()[header_set]
+    for kind in installed.kinds:
+        prototype, operator = PROTOTYPES[kind], declared[kind]
+        for port in (*prototype.inputs, *prototype.outputs):
+            name = installed.ports.get((kind, port.name), port.name)
+            rows = operator.outputs if port in prototype.outputs else operator.inputs
+            listed = next((rows[name + mark] for mark in ("", "?", "*") if name + mark in rows), ())
+            leader = prototype.input(port.same_as) if port.same_as else port
+            assert leader is not None
+            taken = leader.dtypes & installed.dtypes.get((kind, leader.name), leader.dtypes)
+            assert not listed or taken <= {cann.DTYPES.get(d) for d in listed}, (kind, name)
+        for attr in prototype.attrs:
+            _, default = operator.attrs[attr.name]
+            given = attr.default is None or attr.name in ALWAYS_GIVEN
+            assert given or default is not None, (kind, attr.name)
+            assert given or acceptance.plain(attr.default or "") == acceptance.plain(default or "")
+
+
 # ---- what rules choose ---------------------------------------------------------------------------
 
 
