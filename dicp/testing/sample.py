@@ -6,8 +6,8 @@ fourth of the ten parts whenever it is run. Tests are put into parts by folder, 
 has its share of the (slow) models.
 
 `--sweeps 3` leaves single tests alone and takes a third of the sweeps: tests marked `sweep` run for
-a third of their arguments, others eight hours later, so that a day has all of them. A test of static
-and of dynamic shapes runs with one of the two.
+a third of their arguments, others eight hours later, so that a day has all of them. A test of
+static and of dynamic shapes runs with one of the two.
 """
 
 from __future__ import annotations
