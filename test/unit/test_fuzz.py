@@ -159,7 +159,7 @@ def test_a_program_that_ends_its_process_is_told_apart() -> None:
 
 
 def test_deviations_of_equal_numbers_are_rounding_errors_of_rounded_means() -> None:
-    """They are none where a target's own kernels compute the mean, and nothing larger is anywhere."""
+    """They are none where a target's own kernels compute the mean; nothing larger is anywhere."""
     x = TensorInput("x0", "float32", ((6, 7), (6, 7)), "expanded_last", seed=1)
     deviation = Program((x,), (Statement("{x}.std(-1)", {"x": "x0"}, ("v0",)),), ("v0",))
     (got,) = list(compiled(deviation, Mode("cpugraph")))[:1]

@@ -100,12 +100,13 @@ class PlanesWriter(Passes[Planes]):
         arrays = {stmt: f"row_{stmt.name}" for stmt in sums.sums}
         values = {sums.rest: f"{rest}[{row.key}]", sums.squares: f"{squares}[{row.key}]"}
         self.known |= {stmt.name: f"{name}[{row.key}]" for stmt, name in arrays.items()}
+        middle, mean = f"all_{middle_of(sums)}[at]", self.known[sums.center.name]
         return [
             *("  " + self._allocated("float", name, str(row.size)) for name in arrays.values()),
             f"  for (int64_t plane = 0; plane < {image.size}; ++plane)",
             f"    {self._for(row)} {{",
             f"      const int64_t at = plane * {row.size} + {row.key};",
-            f"      const double d = all_{middle_of(sums)}[at] - (double){self.known[sums.center.name]};",
+            f"      const double d = {middle} - (double){mean};",
             f"      const double away = {rest}[at] + {inner.size} * d;",
             f"      const double all = {squares}[at] + d * ({rest}[at] + away);",
             f"      {rest}[{row.key}] = plane ? {rest}[{row.key}] + away : away;",
