@@ -33,8 +33,8 @@ ACCUMULATED = torch.finfo(torch.float32).eps
 """Short floats are summed in float32."""
 CENTRING = re.compile(r"\b(var|std|var_mean|std_mean|\w+_norm)\(")
 """What subtracts a mean. Where a vendor's operator rounds the mean of equal numbers, their
-differences from it are a rounding error of them in place of 0: a result is right if it is that of numbers which
-are off by a rounding error."""
+differences from it are a rounding error of them in place of 0: a result is right if it is that of
+numbers which are off by a rounding error."""
 
 _SAME_VALUES = frozenset({
     "clone", "_to_copy", "copy_", "detach", "alias", "empty", "empty_like", "empty_strided",
