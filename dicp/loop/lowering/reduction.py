@@ -101,11 +101,11 @@ def _extremum(lw: Lowering, op: str, x: Value, axes: Sequence[int], keepdim: boo
     return lw.reduce(op, x.shape, axes, x.dtype, x.at, keepdim)
 
 
-def arg_extremum(lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False) -> Value:
+def _arg_extremum(lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False) -> Value:
     """The index of the extremum along `axis` (of the flattened tensor where None)."""
     if axis is None:
         flat = lw.reshape(x, [product(x.shape)])
-        value = arg_extremum(lw, op, flat, 0)
+        value = _arg_extremum(lw, op, flat, 0)
         return lw.reshape(value, [1] * x.ndim if keepdim else [])
     if x.ndim == 0:
         return lw.pointwise((), torch.int64, lambda idx: ir.const(0, torch.int64))
@@ -122,11 +122,11 @@ def _extremum_rules(op: str) -> None:
 
     def places(lw: Lowering, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         axis = None if dim is None else wrap(dim, x.ndim)
-        return arg_extremum(lw, f"arg{op}", x, axis, keepdim)
+        return _arg_extremum(lw, f"arg{op}", x, axis, keepdim)
 
     def both(lw: Lowering, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.ndim == 0:
-            return lw.map(lambda e: e, x), arg_extremum(lw, f"arg{op}", x, 0)
+            return lw.map(lambda e: e, x), _arg_extremum(lw, f"arg{op}", x, 0)
         return values(lw, x, wrap(dim, x.ndim), keepdim), places(lw, x, dim, keepdim)
 
     packet = getattr(aten, op)
