@@ -101,7 +101,9 @@ def _extremum(lw: Lowering, op: str, x: Value, axes: Sequence[int], keepdim: boo
     return lw.reduce(op, x.shape, axes, x.dtype, x.at, keepdim)
 
 
-def _arg_extremum(lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False) -> Value:
+def _arg_extremum(
+    lw: Lowering, op: str, x: Value, axis: int | None, keepdim: bool = False
+) -> Value:
     """The index of the extremum along `axis` (of the flattened tensor where None)."""
     if axis is None:
         flat = lw.reshape(x, [product(x.shape)])
