@@ -28,7 +28,7 @@ from benchmarks.options import Options
 from benchmarks.report import Progress, Report, Row
 
 CAPTURE_BOUND = 3.0
-LAYERS = (1, 4)
+LAYERS = (1, 2, 4)
 MIB = float(1 << 20)
 ROUNDS = 5
 HELD = 32 << 20

@@ -24,7 +24,13 @@ from dicp.op_tools.names import is_constructor, overwrites
 from dicp.op_tools.overwriting import written
 from dicp.op_tools.records import CallId, Place, heading, logger, timestamp
 from dicp.op_tools.reference import Reference, expected, reference_rules
-from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
+from dicp.op_tools.tables import (
+    argument_table,
+    labelled,
+    labelled_arguments,
+    labelled_result,
+    table,
+)
 from dicp.op_tools.verdict import COLUMNS, Comparison, as_promised, compare
 
 RESULTS = "op_autocompare_result"
@@ -275,7 +281,8 @@ class OpAutoCompare(Feature):
         self._print(record, call, reference)
         if not record.ok or self.verbose:
             rows = gradient_rows(call.name, found)
-            cpu = Gradients([g if g is None else g.cpu() for g in found.outputs], list(wanted))
+            outputs = [g if g is None else g.cpu() for g in found.outputs]
+            cpu = Gradients(outputs, list(wanted), found.recorded)
             self.say(argument_table([*rows, *gradient_rows(call.name, cpu, "(cpu)")]))
 
     # ---- records --------------------------------------------------------------------------------
@@ -307,12 +314,12 @@ class OpAutoCompare(Feature):
         if not record.ok or self.verbose:
             rows = [
                 *labelled_arguments(call.args, call.kwargs, f"{call.name} inputs"),
-                *labelled(result, f"{call.name} outputs"),
+                *labelled_result(result, f"{call.name} outputs"),
             ]
             if reference is not None:
                 name = call.name
                 rows += labelled_arguments(reference.args, reference.kwargs, f"{name} inputs(cpu)")
-                rows += labelled(wanted, f"{name} outputs(cpu)")
+                rows += labelled_result(wanted, f"{name} outputs(cpu)")
             self.say(argument_table(rows))
 
     def _print(self, record: Record, call: Call, reference: Reference | None) -> None:
@@ -377,6 +384,9 @@ class OpAutoCompare(Feature):
             name = f"op_autocompare_info_pid{os.getpid()}_{timestamp()}.csv"
             self._file = self.folder / RESULTS / name
         return self._file
+
+    def forget(self) -> None:
+        self._file, self._waiting, self.results = None, [], []
 
     def finish(self) -> None:
         operators = {r.operator for r in self.results}

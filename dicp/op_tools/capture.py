@@ -11,11 +11,13 @@ from typing import Any
 
 from dicp.errors import ToolWarning
 from dicp.op_tools import storage, trees
+from dicp.op_tools.collectives import outputs_of
 from dicp.op_tools.draws import Draws
 from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.gradients import Gradients, InputEdges, watch
+from dicp.op_tools.names import reads_memory
 from dicp.op_tools.records import logger
-from dicp.op_tools.tables import labelled, labelled_arguments
+from dicp.op_tools.tables import labelled_arguments, labelled_result
 
 FOLDER = Path("op_tools_results")
 CAPTURES = "op_capture_results"
@@ -26,7 +28,7 @@ def argument_rows(call: Call, suffix: str = "inputs") -> list[tuple[str, Any]]:
 
 
 def result_rows(name: str, result: Any, suffix: str = "outputs") -> list[tuple[str, Any]]:
-    return list(labelled(result, f"{name} {suffix}"))
+    return list(labelled_result(result, f"{name} {suffix}"))
 
 
 def gradient_rows(name: str, found: Gradients, side: str = "") -> list[tuple[str, Any]]:
@@ -34,11 +36,10 @@ def gradient_rows(name: str, found: Gradients, side: str = "") -> list[tuple[str
 
     side: "(cpu)" for those of a reference.
     """
-    single = len(found.outputs) == 1
     incoming = (
-        [(f"{name} grad_output{side}", found.outputs[0])]
-        if single
-        else [(f"{name} grad_outputs{side}[{k}]", g) for k, g in enumerate(found.outputs)]
+        [(f"{name} grad_output{side}", found.outputs[found.recorded[0]])]
+        if len(found.recorded) == 1
+        else [(f"{name} grad_outputs{side} [0][{k}]", g) for k, g in enumerate(found.outputs)]
     )
     given = f"{name} grad_inputs{side}"
     if len(found.inputs) == 1:
@@ -84,14 +85,17 @@ class OpCapture(Feature):
         folder = self._folder_of(call)
         facts = self._facts(call)
         rows = argument_rows(call)
-        self.save(folder / "input", {"args": call.args, "kwargs": call.kwargs}, facts)
+        given = {"args": call.args, "kwargs": call.kwargs}
+        self.save(folder / "input", given, facts, whole=reads_memory(call.name))
         edges = InputEdges.of(call.args, call.kwargs)
         draws = Draws.of(call.args, call.kwargs)
         result = proceed(call)
         if draws.happened(call.operator, call.name):
             facts["random_state"] = draws.cpu_state
-        self.save(folder / "output", result, facts)
-        self.say_arguments(call, [*rows, *result_rows(call.name, result)])
+            self._add_facts(folder / "input", facts)
+        outputs = outputs_of(call, result)
+        self.save(folder / "output", outputs, facts)
+        self.say_arguments(call, [*rows, *result_rows(call.name, outputs)])
         watch(edges, result, lambda found: self._gradients(call, folder, facts, found))
         return result
 
@@ -125,8 +129,8 @@ class OpCapture(Feature):
             "pid": os.getpid(),
         }
 
-    def save(self, path: Path, value: Any, facts: Mapping[str, Any]) -> None:
-        """Save a value, unless the capture has ended."""
+    def save(self, path: Path, value: Any, facts: Mapping[str, Any], whole: bool = False) -> None:
+        """Save a value, unless the capture has ended; `whole` as in `storage.save`."""
         if self._stopped:
             return
         size = sum(t.numel() * t.element_size() for t in trees.tensors(value))
@@ -137,12 +141,20 @@ class OpCapture(Feature):
                 return
             self._bytes += size
         try:
-            storage.save(path, value, facts)
+            storage.save(path, value, facts, whole)
         except (OSError, RuntimeError) as error:
             self._stop_capturing(path, error)
             return
         self.saved.append(path)
         self.say(f"{path} saved")
+
+    def _add_facts(self, path: Path, facts: Mapping[str, Any]) -> None:
+        if self._stopped:
+            return
+        try:
+            storage.add_facts(path, facts)
+        except OSError as error:
+            self._stop_capturing(path, error)
 
     def write(self, path: Path, text: str) -> None:
         """Write a text file beside what was saved."""

@@ -13,7 +13,7 @@ from dicp.op_tools.frame import Call, Feature, Proceed
 from dicp.op_tools.names import RESHAPES_IN_PLACE
 from dicp.op_tools.overwriting import StandIns
 from dicp.op_tools.reference import CPU, expected
-from dicp.op_tools.tables import argument_table, labelled, labelled_arguments
+from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result
 from dicp.op_tools.timing import device_of
 
 _MOVES = frozenset("to cpu cuda type type_as pin_memory".split())
@@ -89,8 +89,8 @@ class OpFallback(Feature):
         rows = [
             *labelled_arguments(call.args, call.kwargs, f"{call.name} input(device)"),
             *labelled_arguments(inputs[0], inputs[1], f"{call.name} input(cpu)"),
-            *labelled(moved, f"{call.name} output(device)"),
-            *labelled(result, f"{call.name} output(cpu)"),
+            *labelled_result(moved, f"{call.name} output(device)"),
+            *labelled_result(result, f"{call.name} output(cpu)"),
         ]
         shown = "{" + ", ".join(f"{a}: {b}" for a, b in back.items()) + "}"
         self.say(call.heading(f"dtype_convert_back_dict:{shown}"))

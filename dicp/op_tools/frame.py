@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from dicp.errors import ToolVariableError
 from dicp.op_tools.names import COLLECTIVES, name_of
 from dicp.op_tools.records import CallId, Place, heading, logger, user_place
-from dicp.op_tools.selection import is_selected
+from dicp.op_tools.selection import entries, is_selected
 from dicp.op_tools.tables import argument_table
 from dicp.torch_private import pop_function_mode, push_function_mode
 
@@ -60,7 +61,8 @@ class Call:
 class Feature:
     """Base of the tools: selection, start and stop, printing.
 
-    ops, exclude: names or regular expressions; they replace the environment's lists.
+    ops, exclude: names or regular expressions, as a list or separated by commas; they replace the
+    environment's lists.
     condition: called with the operator's own arguments; False leaves the call alone.
     quiet: files and the summary only. style: "table", or "line" for one short line per record.
     """
@@ -71,17 +73,17 @@ class Feature:
 
     def __init__(
         self,
-        ops: Sequence[str] | None = None,
+        ops: str | Sequence[str] | None = None,
         *,
-        exclude: Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
         condition: Callable[..., Any] | None = None,
         quiet: bool = False,
         style: str = "table",
     ) -> None:
         if style not in ("table", "line"):
             raise ToolVariableError("style", style, "'table' or 'line'")
-        self.ops = None if ops is None else tuple(ops)
-        self.exclude = None if exclude is None else tuple(exclude)
+        self.ops = entries(ops)
+        self.exclude = entries(exclude)
         self.condition = condition
         self.quiet = quiet
         self.style = style
@@ -103,6 +105,9 @@ class Feature:
 
     def flush(self) -> None:
         """Write what waits to be written."""
+
+    def forget(self) -> None:
+        """In a process that was forked: drop what the parent process writes."""
 
     def finish(self) -> None:
         """Print the summary; called once per start and stop."""
@@ -283,6 +288,7 @@ class Frame:
         self._wrapped: dict[tuple[int, str], _Wrapped] = {}
         self._running: weakref.WeakSet[Feature] = weakref.WeakSet()
         atexit.register(self._finish)
+        os.register_at_fork(after_in_child=self._forked)
 
     # ---- features -------------------------------------------------------------------------------
 
@@ -324,6 +330,10 @@ class Frame:
             with contextlib.suppress(Exception), self.unhooked():  # the interpreter is ending
                 feature.flush()
                 feature.finish()
+
+    def _forked(self) -> None:
+        for feature in self._running:
+            feature.forget()
 
     # ---- calls ----------------------------------------------------------------------------------
 

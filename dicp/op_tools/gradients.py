@@ -8,7 +8,7 @@ that the program's tensors stay as they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,12 @@ class Gradients:
 
     outputs: gradients of the call's output tensors, by their place among them.
     inputs: gradients of its input tensors, by their place; None where there is none.
+    recorded: the places of the outputs that autograd recorded; others never get a gradient.
     """
 
     outputs: list[torch.Tensor | None]
     inputs: list[torch.Tensor | None]
+    recorded: tuple[int, ...]
     waiting: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -68,18 +70,18 @@ def watch(
     nothing, for a call that autograd did not record, or with more nodes than `most`.
     """
     results = list(trees.tensors(outputs))
-    recorded = [t for t in results if t.requires_grad and t.grad_fn is not None]
+    recorded = _recorded(results)
     if not edges.needed or not recorded:
         return None
     known = {edge: k for k, edge in enumerate(edges.edges) if edge is not None}
     first_of = [None if e is None else known[e] for e in edges.edges]  # one tensor given twice
-    nodes = [(n, p) for n, p in _nodes([t.grad_fn for t in recorded], known, most) if p]
+    nodes = [(n, p) for n, p in _nodes([results[k].grad_fn for k in recorded], known, most)
+             if p]  # fmt: skip
     if not nodes:
         return None
-    found = Gradients([None] * len(results), [None] * len(edges.edges), len(nodes))
-    for place, tensor in enumerate(results):
-        if tensor.requires_grad and tensor.grad_fn is not None:
-            tensor.register_hook(_arrives(found, place))
+    found = Gradients([None] * len(results), [None] * len(edges.edges), recorded, len(nodes))
+    for place in recorded:
+        results[place].register_hook(_arrives(found, place))
     for node, places in nodes:
         node.register_hook(_leaves(found, places, first_of, done))
     return found
@@ -91,13 +93,13 @@ def watch_outputs(outputs: Any, done: Callable[[Gradients], None]) -> None:
     For calls whose inputs have no gradient: a module whose parameters alone have one.
     """
     results = list(trees.tensors(outputs))
-    recorded = [k for k, t in enumerate(results) if t.requires_grad and t.grad_fn is not None]
-    found = Gradients([None] * len(results), [], len(recorded))
+    recorded = _recorded(results)
+    found = Gradients([None] * len(results), [], recorded, len(recorded))
 
     def arrives(place: int) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
+        def hook(gradient: torch.Tensor | None) -> None:
             with FRAME.unhooked(), torch.no_grad():
-                found.outputs[place] = gradient.detach()
+                found.outputs[place] = None if gradient is None else gradient.detach()
                 found.waiting -= 1
                 if found.waiting == 0:
                     done(found)
@@ -146,9 +148,15 @@ def _nodes(
     return found
 
 
-def _arrives(found: Gradients, place: int) -> Callable[[torch.Tensor], None]:
-    def hook(gradient: torch.Tensor) -> None:
-        found.outputs[place] = gradient.detach()
+def _recorded(results: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(k for k, t in enumerate(results) if t.requires_grad and t.grad_fn is not None)
+
+
+def _arrives(found: Gradients, place: int) -> Callable[[torch.Tensor | None], None]:
+    """The gradient of an output that nothing reads, beside one that something does, is None."""
+
+    def hook(gradient: torch.Tensor | None) -> None:
+        found.outputs[place] = None if gradient is None else gradient.detach()
 
     return hook
 

@@ -27,9 +27,16 @@ SKIPPED = frozenset(
 ) | {"torch.autograd.backward", "torch.autograd.grad"}
 """What computes nothing of its own: no tool looks at it."""
 
+MULTI_TENSOR = ("torch._foreach_", "torch._fused_")
+"""How the names begin of what optimizers call on lists of tensors; other private names are left
+out."""
+
 COLLECTIVES = (
     "all_reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor broadcast "
-    "reduce all_to_all all_to_all_single gather scatter barrier send recv isend irecv"
+    "reduce all_to_all all_to_all_single gather scatter barrier send recv isend irecv "
+    "all_reduce_coalesced all_gather_coalesced all_gather_object gather_object "
+    "all_gather_single reduce_scatter_single send_object_list recv_object_list "
+    "broadcast_object_list scatter_object_list monitored_barrier batch_isend_irecv"
 ).split()
 
 
@@ -48,12 +55,22 @@ def name_of(func: Callable[..., Any]) -> str:
     """
     if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
         return ""
-    name: str | None = resolve_name(func)
-    if name is None:
-        name = _qualified(func)
+    name: str = torch_name(func)
+    if name.startswith(MULTI_TENSOR):
+        return name
+    name = name or _qualified(func)
     if name in SKIPPED or name.startswith(("torch.Tensor.is_", "profiler.")):
         return ""
     return name if "._" not in name or "__" in name.rpartition(".")[2] else ""
+
+
+def torch_name(func: Callable[..., Any]) -> str:
+    """The name of a function whose calls reach a TorchFunctionMode; empty for another."""
+    name: str | None = resolve_name(func)
+    short = f"torch.{getattr(func, '__name__', '')}"
+    if name is None and short.startswith(MULTI_TENSOR):
+        return short if getattr(torch, func.__name__, None) is func else ""
+    return name or ""
 
 
 def _qualified(func: Callable[..., Any]) -> str:
@@ -64,6 +81,11 @@ def _qualified(func: Callable[..., Any]) -> str:
 def is_constructor(name: str) -> bool:
     """Whether the operator gives memory without values, which no reference can predict."""
     return name.rpartition(".")[2].startswith(("empty", "new_empty"))
+
+
+def reads_memory(name: str) -> bool:
+    """Whether the operator reads its input's storage, beyond the input itself."""
+    return name.rpartition(".")[2].startswith("as_strided")
 
 
 def is_in_place(name: str) -> bool:
@@ -81,7 +103,7 @@ def overwrites(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 def is_torch(func: Callable[..., Any]) -> bool:
     """Whether calls of the function reach a TorchFunctionMode."""
-    return resolve_name(func) is not None
+    return bool(torch_name(func))
 
 
 def resolve(name: str) -> tuple[Any, str, Callable[..., Any]]:

@@ -76,6 +76,6 @@ def same_values(before: Any, after: Any) -> bool:
 def written(name: str, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors that a call overwrites, by the name of its operator."""
     in_place = is_in_place(name) or kwargs.get("inplace") is True
-    if in_place and args and isinstance(args[0], torch.Tensor):
-        yield args[0]
+    if in_place and args:
+        yield from trees.tensors(args[0])
     yield from trees.tensors(kwargs.get("out"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dicp.op_tools.autocompare import append_csv
+from dicp.op_tools.autocompare import append_csv, cache_size
 from dicp.op_tools.capture import FOLDER
 from dicp.op_tools.records import timestamp
 
@@ -70,20 +70,28 @@ def monitor(pid: int, interval: float, label: str = "", rows: int | None = None)
     path = FOLDER / RESULTS / name
     start = time.monotonic()
     last, spent = start, processor_seconds(pid)
+    waiting: list[tuple[object, ...]] = []
     written = 0
-    while rows is None or written < rows:
-        time.sleep(interval)
-        try:
-            memory, total = host_memory(pid), processor_seconds(pid)
-        except OSError:  # the process has ended
-            break
-        now = time.monotonic()
-        busy = 100 * (total - spent) / (now - last)
-        _, device_memory, utilisation = device_use()
-        row = (f"{now - start:.3f}", timestamp(), f"{time.time():.3f}", f"{memory:.1f}",
-               f"{busy:.1f}", device_memory, utilisation)  # fmt: skip
-        append_csv(path, COLUMNS, [row])
-        last, spent, written = now, total, written + 1
+    try:
+        while rows is None or written < rows:
+            time.sleep(interval)
+            try:
+                memory, total = host_memory(pid), processor_seconds(pid)
+            except OSError:  # the process has ended
+                break
+            now = time.monotonic()
+            busy = 100 * (total - spent) / (now - last)
+            _, device_memory, utilisation = device_use()
+            row = (f"{now - start:.3f}", timestamp(), f"{time.time():.3f}", f"{memory:.1f}",
+                   f"{busy:.1f}", device_memory, utilisation)  # fmt: skip
+            waiting.append(row)
+            if len(waiting) >= cache_size(1):
+                append_csv(path, COLUMNS, waiting)
+                waiting.clear()
+            last, spent, written = now, total, written + 1
+    finally:  # a row that waits is written however the watching ends
+        if waiting:
+            append_csv(path, COLUMNS, waiting)
     return path
 
 

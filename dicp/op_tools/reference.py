@@ -13,7 +13,7 @@ import torch
 from dicp.config import tool_variable
 from dicp.errors import ToolVariableError
 from dicp.op_tools import trees
-from dicp.op_tools.names import overwrites
+from dicp.op_tools.names import overwrites, reads_memory
 from dicp.torch_private import TorchDispatchMode, schema_of
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ class Reference:
         """Copies of the arguments; `rules` of dtypes, by default those of the operator."""
         rules = reference_rules(operator) if rules is None else rules
         used: dict[torch.dtype, torch.dtype] = {}
-        exact_memory = operator.rpartition(".")[2].startswith("as_strided")
+        exact_memory = reads_memory(operator)
 
         def tensor(value: torch.Tensor) -> torch.Tensor:
             dtype = rules.get(value.dtype, value.dtype)

@@ -4,7 +4,7 @@ python -m dicp.op_tools.run_op_from_data DIR... [--acc_check] [--run_times N] [-
     [--only_run_forward] [--device D] [--backend B] [--as_case FILE]
 
 DIR is one capture or any folder above captures. Exit status: 0 all checks hold, 1 one failed,
-2 no capture found or one that cannot be read.
+2 no capture found or one that cannot be read. Collectives are named and not replayed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from dicp.op_tools.autocompare import OpAutoCompare
 from dicp.op_tools.capture import argument_rows
 from dicp.op_tools.cases import write_cases
 from dicp.op_tools.frame import FRAME, Call
-from dicp.op_tools.names import overwrites, resolve
+from dicp.op_tools.names import overwrites, reads_memory, resolve
 from dicp.op_tools.tables import argument_table
 from dicp.op_tools.timing import OpTimeMeasure
+
+RUNS = 100
+"""How often an operator is measured by default."""
 
 _INPUTS = ("input.json", "input.pth")
 
@@ -62,7 +65,7 @@ def read_capture(folder: Path, device: str | None = None) -> Captured:
         gradients = None
         if (folder / "grad_outputs.json").exists():
             gradients = storage.load(folder / "grad_outputs", device).value
-        drawn_from = storage.facts_of(folder / "output").get("random_state", "")
+        drawn_from = facts.get("random_state", "")
         return Captured(
             folder, facts["operator"], tuple(value["args"]), value["kwargs"], gradients, drawn_from
         )
@@ -104,18 +107,17 @@ def replay(captured: Captured, options: argparse.Namespace) -> bool:
     if not (options.acc_check or options.sync_time_measure):
         sys.stdout.write(f"{argument_table(argument_rows(call))}\n")
     if options.acc_check:
-        check = OpAutoCompare(style="table").start()
-        checks.append(check)
-        try:
-            _run(captured, compiled, options)
-        finally:
-            check.stop()
+        with OpAutoCompare(style="table") as check:
+            checks.append(check)
+            for _ in range(options.run_times or 1):
+                _run(captured, compiled, options)
+    times = RUNS if options.run_times is None else options.run_times
     if options.sync_time_measure:
         with OpTimeMeasure():
-            for _ in range(options.run_times):
+            for _ in range(times):
                 _run(captured, compiled, options)
     elif not options.acc_check:
-        for _ in range(options.run_times):
+        for _ in range(times):
             _run(captured, compiled, options)
     return not any(check.failures for check in checks)
 
@@ -138,7 +140,8 @@ def _run(captured: Captured, function: Callable[..., Any], options: argparse.Nam
         state = torch.frombuffer(bytearray.fromhex(captured.random_state), dtype=torch.uint8)
         torch.set_rng_state(state)
     with FRAME.unhooked():
-        args, kwargs = trees.map_tensors((captured.args, captured.kwargs), _fresh)
+        fresh = _same_memory if reads_memory(captured.operator) else _fresh
+        args, kwargs = trees.map_tensors((captured.args, captured.kwargs), fresh)
         if overwrites(
             captured.operator, kwargs
         ):  # a leaf that wants a gradient cannot be written in place
@@ -160,6 +163,10 @@ def _fresh(tensor: torch.Tensor) -> torch.Tensor:
     return copy.requires_grad_(tensor.requires_grad)
 
 
+def _same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
 def _gradients(captured: Captured, result: Any) -> list[torch.Tensor]:
     """The captured gradients of the outputs, or ones."""
     found = []
@@ -174,31 +181,56 @@ def _gradients(captured: Captured, result: Any) -> list[torch.Tensor]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parser().parse_args(arguments)
-    framework = f"{torch.__name__}:{torch.__version__}"
-    device = options.device or "as captured"
-    sys.stdout.write(f"ditorch.framework: {framework}    device: {device}\n")
-    ok = True
-    cases: list[Captured] = []
+    folders: list[Path] = []
     for name in options.folders:
         found = list(find_captures(Path(name)))
         if not found:
             sys.stderr.write(f"no capture found in {name}\n")
             return 2
-        for folder in found:
-            sys.stdout.write(f"{folder}\n")
-            try:
-                captured = read_capture(folder, options.device)
-                captured.function  # noqa: B018
-            except (CaptureFormatError, OperatorNameError) as error:
-                sys.stderr.write(f"{error}\n")
-                return 2
-            cases.append(captured)
-            ok = replay(captured, options) and ok
+        folders += found
+    framework = f"{torch.__name__}:{torch.__version__}"
+    device = options.device or " ".join(sorted(set(map(_devices, folders)))) or "cpu"
+    sys.stdout.write(f"ditorch.framework: {framework}    device: {device}\n")
+    status = 0
+    cases: list[Captured] = []
+    for folder in folders:
+        sys.stdout.write(f"{folder}\n")
+        try:
+            captured = read_capture(folder, options.device)
+            captured.function  # noqa: B018
+        except (CaptureFormatError, OperatorNameError) as error:
+            sys.stderr.write(f"{error}\n")
+            status = status or 2
+            continue
+        cases.append(captured)
+        if not _holds(captured, options):
+            status = 1
     if options.as_case:
         calls = [(case.operator, case.args, case.kwargs) for case in cases]
         Path(options.as_case).write_text(write_cases(calls))
         sys.stdout.write(f"{options.as_case} saved\n")
-    return 0 if ok else 1
+    return status
+
+
+def _devices(folder: Path) -> str:
+    """The devices of a capture's inputs, as far as they are there now."""
+    try:
+        rows = storage.facts_of(folder / "input").get("tensors", [])
+    except CaptureFormatError:  # reported when the capture is read
+        return ""
+    return " ".join(sorted({storage.present(row["device"]) for row in rows}))
+
+
+def _holds(captured: Captured, options: argparse.Namespace) -> bool:
+    """Replay one capture; False too if its operator raises."""
+    if captured.operator.startswith("torch.distributed."):
+        sys.stdout.write("not replayed: a collective needs the processes of its group\n")
+        return True
+    try:
+        return replay(captured, options)
+    except Exception as error:  # operators raise whatever they like
+        sys.stdout.write(f"{captured.operator} raises {type(error).__name__}: {error}\n")
+        return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("folders", nargs="+", metavar="DIR")
     parser.add_argument("--acc_check", action="store_true", help="compare with float64 on the CPU")
-    parser.add_argument("--run_times", type=int, default=100, help="runs to measure (100)")
+    parser.add_argument("--run_times", type=int, help=f"runs ({RUNS}; checks: 1)")
     parser.add_argument("--sync_time_measure", action="store_true", help="measure each run")
     parser.add_argument("--only_run_forward", action="store_true", help="leave out backward")
     parser.add_argument("--device", help="run there and not on the device of the capture")

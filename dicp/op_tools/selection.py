@@ -31,15 +31,21 @@ def is_selected(
     return _matches(wanted, tool_variable(wanted) or ".*", name)
 
 
+def entries(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The entries of a list, or of a text in which commas separate them."""
+    if isinstance(given, str):
+        return tuple(entry.strip() for entry in given.split(","))
+    return None if given is None else tuple(given)
+
+
 @lru_cache(maxsize=1 << 16)
 def _matches(variable: str, text: str, name: str) -> bool:
-    entries = tuple(entry.strip() for entry in text.split(","))
-    return _any_matches(variable, entries, name)
+    return _any_matches(variable, entries(text) or (), name)
 
 
 @lru_cache(maxsize=1 << 16)
-def _any_matches(variable: str, entries: tuple[str, ...], name: str) -> bool:
-    return any(_one_matches(variable, entry, name) for entry in entries if entry)
+def _any_matches(variable: str, chosen: tuple[str, ...], name: str) -> bool:
+    return any(_one_matches(variable, entry, name) for entry in chosen if entry)
 
 
 def _one_matches(variable: str, entry: str, name: str) -> bool:

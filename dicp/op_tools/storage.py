@@ -1,7 +1,8 @@
 """Captures on disk: `<file>.safetensors` beside `<file>.json`, never a pickle.
 
 Each storage is saved once, cut to the part that the tensors use. The JSON file holds the nesting of
-the values, and of each tensor: dtype, shape, strides, offset, its storage, requires_grad, device.
+the values, and of each tensor: dtype, shape, strides, the program's offset in its storage and that
+in the saved part, its storage, requires_grad, device.
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ class Saved:
     facts: Mapping[str, Any]
 
 
-def save(path: Path, value: Any, facts: Mapping[str, Any]) -> None:
-    """Write `<path>.safetensors` and `<path>.json`. Raises OSError."""
+def save(path: Path, value: Any, facts: Mapping[str, Any], whole: bool = False) -> None:
+    """Write `<path>.safetensors` and `<path>.json`. Raises OSError.
+
+    whole: storages are saved as they are, for operators that read beyond the tensors given.
+    """
     found = list({id(t): t for t in trees.tensors(value)}.values())
     kept: dict[int, int] = {}
     rows: list[dict[str, Any]] = []
     contents: dict[str, torch.Tensor] = {}
     for storage, members in _by_storage(found).items():
-        content, placed = _content(members)
+        content, placed = _content(members, whole)
         if content is not None:
             contents[f"storage{storage}"] = content
         for tensor, row in placed:
@@ -59,6 +63,12 @@ def save(path: Path, value: Any, facts: Mapping[str, Any]) -> None:
         "tensors": rows,
     }
     write(path, contents, json.dumps(plain, indent=1))
+
+
+def add_facts(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write more facts into the JSON file of what was saved. Raises OSError."""
+    file = _file(path, ".json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **facts}, indent=1))
 
 
 def write(path: Path, contents: Mapping[str, torch.Tensor], text: str) -> None:
@@ -136,7 +146,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _content(
-    members: Sequence[torch.Tensor],
+    members: Sequence[torch.Tensor], whole: bool
 ) -> tuple[torch.Tensor | None, list[tuple[torch.Tensor, dict[str, Any]]]]:
     """The part of a storage that its tensors use, flat, and a row for each tensor."""
     placed = []
@@ -145,13 +155,16 @@ def _content(
     dtypes = {t.dtype for t in members}
     dtype = members[0].dtype if len(dtypes) == 1 and dtypes <= _PLAIN else torch.uint8
     spans = [_span(t) for t in members]
+    memory = members[0].untyped_storage()
     first, last = min(s[0] for s in spans), max(s[1] for s in spans)
+    if whole:
+        first, last = 0, memory.nbytes()
     with torch.no_grad():
-        whole = torch.empty(0, dtype=dtype, device=members[0].device)
+        flat = torch.empty(0, dtype=dtype, device=members[0].device)
         size = dtype.itemsize
         first -= first % max(t.dtype.itemsize for t in members)
-        whole.set_(members[0].untyped_storage(), first // size, ((last - first) // size,))
-        content = whole.detach().cpu().clone()
+        flat.set_(memory, first // size, ((last - first) // size,))
+        content = flat.detach().cpu().clone()
     for tensor in members:
         offset = tensor.storage_offset() - first // tensor.dtype.itemsize
         placed.append((tensor, _row(tensor, offset)))
@@ -174,6 +187,7 @@ def _row(tensor: torch.Tensor, offset: int, unsaved: str = "") -> dict[str, Any]
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()) if strided else [],
+        "storage_offset": tensor.storage_offset() if strided else 0,
         "offset": offset,
         "requires_grad": tensor.requires_grad,
         "device": str(tensor.device),
@@ -193,7 +207,7 @@ def _tensor(
     whole = flat if flat.dtype == dtype else flat.view(torch.uint8).view(dtype)
     tensor = whole.as_strided(row["shape"], row["stride"], row["offset"])
     tensor = tensor.conj() if row.get("conj") else tensor
-    wanted = device or _present(row["device"])
+    wanted = device or present(row["device"])
     if wanted != "cpu":
         tensor = tensor.to(wanted)
     if row["requires_grad"]:
@@ -201,7 +215,7 @@ def _tensor(
     return tensor
 
 
-def _present(device: str) -> str:
+def present(device: str) -> str:
     """The device if this machine has it, else the CPU."""
     if device == "cpu":
         return device
@@ -269,9 +283,9 @@ def _decoded(plain: Any, rows: Sequence[torch.Tensor]) -> Any:
         case {"torch": name}:
             return _member(name, (torch.dtype, torch.layout, torch.memory_format))
         case {"generator": seed, "device": device}:
-            return torch.Generator(_present(device)).manual_seed(seed)
+            return torch.Generator(present(device)).manual_seed(seed)
         case {"device": name}:
-            return torch.device(_present(name))
+            return torch.device(present(name))
         case {"ellipsis": _}:
             return Ellipsis
     raise ValueError(f"it holds {plain.get('unsaved', plain)}, which is not saved")

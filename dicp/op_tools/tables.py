@@ -35,7 +35,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def labelled(value: Any, label: str) -> Iterator[tuple[str, Any]]:
-    """Each leaf of an argument or result with its name: `label`, `label[0]`, `label [1][0]`.
+    """Each leaf of an argument or compared value with its name: `label[0]`, `label [1][0]`.
 
     A single positional argument, and a result that is no sequence, has no index.
     """
@@ -47,6 +47,14 @@ def labelled(value: Any, label: str) -> Iterator[tuple[str, Any]]:
             yield from _nested(item, f"{label} [{k}]")
         else:
             yield f"{label}[{k}]", item
+
+
+def labelled_result(value: Any, label: str) -> Iterator[tuple[str, Any]]:
+    """Each leaf of a result with its name: `label`, or `label [0][1]` among several."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        yield from _nested(value, f"{label} [0]")
+    else:
+        yield label, value
 
 
 def _nested(value: Any, label: str) -> Iterator[tuple[str, Any]]:

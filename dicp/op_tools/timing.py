@@ -15,6 +15,7 @@ from dicp.machine import stopwatch
 from dicp.op_tools import trees
 from dicp.op_tools.autocompare import append_csv, cache_size
 from dicp.op_tools.capture import FOLDER
+from dicp.op_tools.collectives import outputs_of, wait_for
 from dicp.op_tools.frame import FRAME, Call, Feature, Proceed
 from dicp.op_tools.gradients import InputEdges, nodes_of
 from dicp.op_tools.records import CallId, Place, logger, timestamp
@@ -77,10 +78,12 @@ class OpTimeMeasure(Feature):
         device = device_of((call.args, call.kwargs))
         end = stopwatch(device)
         result = proceed(call)
+        wait_for(call, result)
         spent = max(end() - self.overhead, 0.0)
         record = Timing(
             call.name, call.id, call.place, spent,
-            inputs=_described((call.args, call.kwargs)), outputs=_described(result),
+            inputs=_described((call.args, call.kwargs)),
+            outputs=_described(outputs_of(call, result)),
         )  # fmt: skip
         self.keep(record)
         if self.style == "line":
@@ -165,6 +168,9 @@ class OpTimeMeasure(Feature):
             logger().warning(f"op elasped info is not saved: {error}")
             return
         logger().info(f"op elasped info saved to {self._file}")
+
+    def forget(self) -> None:
+        self._file, self._waiting, self.results = None, [], []
 
     def finish(self) -> None:
         logger().info(self.summary())

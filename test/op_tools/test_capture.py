@@ -166,6 +166,8 @@ def test_a_random_operator_draws_what_it_drew(operator: Any) -> None:
     state = torch.frombuffer(bytearray.fromhex(capture.random_state), dtype=torch.uint8)
     torch.set_rng_state(state)
     assert torch.equal(capture.function(*capture.args, **capture.kwargs), want)
+    for file in ("input", "output"):
+        assert storage.facts_of(folder / file)["random_state"] == capture.random_state
 
 
 def test_replay_through_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +182,7 @@ def test_replay_through_a_backend(capsys: pytest.CaptureFixture[str]) -> None:
     torch._dynamo.register_backend(wrong, name="off_by_one")
     capsys.readouterr()
     assert run(str(ROOT), "--acc_check", "--backend", "off_by_one") == 1
-    assert "1 failures" in capsys.readouterr().out
+    assert "2 failures" in capsys.readouterr().out
 
 
 def test_replay_fails_where_the_operator_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +223,38 @@ def test_older_layouts_and_foreign_files(
         read_capture(folder)
     assert run(str(folder)) == 2
     assert "weights_only=True" in capsys.readouterr().err
+
+
+def test_views_of_other_memory_come_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """as_strided reads the storage beyond its input."""
+    x = torch.arange(24.0).reshape(4, 6)
+    with op_tools.OpCapture(["torch.as_strided"], quiet=True):
+        torch.as_strided(x[1], (3, 4), (6, 1))
+    (folder,) = find_captures(ROOT)
+    facts = json.loads((folder / "input.json").read_text())
+    assert facts["tensors"][0]["storage_offset"] == 6
+    assert run(str(ROOT), "--acc_check") == 0
+    assert capsys.readouterr().out.count("forward_id:") == 2, "as often as --run_times says"
+
+
+def test_every_capture_below_a_folder_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that raises fails, one that cannot be read is named, and the others run."""
+    x = torch.ones(2, 3)
+    with op_tools.OpCapture(["torch.abs", "torch.cos", "torch.sin"], quiet=True):
+        torch.sin(torch.cos(torch.abs(x)))
+    first, second = (next(iter(find_captures(ROOT / f"torch.{n}"))) for n in ("abs", "cos"))
+    text = (first / "input.json").read_text()
+    capsys.readouterr()
+    (first / "input.json").write_text(text.replace('"dict": []', '"dict": [["other", 3]]'))
+    assert run(str(ROOT), "--acc_check") == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"ditorch.framework: torch:{torch.__version__}    device: cpu\n")
+    assert "torch.abs raises TypeError" in out and "torch.sin output" in out
+    (first / "input.json").write_text(text)
+    (second / "input.json").write_text("{")
+    assert run(str(ROOT), "--acc_check") == 2
+    said = capsys.readouterr()
+    assert "torch.cos" in said.err and "torch.sin output" in said.out
 
 
 class Foreign:

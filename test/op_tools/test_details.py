@@ -125,6 +125,26 @@ def test_rows_with_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"\| +torch\.nn\.functional\.linear {re.escape(row)} +\|", text), row
 
 
+def test_gradients_of_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    """OT-10; an output that nothing reads has no gradient."""
+    x = torch.randn(3, 4, requires_grad=True)
+    with op_tools.OpObserve(), op_tools.OpAutoCompare(quiet=True) as tool:
+        torch.split(x, 2)[0].sum().backward()
+        torch.sort(x)[0].sum().backward()
+    assert tool.failures == [] and x.grad is not None and x.grad[2].tolist() == [1] * 4
+    text = capsys.readouterr().out
+    split = "torch.functional.split"
+    for row in (
+        f"{split} outputs [0][1]",
+        f"{split} grad_outputs [0][0]",
+        f"{split} grad_outputs [0][1]",
+        "torch.sort outputs [0][1]",
+        "torch.sort grad_output",
+        "torch.sort grad_inputs",
+    ):
+        assert re.search(rf"\| +{re.escape(row)} +\|", text), row
+
+
 def test_records_are_written_at_exit() -> None:
     """OT-11"""
     Path("program.py").write_text(

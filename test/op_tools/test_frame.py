@@ -17,7 +17,7 @@ import op_tools as public
 from dicp import op_tools
 from dicp.errors import OperatorNameError, ToolVariableError, UnknownFeatureError
 from dicp.op_tools.names import name_of
-from dicp.op_tools.tables import argument_table, labelled, labelled_arguments, table
+from dicp.op_tools.tables import argument_table, labelled_arguments, labelled_result, table
 
 TOOLS = [
     op_tools.OpCapture,
@@ -201,6 +201,43 @@ def test_optimizers_initialisation_and_metrics_are_covered(
     assert "torch.nn.init.kaiming_uniform_" in names
     assert {"torch.Tensor.argmax", "torch.Tensor.eq", "torch.nn.functional.linear"} <= names
     assert any("add" in n for n in names), "the optimizer's own"
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_optimizers_of_lists_of_tensors_are_covered(kind: str) -> None:
+    """OT-5: the default of optimizers on accelerators."""
+
+    def trained(*tools: op_tools.OpCapture) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(n)) for n in (3, 5)]
+        optimizer = torch.optim.AdamW(weights, lr=0.1, **{kind: True})
+        for _ in range(2):
+            sum(w.square().sum() for w in weights).backward()
+            for tool in tools:
+                tool.start()
+            optimizer.step()
+            for tool in reversed(tools):
+                tool.stop()
+        return weights
+
+    names = ["torch._foreach_.*", "torch._fused_.*"]
+    compare, capture = op_tools.OpAutoCompare(names), op_tools.OpCapture(names, quiet=True)
+    assert all(map(torch.equal, trained(compare, capture), trained()))
+    wanted = {"foreach": "torch._foreach_addcdiv_", "fused": "torch._fused_adamw_"}[kind]
+    assert compare.failures == [] and wanted in {r.operator for r in compare.results}
+    compared = {c.name for r in compare.results for c in r.comparisons}
+    assert {f"{wanted} input(before) [0][1]", f"{wanted} input [0][1]"} <= compared
+    cast = op_tools.OpDtypeCast(names, rules="torch.float32->torch.float64", quiet=True)
+    torch.testing.assert_close(trained(cast), trained())
+    from dicp.op_tools.run_op_from_data import main
+
+    assert main(["op_tools_results/op_capture_results", "--acc_check"]) == 0
+
+
+def test_operators_may_be_given_as_one_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with op_tools.OpObserve("torch.add, torch.nn.functional.re.*", exclude="torch.div"):
+        F.relu(torch.add(torch.ones(2), 1).mul(2))
+    assert hooked(capsys.readouterr().out) == ["torch.add", "torch.nn.functional.relu"]
 
 
 def test_features_stack_and_none_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,7 +459,7 @@ def test_tables_are_golden() -> None:
     x = torch.empty(2, 3, device="meta", requires_grad=True)
     rows = [
         *labelled_arguments((x, [4, None]), {"keepdim": True}, "op inputs"),
-        *labelled(torch.empty(2, dtype=torch.int64, device="meta"), "op outputs"),
+        *labelled_result(torch.empty(2, dtype=torch.int64, device="meta"), "op outputs"),
     ]
     squeezed = re.compile(r" +")
     got, wanted = argument_table(rows), TABLE
@@ -436,11 +473,11 @@ def test_tables_are_golden() -> None:
 
 
 def test_values_only_where_a_row_has_one() -> None:
-    rows = list(labelled((torch.ones(2), torch.ones(3)), "op outputs"))
-    assert [name for name, _ in rows] == ["op outputs[0]", "op outputs[1]"]
+    rows = list(labelled_result((torch.ones(2), torch.ones(3)), "op outputs"))
+    assert [name for name, _ in rows] == ["op outputs [0][0]", "op outputs [0][1]"]
     assert "value" not in argument_table(rows)
-    listed = argument_table(list(labelled(torch.ones(2).tolist(), "torch.Tensor.tolist outputs")))
-    assert "torch.Tensor.tolist outputs[1]" in listed and "value" in listed
+    listed = argument_table(list(labelled_result([1.0, 2.0], "torch.Tensor.tolist outputs")))
+    assert "torch.Tensor.tolist outputs [0][1]" in listed and "value" in listed
 
 
 def test_nothing_is_written_to_the_environment() -> None:

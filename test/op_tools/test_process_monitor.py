@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dicp.op_tools import process_monitor
 from dicp.op_tools.process_monitor import main
 
 
@@ -21,6 +22,17 @@ def test_rows_of_a_process(capsys: pytest.CaptureFixture[str]) -> None:
     head, *rows = list(csv.reader(path.open()))
     assert head[:3] == ["runningtime(Seconds)", "time_str", "time(Seconds)"] and len(rows) == 3
     assert all(float(row[3]) > 10 for row in rows)
+
+
+def test_rows_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OT-7: one row waits for no other unless OP_TOOLS_MAX_CACHE_SIZE says so."""
+    writes: list[int] = []
+    monkeypatch.setattr(process_monitor, "append_csv", lambda path, columns, rows: writes.append(
+        len(rows)))  # fmt: skip
+    for size in ("", "3"):
+        monkeypatch.setenv("OP_TOOLS_MAX_CACHE_SIZE", size)
+        main(["--pid", str(os.getpid()), "--interval", "0.01", "--rows", "4"])
+    assert writes == [1, 1, 1, 1, 3, 1]
 
 
 def test_a_process_that_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -94,6 +95,23 @@ def test_two_processes_train_unchanged_and_write_apart() -> None:
         assert str(json.loads(json_file.read_text())["pid"]) in json_file.parts
     assert {f.name for f in Path("recording").iterdir()} == {"rank0", "rank1"}
     assert one_iter.main(["diff", "recording/rank0", "recording/rank1"]) == 1, "other data"
+
+
+def test_a_forked_process_writes_what_it_does_itself() -> None:
+    """OT-11"""
+    timer = op_tools.OpTimeMeasure(["torch.add"], quiet=True).start()
+    torch.add(torch.ones(2), 1)
+    child = os.fork()
+    if child == 0:
+        torch.add(torch.ones(3), 1)
+        timer.stop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    timer.stop()
+    for pid, size in ((os.getpid(), 2), (child, 3)):
+        (file,) = Path("op_tools_results/op_time_measure_result").glob(f"*_pid{pid}_*.csv")
+        rows = list(csv.DictReader(file.open()))
+        assert [row["input"] for row in rows] == [f"float32[{size}]"]
 
 
 def test_threads_have_tools_of_their_own() -> None:

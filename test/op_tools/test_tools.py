@@ -435,9 +435,16 @@ def test_collectives_are_captured_and_timed() -> None:
         x = torch.ones(3)
         capture = op_tools.OpCapture(["torch.distributed.*"], quiet=True)
         with capture, op_tools.OpTimeMeasure(["torch.distributed.*"], quiet=True) as timer:
-            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True).wait()
+            dist.all_gather([torch.zeros(3)], x)
+            dist.gather_object({"a": 1}, [None])
     finally:
         dist.destroy_process_group()
-    assert [r.name for r in timer.results] == ["torch.distributed.all_reduce"]
+    operators = [f"torch.distributed.{n}" for n in ("all_reduce", "all_gather", "gather_object")]
+    assert [r.name for r in timer.results] == operators
+    assert [r.outputs for r in timer.results] == ["float32[3]", "float32[3]", ""]
     assert {path.name for path in capture.saved} == {"input", "output"}
+    found = [storage.load(path).value for path in capture.saved if path.name == "output"]
+    assert found[0].tolist() == [1, 1, 1] and found[1][0].tolist() == [1, 1, 1]
+    assert found[2] == [{"a": 1}], "what a collective writes is its output"
     assert dist.all_reduce is plain, "nothing stays wrapped"
