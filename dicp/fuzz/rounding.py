@@ -28,7 +28,7 @@ MARGIN = 6.0
 other compositions of an operator make errors of their own size."""
 
 Overflow = float | Literal["any"] | None
-OVERFLOWS = (None, math.inf, -math.inf, math.nan)
+OVERFLOWS: tuple[float | None, ...] = (None, math.inf, -math.inf, math.nan)
 """What a sum whose terms go beyond the type's largest number becomes: in one run each, and any of
 them in the other runs."""
 
@@ -193,7 +193,7 @@ class Rounding:
                 return Moved.apply(value, self.precisions[name], rng.random())
 
         function = self.program.function(wide=True, hook=move)
-        overflow = OVERFLOWS[seed] if seed < len(OVERFLOWS) else "any"
+        overflow: Overflow = OVERFLOWS[seed] if seed < len(OVERFLOWS) else "any"
         mode = Mover(self.narrow, self.wide, rng, overflow) if self.aligned else nullcontext()
         with double_precision(), mode:
             return evaluate(function, self.program, self.call, self.dtypes)
@@ -246,7 +246,7 @@ class Mover(TorchDispatchMode):
         kwargs = kwargs or {}
         # What the moved values lead to may have other operators than were recorded.
         precisions, largest = next(self.made, ([], math.inf)) if computes(func) else ([], math.inf)
-        sums = torch.Tag.pointwise not in func.tags
+        sums = not is_pointwise(func)
         terms = sum(map(_total, _floats((args, kwargs)))) if sums else 0.0
         if any(precisions) and sums and not is_mutating(func):
             # The error of a sum is that of its terms, however small it is itself.
@@ -271,6 +271,18 @@ class Mover(TorchDispatchMode):
 def computes(func: Any) -> bool:
     """Whether an operator's results have other values than its operands."""
     return not (is_view(func) or is_random(func) or op_name(func) in _SAME_VALUES)
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether an operator adds nothing up: its sums cannot go beyond the largest number.
+
+    Not all gradients of pointwise operators are tagged as such.
+    """
+    forward = getattr(torch.ops.aten, op_name(func).removesuffix("_backward"), None)
+    overloads = (
+        [func, *(getattr(forward, name) for name in forward.overloads())] if forward else [func]
+    )
+    return any(torch.Tag.pointwise in each.tags for each in overloads)
 
 
 def _floats(values: Any) -> list[torch.Tensor]:
