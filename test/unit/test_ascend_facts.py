@@ -183,6 +183,29 @@ def test_unlisted_dtypes_are_eager_with_the_reason_or_cast() -> None:
     assert kinds["Roll"] and kinds["Cast"] == 2
 
 
+@pytest.mark.parametrize(
+    ("rows", "grad", "given"),
+    [(4, False, "num_key_value_heads"), (1, False, "num_key_value_heads"),
+     (4, True, "inner_precise")],
+    ids=["PromptFlashAttention", "IncreFlashAttention", "FlashAttentionScore"],
+)  # fmt: skip
+def test_attention_leaves_nothing_to_what_headers_disagree_about(
+    rows: int, grad: bool, given: str
+) -> None:
+    """padding_mask became pse_shift, and the defaults of two attributes changed."""
+    q, k = (f32(1, 2, n, 16, dtype=HALF, grad=grad) for n in (rows, 4))
+    target = record(F.scaled_dot_product_attention, q, k, k)
+    fused = [op for op in target.operators() if "FlashAttention" in op.kind]
+    assert len(fused) == 1 + grad
+    for op in fused:
+        assert given in op.attrs
+        assert not {"padding_mask", "pse_shift", "real_shift"} & {
+            port for port, value in op.inputs.items() if value is not None
+        }
+    for source in target.sources():
+        assert f'("{given}", ' in source and "padding_mask" not in source
+
+
 # ---- the public interface ------------------------------------------------------------------------
 
 BODIES = {

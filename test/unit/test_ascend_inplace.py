@@ -17,6 +17,8 @@ from dicp.errors import SimulatorWarning
 from dicp.graphop.program import Result
 from dicp.vendor.ascend.prototypes import POINTWISE
 
+pytestmark = pytest.mark.sweep
+
 pytree = torch.utils._pytree
 
 

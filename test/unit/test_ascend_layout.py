@@ -16,6 +16,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.graphop.program import Graph, Node
 from dicp.vendor.ascend.blocked import packed, storage_dims, unpacked
 
+pytestmark = pytest.mark.sweep
+
 SIZES = {
     "NC1HWC0": [(2, 3, 4, 5), (1, 16, 1, 1), (3, 33, 2, 2)],
     "FRACTAL_Z": [(8, 3, 3, 3), (16, 16, 1, 1), (33, 20, 2, 3)],

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dicp.config import Config
 
+pytestmark = pytest.mark.sweep
+
 BF16 = torch.bfloat16
 
 

@@ -158,17 +158,18 @@ def test_a_program_that_ends_its_process_is_told_apart() -> None:
     assert fails_apart(ends, EAGER) == "Ended: status -6"
 
 
-def test_deviations_of_equal_numbers_are_rounding_errors() -> None:
-    """They are explained where the numbers are equal, and nothing larger is."""
+def test_deviations_of_equal_numbers_are_rounding_errors_of_rounded_means() -> None:
+    """They are none where a target's own kernels compute the mean; nothing larger is anywhere."""
     x = TensorInput("x0", "float32", ((6, 7), (6, 7)), "expanded_last", seed=1)
     deviation = Program((x,), (Statement("{x}.std(-1)", {"x": "x0"}, ("v0",)),), ("v0",))
     (got,) = list(compiled(deviation, Mode("cpugraph")))[:1]
     eager = evaluate(deviation.function(), deviation, 0)
     exact = truth(deviation, 0, eager)
-    assert not exact.outputs[0].any() and not eager.outputs[0].any()
-    assert is_explained(deviation, 0, got, eager, exact)
-    got.outputs[0] += 1e-5
-    assert not is_explained(deviation, 0, got, eager, exact)
+    assert not any(results.outputs[0].any() for results in (got, eager, exact))
+    for error, explained in ((1e-7, True), (1e-5, False)):
+        got.outputs[0].fill_(error)
+        assert is_explained(deviation, 0, got, eager, exact, rounded_means=True) is explained
+        assert not is_explained(deviation, 0, got, eager, exact)
 
 
 def test_a_cast_is_rounded_in_the_reference_and_what_follows_is_not() -> None:

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 from dicp.compare import Rule, check_tensor
 from dicp.config import Config
 
+pytestmark = pytest.mark.sweep
+
 BF16 = torch.bfloat16
 ROWS, WIDTH = 40, 256
 

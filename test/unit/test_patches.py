@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dicp.config import Config
 
+pytestmark = pytest.mark.sweep
+
 CASES = {
     "rows of seven": ((3, 20, 7, 7), (70, 20, 3, 3), {"padding": 1}),
     "one image": ((1, 90, 6, 5), (44, 90, 3, 3), {"padding": 1}),

@@ -14,6 +14,7 @@ from dicp.gpu.passes import Hints
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
+from dicp.loop.passes.moments import Deviations
 from dicp.serialize import encode_size
 from dicp.vendor.triton.emit import EVERYWHERE, Axes, Axis
 from dicp.vendor.triton.spelling import COMBINE, VALUE_TYPE, start_value
@@ -38,8 +39,8 @@ class Reduction(Writer):
         self.form = form
         self._hints: Hints = {}
         """The cache hints of the current pass."""
-        self._squares = form.squares if isinstance(form, ReductionTile) else ()
-        self._early = {square.name for square, _ in self._squares}
+        self._deviations = form.deviations if isinstance(form, ReductionTile) else ()
+        self._early = {stmt.name for each in self._deviations for stmt in each.sums}
         pairs = form.online if isinstance(form, ReductionTile) else ()
         self._online = {position: (top, total) for position, top, total in pairs}
         self._range = ("", "")
@@ -166,28 +167,28 @@ class Reduction(Writer):
     def _loop(self, phase: Phase) -> None:
         stmts = [s for s in phase.stmts if not isinstance(s, ScratchStore)]
         stmts = [s for s in stmts if not (isinstance(s, Reduce) and s.name in self._early)]
-        for stmt in phase.stmts:
-            if isinstance(stmt, Reduce) and stmt.name in self._early:
-                self._close_square(stmt)
+        for each in self._deviations:
+            if each.squares in phase.stmts:
+                self._close_deviations(each)
         if not stmts:
             return
-        squares = {total: square for square, total in self._squares if total in stmts}
+        early = [each for each in self._deviations if each.total in stmts]
         for stmt in stmts:
             if isinstance(stmt, Reduce):
                 self._start(stmt)
             elif isinstance(stmt, Scan):
                 self.line(f"c_{stmt.name} = {_filled(self.shape('x'), stmt)}")
-        for square in squares.values():
-            self._start_square(square)
+        for each in early:
+            self._start_square(each.squares)
         with self._looping(*self._range):
             self._emit(stmts, BOTH)
-            for total, square in squares.items():
-                self._take_square(square, self.value(total.value))
+            for each in early:
+                self._take_square(each.squares, self.value(each.total.value))
         for stmt in stmts:
             if isinstance(stmt, Reduce):
                 self._close(stmt)
 
-    # Sums of squared distances from the mean, computed in the pass that computes the mean: Welford,
+    # Sums over deviations from the mean, computed in the pass that computes the mean: Welford,
     # "Note on a method for calculating corrected sums of squares and products" (1962), in every
     # lane; then lanes of unequal counts are combined (Chan, Golub and LeVeque, 1983).
 
@@ -208,16 +209,18 @@ class Reduction(Writer):
         self.line(f"{kept} = {f'tl.where({mask}, {more}, {kept})' if mask else more}")
         self.line(f"{mean} = {f'tl.where({mask}, moved, {mean})' if mask else 'moved'}")
 
-    def _close_square(self, square: Reduce) -> None:
-        """Combines the lanes into the sum of squared distances from the whole row's mean."""
-        axis, kind = self.axes["r"], VALUE_TYPE[square.dtype]
-        whole = self.value(square.value.args[0].args[1])
+    def _close_deviations(self, sums: Deviations) -> None:
+        """Combines the lanes into the sums over deviations from the whole row's mean."""
+        axis, squares = self.axes["r"], sums.squares
+        kind, whole = VALUE_TYPE[squares.dtype], self.value(sums.center)
         places = f"tl.arange(0, {axis.block_name}){self._lifted(axis)}"
         size, block = self.size(axis.size), axis.block_name
         self.line(f"counts = (({size} + {block} - 1 - {places}) // {block}).to({kind})")
-        self.line(f"away = mean_{square.name} - {whole}")
-        text = f"d.sum(s_{square.name} + counts * away * away)"
-        self.set(local(square.name), _narrow(text, square), ROWS)
+        self.line(f"away = mean_{squares.name} - {whole}")
+        if sums.rest is not None:
+            self.set(local(sums.rest.name), _narrow("d.sum(counts * away)", sums.rest), ROWS)
+        text = f"d.sum(s_{squares.name} + counts * away * away)"
+        self.set(local(squares.name), _narrow(text, squares), ROWS)
 
     def _online_loop(self, top: Reduce, total: Reduce) -> None:
         """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
