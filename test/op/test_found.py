@@ -138,3 +138,13 @@ def test_a_result_returned_twice_is_one_tensor(backend_name: str) -> None:
     )
     program = Program((x,), (put,), ("v0", "v0"))
     assert not fails(program, Mode(backend_name, dynamo=False))
+
+
+def test_a_size_that_a_guard_makes_one_is_broadcast(backend_name: str) -> None:
+    def bounded(x: torch.Tensor, offset: int) -> torch.Tensor:
+        return torch.clamp_max(x, x.diagonal(offset, 0, -1).cumsum(-1))
+
+    run = torch.compile(bounded, backend=backend_name)
+    for rows, offset in ((17, 0), (2, -1), (4, -3)):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(run(x, offset), bounded(x, offset))
