@@ -201,6 +201,7 @@ def resnet() -> tuple[torch.nn.Module, Any]:
     return torchvision.models.resnet50(num_classes=4), lambda m: m(torch.randn(2, 3, 32, 32))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("header_set", cann.SETS)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("model", [bert, llama, resnet])

@@ -180,23 +180,49 @@ def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
     return _truth(lw, "all", x, axes_of(x, dim), keepdim)
 
 
+MAX_CANCELLED = 2.0**-6
+"""The largest share of a sum of squares that may be taken for its rounding errors."""
+LEAST_SHIFT = 4.0
+"""The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
+
+
 def moments(
     lw: Lowering, x: Value, axes: Sequence[int], dtype: torch.dtype, correction: Any = 0
 ) -> tuple[Value, Value]:
-    """Mean and variance along `axes` (kept with size 1), the variance from centred squares."""
-    mu = average(lw, x, axes, dtype)
-    count = count_of(x, axes)
+    """Mean and variance along `axes` (kept with size 1), by the corrected two-pass algorithm.
 
-    def squares(idx: tuple[Index, ...]) -> Expr:
-        d = cast(x.at(idx), dtype) - mu.broadcast_at(idx)
-        return d * d
+    The sum of the distances from the quotient of sum and count corrects both: the mean of equal
+    numbers is that number, and their variance 0.
 
-    sums = lw.reduce("sum", x.shape, axes, dtype, squares)
-    freedom = lw.scalar(count, dtype)
+    Source: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983.
+    """
+    size, quotient = lw.scalar(count_of(x, axes), dtype), average(lw, x, axes, dtype)
+    eps = torch.finfo(dtype).eps
+
+    def distance(idx: tuple[Index, ...]) -> Expr:
+        return cast(x.at(idx), dtype) - quotient.broadcast_at(idx)
+
+    rest = lw.reduce("sum", x.shape, axes, dtype, distance)
+    squares = lw.reduce("sum", x.shape, axes, dtype, lambda idx: distance(idx) * distance(idx))
+    freedom = size
     if correction != 0:
         freedom = freedom - lw.real(correction, dtype)
     freedom = apply("maximum", dtype, freedom, ir.const(0.0, dtype))
-    return mu, lw.map(lambda s: s / freedom, sums)
+    share = apply("minimum", dtype, (size + 4.0) * eps, ir.const(MAX_CANCELLED, dtype))
+
+    def mean(quotient: Expr, rest: Expr, squares: Expr) -> Expr:
+        # Below that, what is left is the error of its own sum; NaN beside infinities.
+        shifted = compare("ge", rest * (rest / size), squares * (LEAST_SHIFT * eps) ** 2)
+        return select(shifted, quotient + rest / size, quotient)
+
+    def variance(squares: Expr, rest: Expr) -> Expr:
+        excess = rest * (rest / size)
+        left = squares - excess
+        left = select(compare("lt", left, squares * share), 0.0, left)  # infinite ones stay
+        # Squares that overflow are infinite, whatever the excess.
+        return select(compare("lt", excess, math.inf), left, squares) / freedom
+
+    return lw.map(mean, quotient, rest, squares), lw.map(variance, squares, rest)
 
 
 def _correction(correction: Any) -> Any:
