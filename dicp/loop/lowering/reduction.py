@@ -196,7 +196,7 @@ def moments(
     def variance(squares: Expr, rest: Expr) -> Expr:
         excess = rest * (rest / size)
         left = squares - excess
-        left = select(compare("le", left, squares * share), 0.0, left)
+        left = select(compare("lt", left, squares * share), 0.0, left)  # infinite ones stay
         # Squares that overflow are infinite, whatever the excess.
         return select(compare("lt", excess, math.inf), left, squares) / freedom
 
