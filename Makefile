@@ -1,10 +1,12 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (static and dynamic shapes, many arguments of one kind) a half,
-#                the other half eight hours later
+#   make test    all tests; of sweeps (many arguments of one kind) a third and of static and dynamic
+#                shapes one, others eight hours later
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of twenty parts of the others, another one every eight hours
+#   make acceptance  how many of the sources that these tests generate each public set of CANN's
+#                operator headers accepts: a table; one of ACCEPTANCE_PARTS parts of the tests (all)
 #   make maca    the same on macagraph's emulation, one of forty parts of the operator tests
 #   make tops    the same on topsgraph's simulator, one of forty parts of the operator tests
 #   make docs    draw the pictures and list the settings from the code, write what the tools print,
@@ -14,6 +16,7 @@
 
 PYTHON ?= python3
 ASCEND_PARTS ?= 20
+ACCEPTANCE_PARTS ?= 1
 MACA_PARTS ?= 40
 TOPS_PARTS ?= 40
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -24,13 +27,13 @@ RUN := $(VENV)/bin/python
 # Named after this folder: an environment that was moved or copied here is installed again.
 READY := $(VENV)/ready$(subst /,-,$(CURDIR))
 
-.PHONY: demo test test-all unit ascend maca tops sanitize docs lint format env clean
+.PHONY: demo test test-all unit ascend acceptance maca tops sanitize docs lint format env clean
 
 demo: $(READY)
 	$(RUN) -m demo
 
 test: $(READY)
-	$(PYTEST) --sweeps 2 test
+	$(PYTEST) --sweeps 3 test
 
 test-all: $(READY)
 	$(PYTEST) test
@@ -44,6 +47,10 @@ unit: $(READY)
 
 ascend: $(READY)
 	$(PYTEST) --backend ascendgraph --sample $(ASCEND_PARTS) test/op test/model
+
+acceptance: $(READY)
+	PYTHONPATH=test $(PYTEST) -p stand_in.acceptance --backend ascendgraph \
+	    --sample $(ACCEPTANCE_PARTS) test/op test/model
 
 maca: $(READY)
 	$(PYTEST) --backend macagraph --sample $(MACA_PARTS) test/op

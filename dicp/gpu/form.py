@@ -18,7 +18,7 @@ from dicp.gpu.tiles import Tile, numel
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, ScratchStore, Stmt, Store
-from dicp.loop.passes.moments import squared_distances
+from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.one_hot import without_one_hot_sums
 from dicp.loop.schedule.form import crossing_loop, online_softmax
 
@@ -46,8 +46,8 @@ class ReductionTile(TileForm):
 
     online: tuple[tuple[int, Reduce, Reduce], ...] = ()
     """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
-    squares: tuple[tuple[Reduce, Reduce], ...] = ()
-    """Sums of squared distances from a mean, computed in the pass of the mean's own sum."""
+    deviations: tuple[Deviations, ...] = ()
+    """Sums over deviations from a mean, computed in the pass of the mean's own sum."""
     barriers: frozenset[int] = frozenset()
     """The phases before which the threads of a program wait for each other."""
     hints: Mapping[int, Hints] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class RowLoop(TileForm):
     """Fused cross-row sums: each program loops over rows and adds up."""
 
     parts: tuple[Var, ...]
-    """The loops that the sums keep, or the share of a partition: one program per point."""
+    """The loops that the sums keep, or the index of a part: one program per point."""
     rows: tuple[Var, ...]
     """The loops in each program."""
     stages: int
@@ -102,7 +102,7 @@ def _touched(kernel: Kernel) -> list[Ref]:
 
 def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
     shape = kernel
-    if kernel.partition is not None:  # a program has the rows of one share
+    if kernel.partition is not None:  # a program has the rows of one part
         part, chunk = kernel.partition.part, kernel.partition.chunk
         inner = (Var(part.position + 1, chunk),)
         shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)
@@ -112,11 +112,11 @@ def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
         return ReductionTile(tile, barriers=barriers(kernel, passes))
     pairs = [online_softmax(p, q) for p, q in zip(passes, passes[1:], strict=False)]
     online = tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
-    squares = tuple(squared_distances(kernel))
-    early = {square for square, _ in squares}
+    found = tuple(deviations(kernel))
+    early = {stmt for each in found for stmt in each.sums}
     passes = [[s for s in stmts if s not in early] for stmts in passes]
     hints = cache_hints(kernel, passes, [k for k, *_ in online])
-    return ReductionTile(tile, online, squares, barriers(kernel, passes), hints)
+    return ReductionTile(tile, online, found, barriers(kernel, passes), hints)
 
 
 def _kept(phase: Phase) -> list[Stmt]:

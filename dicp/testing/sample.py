@@ -5,9 +5,9 @@ through all of them in less than four days and one that runs daily in ten. `--sa
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
 
-`--sweeps 2` leaves single tests alone and takes a half of the sweeps: a test of static and of
-dynamic shapes runs with one of the two, tests marked `sweep` run for half of their arguments. The
-other half is taken eight hours later.
+`--sweeps 3` leaves single tests alone and takes a third of the sweeps: tests marked `sweep` run for
+a third of their arguments, others eight hours later, so that a day has all of them. A test of
+static and of dynamic shapes runs with one of the two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many of the generated sources each set of CANN's operator headers accepts.
 
-    PYTHONPATH=test python -m pytest -p stand_in.acceptance --backend ascendgraph test/op test/model
+    make acceptance
 
 Each graph that the tests compile is lowered for an installation of every header set, which its
 rules choose by, and for the simulator, which has all operators; each source is held against every
@@ -21,9 +21,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from dicp.vendor.ascend.probe import (
     EVERY_OPERATOR,
     Installed,
     declared_operators,
+    dtype_groups,
     usable_operators,
 )
 from dicp.vendor.ascend.prototypes import PROTOTYPES
@@ -49,6 +50,7 @@ ALL = "every operator"
 SHARE = 0.98
 """Of the sources generated for a set, the share that it has to accept; of those generated with all
 operators at hand, their union has to accept each."""
+UNION = "their union"
 UNIT = 150
 """Sources in one translation unit."""
 
@@ -60,11 +62,16 @@ _ROW = re.compile(
     r"\.(INPUT|OPTIONAL_INPUT|DYNAMIC_INPUT|OUTPUT|DYNAMIC_OUTPUT|REQUIRED_ATTR|ATTR)"
     r"\(\s*(\w+)\s*,([^\n]*)\)"
 )
+SHORT = {dtype: name for name, dtype in DTYPES.items()}
 _MARKS = {"OPTIONAL_INPUT": "?", "DYNAMIC_INPUT": "*", "DYNAMIC_OUTPUT": "*"}
 
 
 def read_headers(text: str) -> dict[str, Operator]:
-    """The operators that headers register, one part a line."""
+    """The operators that headers register, one part a line; where they define groups of dtypes, as
+    GE's header of types does, ports that name one are held against it."""
+    groups = {
+        name: tuple(SHORT[dtype] for dtype in dtypes) for name, dtypes in dtype_groups(text).items()
+    }
     found: dict[str, Operator] = {}
     for kind, body in _OPERATOR.findall(_COMMENT.sub("", text)):
         inputs: dict[str, tuple[str, ...]] = {}
@@ -76,16 +83,19 @@ def read_headers(text: str) -> dict[str, Operator]:
                 attrs[name] = (type_.strip(), None if what[0] == "R" else default.strip())
                 continue
             ports = inputs if "INPUT" in what else outputs
-            ports[name + _MARKS.get(what, "")] = _listed(rest)
+            ports[name + _MARKS.get(what, "")] = _listed(rest, groups)
         found.setdefault(kind, Operator("", kind, inputs, outputs, attrs))
     return found
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    """The dtypes of a list; none of what is not listed one by one."""
+def _listed(text: str, groups: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The dtypes of a list or a group; none where neither is known."""
+    named = re.fullmatch(r"\s*(?:ge::)?TensorType::(\w+)\(\)\s*", text)
+    if named:
+        return groups.get(named[1], ())
     names = {f"DT_{name}": short for short, name in GE_DTYPES.items()}
     listed = re.fullmatch(r"\s*TensorType\(\{([^()]*)\}\)\s*", text)
-    given = [d.strip().removeprefix("ge::") for d in listed[1].split(",")] if listed else []
+    given = re.findall(r"DT_\w+", listed[1]) if listed else []  # some lists lack a comma
     return tuple(names.get(d) or _short(d) for d in given)
 
 
@@ -109,7 +119,7 @@ def header_sets() -> dict[str, tuple[dict[str, Operator], Installed]]:
         text = "\n".join(file.read_text(errors="replace") for file in files)
         found[name or place] = (read_headers(text), text)
     return {
-        name: (declared, usable_operators(declared_operators([text])))
+        name: (declared, usable_operators(declared_operators([text], dtype_groups(text))))
         for name, (declared, text) in found.items()
     }
 
@@ -196,11 +206,11 @@ def _wrong_attrs(operator: Operator, text: str) -> Iterator[str]:
             continue
         if default is None:
             yield f"attribute {name!r} is missing"
-        elif name in counted and _plain(counted[name] or "") != _plain(default):
+        elif name in counted and plain(counted[name] or "") != plain(default):
             yield f"attribute {name!r} is {default} where none is given, not {counted[name]}"
 
 
-def _plain(default: str) -> Any:
+def plain(default: str) -> Any:
     """A default as a value: headers write numbers and lists in several ways."""
     text = default.strip().strip('{}"').replace(" ", "")
     try:
@@ -227,53 +237,58 @@ def _wrong_results(
 
 
 @dataclass
-class Counts:
-    """By what sources were generated for: how many there are, how many each set accepts, what is
-    refused and where. `sources` are those not compiled yet."""
+class Row:
+    """Sources that were generated for one set, held against one."""
 
-    total: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
-    refused: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    total: int = 0
+    accepted: int = 0
+    refused: dict[str, list[Any]] = field(default_factory=dict)
+    """By why: in how many sources, and one of their tests."""
+
+    @property
+    def share(self) -> float:
+        return self.accepted / self.total
+
+    def add(self, whys: Iterable[str], test: str) -> None:
+        whys = set(whys)
+        self.total += 1
+        self.accepted += not whys
+        for why in whys:
+            self.refused.setdefault(why, [0, test])[0] += 1
+
+
+@dataclass
+class Counts:
+    """What each set says against each source that was generated for it."""
+
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By what a source was generated for and its digest: its test, and the reasons of each set."""
     sources: dict[str, str] = field(default_factory=dict)
-    seen: set[str] = field(default_factory=set)
 
     def add(self, made_for: str, graph: Graph, source: str, test: str) -> None:
         digest = hashlib.sha256(source.encode()).hexdigest()[:20]
-        key = f"{made_for} {digest}"
-        if key in self.seen:
+        if f"{made_for} > {digest}" in self.verdicts:
             return
-        self.seen.add(key)
-        self.sources.setdefault(digest, source)
-        self.total[made_for] += 1
         sets = header_sets_once()
+        ports = sets[made_for][1].ports if made_for in sets else {}
         found = {
-            name: list(refusals(graph, source, declared, sets[made_for][1].ports
-                                if made_for in sets else {}))
+            name: list(refusals(graph, source, declared, ports))
             for name, (declared, _) in sets.items() if made_for in (ALL, name)
         }  # fmt: skip
-        for name, whys in found.items():
-            self.accepted[f"{made_for} > {name}"] += not whys
-            for _, why in whys:
-                self.refused[f"{made_for} > {name}"].setdefault(why, test)
+        whys = {name: [why for _, why in refused] for name, refused in found.items()}
         if made_for == ALL:
-            nowhere = set.intersection(*({op for op, _ in whys} for whys in found.values()))
-            self.accepted[f"{ALL} > their union"] += not nowhere
-            for op, why in next(iter(found.values())):
-                if op in nowhere:
-                    self.refused[f"{ALL} > their union"].setdefault(why, test)
+            nowhere = set.intersection(*({op for op, _ in refused} for refused in found.values()))
+            whys[UNION] = [why for op, why in next(iter(found.values())) if op in nowhere]
+        self.sources.setdefault(digest, source)
+        self.verdicts[f"{made_for} > {digest}"] = {"test": test, "whys": whys}
 
-    def merge(self, other: Mapping[str, Any]) -> None:
-        new = [key for key in other["seen"] if key not in self.seen]
-        self.seen.update(new)
-        self.total.update(other["total"])
-        self.accepted.update(other["accepted"])
-        for way, whys in other["refused"].items():
-            self.refused[way] = {**whys, **self.refused[way]}
-        self.sources |= other["sources"]
-
-    def plain(self) -> dict[str, Any]:
-        return {"total": self.total, "accepted": self.accepted, "refused": self.refused,
-                "sources": self.sources, "seen": sorted(self.seen)}  # fmt: skip
+    def table(self) -> dict[str, Row]:
+        """By what sources were generated for > what they are held against."""
+        rows: dict[str, Row] = defaultdict(Row)
+        for key, verdict in self.verdicts.items():
+            for name, whys in verdict["whys"].items():
+                rows[f"{key.partition(' > ')[0]} > {name}"].add(whys, verdict["test"])
+        return rows
 
 
 _SETS: dict[str, Any] = {}
@@ -311,8 +326,8 @@ def compile_all(sources: Sequence[str], includes: Sequence[str]) -> list[str]:
 # ---- as a plugin ---------------------------------------------------------------------------------
 
 COUNTS = pytest.StashKey[Counts]()
-NEEDS_A_RUN = ("test_a_storage_that_was_given_back",)
-"""Tests of what a run refuses, which would crash operators that are called one by one."""
+NEEDS_A_RUN = ("test_a_storage_that_was_given_back", "test_the_gradient_of_a_lookup_alone")
+"""Tests of what a run refuses, and operators that are called one by one crash at or accept."""
 
 
 def _lower(counts: Counts, original: Any, self: Any, gm: Any, context: Any) -> Any:
@@ -362,18 +377,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_testnodedown(node: Any, error: object) -> None:
     counted = getattr(node, "workeroutput", {}).get("acceptance")
     if counted:
-        node.config.stash[COUNTS].merge(json.loads(counted))
+        given = json.loads(counted)
+        counts = node.config.stash[COUNTS]
+        counts.verdicts |= given["verdicts"]
+        counts.sources |= given["sources"]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     counts = session.config.stash[COUNTS]
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["acceptance"] = json.dumps(counts.plain())
+        session.config.workeroutput["acceptance"] = json.dumps(asdict(counts))
         return
-    ways = {way: n / counts.total[way.partition(" > ")[0]] for way, n in counts.accepted.items()}
-    shares = [share for way, share in ways.items() if not way.startswith(ALL)]
-    if not shares or min(shares) < SHARE or ways[f"{ALL} > their union"] < 1:
+    rows = counts.table()
+    shares = [row.share for way, row in rows.items() if not way.startswith(ALL)]
+    if not shares or min(shares) < SHARE or rows[f"{ALL} > {UNION}"].share < 1:
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
@@ -381,12 +399,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     counts = config.stash[COUNTS]
     write = terminalreporter.write_line
     write("generated for > held against: accepted of all")
-    for way in sorted(counts.accepted):
-        total = counts.total[way.partition(" > ")[0]]
-        write(f"  {way}: {counts.accepted[way]} of {total} "
-              f"({100 * counts.accepted[way] / total:.2f}%)")  # fmt: skip
-        for why, test in sorted(counts.refused.get(way, {}).items()):
-            write(f"      {why}    {test}")
+    for way, row in sorted(counts.table().items()):
+        write(f"  {way}: {row.accepted} of {row.total} ({100 * row.share:.2f}%)")
+        for why, (sources, test) in sorted(row.refused.items(), key=lambda item: -item[1][0]):
+            write(f"    {sources:5} {why}    {test}")
     includes = [os.environ.get("STAND_IN_INCLUDES", str(INCLUDES))]
     errors = compile_all(list(counts.sources.values()), includes)
     write(f"  {len(counts.sources)} distinct sources compiled, {len(errors)} errors")

@@ -6,7 +6,7 @@ simulator's operators. It refuses operators, ports, attributes and dtypes that t
 not declare.
 
 A whole test run goes through it with `pytest -p stand_in.cann test/op --backend ascendgraph`, with
-STAND_IN_CANN=2023 or 2025 for the header set (2025).
+STAND_IN_CANN=2023, 2025 or 2026 for the header set (2025).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from dicp.vendor.ascend.simulator.device import Simulator
 from dicp.vendor.ascend.toolchain import FLAGS, INCLUDES
 
 HERE = Path(__file__).parent
-SETS = {"2023": "7.0.0", "2025": "8.2.RC1"}
+SETS = {"2023": "7.0.0", "2025": "8.2.RC1", "2026": "8.5.0"}
 """Header sets and the versions of CANN that they are of."""
+OLDER = {"2026": "2025"}
+"""Sets that add to an older one."""
 LIBRARIES = ("ascendcl", "ge_compiler", "ge_runner", "graph")
 DTYPES = {
     "f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -61,8 +63,9 @@ class Operator:
         for what, ports in (("INPUT", self.inputs), ("OUTPUT", self.outputs)):
             for port, dtypes in ports.items():
                 listed = ", ".join(f"DT_{GE_DTYPES.get(d) or _integer(d)}" for d in dtypes)
+                type_ = f"TensorType({{{listed}}})" if dtypes else "TensorType::ALL()"
                 mark = MARKS.get(port[-1], "")
-                lines.append(f"    .{mark}{what}({port.rstrip('?*')}, TensorType({{{listed}}}))")
+                lines.append(f"    .{mark}{what}({port.rstrip('?*')}, {type_})")
         for attr, (type_, default) in self.attrs.items():
             if default is None:
                 lines.append(f"    .REQUIRED_ATTR({attr}, {type_})")
@@ -78,7 +81,7 @@ def _integer(dtype: str) -> str:
 @lru_cache
 def operators(header_set: str) -> dict[str, Operator]:
     """The operators of one header set."""
-    found = {}
+    found = dict(operators(OLDER[header_set])) if header_set in OLDER else {}
     for line in (HERE / "cann_operators.txt").read_text().splitlines():
         date, _, row = line.partition(" ")
         if date in ("both", header_set):

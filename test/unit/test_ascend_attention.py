@@ -16,6 +16,8 @@ from dicp.rules import NoRule
 from dicp.vendor.ascend.rules.core import Ge
 from dicp.vendor.ascend.semantics import SEMANTICS
 
+pytestmark = pytest.mark.sweep
+
 sdpa = F.scaled_dot_product_attention
 
 FUSED = ("FlashAttentionScore", "FlashAttentionScoreGrad", "PromptFlashAttention",

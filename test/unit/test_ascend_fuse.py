@@ -13,6 +13,8 @@ from ascend_recorder import record
 from ascend_simulated import check
 from torch import Tensor
 
+pytestmark = pytest.mark.sweep
+
 
 def rand(*shape: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))

@@ -17,6 +17,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import SimulatorWarning
 from dicp.vendor.ascend import AscendTarget
 
+pytestmark = pytest.mark.sweep
+
 GEARS = (8, 16)
 
 

@@ -16,6 +16,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.graphop.program import Graph, Node
 from dicp.vendor.ascend.blocked import packed, storage_dims, unpacked
 
+pytestmark = pytest.mark.sweep
+
 SIZES = {
     "NC1HWC0": [(2, 3, 4, 5), (1, 16, 1, 1), (3, 33, 2, 2)],
     "FRACTAL_Z": [(8, 3, 3, 3), (16, 16, 1, 1), (33, 20, 2, 3)],
@@ -229,8 +231,8 @@ def test_transposes_of_booleans_move_through_a_region() -> None:
     """No operator transposes booleans: a conversion stands around each transpose of them."""
 
     def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        turned = x.swapaxes(2, 1)
-        return turned == turned, torch.fmax(y, y)
+        transposed = x.swapaxes(2, 1)
+        return transposed == transposed, torch.fmax(y, y)
 
     target = record(model, torch.ones(2, 2, 2), torch.ones(4, 3, 2).permute(2, 1, 0))
     assert target.kinds()["Transpose"] == 0

@@ -18,6 +18,8 @@ torchvision_operators.define()  # before anything imports torchvision
 import torchvision  # noqa: E402
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
+pytestmark = pytest.mark.sweep
+
 
 def bert() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     model = BertModel(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,17 @@ from test_ascend_models import bert, llama, torchvision
 from torch import Tensor
 
 from dicp.cache import Cache
+from dicp.dynamo_bridge.backend import Backend
+from dicp.errors import SimulatorWarning
 from dicp.vendor.ascend import probe
 from dicp.vendor.ascend.installation import Cann
-from dicp.vendor.ascend.probe import declared_operators, dtype_groups, probed, usable_operators
+from dicp.vendor.ascend.probe import (
+    EVERY_OPERATOR,
+    declared_operators,
+    dtype_groups,
+    probed,
+    usable_operators,
+)
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 
 REDUCED_FLOATS = {torch.float16, torch.bfloat16}
@@ -142,6 +152,31 @@ def test_merged_headers_count_before_those_they_replace(tmp_path: Path) -> None:
     assert "Neg" in probed(Cann(root, ""), Cache(tmp_path / "cache", 1 << 20)).kinds
 
 
+ALWAYS_GIVEN = {"inner_precise", "num_key_value_heads"}
+"""Attributes whose defaults differ between sets; test_ascend_facts holds that they are given."""
+
+
+@pytest.mark.parametrize("header_set", cann.SETS)
+def test_whatever_rules_may_build_of_usable_operators_is_accepted(header_set: str) -> None:
+    """In all dtypes that the prototypes and the probe allow, and with attributes left out."""
+    declared, installed = acceptance.header_sets_once()[header_set]
+    for kind in installed.kinds:
+        prototype, operator = PROTOTYPES[kind], declared[kind]
+        for port in (*prototype.inputs, *prototype.outputs):
+            name = installed.ports.get((kind, port.name), port.name)
+            rows = operator.outputs if port in prototype.outputs else operator.inputs
+            listed = next((rows[name + mark] for mark in ("", "?", "*") if name + mark in rows), ())
+            leader = prototype.input(port.same_as) if port.same_as else port
+            assert leader is not None
+            taken = leader.dtypes & installed.dtypes.get((kind, leader.name), leader.dtypes)
+            assert not listed or taken <= {cann.DTYPES.get(d) for d in listed}, (kind, name)
+        for attr in prototype.attrs:
+            _, default = operator.attrs[attr.name]
+            given = attr.default is None or attr.name in ALWAYS_GIVEN
+            assert given or default is not None, (kind, attr.name)
+            assert given or acceptance.plain(attr.default or "") == acceptance.plain(default or "")
+
+
 # ---- what rules choose ---------------------------------------------------------------------------
 
 
@@ -166,6 +201,7 @@ def resnet() -> tuple[torch.nn.Module, Any]:
     return torchvision.models.resnet50(num_classes=4), lambda m: m(torch.randn(2, 3, 32, 32))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("header_set", cann.SETS)
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("model", [bert, llama, resnet])
@@ -193,6 +229,59 @@ def test_attention_without_documented_masks_is_composed(dtype: torch.dtype, trai
     target = record(attend, q, operators=of_set("2025"))
     assert not refused(target, "2025")
     assert any("Attention" in kind for kind in target.kinds())
+
+
+MISSING_IN_2023: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "BatchNormV3": (lambda x: F.batch_norm(x, None, None, training=True), (2, 4, 3, 3)),
+    "GeluV2": (F.gelu, (4, 8)),
+    "LayerNormV4": (lambda x: F.layer_norm(x, (8,)), (4, 8)),
+    "RmsNorm": (lambda x: F.rms_norm(x, (8,), x[0]), (4, 8)),
+    "AddRmsNorm": (lambda x: F.rms_norm(x + x.sin(), (8,), x[0]), (4, 8)),
+    "AddLayerNorm": (lambda x: F.layer_norm(x + x.sin(), (8,), x[0], x[1]), (4, 8)),
+    "SwiGlu": (lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (4, 8)),
+    "ScatterElementsV2": (
+        lambda x: x.index_copy_(0, torch.arange(2), x.new_ones(2, 8)).sum(),
+        (4, 8),
+    ),
+    "Digamma": (torch.digamma, (4, 8)),
+    "Lgamma": (torch.lgamma, (4, 8)),
+    "AdaptiveAvgPool3d": (lambda x: F.adaptive_avg_pool3d(x, 2), (1, 2, 4, 4, 4)),
+}
+"""By operator that the facts name: what needs it, forward and backward, and on what sizes."""
+WITHOUT_GRADIENT = {"AddRmsNorm", "Digamma", "RmsNorm", "ScatterElementsV2"}
+"""No set has an operator for polygamma; training's norm is decomposed; the last one writes to its
+input."""
+
+
+@pytest.mark.parametrize("kind", MISSING_IN_2023)
+def test_older_operators_are_composed(kind: str) -> None:
+    fn, shape = MISSING_IN_2023[kind]
+    x = torch.rand(shape, requires_grad=kind not in WITHOUT_GRADIENT)
+    target = record(fn, x, operators=of_set("2023"))
+    assert target.kinds() and not refused(target, "2023")
+    assert kind not in PROTOTYPES or record(fn, x, operators=EVERY_OPERATOR).kinds()[kind]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fn", [torch.lgamma, torch.digamma])
+def test_composed_gamma_functions(
+    fn: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann.install(tmp_path / "c", "2023", tmp_path)))
+    special = [1, 2, 0.0, -0.0, -1, -7, 1e-30, -1e-30, 3e38, -1e30, math.inf, -math.inf, math.nan]
+    x = torch.cat([torch.linspace(-9.9, 40, 999), torch.tensor([1 + 1e-6, 2 - 1e-6, *special])])
+    x = x.to(dtype)
+    torch._dynamo.reset()
+    backend = Backend("ascend", runs_on="auto", fallback="error", cache=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SimulatorWarning)
+        mine = torch.compile(fn, backend=backend)(x)
+    eager, exact = fn(x), fn(x.double())
+    finite = exact.isfinite() & eager.isfinite()
+    assert torch.equal(mine[~finite].nan_to_num(7.0), eager[~finite].nan_to_num(7.0))
+    floor = torch.finfo(dtype).eps * exact.abs() + 1e-7
+    off, allowed = ((y.double() - exact).abs() / floor for y in (mine, eager))
+    assert off[finite].max() <= 2 * allowed[finite].max()
 
 
 def test_what_a_set_does_not_declare_is_found() -> None:

@@ -29,6 +29,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
 
 
+def commands() -> list[str]:
+    """The commands of all pages, each once, without their comments."""
+    pages = [page for page in PAGES if page != IN_FRESH_FOLDER]
+    lines = "".join("".join(blocks(page, "sh")) for page in pages).splitlines()
+    return sorted({line.partition(" #")[0].strip() for line in lines})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_blocks_run_in_order(page: Path) -> None:
     names = {"torch": torch, "__name__": page.stem}
@@ -38,16 +45,15 @@ def test_python_blocks_run_in_order(page: Path) -> None:
         exec(compile("\n" * line + text, str(page), "exec"), names)  # errors name the page's line
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != IN_FRESH_FOLDER], ids=lambda p: p.stem)
-def test_commands_work(page: Path) -> None:
-    for command in "".join(blocks(page, "sh")).splitlines():
-        program, *arguments = command.partition(" #")[0].split()
-        if program == "make":  # what takes minutes to an hour is listed, not run
-            run = ["make", "-n", *arguments]
-        else:
-            assert program == "python", "only commands of Python and make are run here"
-            run = [sys.executable, *arguments]
-        subprocess.run(run, check=True, capture_output=True, cwd=ROOT)
+@pytest.mark.parametrize("command", commands())
+def test_commands_work(command: str) -> None:
+    program, *arguments = command.split()
+    if program == "make":  # what takes minutes to an hour is listed, not run
+        run = ["make", "-n", *arguments]
+    else:
+        assert program == "python", "only commands of Python and make are run here"
+        run = [sys.executable, *arguments]
+    subprocess.run(run, check=True, capture_output=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

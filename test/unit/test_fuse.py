@@ -16,6 +16,8 @@ from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 
+pytestmark = pytest.mark.sweep
+
 aten = torch.ops.aten
 PASSES = [CANONICALIZE, FUSE, CANONICALIZE]
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"

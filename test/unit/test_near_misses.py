@@ -38,6 +38,8 @@ from dicp.dynamo_bridge.fuse.families import FAMILIES, FUSE
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.torch_private import ATTENTION_FORWARD
 
+pytestmark = pytest.mark.sweep
+
 aten = torch.ops.aten
 prims = torch.ops.prims
 PASSES = (CANONICALIZE, MASKS, FUSE, CANONICALIZE)

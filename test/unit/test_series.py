@@ -208,7 +208,7 @@ def test_goals_are_compared_with_what_was_measured() -> None:
 
 def test_tests_are_counted_also_when_they_are_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    counts, failed = gpu.tested(["test/op/test_loss.py"], "cpugraph", "cpu", 200, log)
+    counts, failed = gpu.tested(["test/op/test__unsafe_view.py"], "cpugraph", "cpu", 200, log)
     assert counts.endswith("passed, 0 failed") and int(counts.split()[0]) > 3 and not failed
     counts, _ = gpu.tested(["test/op"], "cpugraph", "cpu", 0, log)  # far more than it has time for
     assert "stopped after" in counts

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from dicp.compare import assert_matches
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture(autouse=True, params=[2, 3, 40])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:

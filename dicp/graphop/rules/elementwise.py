@@ -20,11 +20,10 @@ rule = RULES.register
 REAL_FUNCTIONS = {
     aten.acos: "Acos", aten.acosh: "Acosh", aten.asin: "Asin", aten.asinh: "Asinh",
     aten.atan: "Atan", aten.atanh: "Atanh", aten.cos: "Cos", aten.cosh: "Cosh",
-    aten.digamma: "Digamma", aten.erf: "Erf", aten.erfc: "Erfc", aten.erfinv: "Erfinv",
-    aten.exp: "Exp", aten.expm1: "Expm1", aten.lgamma: "Lgamma", aten.log: "Log",
-    aten.log1p: "Log1p", aten.reciprocal: "Reciprocal", aten.rsqrt: "Rsqrt",
-    aten.sigmoid: "Sigmoid", aten.sin: "Sin", aten.sinh: "Sinh", aten.sqrt: "Sqrt",
-    aten.tan: "Tan", aten.tanh: "Tanh",
+    aten.erf: "Erf", aten.erfc: "Erfc", aten.erfinv: "Erfinv", aten.exp: "Exp",
+    aten.expm1: "Expm1", aten.log: "Log", aten.log1p: "Log1p", aten.reciprocal: "Reciprocal",
+    aten.rsqrt: "Rsqrt", aten.sigmoid: "Sigmoid", aten.sin: "Sin", aten.sinh: "Sinh",
+    aten.sqrt: "Sqrt", aten.tan: "Tan", aten.tanh: "Tanh",
 }  # fmt: skip
 """Computed in the result's floating-point type, whatever the operand is."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +34,88 @@ for _ops, _kind in (((aten.igamma, prims.igamma), "Igamma"),
                     ((aten.igammac, prims.igammac), "Igammac")):  # fmt: skip
     for _op in _ops:
         RULES.add(_op.default, _incomplete_gamma(_kind))
+
+# ---- the gamma function --------------------------------------------------------------------------
+
+STEPS = 8
+"""How far the recurrence moves an argument before the asymptotic series is summed: from there on
+the series' first omitted term is below 1e-13."""
+_LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)
+_DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132)
+"""B(2k) / (2k (2k - 1)) and -B(2k) / 2k, of the Bernoulli numbers (DLMF 5.11)."""
+
+
+def _series(g: Ops, factors: tuple[float, ...], z: Value) -> Value:
+    """The sum of factors[k] / z^2k."""
+    inverse = g.div(1.0, g.op("Square", z))
+    total: Any = factors[-1]
+    for factor in reversed(factors[:-1]):
+        total = g.add(g.mul(inverse, total), factor)
+    return total
+
+
+def _gamma_function(kind: str, compose: Callable[[Ops, Value], Value]) -> Any:
+    """The vendor's operator, else `compose` in float64, where the vendor takes that."""
+
+    def apply(g: Ops, x: Value) -> Value:
+        x, wide = g.cast(x, g.dtype), torch.float64
+        kinds = ("Log", "Sin", "Cos")
+        double = g.dtype != wide and all(g.takes(name, "x", wide) for name in kinds)
+        if g.takes(kind, "x", g.wide(x).dtype) or not double:
+            return g.op(kind, x)
+        return g.cast(compose(g, g.cast(x, wide)), g.dtype)
+
+    return apply
+
+
+def _reflected(g: Ops, x: Value) -> tuple[Value, Value, Value]:
+    """Whether 1 - x stands in for x, the one of them that is at least 1/2, and how far x is above
+    the nearest integer."""
+    low = g.op("Less", x, g.number(0.5, x.dtype))
+    return low, g.where(low, g.sub(1.0, x), x, x.dtype), g.sub(x, g.op("Round", x))
+
+
+def _lgamma(g: Ops, x: Value) -> Value:
+    """log |G(y)| = (z - 1/2) (log z - 1) - 1/2 + log(2 pi) / 2 + series - log(y (y + 1) ...), and
+    |G(x) G(1 - x)| = pi / |sin(pi x)|."""
+    low, y, offset = _reflected(g, x)
+    small = g.op("Less", y, g.number(float(STEPS), y.dtype))
+    product = y
+    for k in range(1, STEPS):
+        product = g.mul(product, g.add(y, float(k)))
+    z = g.where(small, g.add(y, float(STEPS)), y, y.dtype)
+    terms = g.add(g.div(_series(g, _LGAMMA, z), z), 0.5 * math.log(2 * math.pi) - 0.5)
+    high = g.add(g.mul(g.add(z, -0.5), g.add(g.op("Log", z), -1.0)), terms)
+    high = g.sub(high, g.op("Log", g.where(small, product, 1.0, y.dtype)))
+    sine = g.op("Sin", g.mul(g.op("Abs", offset), math.pi))
+    reflected = g.sub(g.op("Log", g.div(math.pi, sine)), high)
+    both = g.where(low, reflected, high, x.dtype)
+    return g.where(g.op("IsInf", x), math.inf, both, x.dtype)
+
+
+def _digamma(g: Ops, x: Value) -> Value:
+    """The derivative of `_lgamma`; at integers that are not positive it is none, at +-0 -+inf."""
+    low, y, offset = _reflected(g, x)
+    small = g.op("Less", y, g.number(float(STEPS), y.dtype))
+    sums = g.div(1.0, y)
+    for k in range(1, STEPS):
+        sums = g.add(sums, g.div(1.0, g.add(y, float(k))))
+    z = g.where(small, g.add(y, float(STEPS)), y, y.dtype)
+    tail = g.sub(g.div(_series(g, _DIGAMMA, z), g.op("Square", z)), g.div(0.5, z))
+    high = g.sub(g.add(g.op("Log", z), tail), g.where(small, sums, 0.0, y.dtype))
+    angle = g.mul(offset, math.pi)
+    slope = g.div(g.op("Cos", angle), g.op("Sin", angle))
+    slope = g.where(g.op("Equal", offset, g.number(0, x.dtype)), math.nan, slope, x.dtype)
+    both = g.where(low, g.sub(high, g.mul(slope, math.pi)), high, x.dtype)
+    at_zero = g.op("Equal", x, g.number(0, x.dtype))
+    return g.where(at_zero, g.div(-1.0, x), both, x.dtype)
+
+
+RULES.add(aten.lgamma.default, _gamma_function("Lgamma", _lgamma))
+RULES.add(aten.digamma.default, _gamma_function("Digamma", _digamma))
+
+
+# ---- masks, counts, sampling ---------------------------------------------------------------------
 
 
 @rule(aten.masked_scatter.default)

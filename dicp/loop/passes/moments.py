@@ -1,28 +1,51 @@
-"""Sums of squared deviations from a mean that one pass can compute together with the sum itself."""
+"""Sums of deviations from a mean that one pass can compute together with the sum itself."""
 
 from __future__ import annotations
 
-from dicp.loop.ir.expr import Expr
+from dataclasses import dataclass
+
+from dicp.loop.ir.expr import Expr, Named
 from dicp.loop.ir.kernel import Kernel, Reduce
 
 
-def squared_distances(kernel: Kernel) -> list[tuple[Reduce, Reduce]]:
-    """Each sum of squared deviations, paired with the sum of the same elements in an earlier pass.
+@dataclass(frozen=True, eq=False)
+class Deviations:
+    """Sums over deviations from a scalar of the row, such as the mean of the same elements."""
 
-    The mean is a scalar of the row: `square.value.args[0].args[1]` for the first of a pair.
-    """
-    found: list[tuple[Reduce, Reduce]] = []
+    squares: Reduce
+    """The sum of their squares."""
+    total: Reduce
+    """The sum of the elements, of an earlier pass."""
+    rest: Reduce | None
+    """The sum of the deviations themselves, if the kernel computes it in the squares' pass."""
+
+    @property
+    def center(self) -> Named:
+        """The scalar that is subtracted."""
+        center = self.squares.value.args[0].args[1]
+        assert isinstance(center, Named)
+        return center
+
+    @property
+    def sums(self) -> tuple[Reduce, ...]:
+        """The sums over deviations."""
+        return (self.squares,) if self.rest is None else (self.rest, self.squares)
+
+
+def deviations(kernel: Kernel) -> list[Deviations]:
+    """Each sum of squared deviations, with the sum of the same elements in an earlier pass."""
+    found: list[Deviations] = []
     sums: dict[Expr, Reduce] = {}
     for phase in kernel.phases:
-        here = [s for s in phase.stmts if isinstance(s, Reduce) and s.op == "sum"]
-        for stmt in here:
-            if stmt.value.op not in ("mul", "square"):
+        here = {s.value: s for s in phase.stmts if isinstance(s, Reduce) and s.op == "sum"}
+        for value, stmt in here.items():
+            if value.op not in ("mul", "square"):
                 continue
-            away, again = stmt.value.args[0], stmt.value.args[-1]
+            away, again = value.args[0], value.args[-1]
             if away.op != "sub" or again is not away:
                 continue
-            element, mean = away.args
-            if mean.op == "reduction_result" and element in sums:
-                found.append((stmt, sums[element]))
-        sums |= {s.value: s for s in here}
+            element, center = away.args
+            if center.op == "reduction_result" and element in sums:
+                found.append(Deviations(stmt, sums[element], here.get(away)))
+        sums |= here
     return found

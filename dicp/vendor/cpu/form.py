@@ -13,6 +13,7 @@ from dicp.loop.ir.access import Access
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Indirect, Size, Var
 from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
+from dicp.loop.passes.moments import Deviations
 from dicp.loop.passes.split_loops import Range
 
 Prefetch = tuple[Read, Var, int]
@@ -165,28 +166,32 @@ class Split(HostForm):
 
 @dataclass(frozen=True, eq=False)
 class MeanStep:
-    """sum (x - m)^2 from sums of one pass: of x, and of x^2 (`square`)."""
+    """Sums over deviations from a mean, of those over deviations from each plane's own."""
 
-    square: Reduce
-    sums: Reduce
+    sums: Deviations
 
 
 @dataclass(frozen=True, eq=False)
 class PlaneStep:
-    """One pass over all planes, with sums of squares about each plane's mean."""
+    """One pass over all planes, with sums over deviations from each plane's mean."""
 
     over: Pass
-    squares: tuple[tuple[Reduce, Reduce, Pass], ...]
-    """Sum of squared distances, sum of the same elements, pass over the distances."""
+    deviations: tuple[tuple[Deviations, Pass], ...]
+    """The sums, and the pass over deviations from the plane's mean that adds up a plane's."""
 
     @property
     def non_temporal(self) -> bool:
-        return any(p.non_temporal for p in (self.over, *(own for _, _, own in self.squares)))
+        return any(p.non_temporal for p in (self.over, *(own for _, own in self.deviations)))
 
 
-def middle_of(square: Reduce) -> str:
-    """The name of the value about which a plane's squared distances are summed."""
-    return f"middle_{square.name}"
+def middle_of(sums: Deviations) -> str:
+    """The name of the plane's mean, in the pass over deviations from it."""
+    return f"middle_{sums.squares.name}"
+
+
+def rest_of(sums: Deviations) -> str:
+    """The name of the sum of deviations from a plane's mean."""
+    return f"rest_{sums.squares.name}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -195,7 +195,7 @@ AvgPoolV2Grad: orig_input_shape:int32 input_grad:f16 -> out_grad:=input_grad | k
 MaxPoolV3: x:f16,f64 -> y:=x | ksize:ListInt strides:ListInt padding_mode:String=CALCULATED pads:ListInt=0,0,0,0 data_format:String=NCHW global_pooling:Bool=false ceil_mode:Bool=false
 """,
     "image_ops.h": """
-GridSampler2D: x:single grid:=x -> y:=x | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
+GridSampler2D: x:single-bf16 grid:=x -> y:=x | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 GridSampler2DGrad: grad:single x:=grad grid:=grad -> dx:=grad dgrid:=grad | interpolation_mode:String=bilinear padding_mode:String=zeros align_corners:Bool=false
 """,
     "nn_activation.h": """

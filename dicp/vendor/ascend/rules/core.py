@@ -96,7 +96,7 @@ class Ge(Ops):
 
     def _takes(self, kind: str, port: Port, dtype: torch.dtype) -> bool:
         listed = self.operators.dtypes.get((kind, port.name))
-        return self.has(kind) and dtype in port.dtypes and (not listed or dtype in listed)
+        return self.has(kind) and dtype in port.dtypes and (listed is None or dtype in listed)
 
     def own(self, kind: str, *operands: Operand | None, **attrs: Any) -> list[Value]:
         if not self.has(kind) and kind in self.dialect.prototypes:

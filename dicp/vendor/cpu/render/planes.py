@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import Scope, local, margin
-from dicp.loop.ir.expr import Named
-from dicp.loop.ir.index import Var, product
+from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Stmt
-from dicp.vendor.cpu.form import MeanStep, Planes, PlaneStep, Team, middle_of
+from dicp.loop.passes.moments import Deviations
+from dicp.vendor.cpu.form import MeanStep, Planes, PlaneStep, Team, middle_of, rest_of
 from dicp.vendor.cpu.render.passes import Passes
 
 
@@ -32,7 +32,7 @@ class PlanesWriter(Passes[Planes]):
             if isinstance(step, Phase):
                 lines += self._of_rows(step.stmts)
             elif isinstance(step, MeanStep):
-                lines += self._about_mean(step.square, step.sums)
+                lines += self._about_mean(step.sums)
             else:
                 lines += self._over_planes(step)
         return lines
@@ -46,21 +46,21 @@ class PlanesWriter(Passes[Planes]):
         self._pass(step.over, scope)
         for stmt in sums:
             scope.lines.append(f"      all_{stmt.name}{slot} = {local(stmt.name)};")
-        for square, stmt, own in step.squares:
-            middle, one = middle_of(square), local(stmt.name)
-            scope.lines.append(f"      const float {local(middle)} = {one} / {inner.size};")
+        of_planes = [("double", s.name) for s in sums]
+        for each, own in step.deviations:
+            middle, rest, total = middle_of(each), rest_of(each), local(each.total.name)
+            squares = each.squares.name
+            scope.lines.append(f"      const float {local(middle)} = {total} / {inner.size};")
             self.named_here(middle)
             self._pass(own, scope)
-            scope.lines.append(
-                f"      all_{square.name}{slot} = {local(square.name)} + (double){local(middle)} * "
-                f"(2 * (double){one} - {inner.size} * (double){local(middle)});"
-            )
+            names = (middle, rest, squares)
+            scope.lines += [f"      all_{name}{slot} = {local(name)};" for name in names]
+            of_planes += [("float", middle), ("double", rest), ("double", squares)]
         self.pop(scope)
         nest = self._nest([image, row], scope.lines, 1)
-        made = [*sums, *(square for square, _, _ in step.squares)]
-        lines = ["  " + self._allocated("double", f"all_{s.name}", count) for s in made]
+        lines = ["  " + self._allocated(kind, f"all_{name}", count) for kind, name in of_planes]
         lines += self._divided(Team(collapse=2), nest)
-        for stmt in made:
+        for stmt in sums:
             lines += [
                 f"  for (int64_t plane = 1; plane < {image.size}; ++plane)",
                 f"    for (int64_t c = 0; c < {row.size}; ++c) "
@@ -91,20 +91,28 @@ class PlanesWriter(Passes[Planes]):
         self.pop(scope)
         return [*lines, *self._loop(row, scope, 1)]
 
-    def _about_mean(self, square: Reduce, sums: Reduce) -> list[str]:
-        """sum (x - m)^2 = sum x^2 - 2 m sum x + n m^2, in doubles."""
-        (row,), name = self.kernel.parallel, square.name
-        mean = square.value.args[0].args[1]
-        assert isinstance(mean, Named)
-        count = product(v.size for v in self.kernel.reduction)
-        here = f"[{row.key}]"
-        self.known[name] = f"row_{name}{here}"
+    def _about_mean(self, sums: Deviations) -> list[str]:
+        """With y = x - c and d = c - m in a plane of n elements, sum (x - m) = sum y + n d, and
+        sum (x - m)^2 = sum y^2 + d (2 sum y + n d), in doubles: both stay exact for equal numbers.
+        """
+        (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
+        rest, squares = f"all_{rest_of(sums)}", f"all_{sums.squares.name}"
+        arrays = {stmt: f"row_{stmt.name}" for stmt in sums.sums}
+        values = {sums.rest: f"{rest}[{row.key}]", sums.squares: f"{squares}[{row.key}]"}
+        self.known |= {stmt.name: f"{name}[{row.key}]" for stmt, name in arrays.items()}
+        middle, mean = f"all_{middle_of(sums)}[at]", self.known[sums.center.name]
         return [
-            "  " + self._allocated("float", f"row_{name}", str(row.size)),
+            *("  " + self._allocated("float", name, str(row.size)) for name in arrays.values()),
+            f"  for (int64_t plane = 0; plane < {image.size}; ++plane)",
+            f"    {self._for(row)} {{",
+            f"      const int64_t at = plane * {row.size} + {row.key};",
+            f"      const double d = {middle} - (double){mean};",
+            f"      const double away = {rest}[at] + {inner.size} * d;",
+            f"      const double all = {squares}[at] + d * ({rest}[at] + away);",
+            f"      {rest}[{row.key}] = plane ? {rest}[{row.key}] + away : away;",
+            f"      {squares}[{row.key}] = plane ? {squares}[{row.key}] + all : all;",
+            "    }",
             f"  {self._for(row)} {{",
-            f"    const double m = {self.known[mean.name]};",
-            f"    const double all = all_{name}{here} - m * (2 * all_{sums.name}{here} "
-            f"- {count} * m);",
-            f"    row_{name}{here} = all < 0 ? 0 : (float)all;",
+            *(f"    {name}[{row.key}] = (float){values[stmt]};" for stmt, name in arrays.items()),
             "  }",
         ]

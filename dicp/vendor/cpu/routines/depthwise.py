@@ -19,6 +19,7 @@ from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
 
 def fits(w: Shaped, groups: int) -> bool:
+    """Whether each channel has one filter of its own."""
     channels, inner, *taps = w.shape
     known = isinstance(channels, int) and all(isinstance(t, int) for t in taps)
     return known and channels == groups and inner == 1 and groups >= MIN_CHANNELS
@@ -39,6 +40,7 @@ def is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
 def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
+    """The convolution of channels-last images, each channel with its filter."""
     image = _channels_last(lw, x)
     name, refs = f"dicp_depthwise_{columns_of(axes)}", [image, _filters(lw, w)]
     if bias is not None:

@@ -23,6 +23,7 @@ from dicp.vendor.cpu.thresholds import (
     MAX_TRANSPOSED,
     MAX_TRANSPOSED_ROWS,
     TRANSPOSED_FILL,
+    TRANSPOSED_VECTOR,
 )
 from dicp.vendor.cpu.toolchain import has_feature
 
@@ -43,10 +44,12 @@ def variant(
         return "product"
     if rows <= MAX_DOTS:
         return "dots"
-    full = rows <= MAX_TRANSPOSED_ROWS and rows >= TRANSPOSED_FILL * 16 * -(-rows // 16)
+    vectors = -(-rows // TRANSPOSED_VECTOR)
+    filled = rows >= TRANSPOSED_FILL * TRANSPOSED_VECTOR * vectors
     wide = isinstance(columns, int) and rows < columns
     pairs = dtype == torch.float32 or has_feature("avx512_bf16")  # cells are read in place
-    return "product_transposed" if full and wide and pairs else "product"
+    in_place = rows <= MAX_TRANSPOSED_ROWS and filled and wide and pairs
+    return "product_transposed" if in_place else "product"
 
 
 def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, kind: str) -> bool:

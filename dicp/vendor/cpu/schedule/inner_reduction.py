@@ -15,7 +15,7 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Index, Var, product
 from dicp.loop.ir.kernel import Let, Phase, Reduce, Scan, ScratchStore, Stmt, Store
-from dicp.loop.passes.moments import squared_distances
+from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
@@ -36,6 +36,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Inner(Chooser):
+    """Chooses the form of kernels whose reductions run along memory."""
+
     def choose(self) -> HostForm:
         kernel = self.kernel
         loops = (*kernel.parallel, *kernel.reduction)
@@ -103,10 +105,10 @@ class Inner(Chooser):
         reads = distinct(ir.reads(s.value for s in phase.stmts))
         streams = [item for item in reads if self._is_stream(item)]
         lanes = line([item.ref for item in streams]) if streams else LINE_BYTES // 4
-        ahead: tuple[Prefetch, ...] = tuple(
+        prefetches: tuple[Prefetch, ...] = tuple(
             (item, outer, SUM_BLOCK // last.size) for item in streams
         )
-        return Strip(Range(0, last.size, tuple(phase.stmts)), lanes, (), ahead)
+        return Strip(Range(0, last.size, tuple(phase.stmts)), lanes, (), prefetches)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -203,30 +205,30 @@ class Inner(Chooser):
         return image > row >= MIN_PLANE and index.coefficient(self.kernel.reduction[1]) == 1
 
     def _planes(self) -> form.Planes:
-        squares = squared_distances(self.kernel)
-        taken = dict(squares)
+        found = deviations(self.kernel)
         steps: list[Phase | form.MeanStep | PlaneStep] = []
         for phase in self.kernel.phases:
             if phase.level == "parallel":
                 steps.append(phase)
                 continue
-            own = [s for s in phase.stmts if isinstance(s, Reduce) and s in taken]
-            rest = tuple(s for s in phase.stmts if s not in own)
-            steps += [form.MeanStep(s, taken[s]) for s in own]
+            closed = [each for each in found if each.squares in phase.stmts]
+            early = {stmt for each in closed for stmt in each.sums}
+            rest = tuple(s for s in phase.stmts if s not in early)
+            steps += [form.MeanStep(each) for each in closed]
             if rest:
-                steps.append(self._plane_step(replace(phase, stmts=rest), squares))
+                steps.append(self._plane_step(replace(phase, stmts=rest), found))
         return form.Planes(steps=tuple(steps))
 
-    def _plane_step(self, phase: Phase, squares: Sequence[tuple[Reduce, Reduce]]) -> PlaneStep:
+    def _plane_step(self, phase: Phase, found: Sequence[Deviations]) -> PlaneStep:
         inner = self.kernel.reduction[1:]
         mine = []
-        for square, stmt in squares:
-            if stmt in phase.stmts:
-                middle = ir.result(form.middle_of(square), stmt.dtype)
-                away = ir.apply("sub", stmt.dtype, stmt.value, middle)
-                squared = replace(square, value=ir.apply("mul", stmt.dtype, away, away))
-                own = self.pass_over(Phase("reduction", (squared,)), loops=inner)
-                mine.append((square, stmt, own))
+        for each in (d for d in found if d.total in phase.stmts):
+            total = each.total
+            middle = ir.result(form.middle_of(each), total.dtype)
+            away = ir.apply("sub", total.dtype, total.value, middle)
+            squares = replace(each.squares, value=ir.apply("mul", total.dtype, away, away))
+            rest = replace(total, name=form.rest_of(each), value=away)
+            mine.append((each, self.pass_over(Phase("reduction", (rest, squares)), loops=inner)))
         return PlaneStep(self.pass_over(phase, loops=inner), tuple(mine))
 
     # ---- scans ----------------------------------------------------------------------------------
