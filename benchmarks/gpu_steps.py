@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 
 from benchmarks import gpu_models, kernels
 from benchmarks.backends import EAGER, parse
-from benchmarks.measure import alternate, synchronize
+from benchmarks.measure import alternate
 from benchmarks.workload import Workload
+from dicp.report.rates import timed
 
 DTYPE = "bfloat16"
 
@@ -54,11 +54,7 @@ def first(item: str, backend: str, device: str, full: bool) -> float:
     """Seconds to the first result of "name mode"; imports and weights are ready."""
     work = _workload(item, device, full)
     work.step(parse(EAGER))()
-    synchronize(device)
-    start = time.perf_counter()
-    work.step(parse(backend))()
-    synchronize(device)
-    return time.perf_counter() - start
+    return timed(lambda: work.step(parse(backend))(), torch.device(device))
 
 
 def _workload(item: str, device: str, full: bool) -> Workload:
@@ -72,8 +68,8 @@ def _peak(step: Any, device: str) -> int:
     if device != "cuda":
         return 0
     step()
-    synchronize(device)
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step()
-    synchronize(device)
+    torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated()

@@ -1,6 +1,6 @@
 """What a step's products, convolutions and attention cost in the fastest library, shape by shape.
 
-The best rate of a machine is reached by large products only. A step whose library calls are small
+The best rate of a machine is achieved by large products only. A step whose library calls are small
 is held here against the same calls made one by one, each at its own shape by whatever library runs
 it fastest, everything between them being free.
 """
@@ -37,10 +37,10 @@ OTHERS = (
 MEASURED = frozenset((*PRODUCTS, *CONVOLUTIONS, *OTHERS))
 
 SECONDS = 0.05
-"""How long each way of making a call is sampled."""
+"""How long each implementation of a call is sampled."""
 
-Road = Callable[[], Any]
-"""One way of computing what a call asks for."""
+Implementation = Callable[[], Any]
+"""Computes what a call asks for."""
 
 
 class LibraryCalls(TorchDispatchMode):
@@ -63,13 +63,13 @@ class LibraryCalls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def seconds(self, device: str) -> dict[str, float]:
-        """Each distinct call's time by its fastest road, times how often it was made."""
+        """Each distinct call's time by its fastest implementation, times how often it was made."""
         found = {}
         for key, (func, kept) in self._calls.items():
             args, kwargs = pytree.tree_map(_filled, kept)
-            ways = {str(k): road for k, road in enumerate(roads(func, args, kwargs))}
+            found_by = {str(k): f for k, f in enumerate(implementations(func, args, kwargs))}
             with torch.no_grad():
-                taken = alternate(ways, SECONDS, device)
+                taken = alternate(found_by, SECONDS, device)
             found[key] = self.counts[key] * min(sample.median for sample in taken.values())
         return found
 
@@ -99,10 +99,10 @@ def _filled(kept: Any) -> Any:
     return kept.filled() if isinstance(kept, _Layout) else kept
 
 
-# ---- the roads -----------------------------------------------------------------------------------
+# ---- implementations -----------------------------------------------------------------------------
 
 
-def roads(func: Any, args: Any, kwargs: Any) -> Iterator[Road]:
+def implementations(func: Any, args: Any, kwargs: Any) -> Iterator[Implementation]:
     """The call as it was made, and what else computes the same."""
     yield lambda: func(*args, **kwargs)
     packet = func.overloadpacket
@@ -110,10 +110,10 @@ def roads(func: Any, args: Any, kwargs: Any) -> Iterator[Road]:
         last = [_channels_last(a) for a in args]
         yield lambda: func(*last, **kwargs)
     if args[0].device.type == "cpu" and torch.backends.mkldnn.is_available():
-        yield from _one_dnn_roads(packet, args)
+        yield from _one_dnn_implementations(packet, args)
 
 
-def _one_dnn_roads(packet: Any, args: Any) -> Iterator[Road]:
+def _one_dnn_implementations(packet: Any, args: Any) -> Iterator[Implementation]:
     """Products by oneDNN's linear layer, which eager does not take."""
     if packet is aten.mm:
         yield lambda: _linear(args[0], args[1].t())

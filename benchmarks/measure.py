@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from dicp.report.rates import copy_seconds, fastest, product_rate
+from dicp.report.rates import copy_seconds, fastest, product_rate, timed
 
 COPIED = 256 << 20
 """Bytes, far more than the caches hold."""
@@ -45,22 +44,6 @@ def summarize(seconds: list[float]) -> Sample:
     return Sample(median, low, high, len(seconds))
 
 
-def synchronize(device: str) -> None:
-    """Wait for the device to finish what it was given."""
-    if device != "cpu":
-        torch.accelerator.synchronize()
-
-
-def timed(fn: Callable[[], Any], device: str = "cpu", calls: int = 1) -> float:
-    """Seconds per call."""
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(calls):
-        fn()
-    synchronize(device)
-    return (time.perf_counter() - start) / calls
-
-
 def alternate(
     fns: Mapping[str, Callable[[], Any]], seconds: float, device: str = "cpu"
 ) -> dict[str, Sample]:
@@ -68,10 +51,10 @@ def alternate(
 
     Every function gets the same number of samples: 5 to 200, as many as fit into `seconds` each.
     """
-    calls, longest = {}, 0.0
+    place, calls, longest = torch.device(device), {}, 0.0
     for name, fn in fns.items():
         fn()
-        once = min(timed(fn, device), timed(fn, device))
+        once = min(timed(fn, place), timed(fn, place))
         calls[name] = max(1, round(SHORTEST_SAMPLE / max(once, 1e-7)))
         longest = max(longest, once * calls[name])
     rounds = min(200, max(5, round(seconds / longest)))
@@ -79,7 +62,7 @@ def alternate(
     for turn in range(rounds):
         names = list(fns)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            samples[name].append(timed(fns[name], device, calls[name]))
+            samples[name].append(timed(fns[name], place, calls[name]))
     return {name: summarize(taken) for name, taken in samples.items()}
 
 
@@ -89,10 +72,10 @@ def convolution_rate(dtype: torch.dtype, device: str = "cpu") -> float:
     image = torch.randn(batch, 64, side, side, device=device, dtype=dtype)
     weight = torch.randn(64, 64, 3, 3, device=device, dtype=dtype)
     last = [t.contiguous(memory_format=torch.channels_last) for t in (image, weight)]
-    roads = ((image, weight), (last[0], last[1]))
+    formats = ((image, weight), (last[0], last[1]))
     place = torch.device(device)
     with torch.no_grad():
-        seconds = min(fastest(lambda r=r: F.conv2d(*r, padding=1), place) for r in roads)
+        seconds = min(fastest(lambda f=f: F.conv2d(*f, padding=1), place) for f in formats)
     return 2 * batch * side * side * 64 * 64 * 9 / seconds
 
 

@@ -177,8 +177,8 @@ def main() -> None:
     for name, (fn, inputs) in FUNCTIONS.items():
         elements = inputs[0].numel()
         (tiles,), (threads,) = (programs(t(), fn, inputs) for t in (_Triton, _Threads))
-        a = triton_count(tiles.plain, tiles.kernel_texts, elements)
-        b = threads_count(threads.plain, threads.kernel_texts, elements)
+        a = triton_count(tiles.serialized, tiles.kernel_texts, elements)
+        b = threads_count(threads.serialized, threads.kernel_texts, elements)
         print(
             f"{name:24} triton {a.instructions:7.2f} instructions, {a.accesses:6.3f} accesses; "
             f"threads {b.instructions:7.2f}, {b.accesses:6.3f}; "

@@ -71,7 +71,7 @@ def unsupported(
 ) -> UnsupportedOperatorError:
     """The error for a node that would stay eager where an option forbids it."""
     return UnsupportedOperatorError(
-        **call_of(node), target=target, reason=reason, forbidden_by=forbidden_by
+        **call_of(node), target=target, problem=reason, forbidden_by=forbidden_by
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from dicp.torch_private import (
     OpOverload,
@@ -50,6 +50,14 @@ class RuleTable:
         return add
 
     def add(self, op: Any, function: Rule, kind: DecisionKind = "compiled") -> None:
+        """A rule for one overload or packet.
+
+        Raises TypeError for anything else, ValueError for a kind that is none of DecisionKind.
+        """
+        if not isinstance(op, (OpOverload, OpOverloadPacket)):
+            raise TypeError(f"a rule is for an operator such as torch.ops.aten.sqrt, not {op!r}")
+        if kind not in get_args(DecisionKind):
+            raise ValueError(f"{kind!r} is none of {', '.join(get_args(DecisionKind))}")
         for overload in functional_overloads(op):
             self._rules[overload] = RuleEntry(function, kind)
 

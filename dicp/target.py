@@ -192,6 +192,10 @@ class Target(abc.ABC):
     name: str
     device_type: str
     facts: Facts
+    plugin: str = ""
+    """The package that adds the vendor's device to PyTorch, where PyTorch has none of its own."""
+    migration: str = ""
+    """The module of that package whose import lets unchanged programs run on the device."""
     priority: int = 0
     """Of several targets for a device type, backend="dicp" takes the one of highest priority."""
     limits: Sequence[str] = ()
@@ -353,21 +357,31 @@ def find_target(name: str) -> Target:
     return target
 
 
+_EXPECTED: dict[str, type] = {
+    "name": str, "device_type": str, "facts": Facts, "priority": int, "options": Sequence,
+}  # fmt: skip
+_FACTS = {
+    "dtypes": (torch.dtype, "torch.dtype"),
+    "keep": (OpOverload, "overloads such as torch.ops.aten.sqrt.default"),
+}
+"""Fact -> the type of its members, and what a message calls it."""
+
+
 def _problems(target: Any, name: str) -> Iterator[str]:
     """How an installed target violates the interface."""
     if not isinstance(target, Target):
         yield f"{type(target).__name__} is no dicp.target.Target"
         return
-    for attribute, kind in (("name", str), ("device_type", str), ("facts", Facts)):
-        if not isinstance(getattr(target, attribute, None), kind):
-            yield f"its {attribute} is not a {kind.__name__}"
+    expected = _EXPECTED | ({"rules": RuleTable} if isinstance(target, RuleTarget) else {})
+    wrong = [a for a, kind in expected.items() if not isinstance(getattr(target, a, None), kind)]
+    yield from (f"its {attribute} is not a {expected[attribute].__name__}" for attribute in wrong)
     if getattr(target, "name", name) != name:
         yield f"it calls itself {target.name!r}, unlike its entry point"
-    dtypes = getattr(getattr(target, "facts", None), "dtypes", ())
-    unknown = [str(d) for d in dtypes if not isinstance(d, torch.dtype)]
-    if unknown:
-        yield f"facts.dtypes holds {', '.join(unknown)}, not torch.dtype"
-    for option in target.options:
+    for fact, (kind, described) in _FACTS.items() if "facts" not in wrong else ():
+        unknown = [str(f) for f in getattr(target.facts, fact) if not isinstance(f, kind)]
+        if unknown:
+            yield f"facts.{fact} holds {', '.join(unknown)}, not {described}"
+    for option in target.options if "options" not in wrong else ():
         if not isinstance(option, Option):
             yield f"option {option!r} is not made by dicp.config.vendor_option"
         elif option.name in {shared.name for shared in OPTIONS}:

@@ -43,8 +43,8 @@ lightllm.paged_attention lightllm.prompt_attention_inference lightllm.rotary_emb
 """The operators that the test suite of public DICP has a file for; of ATen, but for the named."""
 BEST = ("compiled", "library", "view", "decomposed", "eager")
 """Decisions; an operator counts by the best of its overloads."""
-MODELS = "/model/"
-"""The folder of model tests in the ids of tests."""
+MODELS = frozenset(path.name for path in (Path(__file__).parent / "testing/models").glob("test_*"))
+"""The files of model tests. Ids of tests outside of pytest's root folder name no other folder."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _steps(
 
 
 def _is_model(test: str) -> bool:
-    return MODELS in f"/{test}"
+    return Path(test.partition("::")[0]).name in MODELS
 
 
 def _results(file: Path) -> dict[str, Any]:

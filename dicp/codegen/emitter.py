@@ -53,7 +53,7 @@ class Emitter(Values[int]):
         self.reductions = {s.name: s for s in kernel.stmts() if isinstance(s, Reduce)}
         self.staged: dict[tuple[Ref, Index], str] = {}
         """(tensor, index) -> C++ of the element's copy in a tile that is filled before the loop."""
-        self.lined: dict[tuple[Ref, Index], str] = {}
+        self.lane_places: dict[tuple[Ref, Index], str] = {}
         """(tensor, index) of a non-temporal store -> C++ of the element in its line buffer."""
         self.flagged: set[str] = set()
         """Max and min reductions that find NaNs by a max of magnitude bits: both vectorize."""
@@ -134,7 +134,7 @@ class Emitter(Values[int]):
 
     def _target(self, stmt: Store) -> str:
         place = f"{self.arg(stmt.ref)}[{self.index(stmt.index)}]"
-        return self.lined.get((stmt.ref, stmt.index), place)
+        return self.lane_places.get((stmt.ref, stmt.index), place)
 
     def _store(self, stmt: Store, value: str) -> str:
         place = self._target(stmt)
@@ -269,4 +269,5 @@ def nan_bits(stmt: Reduce | Scan) -> str:
 
 
 def accumulator_type(stmt: Reduce | Scan) -> str:
+    """The C type of a reduction's or scan's accumulator; any and all count in int."""
     return "int" if stmt.op in ("any", "all") else VALUE_TYPE[stmt.dtype]

@@ -34,6 +34,7 @@ STACK_BYTES = 1 << 16
 
 
 def widened(place: str, dtype: torch.dtype) -> str:
+    """The element at `place` as a value: 16-bit floats as float, a boolean's byte as a test."""
     if dtype == torch.bool:
         return f"({place} != 0)"
     wide = {torch.bfloat16: "d_from_bf16", torch.float16: "d_from_f16"}.get(dtype)
@@ -41,6 +42,7 @@ def widened(place: str, dtype: torch.dtype) -> str:
 
 
 def start_value(op: str, dtype: torch.dtype) -> str:
+    """The start value of reduction `op`, as C code."""
     ctype = VALUE_TYPE[dtype]
     kind = REDUCTIONS[op].start
     return {
@@ -129,6 +131,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype, rounded: bool) -> str:
+    """C code that converts the value `text`; `rounded`: even to 16-bit floats."""
     kind = conversion_kind(source, target, rounded)
     if kind == "test":
         return f"{text} != 0"

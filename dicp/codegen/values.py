@@ -370,6 +370,7 @@ def conversion_kind(source: torch.dtype, target: torch.dtype, rounded: bool) -> 
 
 
 def margin(depth: int) -> str:
+    """The white space before a line at nesting depth `depth`."""
     return "  " * depth
 
 

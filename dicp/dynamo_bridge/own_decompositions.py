@@ -33,6 +33,18 @@ def _copy_of(view: OpOverload) -> Callable[..., Any]:
     return rule
 
 
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: Any, stride: Any, storage_offset: Any = None
+) -> Any:
+    """Eager's operator, on a copy of `x` where elements of `x` share memory, as eager has it.
+
+    PyTorch's own decomposition keeps their strides, and takes a missing offset for 0.
+    """
+    if not any(each == 0 and n != 1 for n, each in zip(x.shape, x.stride(), strict=True)):
+        return NotImplemented
+    return aten.as_strided_scatter.default(x.clone(), source, size, stride, storage_offset)
+
+
 def _eye(
     n: int,
     m: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from dicp.errors.base import DicpError
 from dicp.errors.text import at, first_errors, indented, operands, sentence, shortened
@@ -36,8 +36,8 @@ class CompilerError(DicpError):
         super().__init__("\n".join(lines))
 
 
-class RuleError(DicpError):
-    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+class _CallError(DicpError):
+    """A target cannot compile one call of an operator, because of `problem`."""
 
     def __init__(
         self,
@@ -54,39 +54,39 @@ class RuleError(DicpError):
         self.target = target
         self.user_line = user_line
         self.problem = problem
-        super().__init__(
-            f"target {target!r}: the rule for {op}({operands(dtypes, shapes)}) {problem}."
-            f"{at(user_line)} Mend the rule, or report it; until then eager_ops={op!r} "
-            "(DICP_EAGER_OPS) runs the operator eagerly."
+        super().__init__(f"target {target!r}{self._message(f'{op}({operands(dtypes, shapes)})')}")
+
+    def _message(self, call: str) -> str:
+        raise NotImplementedError
+
+
+class RuleError(_CallError):
+    """A target's rule for an operator raised an exception, or returned what no rule returns."""
+
+    def _message(self, call: str) -> str:
+        return (
+            f": the rule for {call} {self.problem}.{at(self.user_line)} Mend the rule, or report "
+            f"it; until then eager_ops={self.op!r} (DICP_EAGER_OPS) runs the operator eagerly."
         )
 
 
-class UnsupportedOperatorError(DicpError):
+class UnsupportedOperatorError(_CallError):
     """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 
     def __init__(
-        self,
-        op: str,
-        dtypes: Sequence[object],
-        shapes: Sequence[object],
-        target: str,
-        user_line: str,
-        reason: str,
-        forbidden_by: Literal["fallback", "native_ops"] = "fallback",
+        self, *call: Any, forbidden_by: Literal["fallback", "native_ops"] = "fallback", **named: Any
     ) -> None:
-        self.op = op
-        self.dtypes = tuple(dtypes)
-        self.shapes = tuple(shapes)
-        self.target = target
-        self.user_line = user_line
-        self.reason = reason
+        self.forbidden_by = forbidden_by
+        super().__init__(*call, **named)
+
+    def _message(self, call: str) -> str:
         forbids, cure = {
             "fallback": ("fallback='error'", "set fallback='auto' (DICP_FALLBACK)"),
             "native_ops": ("native_ops", "take the operator out of native_ops (DICP_NATIVE_OPS)"),
-        }[forbidden_by]
-        super().__init__(
-            f"target {target!r} does not compile {op}({operands(dtypes, shapes)}): {reason}."
-            f"{at(user_line)} {forbids} forbids running it eagerly; {cure}, or rewrite the line."
+        }[self.forbidden_by]
+        return (
+            f" does not compile {call}: {self.problem}.{at(self.user_line)} "
+            f"{forbids} forbids running it eagerly; {cure}, or rewrite the line."
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from operator import getitem
 from typing import Any
 
@@ -152,7 +153,7 @@ def evaluate(
     with quiet():
         outputs = list(function(*values))
         relations = storage_relations(outputs, values)
-        grads = _gradients(outputs, values, rounding)
+        grads = _gradients(outputs, values, rounding, set(accumulate(program.parts)))
     return Results(outputs, [_detached(value) for value in values], grads, relations)
 
 
@@ -170,12 +171,19 @@ def _detached(value: Any) -> Any:
 
 
 def _gradients(
-    outputs: Sequence[Any], values: Sequence[Any], rounding: Sequence[torch.dtype | None] | None
+    outputs: Sequence[Any],
+    values: Sequence[Any],
+    rounding: Sequence[torch.dtype | None] | None,
+    starts: Collection[int],
 ) -> list[torch.Tensor | None]:
+    """`starts`: the outputs from which cotangents are drawn anew, so that a program fails alone as
+    it did among others."""
     leaves = [each for each in values if isinstance(each, torch.Tensor) and each.requires_grad]
     roots, cotangents = [], []
     gen = torch.Generator().manual_seed(1)
     for k, value in enumerate(outputs):
+        if k in starts:
+            gen.manual_seed(1)
         if isinstance(value, torch.Tensor) and value.requires_grad:
             noise = torch.randn(value.shape, generator=gen, dtype=torch.float64)
             noise = noise.to(value.dtype if rounding is None else rounding[k])

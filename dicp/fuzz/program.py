@@ -84,11 +84,15 @@ class Statement:
 
 @dataclass(frozen=True)
 class Program:
-    """Straight-line code over its inputs."""
+    """Straight-line code over its inputs.
+
+    parts: how many outputs each of the programs has that were merged into this one.
+    """
 
     inputs: tuple[Input, ...]
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
+    parts: tuple[int, ...] = ()
 
     def source(self, wide: bool = False, hooked: bool = False) -> str:
         """As a function; `hooked`: each tensor, inputs too, passes through `hook(name, value)`."""
@@ -133,7 +137,7 @@ class Program:
         statements = tuple(
             Statement(**{**each, "targets": tuple(each["targets"])}) for each in plain["statements"]
         )
-        return cls(inputs, statements, tuple(plain["outputs"]))
+        return cls(inputs, statements, tuple(plain["outputs"]), tuple(plain.get("parts", ())))
 
 
 def names() -> dict[str, Any]:
@@ -162,6 +166,7 @@ def merged(programs: Iterable[Program]) -> Program:
     inputs: list[Input] = []
     statements: list[Statement] = []
     outputs: list[str] = []
+    parts: list[int] = []
     for number, program in enumerate(programs):
 
         def rename(text: str, number: int = number) -> str:
@@ -177,7 +182,8 @@ def merged(programs: Iterable[Program]) -> Program:
             for each in program.statements
         ]
         outputs += map(rename, program.outputs)
-    return Program(tuple(inputs), tuple(statements), tuple(outputs))
+        parts.append(len(program.outputs))
+    return Program(tuple(inputs), tuple(statements), tuple(outputs), tuple(parts))
 
 
 def _normal(shape: Sequence[int], dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:

@@ -129,6 +129,10 @@ class Draw:
         names = [n for n in self.scope.values if self.usable(n) and allowed(n)]
         if not names or self.rng.random() < 0.15:
             return make()
+        # What takes one value twice says little: a mask chooses between equal values.
+        if set(names) <= set(self.args.values()) and self.rng.random() < 0.8:
+            return make()
+        names = [n for n in names if n not in self.args.values()] or names
         computed = [name for name in names if name.startswith("v")]
         if computed and self.rng.random() < 0.7:
             return self.rng.choice(computed[-3:])

@@ -59,7 +59,7 @@ class RowLoop(TileForm):
     """Fused cross-row sums: each program loops over rows and adds up."""
 
     parts: tuple[Var, ...]
-    """The loops that the sums keep, or the share of a partition: one program per point."""
+    """The loops that the sums keep, or the index of a part: one program per point."""
     rows: tuple[Var, ...]
     """The loops in each program."""
     stages: int
@@ -102,7 +102,7 @@ def _touched(kernel: Kernel) -> list[Ref]:
 
 def _reduction(kernel: Kernel, facts: DeviceFacts) -> ReductionTile:
     shape = kernel
-    if kernel.partition is not None:  # a program has the rows of one share
+    if kernel.partition is not None:  # a program has the rows of one part
         part, chunk = kernel.partition.part, kernel.partition.chunk
         inner = (Var(part.position + 1, chunk),)
         shape = replace(kernel, parallel=(part, *kernel.parallel), reduction=inner)

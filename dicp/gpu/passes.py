@@ -28,6 +28,7 @@ def exprs_of(stmts: Iterable[Stmt], kernel: Kernel) -> list[Expr]:
 
 
 def buffers_read(exprs: Iterable[Expr]) -> set[Ref]:
+    """The buffers whose memory the expressions read."""
     return {e.ref.root for e in exprs if isinstance(e, Read)}
 
 

@@ -72,7 +72,7 @@ class _Chooser:
 
         Such exponentials are at most 1, and one of them is 1: their errors are small next to it.
         """
-        return expr.op == "normal_cdf" or (expr.op == "exp" and self._is_below_top(expr.args[0]))
+        return expr.op == "normal_cdf" or (expr.op == "exp" and self._is_below_max(expr.args[0]))
 
     def _is_normalized_exp(self, expr: Expr) -> bool:
         """Whether `expr` divides exponentials by their sum, one of them being exp(0): a softmax."""
@@ -84,14 +84,16 @@ class _Chooser:
             part = self.saves[part.name].value
         if total is None or total.value is not part or part.op != "exp":
             return False
-        return self._is_below_top(part.args[0])
+        return self._is_below_max(part.args[0])
 
-    def _is_below_top(self, moved: Expr) -> bool:
+    def _is_below_max(self, moved: Expr) -> bool:
         """Whether `moved` is x - max(x)."""
         if moved.op != "sub" or not isinstance(moved.args[1], Named):
             return False
-        value, top = moved.args[0], moved.args[1].name
-        return any(s.value is value for s in self.accumulates if s.name == top and s.op == "max")
+        value, row_max = moved.args[0], moved.args[1].name
+        return any(
+            s.value is value for s in self.accumulates if s.name == row_max and s.op == "max"
+        )
 
 
 def _is_over_above_one(expr: Expr) -> bool:

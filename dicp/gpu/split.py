@@ -55,19 +55,19 @@ class AxisSplit:
 
 
 def split_reductions(
-    graph: Graph, first: Mapping[Any, int], facts: DeviceFacts, shares: bool = False
+    graph: Graph, first: Mapping[Any, int], facts: DeviceFacts, partition: bool = False
 ) -> dict[Ref, int]:
     """Splits each long reduction with few results into two, the first with many results.
 
-    Dynamic sizes count as their values in the `first` call. With `shares`, rows of cross-row sums
-    that do not split evenly are to be partitioned among programs: returns the number of shares by
-    the sum's result (see `dicp.loop.schedule.partition`).
+    Dynamic sizes count as their values in the `first` call. With `partition`, rows of cross-row
+    sums that do not split evenly are to be partitioned among programs: returns the number of parts
+    by the sum's result (see `dicp.loop.schedule.partition`).
     """
     computes = [n for n in graph.nodes if isinstance(n, Compute)]
     rows = {(n.shape, n.axes) for n in computes if n.kind == "reduce"}
     wanted = {n: _cross_row_programs(n, rows, first) for n in computes}
     splits = {n: _cross_row_cut(n, wanted[n]) for n in computes}
-    partitions = [n for n in computes if shares and wanted[n] and splits[n] is None]
+    partitions = [n for n in computes if partition and wanted[n] and splits[n] is None]
     _split_all(
         graph,
         {n: splits[n] or _axis_split(n, first, facts) for n in computes if n not in partitions},

@@ -87,6 +87,7 @@ def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
 
 
 def point_threads(kernel: Kernel, facts: DeviceFacts) -> PointThreads:
+    """Threads per block and points per thread: fewer of both until the chip's programs suffice."""
     count = extent(numel(kernel.parallel))
     scattered = kernel.kind == "scatter"
     width = 1 if scattered else access_width(kernel.parallel, _accesses(kernel.phases))

@@ -59,6 +59,7 @@ class Tile:
 
 
 def extent(size: Size) -> int:
+    """A size for choosing a form: GUESS stands for a symbolic one."""
     return size if isinstance(size, int) else GUESS
 
 
@@ -68,6 +69,7 @@ def power_of_two(value: int) -> int:
 
 
 def numel(loops: Iterable[Var]) -> Size:
+    """The number of points of a loop nest."""
     return product(v.size for v in loops)
 
 
@@ -77,6 +79,7 @@ def warps(elements: int, facts: DeviceFacts, most: int) -> int:
 
 
 def pointwise(kernel: Kernel, facts: DeviceFacts) -> Tile:
+    """Points per program: smaller blocks until there are enough programs to fill the chip."""
     count = extent(numel(kernel.parallel))
     block = min(POINTWISE_BLOCK, max(power_of_two(count), MIN_BLOCK))
     many = count >= MANY_BLOCKS * facts.enough_programs * POINTWISE_BLOCK

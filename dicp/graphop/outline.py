@@ -37,7 +37,7 @@ class _Outliner:
         """Slot of the program -> number of its tensor; a view has that of what it shows."""
 
     def outline(self) -> Outline:
-        plain = self.program.plain
+        plain = self.program.serialized
         for slot in plain["inputs"]:
             if slot is not None:
                 self._slot(slot, "caller")
@@ -74,7 +74,7 @@ class _Outliner:
 
     def _slot(self, slot: int, place: Place) -> int:
         if slot not in self.slots:
-            row = self.program.plain["slots"][slot]
+            row = self.program.serialized["slots"][slot]
             number = self._number(row["name"], row.get("dtype", ""), row.get("shape", ()), place)
             self.slots[slot] = number
         return self.slots[slot]

@@ -218,10 +218,10 @@ def _short(value: Any) -> str:
 
 @dataclass
 class GraphProgram:
-    """Graphs and the steps that run them. `plain` is the JSON form of everything but the graphs'
-    own text, which `render` writes; `objects` has what has no such form."""
+    """Graphs and the steps that run them. `serialized` is the JSON form of everything but the text
+    of graphs, which `render` writes; `objects` has what has no such form."""
 
-    plain: dict[str, Any]
+    serialized: dict[str, Any]
     graphs: list[Graph]
     nodes: Sequence[NodeReport] = ()
     objects: list[Any] = field(default_factory=list)
@@ -229,8 +229,8 @@ class GraphProgram:
     """The same program with some nodes of the FX graph, by name, left to eager."""
 
     def text(self) -> str:
-        lines = [f"once {step}" for step in self.plain["once"]]
-        lines += [str(step) for step in self.plain["steps"]]
+        lines = [f"once {step}" for step in self.serialized["once"]]
+        lines += [str(step) for step in self.serialized["steps"]]
         for graph in self.graphs:
             lines += ["", graph.name, graph.text()]
         return "\n".join(lines) + "\n"

@@ -204,9 +204,9 @@ class GraphTarget(RuleTarget):
     def _build(
         self, program: GraphProgram, source: Source, cache: Cache, config: Config
     ) -> Artifact:
-        plain: dict[str, Any] = {"program": program.plain, "units": {}, "static": {}}
+        plain: dict[str, Any] = {"program": program.serialized, "units": {}, "static": {}}
         keys = {}
-        written = _written(program.plain)
+        written = _written(program.serialized)
         for graph in program.graphs:
             text, options = source.texts[graph.name], self.graph_options(graph, config)
             unit = GraphUnit(graph.name, text, options, written[graph.name])

@@ -14,7 +14,7 @@ from dicp.torch_private import schema_of
 
 
 def outline(program: Mapping[str, Any], sizes: Mapping[str, int]) -> Outline:
-    """The outline of `LoopProgram.plain` where its symbols have `sizes`.
+    """The outline of `LoopProgram.serialized` where its symbols have `sizes`.
 
     Raises NameError for a size that is known only at run time.
     """

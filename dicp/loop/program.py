@@ -45,19 +45,15 @@ class RenderedKernel:
 class LoopProgram:
     """Kernels, library calls and the buffers between them.
 
-    `plain` holds JSON values and Origins. `objects` holds what cannot be serialized (a higher-order
-    operator's subgraph, a large constant): a program with objects is not stored.
+    `serialized` holds JSON values and Origins. `objects` holds what cannot be serialized (a
+    higher-order operator's subgraph, a large constant): a program with objects is not stored.
     """
 
-    plain: dict[str, Any]
+    serialized: dict[str, Any]
     kernel_texts: dict[str, str]
     nodes: Sequence[NodeReport] = ()
     reports: Sequence[KernelReport] = ()
     objects: list[Any] = field(default_factory=list)
-
-    @property
-    def storable(self) -> bool:
-        return not self.objects
 
     def kernels(self) -> Sequence[KernelReport]:
         return self.reports
@@ -65,11 +61,11 @@ class LoopProgram:
     def text(self) -> str:
         lines = [
             f"{b['name']}: {b['role']} {b['dtype']}{b['shape']} strides {b['strides']}"
-            for b in self.plain["buffers"]
+            for b in self.serialized["buffers"]
         ]
-        for step in self.plain["steps"]:
+        for step in self.serialized["steps"]:
             if "kernel" in step:
-                args = ", ".join(self.plain["buffers"][i]["name"] for i in step["args"])
+                args = ", ".join(self.serialized["buffers"][i]["name"] for i in step["args"])
                 lines.append(f"run {step['kernel']}({args})  # {join(step['origins'])}")
             else:
                 lines.append(f"call {step['call']} {step['args']}  # {join(step['origins'])}")
@@ -104,7 +100,7 @@ class ProgramBuilder:
             step.routine: step for step in self.schedule.steps
             if isinstance(step, Call) and step.routine is not None
         }  # fmt: skip
-        plain = {
+        serialized = {
             "device": device,
             "inputs": inputs,
             "symbols": self._symbols(),
@@ -115,14 +111,14 @@ class ProgramBuilder:
             "buffers": self.buffers,
         }
         for name, tensor in graph.constants.items():
-            plain["constants"][name] = self._constant(tensor)  # type: ignore[index]
+            serialized["constants"][name] = self._constant(tensor)  # type: ignore[index]
         texts = {r.name: r.body for r in rendered.values()}
         texts |= {r.name: r.body for r in routines}
         reports = [KernelReport(r.name, r.kernel.origins, r.kernel.text) for r in rendered.values()]
         reports += [
             KernelReport(r.name, call.origins, partial(str, r.body)) for r, call in routines.items()
         ]
-        return LoopProgram(plain, texts, nodes, reports, self.objects)
+        return LoopProgram(serialized, texts, nodes, reports, self.objects)
 
     def _requirement(self, requirement: Requirement) -> dict[str, Any]:
         return {
@@ -235,12 +231,13 @@ class ProgramBuilder:
 
 
 def join(origins: Iterable[Origin]) -> str:
+    """Origins as one line of text."""
     return "; ".join(map(str, origins))
 
 
-def sources_of(plain: Mapping[str, Any]) -> dict[str, list[str]]:
+def sources_of(serialized: Mapping[str, Any]) -> dict[str, list[str]]:
     """Kernel name -> its origins as text: operator, graph node, user line."""
-    steps = [step for step in reversed(plain["steps"]) if "kernel" in step]
+    steps = [step for step in reversed(serialized["steps"]) if "kernel" in step]
     return {step["kernel"]: list(map(str, step["origins"])) for step in steps}
 
 

@@ -48,7 +48,7 @@ class KernelSources:
     """A program's kernels as source text, in this or another process."""
 
     program: Mapping[str, Any]
-    """The serialized program, `LoopProgram.plain`."""
+    """The serialized program, `LoopProgram.serialized`."""
     texts: Mapping[str, str]
     """Kernel name -> body, as `render_kernel` wrote it."""
     units: Mapping[str, Any] = field(default_factory=dict)
@@ -149,19 +149,19 @@ class LoopTarget(RuleTarget):
         }  # fmt: skip
         builder = ProgramBuilder(Schedule(graph, steps))
         program = builder.build(rendered, lowering.reports, device)
-        program.plain["static"] = sorted(context.static_inputs)
+        program.serialized["static"] = sorted(context.static_inputs)
         builder.release()
         return program
 
     def render(self, program: LoopProgram, config: Config) -> Source:
-        sources = KernelSources(program.plain, program.kernel_texts)
+        sources = KernelSources(program.serialized, program.kernel_texts)
         return Source(sources.texts, lambda: self.source_files(sources))
 
     def build(self, program: LoopProgram, source: Source, cache: Cache, config: Config) -> Artifact:
-        units = self.compile(KernelSources(program.plain, source.texts), cache, config)
-        steps = program.plain["steps"] if self.bakes_lines else ()
+        units = self.compile(KernelSources(program.serialized, source.texts), cache, config)
+        steps = program.serialized["steps"] if self.bakes_lines else ()
         baked = tuple(at for step in steps for _, at in step.get("sites", ()) if at)
-        plain = {"program": program.plain, "texts": source.texts}
+        plain = {"program": program.serialized, "texts": source.texts}
         return Artifact(self.name, plain, units, program.objects, baked)
 
     def load(self, artifact: Artifact, cache: Cache, config: Config) -> Executable:
@@ -178,7 +178,7 @@ class LoopTarget(RuleTarget):
         return LoopExecutable(program, runtime, memory, artifact.objects, self.name)
 
     def outline(self, program: LoopProgram, sizes: Mapping[str, int]) -> Outline:
-        return outline(program.plain, sizes)
+        return outline(program.serialized, sizes)
 
     # ---- devices and simulators -----------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class LoopTarget(RuleTarget):
         return device == HOST and self.device_type != HOST
 
     def untimed(self, program: LoopProgram, config: Config) -> str:
-        simulates = self.simulates(program.plain["device"])
+        simulates = self.simulates(program.serialized["device"])
         return f"{self.name} runs on a simulator here" if simulates else ""
 
     def allow_simulator(self, config: Config) -> None:

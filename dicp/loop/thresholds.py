@@ -44,6 +44,12 @@ a guess between the number of cache lines and that of pages, untuned."""
 ADJACENT = 4
 """What an access along memory saves, in units of its bytes: more than three of stride 64 cost, so
 that the loop along which most tensors are contiguous is innermost."""
+TIE = 1e-6
+"""What each place further in takes from a loop's sum in the given order. One more element of stride
+costs at least STRIDE_POWER * MAX_STRIDE ** (STRIDE_POWER - 1) = 8e-6 bytes: eight places less."""
+MAX_DIVISIONS = 8
+"""Most loops of a kernel that are split where an index divides them: each split rewrites all its
+statements, and a division that is left is computed per element."""
 
 # ---- loops and kernels ----------------------------------------------------------------------
 

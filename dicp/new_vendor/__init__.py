@@ -18,6 +18,7 @@ COMMON = {
     "test/static.ini": "static.ini",
     "test/dynamic.ini": "dynamic.ini",
     "test/run_test_ops.sh": "run_test_ops.sh",
+    "test/run_test_models.sh": "run_test_models.sh",
     "test/test_smoke.py": "test_smoke.py",
     "{package}/__init__.py": "init.py",
     "{package}/device_config.toml": "device_config.toml",

@@ -448,9 +448,7 @@ def _timings(graph: InspectedGraph, spent: Mapping[str, list[float]]) -> Iterato
     nodes = {node.name: node for node in graph.gm.graph.nodes}
     left = {name: list(times) for name, times in spent.items()}
     for kernel in graph.kernels:
-        operators = dict.fromkeys(origin.op for origin in kernel.origins)
-        ranges = (f"dicp::{kernel.name[:9]} {' '.join(operators)}"[:200], f"dicp::{kernel.name}")
-        times = next((left[name] for name in ranges if left.get(name)), None)
+        times = left.get(f"dicp::{kernel.name}")
         if not times:
             continue
         inside = [nodes[o.node] for o in kernel.origins if o.node in nodes]

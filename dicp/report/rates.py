@@ -31,39 +31,41 @@ def product_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 def _products(size: int, dtype: torch.dtype, device: torch.device) -> list[Callable[[], Any]]:
     a = torch.randn(size, size, device=device).to(dtype)
-    ways: list[Callable[[], Any]] = [lambda: a @ a]
+    found: list[Callable[[], Any]] = [lambda: a @ a]
     if device.type == HOST and dtype != torch.float64 and torch.backends.mkldnn.is_available():
         linear = torch.ops.mkldnn._linear_pointwise
-        ways.append(lambda: linear(a, a, None, "none", [], ""))
-    return ways
+        found.append(lambda: linear(a, a, None, "none", [], ""))
+    return found
 
 
-def _attempts(ways: Iterable[Callable[[], Any]], device: torch.device) -> Iterable[float]:
-    for way in ways:
+def _attempts(products: Iterable[Callable[[], Any]], device: torch.device) -> Iterable[float]:
+    for product in products:
         try:
-            yield fastest(way, device)
+            yield fastest(product, device)
         except RuntimeError:  # the library lacks the dtype on this processor
             continue
 
 
 def fastest(fn: Callable[[], Any], device: torch.device) -> float:
     """The fastest of several calls, in seconds; short ones are taken several at a time."""
-
-    def timed(calls: int) -> float:
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        _wait(device)
-        return (time.perf_counter() - start) / calls
-
-    timed(1)
-    once = timed(1)
+    timed(fn, device)
+    once = timed(fn, device)
     calls = max(1, round(_SAMPLE / max(once, 1e-7)))
     rounds = max(3, round(_SECONDS / max(once * calls, 1e-7)))
-    return min(timed(calls) for _ in range(rounds))
+    return min(timed(fn, device, calls) for _ in range(rounds))
 
 
-def _wait(device: torch.device) -> None:
+def timed(fn: Callable[[], Any], device: torch.device, calls: int = 1) -> float:
+    """Seconds per call, of `calls` calls in a row."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    synchronize(device)
+    return (time.perf_counter() - start) / calls
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device to finish what it was given."""
     if device.type != HOST:
         torch.get_device_module(device).synchronize(device)

@@ -36,9 +36,13 @@ def size_expression(size: torch.SymInt) -> sympy.Expr:
     """The expression of a symbolic integer; its symbols' signs are those that ShapeEnv has proved.
 
     A size's symbol is positive from the start. That of an integer argument, or of a size that
-    depends on data, is of any sign until a guard bounds it.
+    depends on data, is of any sign until a guard bounds it. What a guard makes 1 is 1: PyTorch
+    broadcasts it as such.
     """
     node = size.node
+    composite = not isinstance(node.expr, (sympy.Symbol, sympy.Number))
+    if composite and is_proved(sympy.Eq(node.expr, 1), node.shape_env):
+        return sympy.S.One
     ranges = node.shape_env.var_to_range
     signs = {
         symbol: _with_sign(symbol, ranges[symbol].lower, ranges[symbol].upper)

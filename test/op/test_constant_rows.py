@@ -95,6 +95,22 @@ def test_norms(name: str, backend: Any, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
+def test_squares_that_overflow_are_no_rounding_errors(
+    axis: int, backend: Any, dynamic: bool
+) -> None:
+    """Their variance is infinite and what it divides is 0, as in eager."""
+    compiled = _compiled(
+        lambda x: (x.var(axis), F.batch_norm(x, None, None, training=True)), backend, dynamic
+    )
+    for size in LENGTHS[2:]:
+        x = torch.randn(3, size).sign() * 1e25
+        ((variance, normed),) = compiled([x if axis else x.t().contiguous()])
+        assert variance.isinf().all(), variance.flatten()[:4]
+        if axis == 0:
+            assert not normed.any(), normed.flatten()[:4]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
 def test_normalize(axis: int, backend: Any, dynamic: bool) -> None:
     """Rows of one element are left out: their gradients are 0, which eager meets by chance."""
     function = lambda x: F.normalize(x, dim=axis)  # noqa: E731

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from dicp.compare import Rule, check_tensor, storage_relations
+from dicp.fuzz.batch import fails
+from dicp.fuzz.check import Mode
+from dicp.fuzz.program import Program, Statement, TensorInput
 
 NEAR_A_TENTH = (0.1, -0.1, 0.099, 0.101, 0.0, 1.0)
 
@@ -28,6 +31,11 @@ def _window(x: torch.Tensor) -> torch.Tensor:
     return torch.as_strided_copy(x, (x.numel() // 2,), (2,))
 
 
+def _written_through_a_window(x: torch.Tensor) -> torch.Tensor:
+    count = x.numel() // 2
+    return torch.as_strided_scatter(x, x.reshape(-1)[:count] + 1, (count,), (2,))
+
+
 def _bag(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return F.embedding_bag(places, table, torch.tensor([0, 1]), mode="sum")
 
@@ -38,6 +46,11 @@ def _column_of_transposed_convolution(x: torch.Tensor, w: torch.Tensor) -> torch
 
 def _window_of_column(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, w)[:, :, :, 1:3].as_strided((2, 3), (4, 2)) * 2
+
+
+def _attention_to_a_convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    keys = F.conv2d(x, w, padding=1, groups=2)
+    return torch.softmax(x @ keys.mT, -1) @ x
 
 
 BOOLEANS = torch.tensor([True, False, True])
@@ -54,6 +67,15 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "two_results_share_memory_beside_an_eager_call": (
         _shown_beside_an_eager_call,
         (torch.randn(3, 1),),
+    ),
+    "window_of_an_expanded_tensor": (_written_through_a_window, (torch.ones(1).expand(2),)),
+    "window_of_a_tensor_with_an_offset": (
+        _written_through_a_window,
+        (torch.randn(2, 7)[:, 1::2],),
+    ),
+    "attention_to_keys_in_another_format": (
+        _attention_to_a_convolution,
+        (torch.randn(2, 2, 2, 3), torch.randn(2, 1, 3, 3).requires_grad_()),
     ),
     "rolling_nothing_copies": (lambda x: x[:0].roll(1, 0), (torch.ones(3),)),
     "gradient_of_a_window_of_one": (_window, (torch.ones(2).requires_grad_(),)),
@@ -115,3 +137,23 @@ def test_found(name: str, backend_name: str) -> None:
     for mine, theirs in zip(got, eager, strict=True):
         assert not check_tensor(mine, theirs, None, Rule())
     assert storage_relations(got, given) == storage_relations(eager, given)
+
+
+def test_a_result_returned_twice_is_one_tensor(backend_name: str) -> None:
+    """Dynamo, which would return it once, is left out."""
+    x = TensorInput("x0", "float32", ((2, 1, 2), (2, 1, 2)), "reversed")
+    put = Statement(
+        "{x}.put(torch.tensor([1]), {x}[0, 0, :1], accumulate=True)", {"x": "x0"}, ("v0",)
+    )
+    program = Program((x,), (put,), ("v0", "v0"))
+    assert not fails(program, Mode(backend_name, dynamo=False))
+
+
+def test_a_size_that_a_guard_makes_one_is_broadcast(backend_name: str) -> None:
+    def bounded(x: torch.Tensor, offset: int) -> torch.Tensor:
+        return torch.clamp_max(x, x.diagonal(offset, 0, -1).cumsum(-1))
+
+    run = torch.compile(bounded, backend=backend_name)
+    for rows, offset in ((17, 0), (2, -1), (4, -3)):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(run(x, offset), bounded(x, offset))

@@ -93,13 +93,16 @@ def record(
 
 def kernels(target: Recording) -> list[int]:
     """Kernels per graph."""
-    return [sum("kernel" in step for step in p.plain["steps"]) for p in target.programs]
+    return [sum("kernel" in step for step in p.serialized["steps"]) for p in target.programs]
 
 
 def calls(target: Recording) -> list[str]:
     """Names of the library and eager calls of all graphs."""
     return [
-        str(step["call"]) for p in target.programs for step in p.plain["steps"] if "call" in step
+        str(step["call"])
+        for p in target.programs
+        for step in p.serialized["steps"]
+        if "call" in step
     ]
 
 

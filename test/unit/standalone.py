@@ -39,7 +39,7 @@ class Standalone:
         (self.program,) = target.programs
         self.kernels = target.render(self.program, Config()).files["kernels.cpp"]
         self.inputs = [x.contiguous() for x in inputs]
-        self.buffers = self.program.plain["buffers"]
+        self.buffers = self.program.serialized["buffers"]
 
     def run(self, folder: Path, command: Sequence[str], runner: Sequence[str] = ()) -> list[Tensor]:
         """The results of the executable that `command` builds and `runner` runs."""
@@ -56,7 +56,7 @@ class Standalone:
         return self._results(done.stdout)
 
     def _main(self) -> str:
-        plain = self.program.plain
+        plain = self.program.serialized
         size = {k: self._bytes(k) for k, b in enumerate(self.buffers) if b["base"] is None}
         calls = []
         for step in plain["steps"]:
@@ -91,7 +91,7 @@ class Standalone:
     def _results(self, written: bytes) -> list[Tensor]:
         found: list[Tensor] = []
         at = 0
-        for out in self.program.plain["outputs"]:
+        for out in self.program.serialized["outputs"]:
             buffer, count = self.buffers[out["ref"]], self._bytes(out["ref"])
             part = torch.frombuffer(bytearray(written[at : at + count]), dtype=torch.uint8)
             value = part.view(getattr(torch, buffer["dtype"]))

@@ -209,5 +209,5 @@ def test_eager_calls_cut_a_graph_once() -> None:
         return torch.special.bessel_j0(y) + torch.special.bessel_j0(z) + (y * z).sum()
 
     target = record(model, f32(4, 4))
-    steps = [next(iter(step)) for p in target.programs for step in p.plain["steps"]]
+    steps = [next(iter(step)) for p in target.programs for step in p.serialized["steps"]]
     assert steps.count("graph") == 2 and steps.count("call") == 2

@@ -208,8 +208,53 @@ def test_attention_leaves_nothing_to_what_headers_disagree_about(
 
 # ---- the public interface ------------------------------------------------------------------------
 
+OVERLOADS: dict[str, tuple[str, ...]] = {
+    "Graph& Graph::SetInputs": ("V<Operator>",),
+    "Graph& Graph::SetOutputs": (
+        "V<Operator>", "V<P<Operator, std::vector<size_t>>>", "V<P<Operator, std::string>>",
+        "V<P<Operator, AscendString>>",
+    ),
+    "Graph& Graph::SetTargets": ("V<Operator>",),
+    "Operator& Operator::SetInput": (
+        "N, const Operator&", "N, const Operator&, N", "N, const Operator&, uint32_t",
+        "uint32_t, const Operator&, uint32_t", "N, const OutHandler&",
+    ),
+    "Operator& Operator::AddControlInput": ("const Operator&",),
+    "graphStatus Operator::UpdateInputDesc": ("N, const TensorDesc&",),
+    "graphStatus Operator::UpdateOutputDesc": ("N, const TensorDesc&",),
+    "Operator& Operator::SetAttr": (
+        "N, int64_t", "N, int32_t", "N, uint32_t", "N, float", "N, bool", "N, V<int64_t>",
+        "N, V<int32_t>", "N, V<uint32_t>", "N, V<float>", "N, V<bool>", "N, V<uint8_t>",
+        "N, std::initializer_list<int64_t>&&", "N, const Tensor&", "N, V<Tensor>",
+        "N, V<std::vector<int64_t>>", "N, V<DataType>", "N, const DataType&",
+        "N, const NamedAttrs&", "N, V<NamedAttrs>", "N, AttrValue&&",
+    ),
+}  # fmt: skip
+"""The parameters that public headers of CANN give functions which generated graphs may call, as V a
+constant vector, P a pair, N a name: there is one overload with strings, one with characters."""
+
+
+def test_every_overload_is_declared() -> None:
+    lines = [
+        "using namespace ge;",
+        "template <class T> using V = const std::vector<T>&;",
+        "template <class T, class U> using P = std::pair<T, U>;",
+    ]
+    for function, overloads in OVERLOADS.items():
+        result, name = function.split(" ")
+        owner = name.partition("::")[0]
+        for parameters in overloads:
+            for spelled in ("const char*", "const std::string&") if "N" in parameters else ("",):
+                given = re.sub(r"\bN\b", spelled, parameters)
+                type_ = f"{result} ({owner}::*)({given})"
+                lines.append(f"auto f{len(lines)} = static_cast<{type_}>(&{name});")
+    tools = find_toolchain(Config(runs_on="simulator"))
+    assert compile_shared(tools, '#include "graph/graph.h"\n' + "\n".join(lines))
+
+
 BODIES = {
     "outputs of no type": ("graph.SetOutputs({{x, {0}}});", "ambiguous"),
+    "an input of no type": ('x.SetInput("x", {});', "ambiguous"),
     "an indexed input from outside": ('x.SetInput("x", 0, x);', "protected|private|no match"),
     "a registration from outside": ('x.DynamicInputRegister("x", 2);', "protected"),
     "a temporary": ("graph.SetInputs(Operators{x}).NoSuchCall();", "NoSuchCall"),

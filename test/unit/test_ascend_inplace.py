@@ -103,7 +103,7 @@ def check(fn: Callable[..., Any], inputs: list[Any], **options: Any) -> None:
 
 def leaving(fn: Callable[..., Any], inputs: list[Any], **options: Any) -> list[Result]:
     target = record(fn, *copy.deepcopy(inputs), **options)
-    assert not any("call" in step for p in target.programs for step in p.plain["steps"])
+    assert not any("call" in step for p in target.programs for step in p.serialized["steps"])
     return [r for p in target.programs for g in p.graphs for r in g.results]
 
 
@@ -117,7 +117,7 @@ def test_an_update_of_a_part_writes_that_part(name: str, symbolic: bool) -> None
     assert kinds[kind] == count
     assert not any(kinds[k] for k in ("ConcatD", "TensorScatterUpdate", "ScatterElements",
                                       "Assign", "Transpose"))  # fmt: skip
-    assert not any("call" in step for p in target.programs for step in p.plain["steps"])
+    assert not any("call" in step for p in target.programs for step in p.serialized["steps"])
     ways = [r.placement for p in target.programs for g in p.graphs for r in g.results]
     assert ways.count("in_place") == 1 and "into_input" not in ways
     check(fn, inputs, dynamic=symbolic)
@@ -280,7 +280,7 @@ def test_an_optimizer_step_copies_no_tensor(make: Callable[[Any], Any]) -> None:
 
     network, optimizer = model()
     target = record(optimizer.step)
-    assert not any("call" in step for p in target.programs for step in p.plain["steps"])
+    assert not any("call" in step for p in target.programs for step in p.serialized["steps"])
     leaving = [r for p in target.programs for g in p.graphs for r in g.results]
     large = [r for r in leaving if r.value.ndim]
     assert large and all(r.placement == "into_input" for r in large)

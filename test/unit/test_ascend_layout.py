@@ -231,8 +231,8 @@ def test_transposes_of_booleans_move_through_a_region() -> None:
     """No operator transposes booleans: a conversion stands around each transpose of them."""
 
     def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        turned = x.swapaxes(2, 1)
-        return turned == turned, torch.fmax(y, y)
+        transposed = x.swapaxes(2, 1)
+        return transposed == transposed, torch.fmax(y, y)
 
     target = record(model, torch.ones(2, 2, 2), torch.ones(4, 3, 2).permute(2, 1, 0))
     assert target.kinds()["Transpose"] == 0

@@ -131,8 +131,8 @@ def test_larger_convolutions(tmp_path: Path) -> None:
         small = image[-1] == 7
         name = "im2col" if small else "product" if filters[-1] == 1 else "convolution"
         assert f"dicp_{name}_biased" in steps
-        turned = "im2col_images" if small or stride > 1 else name
-        assert f"dicp_{turned}" in steps, "the gradient of the images"
+        routine = "im2col_images" if small or stride > 1 else name
+        assert f"dicp_{routine}" in steps, "the gradient of the images"
         assert f"dicp_{'im2col' if small else 'convolution'}_filters" in steps
 
 

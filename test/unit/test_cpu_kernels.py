@@ -302,7 +302,7 @@ SHAPES = [(70, 40), (16, 16), (3, 100), (100, 3), (65, 2), (4, 130), (129, 257),
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_turned_copy(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_transposed_copy(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randint(-100, 100, (2, *shape)).to(dtype)
     fn = lambda x: x.transpose(1, 2).contiguous()  # noqa: E731
     assert torch.equal(compiled(fn)(x), fn(x))
@@ -310,7 +310,7 @@ def test_turned_copy(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_turned_operand(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_transposed_operand(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, y = (torch.randn(2, *shape).to(dtype) for _ in range(2))
     fn = lambda x, y: (x - 2 * y).transpose(1, 2).contiguous()  # noqa: E731
     exact = fn(x.double(), y.double())

@@ -126,7 +126,7 @@ def test_cross_entropy_forward_writes_no_logits() -> None:
     target = torch.randint(0, 48, (24,))
     made = record(lambda x: F.cross_entropy(x, target), ROW[0])
     (program,) = made.programs
-    sizes = [b["shape"] for b in program.plain["buffers"] if b["role"] == "temp"]
+    sizes = [b["shape"] for b in program.serialized["buffers"] if b["role"] == "temp"]
     assert [24, 48] not in sizes, program.text()
     assert kernels(made)[0] <= 2, "a row each, and their mean"
 

@@ -17,7 +17,7 @@ from torch import fx
 
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
-from dicp.fuzz.check import Mode, compiled, evaluate, truth
+from dicp.fuzz.check import Mode, compare, compiled, evaluate, truth
 from dicp.fuzz.generate import _wide, double_precision, generate, is_exact
 from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged, names
 from dicp.fuzz.rounding import is_explained
@@ -220,6 +220,40 @@ def test_rounding_errors_explain_cancellation_and_no_more(program: Program) -> N
         assert is_explained(program, 0, got, eager, exact) is explained
     held[0].flatten()[smallest] = torch.nan
     assert not is_explained(program, 0, got, eager, exact)
+
+
+HIDDEN = Program(
+    (TensorInput("x0", "float32", ((3, 4), (3, 4))),),
+    (
+        Statement("{f}.masked_fill({f} > 0, -inf) * 3", {"f": "x0"}, ("v0",)),
+        Statement("F.softmax({f}, -1)", {"f": "v0"}, ("v1",)),
+    ),
+    ("v1",),
+)
+
+
+def test_rounding_errors_of_hidden_elements_excuse_no_nan() -> None:
+    eager = evaluate(HIDDEN.function(), HIDDEN, 0)
+    exact = truth(HIDDEN, 0, eager)
+    assert is_explained(HIDDEN, 0, eager, eager, exact)
+    got = evaluate(HIDDEN.function(), HIDDEN, 0)
+    got.outputs[0][0, 0] = torch.nan
+    assert not is_explained(HIDDEN, 0, got, eager, exact)
+
+
+NAN = TensorInput("x0", "float32", ((6, 6), (6, 6)), values="special", seed=2087588642, grad=True)
+
+
+def test_eager_scalar_loops_explain_other_nans() -> None:
+    """Eager's gradient of elu at NaN is NaN in a vectorized loop, and a number in a scalar one."""
+    elu = Program((NAN,), (Statement("F.elu({f})", {"f": "x0"}, ("v0",)),), ("v0",))
+    eager = evaluate(elu.function(), elu, 0)
+    exact = truth(elu, 0, eager)
+    sliced = Program((replace(NAN, layout="sliced"),), elu.statements, elu.outputs)
+    got = replace(evaluate(sliced.function(), sliced, 0), inputs=eager.inputs)
+    assert compare(elu, got, eager, exact) and is_explained(elu, 0, got, eager, exact)
+    got.grads[0].flatten()[got.grads[0].isfinite().flatten().long().argmax()] = torch.nan
+    assert not is_explained(elu, 0, got, eager, exact)
 
 
 def _batch_norm_with_statistics(x: Any, w: Any, mean: Any, var: Any) -> tuple[Any, ...]:

@@ -134,10 +134,10 @@ def test_sizes_must_be_known_before_the_run(b: Small) -> None:
 
 def test_dense_tensors_in_any_order(b: Small) -> None:
     with b.inferring():
-        turned = torch.empty(2, 3, 4).permute(2, 0, 1)
+        transposed = torch.empty(2, 3, 4).permute(2, 0, 1)
         holes = torch.empty(4, 6)[:, ::2]
         empty = torch.empty(0, 3).t()
-    assert dense_order(b, turned) == (1, 2, 0)
+    assert dense_order(b, transposed) == (1, 2, 0)
     assert inverse((1, 2, 0)) == (2, 0, 1)
     assert dense_order(b, holes) is None
     assert dense_order(b, empty) == (0, 1)
@@ -214,8 +214,8 @@ def test_a_vendor_says_which_operators_alias_memory(b: Small, aliases: frozenset
 
 def test_copies_take_any_strides() -> None:
     source = torch.arange(6.0).reshape(2, 3)
-    turned = restrided(source, (2, 3), (1, 2))
-    assert torch.equal(turned, source) and turned.stride() == (1, 2)
+    transposed = restrided(source, (2, 3), (1, 2))
+    assert torch.equal(transposed, source) and transposed.stride() == (1, 2)
     spread = restrided(source[:, :1].expand(2, 3), (2, 3), (1, 0))
     assert torch.equal(spread, source[:, :1].expand(2, 3)) and spread.stride() == (1, 0)
     assert restrided(torch.empty(0, 3), (0, 3), (7, 2)).shape == (0, 3)
@@ -251,10 +251,13 @@ def test_a_packet_registers_its_functional_overloads() -> None:
 def test_what_reads_only_constants_moves_to_a_graph_that_runs_once(b: Small) -> None:
     weight, x = slot(b, 4, 3, name="weight"), slot(b, 3, 4, name="x")
     fixed, given = b.input(weight, (0, 1)), b.input(x, (0, 1))
-    turned = b.transpose(b.op("Plus", fixed, fixed), [1, 0])
-    total = b.op("Plus", given, turned)
+    transposed = b.transpose(b.op("Plus", fixed, fixed), [1, 0])
+    total = b.op("Plus", given, transposed)
     fake = b.fake((3, 4), torch.float32)
-    results = [Result(total, Slot("out", fake), (0, 1)), Result(turned, Slot("w", fake), (0, 1))]
+    results = [
+        Result(total, Slot("out", fake), (0, 1)),
+        Result(transposed, Slot("w", fake), (0, 1)),
+    ]
     steps = Partition(b, [*b.nodes, *results]).steps()
     once, every = hoisted(b, steps, {weight})
     # the transpose is itself a result of every run: what it reads is kept
@@ -269,10 +272,13 @@ def test_what_reads_only_constants_moves_to_a_graph_that_runs_once(b: Small) -> 
 
 def test_what_reads_a_result_of_every_run_runs_every_time(b: Small) -> None:
     weight, x = slot(b, 4, 3, name="weight"), slot(b, 3, 4, name="x")
-    turned = b.transpose(b.input(weight, (0, 1)), [1, 0])
-    total = b.op("Plus", b.op("Plus", turned, turned), b.input(x, (0, 1)))
+    transposed = b.transpose(b.input(weight, (0, 1)), [1, 0])
+    total = b.op("Plus", b.op("Plus", transposed, transposed), b.input(x, (0, 1)))
     fake = b.fake((3, 4), torch.float32)
-    results = [Result(turned, Slot("w", fake), (0, 1)), Result(total, Slot("out", fake), (0, 1))]
+    results = [
+        Result(transposed, Slot("w", fake), (0, 1)),
+        Result(total, Slot("out", fake), (0, 1)),
+    ]
     once, every = hoisted(b, Partition(b, [*b.nodes, *results]).steps(), {weight})
     assert not once
     assert isinstance(every[0], Graph)

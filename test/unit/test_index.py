@@ -30,10 +30,9 @@ from dicp.loop.ir.index import (
     normal,
     product,
     quotient,
-    refine,
-    reshape_coords,
     variable,
 )
+from dicp.loop.ir.reshape import refine, reshape_coords
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 Sizes = Mapping[sympy.Symbol, int]

@@ -1,4 +1,4 @@
-"""The library calls of a step, and the roads by which benchmarks time them."""
+"""The library calls of a step, and the implementations by which benchmarks time them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.library_calls import LibraryCalls, roads
+from benchmarks.library_calls import LibraryCalls, implementations
 
 aten = torch.ops.aten
 
@@ -42,14 +42,14 @@ STEPS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls whose roads were asked for, with the arguments they are timed with."""
+    """The calls whose implementations were asked for, with the arguments they are timed with."""
     seen: list[Any] = []
 
     def watched(func: Any, args: Any, kwargs: Any) -> Any:
         seen.append((func, args, kwargs))
-        return roads(func, args, kwargs)
+        return implementations(func, args, kwargs)
 
-    monkeypatch.setattr("benchmarks.library_calls.roads", watched)
+    monkeypatch.setattr("benchmarks.library_calls.implementations", watched)
     return seen
 
 
@@ -62,7 +62,7 @@ def test_every_road_computes_what_the_call_does(name: str, taken: list[Any]) -> 
     assert all(s > 0 for s in seconds.values())
     for func, args, kwargs in taken:
         with torch.no_grad():
-            first, *others = (road() for road in roads(func, args, kwargs))
+            first, *others = (f() for f in implementations(func, args, kwargs))
         for other in others:
             if isinstance(other, list):  # one product after another, none for an empty group
                 kept = first[[0, 2]] if name == "groups" and first.dim() == 3 else first

@@ -100,7 +100,7 @@ def set_result(toolkit: Path, name: str, value: int) -> None:
 def plan_of(fn: Callable[..., Any], *inputs: Any, **options: Any) -> Plan:
     target = record(fn, *inputs, target=MacaRecorder(), **options)
     (program,) = target.programs
-    return Plan(program.plain, program.kernel_texts, 0)
+    return Plan(program.serialized, program.kernel_texts, 0)
 
 
 def sizes_of(plan: Plan) -> dict[str, int]:

@@ -268,12 +268,15 @@ def test_vendor_report_counts_and_ranks(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(
         '{"tests": {"op/test_a.py::x": "passed", "op/test_a.py::y": "failed",'
-        ' "test/model/test_llama.py::z": "passed"},'
+        ' "test/model/test_llama.py::z": "passed", "test_vision.py::w": "failed"},'
         ' "eager": {"aten.sort.default": {"no rule": 2}, "aten.mm.default": {"no rule": 7}}}'
     )
     report = vendor_report(find_target("cpu"), [file])
-    assert report.tests == {"passed": 1, "failed": 1} and report.models == {"passed": 1}
-    assert report.failures == ["op/test_a.py::y"]
+    assert report.tests == {"passed": 1, "failed": 1} and report.models == {
+        "passed": 1,
+        "failed": 1,
+    }
+    assert report.failures == ["op/test_a.py::y", "test_vision.py::w"]
     assert [(step.op, step.times) for step in report.steps] == [
         ("aten.mm.default", 7), ("aten.sort.default", 2),
     ]  # fmt: skip

@@ -22,12 +22,12 @@ def test_plain_form_survives_json() -> None:
 
     for dynamic in (False, True):
         (program,) = record(fn, torch.rand(4, 5), torch.rand(5, 6), dynamic=dynamic).programs
-        assert program.storable
-        origins = {origin for step in program.plain["steps"] for origin in step["origins"]}
+        assert not program.objects
+        origins = {origin for step in program.serialized["steps"] for origin in step["origins"]}
         lines = {origin.line_of: origin.user_line for origin in origins}
-        stored = StoredGraph(Artifact("cpu", program.plain), ("inference", (), ()), lines)
+        stored = StoredGraph(Artifact("cpu", program.serialized), ("inference", (), ()), lines)
         back = StoredGraph.decode(stored.encode(), {line: line for line in lines.values()})
-        assert back.artifact.program == program.plain and back == stored
+        assert back.artifact.program == program.serialized and back == stored
 
 
 def test_sizes() -> None:

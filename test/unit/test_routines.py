@@ -47,7 +47,7 @@ class PastBlas(CpuTarget):
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         program = super().lower(gm, context)
-        self.steps += [str(s.get("kernel", s.get("call"))) for s in program.plain["steps"]]
+        self.steps += [str(s.get("kernel", s.get("call"))) for s in program.serialized["steps"]]
         return program
 
 

@@ -153,5 +153,5 @@ def test_profiler_names_each_kernel_by_its_operators() -> None:
     with torch.profiler.profile() as profile:
         compiled(x)
     ranges = [event.key for event in profile.key_averages() if event.key.startswith("dicp::")]
-    assert any("aten._softmax.default" in name for name in ranges), ranges
-    assert any("aten.sum.dim_IntList" in name for name in ranges), ranges
+    assert any("softmax" in name for name in ranges), ranges
+    assert any("sum" in name for name in ranges), ranges

@@ -47,7 +47,7 @@ def test_softmax_keeps_its_exponentials_for_the_last_sweep() -> None:
 
 def test_only_what_is_read_elsewhere_is_stored() -> None:
     (program,) = record(lambda x: F.layer_norm(x, (16,)).relu(), torch.ones(4, 16)).programs
-    temps = [b for b in program.plain["buffers"] if b["role"] == "temp"]
+    temps = [b for b in program.serialized["buffers"] if b["role"] == "temp"]
     assert len(temps) == 1
 
 
@@ -58,4 +58,4 @@ def test_a_view_costs_no_kernel() -> None:
 
 def test_nothing_is_scheduled_for_empty_tensors() -> None:
     (program,) = record(lambda x: x + 1, torch.ones(0, 3)).programs
-    assert program.plain["steps"] == []
+    assert program.serialized["steps"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from support.packages import compiled, folder, target
 
 from dicp.compare import assert_matches
+from dicp.dynamo_bridge.backend import Backend
 from dicp.dynamo_bridge.own_decompositions import _attention
 from dicp.errors import SimulatorWarning
 
@@ -75,6 +77,22 @@ def test_gradients_where_one_of_a_pair_is_eager(
     for got, own, best in zip(results(compiled(target, fn)), eager, exact, strict=True):
         assert got.dtype == own.dtype
         assert_matches(got, own, best)
+
+
+def test_symbolic_sizes_are_compiled_once(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that says it takes symbolic sizes gets one graph for all of them."""
+    monkeypatch.setattr(type(target), "facts", replace(target.facts, symbolic_shapes=True))
+    backend = Backend(target.name, cache=False)
+
+    def fn(x: Any, y: Any) -> Any:
+        return (torch.relu(x) * y).sum(-1).view(-1, 1).expand(x.shape) + x
+
+    compiled = torch.compile(fn, backend=backend, dynamic=True)
+    for rows in (4, 6, 10):
+        x, y = torch.randn(rows, 8), torch.randn(8)
+        torch.testing.assert_close(compiled(x, y), fn(x, y))
+    (report,) = backend.reports
+    assert not report.counts["eager"], report
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])

@@ -41,7 +41,7 @@ class FixedSizes(CpuTarget):
         assert not any(isinstance(v, torch.SymInt) for v in vals), "a symbolic number"
         self.graphs += 1
         program = super().lower(gm, context)
-        assert not program.plain["symbols"]
+        assert not program.serialized["symbols"]
         return program
 
 

@@ -68,6 +68,13 @@ BROKEN = {
         chip("dtypes", facts=Facts(dtypes=frozenset({"float32"}))),  # type: ignore[arg-type]
         "facts.dtypes holds float32, not torch.dtype",
     ),
+    "keep": (
+        chip("keep", facts=Facts(FACTS.dtypes, keep=frozenset({"aten.sqrt"}))),
+        "facts.keep holds aten.sqrt, not overloads such as",
+    ),
+    "rules": (chip("rules", rules={}), "its rules is not a RuleTable"),
+    "priority": (chip("priority", priority="high"), "its priority is not a int"),
+    "options": (chip("options", options=None), "its options is not a Sequence"),
     "option": (chip("option", options=["turbo"]), "is not made by dicp.config.vendor_option"),
     "shared_option": (
         chip(
@@ -112,6 +119,17 @@ def test_a_broken_target_is_named_with_what_is_wrong(
     install(monkeypatch, **{name: made})
     with pytest.raises(InvalidTargetError, match=message):
         load_target(name)
+
+
+@pytest.mark.parametrize("op", ["aten.sqrt.default", torch.sqrt])
+def test_a_rule_for_what_is_no_operator_is_refused(op: Any) -> None:
+    with pytest.raises(TypeError, match=r"for an operator such as torch\.ops\.aten\.sqrt, not"):
+        RuleTable().register(op)(lambda builder, x: x)
+
+
+def test_a_rule_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="'compile' is none of compiled, library, view, eager"):
+        RuleTable().add(torch.ops.aten.sqrt.default, lambda builder, x: x, "compile")  # type: ignore[arg-type]
 
 
 def test_the_highest_priority_has_the_device_and_broken_targets_are_passed_over(

@@ -256,11 +256,11 @@ def test_overloads_of_forward_and_backward_are_called(fn: Any) -> None:
     gm = traced(fn, *HEADS, (2, 4, 64, 32), dtype=torch.bfloat16)
     expected = [r.meta["val"].stride() for r in gm.graph.output_node().args[0]]
     program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
-    steps = program.plain["steps"]
+    steps = program.serialized["steps"]
     names = [s["call"] for s in steps if "call" in s]
     assert len(names) == 2 and all("_scaled_dot_product_" in name for name in names)
     assert {n.decision for n in program.nodes if "attention" in n.op} == {"library"}
-    assert program.plain["device"] == "cuda:0" and not capture_obstacle(program.plain)
-    buffers, outputs = program.plain["buffers"], program.plain["outputs"]
+    assert program.serialized["device"] == "cuda:0" and not capture_obstacle(program.serialized)
+    buffers, outputs = program.serialized["buffers"], program.serialized["outputs"]
     strides = [tuple(buffers[o["ref"]]["strides"]) for o in outputs]
     assert strides == [tuple(e) for e in expected]

@@ -23,7 +23,7 @@ FORMS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "rows": (lambda x: F.dropout(x.softmax(-1), 0.3), (12, 24)),
     "rows that cut fours apart": (lambda x: F.dropout(x.softmax(-1), 0.3), (12, 23)),
     "long rows": (lambda x: F.dropout(x.softmax(-1), 0.3), (3, 9001)),
-    "read again turned around": (lambda x: torch.rand_like(x).t() + x.t(), (20, 12)),
+    "read again transposed around": (lambda x: torch.rand_like(x).t() + x.t(), (20, 12)),
     "before a norm": (lambda x: F.layer_norm(x + F.dropout(x, 0.3), x.shape[-1:]), (9, 64)),
     "normal rows": (lambda x: (x + torch.randn_like(x)).softmax(-1), (6, 36)),
     "one": (lambda x: x * torch.rand(()) + torch.randint(9, ()), (4,)),
@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_host(name: str, dynamic: bool, tmp_path: Path)
 def multiplications(fn: Callable[..., Any], *inputs: Tensor) -> float:
     """Those by the generator's factors in the code for each element."""
     (program,) = record(fn, *inputs, target=TritonRecorder()).programs
-    plan, workers = Plan(program.plain, program.kernel_texts, 90), Workers()
+    plan, workers = Plan(program.serialized, program.kernel_texts, 90), Workers()
     (step,) = (s for s in plan.program["steps"] if "kernel" in s)
     job = plan.job(step, plan.variant(step, {}))
     try:

@@ -120,14 +120,14 @@ def launched(
 ) -> Ran:
     """`fn` as it is compiled for sm_90, launched once with `inputs`."""
     (program,) = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder()).programs
-    plan = Plan(program.plain, program.kernel_texts, 90)
-    steps = [s for s in program.plain["steps"] if "kernel" in s]
+    plan = Plan(program.serialized, program.kernel_texts, 90)
+    steps = [s for s in program.serialized["steps"] if "kernel" in s]
     sizes = [n for x in inputs if dynamic for n in x.shape]
     executable = LoopExecutable(
-        program.plain, Device(plan, builder, stub.driver, 0), WorkspacePool()
+        program.serialized, Device(plan, builder, stub.driver, 0), WorkspacePool()
     )
-    given = [*_sizes(program.plain, sizes), *inputs]
-    symbols = dict(zip(program.plain["symbols"], executable._sizes(given), strict=True))
+    given = [*_sizes(program.serialized, sizes), *inputs]
+    symbols = dict(zip(program.serialized["symbols"], executable._sizes(given), strict=True))
     jobs = [plan.job(s, plan.variant(s, symbols)) for s in steps]
     binaries = builder.build(jobs)
     stub.library.cuCtxSetCurrent(1)
@@ -222,7 +222,7 @@ def test_a_thread_without_a_context_gets_the_devices(stub: Stub, builder: Builde
     ran = launched(stub, builder, lambda x: x * 2, x)
     (program,) = record(lambda x: x * 2, x, target=TritonRecorder()).programs
     executable = LoopExecutable(
-        program.plain, Device(ran.plan, builder, stub.driver, 0), WorkspacePool()
+        program.serialized, Device(ran.plan, builder, stub.driver, 0), WorkspacePool()
     )
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(executable([x])))
@@ -254,8 +254,8 @@ def test_code_of_dropped_programs_is_unloaded_but_in_no_capture(
 
     def loaded(factor: int) -> LoopExecutable:
         (program,) = record(lambda x: x * factor, x, target=TritonRecorder()).programs
-        device = Device(Plan(program.plain, program.kernel_texts, 90), builder, stub.driver, 0)
-        return LoopExecutable(program.plain, device, WorkspacePool())
+        device = Device(Plan(program.serialized, program.kernel_texts, 90), builder, stub.driver, 0)
+        return LoopExecutable(program.serialized, device, WorkspacePool())
 
     start = stub.unloaded
     first, second, third = loaded(3), loaded(4), loaded(5)

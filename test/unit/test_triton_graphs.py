@@ -64,8 +64,8 @@ def graphed(
     target = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder())
     program = target.programs[0]
     replays = Replays()
-    run = LoopExecutable(program.plain, Simulator(program.kernel_texts), WorkspacePool())
-    return CapturedProgram(program.plain, run, static, record=replays), replays
+    run = LoopExecutable(program.serialized, Simulator(program.kernel_texts), WorkspacePool())
+    return CapturedProgram(program.serialized, run, static, record=replays), replays
 
 
 def test_inputs_are_copied_and_results_are_the_callers_own() -> None:

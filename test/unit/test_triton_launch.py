@@ -119,7 +119,7 @@ def test_many_rows_have_a_warp_each(op: Any, shape: Any, dtype: Any, tile: Any) 
     """Where they are long, few enough of them have to be kept, and there is something to read."""
     x = torch.empty(shape, dtype=dtype)
     (program,) = record(lambda x: op(x, -1), x, target=TritonRecorder()).programs
-    launch = program.plain["steps"][0]["launch"]
+    launch = program.serialized["steps"][0]["launch"]
     assert (launch["axes"]["x"]["block"], launch["warps"]) == tile
 
 
@@ -144,7 +144,7 @@ def test_the_simulator_runs_few_programs_and_keeps_to_whole_blocks() -> None:
 
 def plan_of(fn: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> Plan:
     (program,) = record(fn, *inputs, dynamic=dynamic, target=TritonRecorder()).programs
-    return Plan(program.plain, program.kernel_texts, 90)
+    return Plan(program.serialized, program.kernel_texts, 90)
 
 
 def first_kernel(plan: Plan) -> Mapping[str, Any]:
@@ -539,9 +539,9 @@ def test_a_scalar_of_the_host_is_copied_once_for_all_generated_operators() -> No
         x, count = torch.empty(8, device="cuda:0"), torch.empty(())
         gm = make_fx(lambda x, count: (x * count + 1, x / (count + 1), count + 1))(x, count)
     program = TritonTarget().lower(gm, LowerContext(Config(), "inference"))
-    names = [s.get("call", "kernel") for s in program.plain["steps"]]
+    names = [s.get("call", "kernel") for s in program.serialized["steps"]]
     assert names.count("aten::_to_copy.") == 2  # of the count, and of what the host adds to it
-    copies = [s for s in program.plain["steps"] if s.get("call") == "aten::_to_copy."]
+    copies = [s for s in program.serialized["steps"] if s.get("call") == "aten::_to_copy."]
     waits = sorted(not s["kwargs"]["non_blocking"] for s in copies)
     assert waits == [False, True]  # only for the number that the caller may change
     eager = {n.op for n in program.nodes if n.decision == "eager"}

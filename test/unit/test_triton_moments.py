@@ -70,7 +70,7 @@ def test_channels(channels: int, layout: torch.memory_format, tmp_path: Path) ->
 def test_a_row_is_read_once_for_both_and_once_for_what_follows(symbolic: bool) -> None:
     recorded = record(layer_norm, torch.randn(150, LONG), target=TritonRecorder(), dynamic=symbolic)
     (program,) = recorded.programs
-    (text,) = Plan(program.plain, program.kernel_texts, 90).texts.values()
+    (text,) = Plan(program.serialized, program.kernel_texts, 90).texts.values()
     assert len(re.findall(r"for start in", text)) == 2
     assert len(re.findall(r"tl\.load\(", text)) == 2
 
@@ -82,7 +82,7 @@ def test_it_is_built_with_nothing_spilled(dtype: torch.dtype) -> None:
     workers = Workers()
     try:
         for arch in (80, 90):
-            plan = Plan(program.plain, program.kernel_texts, arch)
+            plan = Plan(program.serialized, program.kernel_texts, arch)
             (job,) = plan.jobs()
             answer = workers.compile(job.request(job.blocks()))
             assert "error" not in answer, answer["error"]

@@ -1,4 +1,4 @@
-"""Sums along a row of what is not zero at one place: values of the row, without a sweep."""
+"""Sums along a row of what is not zero at one place: values of the row, without a loop over it."""
 
 from __future__ import annotations
 

@@ -260,15 +260,15 @@ def test_convolutions_get_and_give_channels_last() -> None:
 
     inputs = [torch.randn(s) for s in ((2, 16, 8, 8), (32, 16, 3, 3), (24, 32, 3, 3))]
     (program,) = record(images, *inputs, target=TritonRecorder()).programs
-    buffers = program.plain["buffers"]
-    calls = [s for s in program.plain["steps"] if s.get("call") == "aten::convolution."]
+    buffers = program.serialized["buffers"]
+    calls = [s for s in program.serialized["steps"] if s.get("call") == "aten::convolution."]
     touched = [[*(a["ref"] for a in s["args"][:2]), *s["outs"]] for s in calls]
     assert len(touched) == 2
     for slot in sum(touched, []):
         _, channels, _, columns = buffers[slot]["shape"]
         assert buffers[slot]["strides"][1:] == [1, columns * channels, channels]
-    assert [s.get("call", "kernel") for s in program.plain["steps"]].count("kernel") == 5
-    (result,) = (buffers[o["ref"]] for o in program.plain["outputs"])
+    assert [s.get("call", "kernel") for s in program.serialized["steps"]].count("kernel") == 5
+    (result,) = (buffers[o["ref"]] for o in program.serialized["outputs"])
     assert result["strides"] == [24 * 64, 64, 8, 1]
 
 

@@ -71,7 +71,7 @@ def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
     for report, program in zip(target.reports, target.programs, strict=True):
         launches = [
             f"{s['kernel']}: {s['launch']['axes']} warps {s['launch']['warps']}"
-            for s in program.plain["steps"] if "kernel" in s
+            for s in program.serialized["steps"] if "kernel" in s
         ]  # fmt: skip
         source = target.render(program, Config()).files["kernels.py"]
         parts.append(f"==== {report.kind}\n" + "\n".join([*launches, "", source]))

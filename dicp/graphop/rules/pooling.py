@@ -298,14 +298,14 @@ def _average_backward(
         g, x, dy.shape[-rank:], kernel, stride, padding, ceil_mode, count_include_pad, divisor
     )
     windows = mean.windows
-    shares = g.reshape(g.cast(dy, mean.dtype), [*windows.lead, windows.count])
-    shares = g.unsqueeze(g.op("Div", shares, mean.divisor), len(windows.lead) + 1)
-    shares = g.where(windows.inside, shares, 0.0, mean.dtype)
+    grads = g.reshape(g.cast(dy, mean.dtype), [*windows.lead, windows.count])
+    grads = g.unsqueeze(g.op("Div", grads, mean.divisor), len(windows.lead) + 1)
+    grads = g.where(windows.inside, grads, 0.0, mean.dtype)
     places = g.where(windows.inside, windows.flat, 0, torch.int64)
     flat = [*windows.lead, windows.count * windows.area]
-    index = g.reshape(g.broadcast(places, shares.shape), flat)
+    index = g.reshape(g.broadcast(places, grads.shape), flat)
     zeros = g.full([*windows.lead, math.prod(windows.sizes)], 0, mean.dtype)
-    out = g.op("ScatterElements", zeros, index, g.reshape(shares, flat), axis=len(windows.lead),
+    out = g.op("ScatterElements", zeros, index, g.reshape(grads, flat), axis=len(windows.lead),
                reduction="add")  # fmt: skip
     return g.cast(g.reshape(out, x.shape), dy.dtype)
 
@@ -319,21 +319,21 @@ def _static(values: Sequence[Any]) -> list[int]:
 @rule(aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     wide = g.wide(x)
-    shares = _all_shares(g, x.shape[-3:], output_size, wide.dtype)
-    return g.cast(_averaged(g, wide, shares), x.dtype)
+    weights = _all_weights(g, x.shape[-3:], output_size, wide.dtype)
+    return g.cast(_averaged(g, wide, weights), x.dtype)
 
 
 @rule(aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool3d_backward(g: Ops, dy: Value, x: Value) -> Value:
     wide = g.wide(dy)
-    shares = _all_shares(g, x.shape[-3:], dy.shape[-3:], wide.dtype)
-    transposed = [g.transpose(share, [1, 0]) for share in shares]
+    weights = _all_weights(g, x.shape[-3:], dy.shape[-3:], wide.dtype)
+    transposed = [g.transpose(weight, [1, 0]) for weight in weights]
     return g.cast(_averaged(g, wide, transposed), dy.dtype)
 
 
-def _averaged(g: Ops, x: Value, shares: Sequence[Value]) -> Value:
+def _averaged(g: Ops, x: Value, weights: Sequence[Value]) -> Value:
     """Volumes times a matrix along each of their dimensions; along depth, images are rows."""
-    depth, rows, columns = shares
+    depth, rows, columns = weights
     *lead, planes, height, width = x.shape
     flat = g.reshape(x, [*lead, planes, height * width])
     flat = g.op("BatchMatMul", _for_each(g, depth, lead), flat)
@@ -360,7 +360,7 @@ def _shares(g: Ops, size: Any, out: Any, dtype: torch.dtype) -> Value:
     return g.op("Div", g.cast(inside, dtype), length)
 
 
-def _all_shares(
+def _all_weights(
     g: Ops, sizes: Sequence[Any], outs: Sequence[Any], dtype: torch.dtype
 ) -> list[Value]:
     return [_shares(g, size, out, dtype) for size, out in zip(sizes, outs, strict=True)]
@@ -390,7 +390,7 @@ def adaptive_avg_pool2d(g: Ops, x: Value, output_size: Sequence[Any]) -> Value:
     if _are_numbers(output_size) and g.takes("AdaptiveAvgPool2D", "x", x.dtype):
         return g.op("AdaptiveAvgPool2D", x, output_size=list(output_size))
     wide = g.wide(x)
-    rows, columns = _all_shares(g, x.shape[-2:], output_size, wide.dtype)
+    rows, columns = _all_weights(g, x.shape[-2:], output_size, wide.dtype)
     return g.cast(between(g, rows, wide, g.transpose(columns, [1, 0])), x.dtype)
 
 
@@ -403,5 +403,5 @@ def adaptive_avg_pool2d_backward(g: Ops, dy: Value, x: Value) -> Value:
     if _are_numbers(x.shape) and g.takes("AdaptiveAvgPool2DGrad", "input_grad", dy.dtype):
         return g.op("AdaptiveAvgPool2DGrad", dy, orig_input_shape=list(x.shape))
     wide = g.wide(dy)
-    rows, columns = _all_shares(g, x.shape[-2:], dy.shape[-2:], wide.dtype)
+    rows, columns = _all_weights(g, x.shape[-2:], dy.shape[-2:], wide.dtype)
     return g.cast(between(g, g.transpose(rows, [1, 0]), wide, columns), dy.dtype)

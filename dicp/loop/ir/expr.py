@@ -80,7 +80,7 @@ class Expr(metaclass=_Interned):
 
     op: str
     dtype: torch.dtype
-    args: tuple[Expr, ...] = field(repr=False)  # shared: written out, they grow exponentially
+    args: tuple[Expr, ...] = field(repr=False)  # shared: printed, they would grow exponentially
     _structure: str = field(default="", init=False, repr=False)
 
     def with_args(self, args: tuple[Expr, ...]) -> Expr:
@@ -254,23 +254,28 @@ def is_const(expr: Expr, value: Number) -> bool:
 
 
 def index_value(index: Index, dtype: torch.dtype = torch.int64) -> Expr:
+    """The value of `index` as an expression."""
     value = IndexValue("index", torch.int64, (), index)
     return value if dtype == torch.int64 else cast(value, dtype)
 
 
 def load(ref: Ref, coords: Sequence[Index]) -> Load:
+    """The element of `ref` at `coords`, from memory or by computing it there."""
     return Load("load", ref.dtype, (), ref, tuple(coords))
 
 
 def read(ref: Ref, index: Index) -> Read:
+    """The element of `ref` at memory offset `index`, in elements."""
     return Read("read", ref.dtype, (), ref, index)
 
 
 def result(name: str, dtype: torch.dtype) -> Named:
+    """The result of the kernel's reduction `name`."""
     return Named("reduction_result", dtype, (), name)
 
 
 def scratch(name: str, dtype: torch.dtype) -> Named:
+    """The value of scratch row `name` at the current point."""
     return Named("scratch", dtype, (), name)
 
 
@@ -323,6 +328,7 @@ def masked(test: Expr, value: Expr) -> Expr:
 
 
 def apply(op: str, dtype: torch.dtype, *args: Expr) -> Expr:
+    """Operator `op` of SCALAR_OPS on `args`, with a result in `dtype`."""
     assert SCALAR_OPS[op].arity == len(args), (op, len(args))
     return Checked(op, dtype, args, None) if op in CHECKED_OPS else Operator(op, dtype, args)
 
@@ -348,12 +354,14 @@ def walk(expr: Expr, seen: set[Expr] | None = None) -> Iterator[Expr]:
 
 
 def indices_of(expr: Expr) -> tuple[Index, ...]:
+    """The index expressions of this node itself, its operands' left out."""
     if isinstance(expr, Load):
         return expr.coords
     return (expr.index,) if isinstance(expr, (Read, IndexValue)) else ()
 
 
 def loads(expr: Expr) -> list[Load]:
+    """The loads in the DAG of `expr`, each once."""
     return [e for e in walk(expr) if isinstance(e, Load)]
 
 

@@ -34,6 +34,7 @@ def normal(value: Any) -> Size:
 
 
 def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes; 1 for none."""
     result: Size = 1
     for size in sizes:
         result = result * size
@@ -318,6 +319,7 @@ def _rejoin(const: Size, terms: Sequence[tuple[Atom, Size]]) -> Index | None:
 
 
 def variable(var: Var) -> Index:
+    """A loop variable as an index; 0 for a loop of one iteration."""
     return ZERO if var.size == 1 else Index(0, ((var, 1),))
 
 
@@ -408,6 +410,7 @@ def domain(shape: Sequence[Size]) -> tuple[Index, ...]:
 
 
 def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides of a row-major tensor, in elements."""
     strides: list[Size] = []
     step: Size = 1
     for size in reversed(shape):
@@ -419,96 +422,3 @@ def contiguous_strides(shape: Sequence[Size]) -> tuple[Size, ...]:
 def flatten(coords: Sequence[Index], strides: Sequence[Size], offset: Size = 0) -> Index:
     """The memory offset (in elements) of `coords` under `strides`."""
     return combine([(Index(offset), 1), *zip(coords, strides, strict=True)])
-
-
-def refine(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[Size, int, int]] | None:
-    """The coarsest row-major split of both shapes: (size, axis of a, axis of b) per factor.
-
-    None where the shapes do not split into common factors.
-    """
-    pieces: list[tuple[Size, int, int]] = []
-    i = j = 0
-    left: Size = 1
-    right: Size = 1
-    while True:
-        while left == 1 and i < len(a):
-            left, i = a[i], i + 1
-        while right == 1 and j < len(b):
-            right, j = b[j], j + 1
-        if left == 1 and right == 1:
-            return pieces
-        # Row-major, outermost first: the smaller size is the outer factor of the larger.
-        if left == right:
-            pieces.append((left, i - 1, j - 1))
-            left = right = 1
-        elif left != 1 and right != 1 and (q := quotient(left, right)) is not None:
-            pieces.append((right, i - 1, j - 1))
-            left, right = q, 1
-        elif left != 1 and right != 1 and (q := quotient(right, left)) is not None:
-            pieces.append((left, i - 1, j - 1))
-            left, right = 1, q
-        else:
-            return None
-
-
-def reshape_coords(
-    coords: Sequence[Index], old: Sequence[Size], new: Sequence[Size]
-) -> list[Index]:
-    """Coordinates in `old` of the element whose coordinates in `new` are `coords`.
-
-    Both shapes hold the same number of elements in row-major order.
-    """
-    result: list[Index] = []
-    pieces = _matching_blocks(old, new)
-    for old_axes, new_axes in pieces:
-        if len(old_axes) == 1 and len(new_axes) == 1:
-            result.append(coords[new_axes[0]])
-            continue
-        sizes = [new[k] for k in new_axes]
-        flat = flatten([coords[k] for k in new_axes], contiguous_strides(sizes))
-        olds = [old[k] for k in old_axes]
-        for n, (size, stride) in enumerate(zip(olds, contiguous_strides(olds), strict=True)):
-            part = floordiv(flat, stride)
-            result.append(part if n == 0 else mod(part, size))
-    return result
-
-
-def _matching_blocks(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
-    """Runs of axes of both shapes with equal products, in order; every axis of `old` occurs."""
-    blocks: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        left, right = [], []
-        p: Size = 1
-        q: Size = 1
-        if i < len(old):
-            left, p, i = [i], old[i], i + 1
-        if j < len(new):
-            right, q, j = [j], new[j], j + 1
-        while p != q and (i < len(old) or j < len(new)):
-            grow_left = j >= len(new) or (i < len(old) and not _at_least(p, q))
-            if grow_left and i < len(old):
-                left.append(i)
-                p, i = normal(p * old[i]), i + 1
-            else:
-                right.append(j)
-                q, j = normal(q * new[j]), j + 1
-        if left or (right and blocks):
-            if not left:
-                blocks[-1][1].extend(right)
-            else:
-                blocks.append((left, right))
-        elif right and i < len(old):
-            blocks.append(([], right))
-    return _repair(blocks)
-
-
-def _at_least(p: Size, q: Size) -> bool:
-    if isinstance(p, int) and isinstance(q, int):
-        return p >= q
-    return quotient(q, p) is None
-
-
-def _repair(blocks: list[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Drop blocks without `old` axes: their `new` axes have size 1 and constrain nothing."""
-    return [b for b in blocks if b[0]]

@@ -107,12 +107,12 @@ KernelKind = Literal["pointwise", "inner_reduction", "outer_reduction", "scatter
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of a kernel in shares, one per program, with partial sums of each share."""
+    """The rows of a kernel in parts, one per program, with partial sums of each part."""
 
     part: Var
-    """The index of the share: the sums' store indices contain it, but no loop runs over it."""
+    """The index of the part: the sums' store indices contain it, but no loop runs over it."""
     chunk: Size
-    """Rows per share; the last shares may be shorter or empty."""
+    """Rows per part; the last parts may be shorter or empty."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,17 @@ class Kernel:
     fresh: bool = False
     """Whether a scatter's buffer is uninitialized and counts as zeros: it writes every element."""
     partition: Partition | None = None
-    """Shares of the rows that its sums add up: of `parallel` where they are cross-row reductions,
-    else of `reduction`."""
+    """How its sums' rows are partitioned: `parallel` where they are cross-row reductions, else
+    `reduction`."""
     form: Form | None = None
     """Set once, by the scheduler; a renderer writes it as it is. None: plain nested loops."""
     variants: Mapping[Expr, Variant] = field(default_factory=dict)
     """Operators in a cheaper form, set with the kernel's form."""
+
+    def new_variable(self, size: Size) -> Var:
+        """A variable of `size` values that the kernel does not have yet."""
+        used = [*self.parallel, *self.reduction, *([self.partition.part] if self.partition else [])]
+        return Var(1 + max((v.position for v in used), default=-1), size)
 
     def stmts(self) -> list[Stmt]:
         return [s for p in self.phases for s in p.stmts]

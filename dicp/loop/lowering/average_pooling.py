@@ -58,6 +58,7 @@ def _whole(w: Window) -> bool:
 def average(
     lw: Lowering, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
+    """The mean of each window. `include`: padding counts; `divisor`: divided by, if given."""
     meta = lw.meta()
     dtype, n = accumulator_of(x.dtype), len(windows)
 
@@ -79,6 +80,7 @@ def average(
 def average_backward(
     lw: Lowering, g: Value, x: Value, windows: Sequence[AnyWindow], include: bool, divisor: Any
 ) -> Value:
+    """The gradient of `average` for input `x`: the sum over the windows that contain an element."""
     dtype, n = accumulator_of(g.dtype), len(windows)
     lw.require_equal(g.shape[:-n], x.shape[:-n], "the gradient does not fit the input", eager=False)
 

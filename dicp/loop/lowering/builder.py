@@ -27,8 +27,8 @@ from dicp.loop.ir.index import (
     flatten,
     is_positive,
     normal,
-    reshape_coords,
 )
+from dicp.loop.ir.reshape import reshape_coords
 from dicp.loop.lowering.layout import (
     as_size,
     broadcast_shapes,

@@ -93,10 +93,13 @@ class Lowering(GraphBuilder):
         return self.value_of(self._tensor_ref(name, target, "constant"))
 
     def _output(self, node: fx.Node) -> None:
+        stored: dict[fx.Node, Ref] = {}  # a result that is returned twice is one tensor
         for item in node.args[0]:  # type: ignore[union-attr]
             value = self.env[item] if isinstance(item, fx.Node) else item
             if isinstance(value, Value):
-                self.graph.outputs.append(self._strided_as_eager(item, value))
+                if item not in stored:
+                    stored[item] = self._strided_as_eager(item, value)
+                self.graph.outputs.append(stored[item])
             else:
                 self.graph.outputs.append(value)
 

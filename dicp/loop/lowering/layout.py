@@ -18,6 +18,7 @@ def as_size(value: Any) -> Size:
 
 
 def sizes_of(values: Iterable[Any]) -> tuple[Size, ...]:
+    """PyTorch's sizes, symbolic ones too, as sizes of the IR."""
     return tuple(as_size(v) for v in values)
 
 
@@ -38,6 +39,7 @@ def _other_than_one(size: sympy.Expr) -> sympy.Expr:
 
 
 def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
+    """The shape that tensors of these shapes are broadcast to."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Size] = []
     for axis in range(rank):
@@ -81,6 +83,7 @@ def is_injective(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
 
 
 def same_layout(shape: Sequence[Size], a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether both strides address the elements of `shape` alike; axes of size 1 do not count."""
     if any(s == 0 for s in shape):
         return True
     return all(s == 1 or x == y for s, x, y in zip(shape, a, b, strict=True))

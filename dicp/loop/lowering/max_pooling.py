@@ -24,9 +24,10 @@ from dicp.loop.ir.index import (
     product,
 )
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import Indices, clamped, proven, scattered
+from dicp.loop.lowering.indexing import Indices, clamped, proven
 from dicp.loop.lowering.layout import sizes_of
 from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.scatter import scattered
 from dicp.loop.lowering.windows import (
     AnyWindow,
     Window,

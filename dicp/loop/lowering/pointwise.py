@@ -21,6 +21,7 @@ rule = POINTWISE.register
 
 
 def is_number(x: Any) -> bool:
+    """Whether an operand is a number, and no tensor."""
     return not isinstance(x, Value)
 
 
@@ -299,6 +300,8 @@ def clamp_max(lw: Lowering, x: Value, high: Any) -> Value:
 
 
 def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
+    """The rule of an operator that applies `fn` to each element."""
+
     def lowered(lw: Lowering, x: Value) -> Value:
         return elementwise(lw, (x,), fn)
 
@@ -306,24 +309,29 @@ def unary(fn: Callable[[Expr], Expr]) -> Callable[..., Value]:
 
 
 def sigmoid_of(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))."""
     return apply("sigmoid", x.dtype, x)
 
 
 def compare(op: str, a: Expr, b: Expr | float) -> Expr:
+    """The boolean of comparison `op`; a number is of the dtype of `a`."""
     return apply(op, torch.bool, a, b if isinstance(b, Expr) else const(b, a.dtype))
 
 
 def select(test: Expr, a: Expr | float, b: Expr | float) -> Expr:
+    """`a` where `test` holds, else `b`; one of both may be a number."""
     dtype = a.dtype if isinstance(a, Expr) else b.dtype  # type: ignore[union-attr]
     x, y = (v if isinstance(v, Expr) else const(v, dtype) for v in (a, b))
     return apply("where", dtype, test, x, y)
 
 
 def maximum(a: Expr, b: float) -> Expr:
+    """The larger of `a` and a number; NaN where `a` is."""
     return apply("maximum", a.dtype, const(b, a.dtype), a)
 
 
 def minimum(a: Expr, b: float) -> Expr:
+    """The smaller of `a` and a number; NaN where `a` is."""
     return apply("minimum", a.dtype, const(b, a.dtype), a)
 
 

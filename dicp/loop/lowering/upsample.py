@@ -16,9 +16,10 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import Index, Size, normal
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import proven, scattered
+from dicp.loop.lowering.indexing import proven
 from dicp.loop.lowering.layout import as_size
 from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.scatter import scattered
 from dicp.rules import RuleTable
 
 aten = torch.ops.aten

@@ -99,6 +99,7 @@ def select(lw: Lowering, x: Value, dim: int, index: Size) -> Value:
 
 
 def narrow(lw: Lowering, x: Value, dim: int, start: Size, step: int, size: Size) -> Value:
+    """`size` elements along axis `dim` from `start` on, `step` apart, as a view."""
     shape = [*x.shape[:dim], size, *x.shape[dim + 1 :]]
     return lw.view(
         x, shape, lambda idx: [i * step + start if k == dim else i for k, i in enumerate(idx)]
@@ -144,13 +145,13 @@ def narrow_rule(lw: Lowering, x: Value, dim: int, start: Size, length: Size) -> 
 )
 def split(lw: Lowering, x: Value, sizes: Any, dim: int = 0) -> list[Value]:
     dim = wrap(dim, x.ndim)
-    pieces, start = [], 0
+    parts, start = [], 0
     assert lw.node is not None
     for meta in lw.node.meta["val"]:
         size = sizes_of(meta.shape)[dim]
-        pieces.append(narrow(lw, x, dim, start, 1, size))
+        parts.append(narrow(lw, x, dim, start, 1, size))
         start = normal(start + size)  # type: ignore[assignment]
-    return pieces
+    return parts
 
 
 @view_rule(aten.unbind.int, kind="view")
@@ -303,41 +304,41 @@ def to_copy(lw: Lowering, x: Value, dtype: torch.dtype | None = None, **kwargs: 
 def cat(lw: Lowering, tensors: Sequence[Value], dim: int = 0) -> Value:
     meta = lw.meta()
     shape = sizes_of(meta.shape)
-    pieces = [p for p in tensors if not (p.ndim == 1 and p.shape[0] == 0 and len(shape) != 1)]
+    parts = [p for p in tensors if not (p.ndim == 1 and p.shape[0] == 0 and len(shape) != 1)]
     dim = wrap(dim, len(shape))
-    if len(pieces) == 1:
-        return lw.cast(lw.map(lambda e: e, pieces[0]), meta.dtype)
-    return concatenate(lw, pieces, dim, shape, meta.dtype)
+    if len(parts) == 1:
+        return lw.cast(lw.map(lambda e: e, parts[0]), meta.dtype)
+    return concatenate(lw, parts, dim, shape, meta.dtype)
 
 
 def concatenate(
-    lw: Lowering, pieces: Sequence[Value], dim: int, shape: tuple[Size, ...], dtype: torch.dtype
+    lw: Lowering, parts: Sequence[Value], dim: int, shape: tuple[Size, ...], dtype: torch.dtype
 ) -> Value:
     """Concatenation as nested selects; only the selected tensor's load is executed.
 
     More than MAX_CONCATENATED tensors are a library call, which copies them one by one.
     """
-    if len(pieces) > MAX_CONCATENATED:
-        return lw.call(aten.cat.default, (pieces, dim), out_variant=aten.cat.out)[0]
+    if len(parts) > MAX_CONCATENATED:
+        return lw.call(aten.cat.default, (parts, dim), out_variant=aten.cat.out)[0]
     starts: list[Size] = [0]
-    for piece in pieces:
-        starts.append(normal(starts[-1] + piece.shape[dim]))
+    for part in parts:
+        starts.append(normal(starts[-1] + part.shape[dim]))
 
     def body(idx: tuple[Index, ...]) -> ir.Expr:
         at = idx[dim]
         position = ir.index_value(at)
         result: ir.Expr | None = None
-        for k in range(len(pieces) - 1, -1, -1):
+        for k in range(len(parts) - 1, -1, -1):
             place = list(idx)
             place[dim] = at + normal(-1 * starts[k])
             low = ir.index_value(Index(starts[k]))
-            reached = ir.apply("ge", torch.bool, position, low)
-            value = ir.cast(pieces[k].at(place), dtype)
+            from_low = ir.apply("ge", torch.bool, position, low)
+            value = ir.cast(parts[k].at(place), dtype)
             if result is None:
-                result = value if k == 0 else ir.masked(reached, value)
+                result = value if k == 0 else ir.masked(from_low, value)
                 continue
             before_end = ir.apply("lt", torch.bool, position, ir.index_value(Index(starts[k + 1])))
-            here = ir.apply("bitwise_and", torch.bool, reached, before_end) if k else before_end
+            here = ir.apply("bitwise_and", torch.bool, from_low, before_end) if k else before_end
             result = ir.apply("where", dtype, before_end, ir.masked(here, value), result)
         assert result is not None
         return result

@@ -162,6 +162,7 @@ def windows_of(
     lw: Lowering, sizes: Sequence[Size], outs: Sequence[Size], kernel: Any, stride: Any,
     padding: Any, dilation: Any = 1,
 ) -> list[Window]:  # fmt: skip
+    """The windows along each axis, of attributes with one number for all axes or one for each."""
     n = len(sizes)
     kernels = _static(kernel, n)
     strides, paddings = _static(stride, n, kernels), _static(padding, n)
@@ -183,6 +184,7 @@ def adaptive_of(sizes: Sequence[Size], outs: Sequence[Size]) -> list[AnyWindow]:
 
 
 def both(tests: Sequence[Expr]) -> Expr | None:
+    """The conjunction of the tests; None for none."""
     result: Expr | None = None
     for test in tests:
         result = test if result is None else apply("bitwise_and", torch.bool, result, test)
@@ -190,10 +192,12 @@ def both(tests: Sequence[Expr]) -> Expr | None:
 
 
 def guarded(test: Expr | None, value: Expr, otherwise: float) -> Expr:
+    """`value` where `test` holds, computed only there, else `otherwise`."""
     return value if test is None else select(test, masked(test, value), otherwise)
 
 
 def constants(counts: Sequence[int]) -> list[tuple[Index, ...]]:
+    """Every point of a loop nest with these counts, row-major, as constant coordinates."""
     return [tuple(Index(k) for k in ks) for ks in itertools.product(*map(range, counts))]
 
 
@@ -223,4 +227,5 @@ def summed(
 
 
 def accumulator_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which elements of `dtype` are added up."""
     return torch.float32 if dtype in ir.LOW_PRECISION else dtype

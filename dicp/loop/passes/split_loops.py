@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dicp.loop.ir import expr as ir
-from dicp.loop.ir.expr import Const, Expr, IndexValue
+from dicp.loop.ir.expr import Const, Expr, IndexValue, Rewriter
 from dicp.loop.ir.index import (
     Atom,
     FloorDiv,
@@ -160,17 +160,17 @@ def _sorted(points: set[Size]) -> list[Size] | None:
     return ordered
 
 
-class _Fold:
+class _Fold(Rewriter):
     """Rewrites statements with some conditions known, and folds what depends on them."""
 
     def __init__(self, known: dict[Expr, bool]) -> None:
+        super().__init__()
         self.known = known
-        self._done: dict[Expr, Expr] = {}
 
     def stmt(self, stmt: Stmt) -> Stmt:
-        return rewritten(stmt, self, self._index)
+        return rewritten(stmt, self, self.index)
 
-    def _index(self, index: Index) -> Index:
+    def index(self, index: Index) -> Index:
         """`index` with each indirect atom whose expression became a plain index replaced by it."""
         if not any(indirect_exprs(index)):
             return index
@@ -182,16 +182,10 @@ class _Fold:
             plain = _index_of(inner)
             return plain or Index(0, ((Indirect(inner, atom.size), 1),))
         if isinstance(atom, FloorDiv):
-            return floordiv(self._index(atom.value), atom.divisor)
+            return floordiv(self.index(atom.value), atom.divisor)
         if isinstance(atom, Mod):
-            return mod(self._index(atom.value), atom.divisor)
+            return mod(self.index(atom.value), atom.divisor)
         return variable(atom)
-
-    def __call__(self, expr: Expr) -> Expr:
-        found = self._done.get(expr)
-        if found is None:
-            found = self._done[expr] = self._rebuild(expr)
-        return found
 
     def _rebuild(self, expr: Expr) -> Expr:
         known = self.known.get(expr)
@@ -205,14 +199,11 @@ class _Fold:
                 if expr.op == "where":
                     return self(expr.args[1] if test.value else expr.args[2])
                 return self(expr.args[1]) if test.value else ir.const(0, expr.dtype)
-        if not expr.args:
-            return ir.map_indices(expr, self._index)
-        args = tuple(self(a) for a in expr.args)
         if expr.op in ("bitwise_and", "bitwise_or") and expr.dtype == torch.bool:
-            folded = _logical(expr.op, args)
+            folded = _logical(expr.op, tuple(map(self, expr.args)))
             if folded is not None:
                 return folded
-        return expr if args == expr.args else expr.with_args(args)
+        return super()._rebuild(expr)
 
 
 def _logical(op: str, args: tuple[Expr, ...]) -> Expr | None:

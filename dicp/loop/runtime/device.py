@@ -16,6 +16,8 @@ from dicp.serialize import evaluate_size
 
 
 class Launch(ctypes.Structure):
+    """One kernel of a segment, as native code reads it: its function, argument slots, sizes."""
+
     _fields_ = [
         ("function", ctypes.c_void_p),
         ("slots", ctypes.POINTER(ctypes.c_int32)),

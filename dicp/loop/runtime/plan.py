@@ -12,19 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from dicp.errors import (
-    HostMemoryError,
-    IndexOutOfBoundsError,
-    InputMismatchError,
-    IntegerDivisionByZeroError,
-    ResultMismatchError,
-    RunStatusError,
-    SizeMismatchError,
-)
+from dicp.errors import InputMismatchError, ResultMismatchError
+from dicp.loop.runtime.checks import check_inputs, check_sizes, raise_kernel_error
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.serialize import (
@@ -106,8 +99,8 @@ class ExecutionPlan:
         self.placement = Placement(loaded.program, symbols)
         self._workspace = self.placement.workspace
         self.buffers = self.placement.buffers
-        self._check(inputs)
-        self._require()
+        check_inputs(self.placement, inputs)
+        check_sizes(loaded.program["requirements"], symbols)
         self.table = (ctypes.c_void_p * max(len(self.buffers), 1))()
         self.status = (ctypes.c_int64 * 4)()
         """Written by a kernel that fails: error code, check site, index and limit."""
@@ -199,15 +192,15 @@ class ExecutionPlan:
     def _compile_steps(self, watch: Watch | None = None) -> list[tuple[RunStep, list[int]]]:
         """The steps in order, each with the tensors to drop after it."""
         steps: list[tuple[RunStep, list[int]]] = []
-        for piece in self.placement.pieces():
-            dead = [self._holder(slot) for slot in piece.dead]
-            if piece.fresh:
-                steps.append((self._allocate(piece.fresh), []))
-            if piece.call is not None:
-                call = self._call(piece.call)
-                steps.append((_watched(call, piece.call, watch) if watch else call, dead))
-            elif piece.launches:
-                steps.append((self._segment(piece.launches, watch), dead))
+        for group in self.placement.step_groups():
+            dead = [self._holder(slot) for slot in group.dead]
+            if group.fresh:
+                steps.append((self._allocate(group.fresh), []))
+            if group.call is not None:
+                call = self._call(group.call)
+                steps.append((_watched(call, group.call, watch) if watch else call, dead))
+            elif group.launches:
+                steps.append((self._segment(group.launches, watch), dead))
         return steps
 
     def _holder(self, slot: int) -> int:
@@ -262,27 +255,10 @@ class ExecutionPlan:
 
         return run_segment
 
-    def _raise(self, launches: Sequence[Step], stopped: object) -> None:
-        """Raises the error of the kernel in `status`; `stopped` is its position, counted from 1."""
-        code, site, index, size = self.status
+    def _raise(self, launches: Sequence[Step], stopped: object) -> NoReturn:
+        status = tuple(self.status)
         self.status[0] = 0
-        known = type(stopped) is int and 1 <= stopped <= len(launches)
-        step = launches[stopped - 1] if type(stopped) is int and known else launches[0]
-        if not known or code not in (1, 2, 3):
-            names = ", ".join(each["kernel"] for each in ([step] if known else launches))
-            expected = "0, or a kernel's position from 1 with its error in the table `status`"
-            sources = list(map(str, step["origins"]))
-            raise RunStatusError(self.loaded.target, names, stopped, expected, sources)
-        if code == 3:
-            raise HostMemoryError(step["origins"], site)
-        check, origin = step["sites"][site - 1]
-        operator = "; ".join(
-            f"{o.op} ({o.node})" for o in ([origin] if origin else step["origins"])
-        )
-        line = origin.user_line if origin else ""
-        if code == 2:
-            raise IntegerDivisionByZeroError(operator, line)
-        raise IndexOutOfBoundsError(operator, line, index, size, check == "wrap_index")
+        raise_kernel_error(launches, stopped, status, self.loaded.target)
 
     def _call(self, step: Step) -> RunStep:
         name = step["call"]
@@ -394,53 +370,15 @@ class ExecutionPlan:
 
         return alias
 
-    def _check(self, inputs: Sequence[Any]) -> None:
-        """Raises InputMismatchError unless the inputs are laid out as the graph was compiled for.
-
-        Inputs that only calls read may have another dtype and other sizes: PyTorch's shape
-        functions are wrong about what some operators save for others, and differ between releases.
-        """
-        addressed = self.placement.addressed
-        for position, slot in self.placement.inputs:
-            tensor, buffer = inputs[position], self.buffers[slot]
-            if tensor is None or slot not in addressed:  # None: an effect token
-                continue
-            if tensor.layout != torch.strided or not buffer.strides:
-                continue
-            strides_agree = all(
-                s <= 1 or a == b
-                for s, a, b in zip(buffer.shape, tensor.stride(), buffer.strides, strict=False)
-            )
-            if (
-                tuple(tensor.shape) != buffer.shape
-                or tensor.dtype != buffer.dtype
-                or not (strides_agree or tensor.numel() == 0)
-            ):
-                raise InputMismatchError(
-                    position,
-                    f"{buffer.dtype}{list(buffer.shape)} strides {list(buffer.strides)}",
-                    f"{tensor.dtype}{list(tensor.shape)} strides {list(tensor.stride())}",
-                )
-
-    def _require(self) -> None:
-        """Raises, before anything runs, for sizes that eager rejects."""
-        for requirement in self.loaded.program["requirements"]:
-            left, right = (evaluate_size(s, self.symbols) for s in requirement["sizes"])
-            operator, _, line = requirement["origin"].partition(" at ")
-            if requirement["kind"] == "equal" and left != right:
-                raise SizeMismatchError(operator, line, requirement["detail"], left, right)
-            if requirement["kind"] == "indexable" and left == 0 and right > 0:
-                raise IndexOutOfBoundsError(operator, line, None, 0)
-
     def native_call(self) -> NativeCall | None:
         """The plan as one native call; None if it has library calls, workspace or random seeds."""
         place, runtime = self.placement, self.loaded.runtime
-        pieces = place.pieces()
-        launches = [piece.launches for piece in pieces if piece.launches]
-        simple = len(launches) == 1 and not any(piece.call for piece in pieces)
+        groups = place.step_groups()
+        launches = [group.launches for group in groups if group.launches]
+        simple = len(launches) == 1 and not any(group.call for group in groups)
         if not simple or self._workspace.offsets or self._seeds or not isinstance(runtime, Native):
             return None
-        fresh = [slot for piece in pieces for slot in piece.fresh]
+        fresh = [slot for group in groups for slot in group.fresh]
         holders = [self._holder(slot) for slot in fresh]
         results = self.loaded.program["outputs"]
         if not all(is_ref(r) and r["ref"] in holders for r in results):
@@ -507,8 +445,8 @@ class ExecutionPlan:
             b = self.buffers[slot]
             self._place(slot, start + shift + offset)
             if b.nbytes:
-                piece = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
-                self._lasting[slot] = piece.as_strided(b.shape, b.strides)
+                own = block[shift + offset : shift + offset + b.nbytes].view(b.dtype)
+                self._lasting[slot] = own.as_strided(b.shape, b.strides)
             else:
                 self._lasting[slot] = torch.empty_strided(
                     b.shape, b.strides, dtype=b.dtype, device=self.device
@@ -540,9 +478,4 @@ def _watched(run: RunStep, step: Step, watch: Watch) -> RunStep:
 
 
 def _profiler_range(step: Step) -> AbstractContextManager[Any]:
-    return torch.profiler.record_function(_range_name(step))
-
-
-def _range_name(step: Step) -> str:
-    operators = dict.fromkeys(origin.op for origin in step["origins"])
-    return f"dicp::{step['kernel'][:9]} {' '.join(operators)}"[:200]
+    return torch.profiler.record_function(f"dicp::{step['kernel']}")

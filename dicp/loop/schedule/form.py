@@ -39,15 +39,15 @@ def crossing_loop(kernel: Kernel, least: int = 0, guess: int = 0) -> Var | None:
     return None
 
 
-def online_softmax(top: Sequence[Stmt], total: Sequence[Stmt]) -> tuple[Reduce, Reduce] | None:
+def online_softmax(maxima: Sequence[Stmt], sums: Sequence[Stmt]) -> tuple[Reduce, Reduce] | None:
     """max(x) and, in the next pass, sum(exp(x - max)): online softmax needs one pass for both.
 
     A sum so far is rescaled by exp(old max - new max), which holds for this exponent alone. None
     for other statements of two passes.
     """
-    if len(top) != 1 or len(total) != 1:
+    if len(maxima) != 1 or len(sums) != 1:
         return None
-    first, second = top[0], total[0]
+    first, second = maxima[0], sums[0]
     if not (isinstance(first, Reduce) and isinstance(second, Reduce)):
         return None
     exponents = (first.op, second.op) == ("max", "sum") and second.value.op == "exp"
@@ -55,12 +55,12 @@ def online_softmax(top: Sequence[Stmt], total: Sequence[Stmt]) -> tuple[Reduce, 
     return (first, second) if same and first.dtype == second.dtype else None
 
 
-def is_distance_below(expr: Expr, top: Reduce) -> bool:
-    """Whether `expr` is x - max(x), `top` being the maximum."""
-    if expr.op != "sub" or top.op != "max":
+def is_distance_below(expr: Expr, row_max: Reduce) -> bool:
+    """Whether `expr` is x - max(x), `row_max` being the maximum."""
+    if expr.op != "sub" or row_max.op != "max":
         return False
-    own = expr.args[1] is ir.result(top.name, top.dtype)
-    return own and top.dtype == expr.dtype and top.value is expr.args[0]
+    own = expr.args[1] is ir.result(row_max.name, row_max.dtype)
+    return own and row_max.dtype == expr.dtype and row_max.value is expr.args[0]
 
 
 def exp_weights(kernel: Kernel) -> dict[Expr, Variant]:
@@ -83,8 +83,8 @@ def _is_never_positive(expr: Expr, maxima: Mapping[str, Reduce]) -> bool:
         return first.op == "mul" and first.args[0] is first.args[1]
     if expr.op != "sub" or not isinstance(second, Named):
         return False
-    top = maxima.get(second.name)
-    return top is not None and is_distance_below(expr, top)
+    row_max = maxima.get(second.name)
+    return row_max is not None and is_distance_below(expr, row_max)
 
 
 def cost_of_point(kernel: Kernel) -> int:

@@ -15,7 +15,7 @@ from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute, Graph, Node
 from dicp.loop.ir.index import product
 from dicp.loop.schedule.groups import CrossRow, Group, outputs_of, predecessors, single
-from dicp.loop.schedule.joins import join, join_cross_row, only_sums, same_shares
+from dicp.loop.schedule.joins import equally_partitioned, join, join_cross_row, only_sums
 from dicp.loop.schedule.legality import (
     external_refs,
     legal,
@@ -35,7 +35,7 @@ def fuse(graph: Graph, enabled: bool = True, cross_row: CrossRow | None = None) 
     for node in graph.nodes:
         groups[node].depends = {groups[p] for p in predecessors(node, producers)}
     if enabled:
-        fuser = _Fuser(graph, groups, producers, cross_row.shares if cross_row else {})
+        fuser = _Fuser(graph, groups, producers, cross_row.partitions if cross_row else {})
         fuser.run()
         if cross_row is not None:
             fuser.fuse_cross_row(cross_row)
@@ -65,10 +65,10 @@ def _sorted(groups: list[Group]) -> list[Group]:
 class _Fuser:
     def __init__(
         self, graph: Graph, groups: dict[Node, Group], producers: dict[Ref, Node],
-        shares: Mapping[Ref, int],
+        partitions: Mapping[Ref, int],
     ) -> None:  # fmt: skip
         self.graph = graph
-        self.shares = shares
+        self.partitions = partitions
         self.groups = groups
         self.producers = producers
         self.users: dict[Group, set[Group]] = {}
@@ -133,7 +133,7 @@ class _Fuser:
         if (
             merged is None
             or len(merged.nodes) > MAX_MEMBERS
-            or (self.shares and not same_shares(merged, self.shares))
+            or (self.partitions and not equally_partitioned(merged, self.partitions))
             or not legal(merged, a, b)
             or self._cyclic(a, b)
         ):

@@ -23,7 +23,7 @@ class CrossRow:
     parts: int = 0
     """0: reductions over all parallel axes. Else: reductions over some of the parallel axes, where
     the others have at least this many points."""
-    shares: Mapping[Ref, int] = field(default_factory=dict)
+    partitions: Mapping[Ref, int] = field(default_factory=dict)
     """Results of reductions over all parallel axes that fuse even if `parts` is set, and the number
     of programs among which the rows are partitioned: they have room for one sum of each."""
 
@@ -57,6 +57,7 @@ class Group:
 
 
 def single(node: Node, order: int) -> Group:
+    """The group of one node; axes of size 1 have no loop."""
     if isinstance(node, Call):
         return Group([node], order=order)
     kept = [i for i, s in enumerate(node.shape) if s != 1]
@@ -69,6 +70,7 @@ def single(node: Node, order: int) -> Group:
 
 
 def outputs_of(node: Node) -> Iterable[Ref]:
+    """The tensors that a node computes."""
     return (node.out,) if isinstance(node, Compute) else node.outs
 
 

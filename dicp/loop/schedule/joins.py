@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.graph import Compute
-from dicp.loop.ir.index import ZERO, Index, Size, Var, product, refine, variable
+from dicp.loop.ir.index import ZERO, Index, Size, Var, product, variable
+from dicp.loop.ir.reshape import refine
 from dicp.loop.schedule.groups import CrossRow, Group
 from dicp.loop.schedule.legality import (
     is_outer,
@@ -41,23 +42,23 @@ def _moved(group: Group, mapping: dict[Var, Index]) -> dict[Compute, tuple[Index
 def _join_rows(reduced: Group, rows: Group) -> Group | None:
     """Both groups, the members of `rows` once per row of `reduced`; None where the rows differ."""
     own = reduced.row_axes
-    pieces = refine(tuple(reduced.dims[k] for k in own), rows.dims)
-    if pieces is None or len(pieces) != len(own):
+    blocks = refine(tuple(reduced.dims[k] for k in own), rows.dims)
+    if blocks is None or len(blocks) != len(own):
         return None
     if product(rows.dims) != product(reduced.dims[k] for k in own):
         return None
-    mapping = _recombine(rows.dims, [(size, j, Var(own[i], size)) for size, i, j in pieces])
+    mapping = _recombine(rows.dims, [(size, j, Var(own[i], size)) for size, i, j in blocks])
     moved = Group(
         rows.nodes, reduced.dims, reduced.axes, _moved(rows, mapping), set(rows.computes())
     )
     return _union(reduced, moved, reduced.dims, reduced.axes)
 
 
-def _recombine(dims: Sequence[Size], pieces: Sequence[tuple[Size, int, Var]]) -> dict[Var, Index]:
+def _recombine(dims: Sequence[Size], blocks: Sequence[tuple[Size, int, Var]]) -> dict[Var, Index]:
     """Each old axis as a mixed-radix number of its factors: (size, old axis, new variable)."""
     mapping: dict[Var, Index] = {}
     for axis, size in enumerate(dims):
-        parts = [(s, v) for s, k, v in pieces if k == axis]
+        parts = [(s, v) for s, k, v in blocks if k == axis]
         value, step = ZERO, 1
         for piece_size, var in reversed(parts):
             value = value + variable(var) * step
@@ -78,19 +79,19 @@ def _join_refined(a: Group, b: Group) -> Group | None:
 
 def _refined(a: Group, b: Group) -> tuple[Group, Group] | None:
     """Both groups over their common domain; None where they have none."""
-    pieces = refine(a.dims, b.dims)
-    if pieces is None or product(a.dims) != product(b.dims):
+    blocks = refine(a.dims, b.dims)
+    if blocks is None or product(a.dims) != product(b.dims):
         return None
-    dims = tuple(size for size, _, _ in pieces)
+    dims = tuple(size for size, _, _ in blocks)
     moved = []
     for group, side in ((a, 1), (b, 2)):
-        entries = [(p[0], p[side], Var(k, p[0])) for k, p in enumerate(pieces)]
+        entries = [(p[0], p[side], Var(k, p[0])) for k, p in enumerate(blocks)]
         axes = group.axes and frozenset(
-            k for k, p in enumerate(pieces) if p[side] in (group.axes or ())
+            k for k, p in enumerate(blocks) if p[side] in (group.axes or ())
         )
         mapping = _recombine(group.dims, entries)
         cross_row_axes = frozenset(
-            k for k, p in enumerate(pieces) if p[side] in group.cross_row_axes
+            k for k, p in enumerate(blocks) if p[side] in group.cross_row_axes
         )
         moved.append(
             Group(
@@ -112,11 +113,11 @@ def only_sums(group: Group) -> bool:
     )
 
 
-def same_shares(group: Group, shares: Mapping[Ref, int]) -> bool:
-    """Whether all or none of a group's own reductions have their rows in shares, as many for each:
+def equally_partitioned(group: Group, partitions: Mapping[Ref, int]) -> bool:
+    """Whether all of a group's own reductions have their rows in equally many parts, or none:
     a kernel whose rows are partitioned computes nothing else of all rows."""
     own = [n for n in group.computes() if n.kind != "pointwise" and n not in group.cross_row]
-    counts = {shares.get(n.out, 0) for n in own}
+    counts = {partitions.get(n.out, 0) for n in own}
     return counts <= {0} or (len(counts) == 1 and not group.rows_only)
 
 
@@ -132,7 +133,7 @@ def join_cross_row(rows: Group, sums: Group, allowed: CrossRow) -> Group | None:
     own = frozenset(first.row_axes)
     reduces = frozenset(n for n in second.computes() if n.kind == "reduce")
     if second.axes == own:
-        if allowed.parts and not all(n.out in allowed.shares for n in reduces):
+        if allowed.parts and not all(n.out in allowed.partitions for n in reduces):
             return None
     elif not (second.axes < own and allowed.parts):
         return None

@@ -74,7 +74,7 @@ def schedule(
         elif not any(s == 0 for s in group.dims) or group.axes is not None:
             kernel = _KernelBuilder(group, read_from_memory).build()
             if kernel is not None:
-                kernel = partitioned(kernel, cross_row.shares) if cross_row else kernel
+                kernel = partitioned(kernel, cross_row.partitions) if cross_row else kernel
                 steps.append(kernel if with_form is None else with_form(kernel))
     return Schedule(graph, steps)
 

@@ -106,6 +106,7 @@ def _aligned_effects(group: Group, effects: dict[Ref, Compute]) -> bool:
 
 
 def mapping_of(group: Group, node: Compute) -> dict[Var, Index]:
+    """The node's own loop variables, as indices of the group's loops."""
     coords = group.coords[node]
     return {Var(i, s): c for i, (s, c) in enumerate(zip(node.shape, coords, strict=True))}
 
@@ -166,5 +167,6 @@ def is_outer(group: Group) -> bool:
 
 
 def external_refs(group: Group) -> set[Ref]:
+    """The tensors that a group's kernel may read or write in memory."""
     members = {n.out for n in group.computes()}
     return {r for n in group.computes() for r in n.reads() if r not in members} | members

@@ -32,8 +32,10 @@ from dicp.loop.ir.kernel import (
 from dicp.loop.thresholds import (
     ADJACENT,
     GUESS,
+    MAX_DIVISIONS,
     MAX_STRIDE,
     STRIDE_POWER,
+    TIE,
 )
 from dicp.origin import Origin
 
@@ -82,7 +84,7 @@ class Nest:
 
     def split_by_division(self) -> None:
         """Split loop v at each v // d or v % d where d divides v's size: v = d * high + low."""
-        for _ in range(8):
+        for _ in range(MAX_DIVISIONS):
             found = self._division()
             if found is None:
                 return
@@ -126,7 +128,7 @@ class Nest:
             (s.index, s.ref.dtype.itemsize)
             for p in self.phases for s in p.stmts if isinstance(s, Store)
         ]  # fmt: skip
-        rank = {v: -i * 1e-6 for i, v in enumerate(self.parallel + self.reduction)}
+        rank = {v: -i * TIE for i, v in enumerate(self.parallel + self.reduction)}
         for index, weight in [*self.indices(), *stores]:
             for var in index.variables():
                 c = index.coefficient(var)
@@ -163,7 +165,7 @@ class Nest:
         renamed = [Var(k, v.size) for k, v in enumerate([*self.parallel, *self.reduction])]
         old = [*self.parallel, *self.reduction]
         # Two steps, since old and new variables may coincide.
-        stand_in = [Var(1000 + k, v.size) for k, v in enumerate(old)]
+        stand_in = [self.fresh(v.size) for v in old]
         self.substitute({o: variable(s) for o, s in zip(old, stand_in, strict=True)})
         self.substitute({s: variable(n) for s, n in zip(stand_in, renamed, strict=True)})
         count = len(self.parallel)

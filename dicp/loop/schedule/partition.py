@@ -1,9 +1,9 @@
-"""Sums over rows that do not split evenly: the rows in shares, one per program.
+"""Sums over rows that do not split evenly: the rows are partitioned among programs.
 
-sum over r of f(r, w) = sum over p of (sum over the rows r of share p of f(r, w))
+sum over r of f(r, w) = sum over p of (sum over the rows r of part p of f(r, w))
 
-Each program loops over a share of the rows, the last programs over fewer or none; another kernel
-adds up their partial sums. The number of shares is fixed, so that any number of rows works, and it
+Each program loops over one part of the rows, the last programs over fewer or none; another kernel
+adds up their partial sums. The number of parts is fixed, so that any number of rows works, and it
 may be dynamic.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, Var, product, variable
+from dicp.loop.ir.index import Size, product, variable
 from dicp.loop.ir.kernel import Kernel, Partition
 from dicp.torch_private import floor_division
 
@@ -25,9 +25,9 @@ def chunk_of(size: Size, parts: int) -> Size:
 
 
 def partitioned(kernel: Kernel, parts: Mapping[Ref, int]) -> Kernel:
-    """The kernel, its rows partitioned if it computes sums of `parts`: result -> shares.
+    """The kernel, its rows partitioned if it computes sums of `parts`: result -> number of parts.
 
-    Such sums have room for one partial result per share. They all are sums of the same rows.
+    Such sums have room for one partial result per part. They all are sums of the same rows.
     """
     sums = [s for s in kernel.stores() if s.ref in parts]
     if not sums:
@@ -37,7 +37,7 @@ def partitioned(kernel: Kernel, parts: Mapping[Ref, int]) -> Kernel:
     if not sums[0].op:  # no other reduction runs along these rows
         rows, kept = kept, rows
     assert all(parts[s.ref] == count and s.op == sums[0].op for s in sums)
-    part = Var(1 + max(v.position for v in (*rows, *kept)), count)
+    part = kernel.new_variable(count)
     moved = variable(part) * product(v.size for v in kept)
     own = {id(s): replace(s, index=s.index + moved) for s in sums}
     phases = tuple(

@@ -39,7 +39,7 @@ class Buffer:
 
 
 @dataclass
-class Piece:
+class StepGroup:
     """Consecutive kernels that run in one native call, or one library call."""
 
     fresh: list[int] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Placement:
 
     # ---- order ----------------------------------------------------------------------------------
 
-    def pieces(self) -> list[Piece]:
+    def step_groups(self) -> list[StepGroup]:
         """The steps in groups: consecutive kernels, or one library call.
 
         Memory is allocated before the group that first uses it, and freed after the last.
@@ -178,21 +178,21 @@ class Placement:
         for slot in self.fresh:
             needed.setdefault(self.first_use.get(slot, 0), []).append(slot)
         dying = self._last_readers()
-        pieces = [Piece(needed.get(0, []))]
+        groups = [StepGroup(needed.get(0, []))]
         for k, step in enumerate(self.steps):
             fresh, dead = needed.get(k, []) if k else [], dying.get(k, [])
-            last = pieces[-1]
+            last = groups[-1]
             if "call" in step:
-                pieces.append(Piece(fresh, dead, call=step))
+                groups.append(StepGroup(fresh, dead, call=step))
                 continue
             if last.call or sum(self.buffers[s].nbytes for s in last.dead) >= FREED_AT_ONCE:
-                last = Piece()
-                pieces.append(last)
+                last = StepGroup()
+                groups.append(last)
             last.fresh = last.fresh + fresh
             last.dead = last.dead + dead
             if any(self.buffers[s].extent for s in step["writes"]):
                 last.launches.append(step)
-        return pieces
+        return groups
 
     def _last_readers(self) -> dict[int, list[int]]:
         """Step -> inputs, call results and allocations last used by it, except run results."""
@@ -207,6 +207,7 @@ class Placement:
 
 
 def is_ref(plain: Any) -> bool:
+    """Whether a serialized argument is a buffer."""
     return isinstance(plain, dict) and "ref" in plain
 
 

@@ -1,4 +1,4 @@
-"""The fastest way to multiply matrices on this machine: measured per dtype and class of shapes.
+"""How matrices are multiplied fastest on this machine: measured per dtype and class of shapes.
 
 In float32 the libraries BLAS and oneDNN are compared; in bfloat16, where the processor has tile
 registers, oneDNN and our own kernel. Measured pairwise: both take turns, and each turn gives one
@@ -77,14 +77,17 @@ Measure: TypeAlias = Callable[[], Verdict]
 
 
 def has_onednn_linear() -> bool:
+    """Whether PyTorch was built with oneDNN's linear layer."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def by_blas(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.t() by BLAS."""
     return torch.mm(x, w.t())
 
 
 def by_onednn(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w.t() by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "")  # type: ignore[no-any-return]
 
 
@@ -152,7 +155,7 @@ def _measured(which: ShapeClass) -> Verdict:
 
 
 def decide(blas: Callable[[], object], onednn: Callable[[], object]) -> Verdict:
-    """The verdict on two ways of computing one product in float32."""
+    """The verdict on two functions that compute one product in float32."""
     return compare(blas, onednn, ("blas", "onednn"), FASTER_BY_VENDOR.get(_vendor(), "blas"))
 
 
@@ -160,7 +163,7 @@ def compare(
     first: Callable[[], object], second: Callable[[], object], libraries: tuple[Library, Library],
     otherwise: Library, names: Sequence[str] = ("BLAS", "oneDNN"),
 ) -> Verdict:  # fmt: skip
-    """The second of two ways if it is faster by the margin; `otherwise` if that stays unstable."""
+    """The second of two functions if faster by the margin; `otherwise` if that is unstable."""
     repeats = _repeats(first, second)
     ratios: list[float] = []
     while len(ratios) < MAX_TURNS:
@@ -179,17 +182,17 @@ def _interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return ordered[rank], statistics.median(ordered), ordered[-1 - rank]
 
 
-def _repeats(*ways: Callable[[], object]) -> int:
-    """Calls per sample; the first call of each way, which sets the library up, does not count."""
-    for way in ways:
-        way()
-    return max(1, round(SHORTEST / max(min(_seconds(way, 1) for way in ways), 1e-6)))
+def _repeats(*functions: Callable[[], object]) -> int:
+    """Calls per sample; each function's first call, which sets the library up, does not count."""
+    for function in functions:
+        function()
+    return max(1, round(SHORTEST / max(min(_seconds(f, 1) for f in functions), 1e-6)))
 
 
-def _seconds(way: Callable[[], object], repeats: int) -> float:
+def _seconds(function: Callable[[], object], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
-        way()
+        function()
     return time.perf_counter() - start
 
 

@@ -132,10 +132,11 @@ MAX_DOTS = 12
 """Rows up to which a product whose right operand is column-major, as weights are, is computed by
 dot products (`d_most_dots`): ceil(rows / 4) passes over a column in the L1 cache against packing
 it. On an AMD EPYC with AVX-512, 1 to 12 rows take 0.3 to 0.9 of the library's time."""
-MAX_TRANSPOSED_ROWS, TRANSPOSED_FILL = 64, 0.8
-"""Rows up to which the transposed product reads such an operand in place, and the share of
-ceil(rows / 16) vectors of 16 rows that they must fill: the rest is computed for nothing. On an AMD
-EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the operand."""
+MAX_TRANSPOSED_ROWS, TRANSPOSED_VECTOR, TRANSPOSED_FILL = 64, 16, 0.8
+"""Rows up to which the transposed product reads such an operand in place, rows of its vectors, and
+the share of ceil(rows / TRANSPOSED_VECTOR) vectors that rows must fill: the rest is computed for
+nothing. On an AMD EPYC with AVX512-BF16, 16 to 64 rows: 1.05 to 1.25 times as fast as packing the
+operand."""
 MIN_PRODUCT_ROWS = 4
 """Rows below which packing the other operand of a product is not amortized."""
 

@@ -48,6 +48,7 @@ def build_all(jobs: Sequence[Job], builder: Builder) -> list[CompilerError]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds the kernels of stored programs; returns the exit status, 1 if not all are built."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, help="cache folder (DICP_CACHE_DIR)")
     parser.add_argument("--arch", type=int, action="append", help="compute capability, as 90")

@@ -152,10 +152,10 @@ class Autotuner:
         program = builder.build(rendered, [], str(self.device))
         made = {builder.number(r.root) for r in results}
         for slot in sorted(read):
-            program.plain["buffers"][slot]["role"] = "input"
-            program.plain["inputs"].append(slot)
-        program.plain["outputs"] = [{"ref": slot} for slot in sorted(made - read)]
-        return program.plain, program.kernel_texts
+            program.serialized["buffers"][slot]["role"] = "input"
+            program.serialized["inputs"].append(slot)
+        program.serialized["outputs"] = [{"ref": slot} for slot in sorted(made - read)]
+        return program.serialized, program.kernel_texts
 
     def _time(self, plain: Mapping[str, Any], texts: Mapping[str, str]) -> float:
         with disable_current_modes():

@@ -43,7 +43,7 @@ class Axis:
     block: int
     dim: int
     cut: bool = False
-    """Whether each program loops over a share of the axis, whose last block must be masked."""
+    """Whether each program loops over one part of the axis, whose last block must be masked."""
 
     @property
     def size(self) -> Size:

@@ -79,6 +79,7 @@ def table_of(rows: Iterable[Row]) -> Table:
 
 
 def read(file: Path) -> Table:
+    """The table in a file that `write` wrote."""
     return table_of(map(row_of, json.loads(file.read_text())["rows"]))
 
 
@@ -90,11 +91,13 @@ def write(file: Path, table: Table) -> None:
 
 
 def plain(row: Row) -> dict[str, Any]:
+    """A row as JSON values."""
     tiling = None if row.tiling is None else astuple(row.tiling)
     return {**asdict(row.problem), "tiling": tiling, "library": row.library, "kernel": row.kernel}
 
 
 def row_of(fields: dict[str, Any]) -> Row:
+    """The row that `plain` gave as JSON values."""
     problem = {name: fields[name] for name in Problem.__dataclass_fields__}
     problem["shape"] = tuple(problem["shape"])
     tiling = None if fields["tiling"] is None else Tiling(*fields["tiling"])

@@ -26,13 +26,13 @@ ROWS, BOTH = frozenset("x"), frozenset("xr")
 class Reduction(Writer):
     """Parallel loops are axis "x", reduction loops axis "r": in one block or a loop over blocks.
 
-    With a partition, a program has the blocks of its share of the reduction loops.
+    With a partition, a program has the blocks of its part of the reduction loops.
     """
 
     shared_axis = "r"
     """The axis that a partition divides among programs."""
-    share = "share"
-    """The index of the program's share."""
+    part_name = "share"
+    """The variable that holds the index of the program's part."""
 
     def __init__(self, kernel: Kernel, axes: list[Axis], form: ReductionTile | RowLoop) -> None:
         super().__init__(kernel, axes, form.limited, "" if form.tile.persistent else "r")
@@ -42,9 +42,9 @@ class Reduction(Writer):
         self._deviations = form.deviations if isinstance(form, ReductionTile) else ()
         self._early = {stmt.name for each in self._deviations for stmt in each.sums}
         pairs = form.online if isinstance(form, ReductionTile) else ()
-        self._online = {position: (top, total) for position, top, total in pairs}
+        self._online = {position: (row_max, total) for position, row_max, total in pairs}
         self._range = ("", "")
-        """The first row of the program's share and its end; empty if it has all rows."""
+        """The first row of the program's part and its end; empty if it has all rows."""
 
     def write(self) -> None:
         self._tile_indices()
@@ -64,7 +64,7 @@ class Reduction(Writer):
             else:
                 self._block(phase)
 
-    # ---- shares of the rows ---------------------------------------------------------------------
+    # ---- parts of the rows ----------------------------------------------------------------------
 
     def launch_axes(self) -> dict[str, dict[str, Any]]:
         axes, partition = super().launch_axes(), self.kernel.partition
@@ -76,7 +76,7 @@ class Reduction(Writer):
 
     def variable(self, var: Var) -> str:
         if self.kernel.partition is not None and var == self.kernel.partition.part:
-            return self.share
+            return self.part_name
         return super().variable(var)
 
     def _tile_indices(self) -> None:
@@ -86,16 +86,16 @@ class Reduction(Writer):
         columns = self.axes["x"]
         self.line("pid = tl.program_id(0).to(INDEX)")
         self.line(f"across = {self._blocks_of(columns)}")
-        self.line(f"{self.share} = pid // across")
+        self.line(f"{self.part_name} = pid // across")
         self._axis_index(columns, f"(pid % across) * {columns.block_name}")
 
     def _share(self) -> tuple[str, str]:
-        """The first row of the program's share and its end; empty if it has all rows."""
+        """The first row of the program's part and its end; empty if it has all rows."""
         partition = self.kernel.partition
         if partition is None:
             return "", ""
         rows, chunk = self.size(self.axes[self.shared_axis].size), self.size(partition.chunk)
-        self.line(f"first = {self.share} * {chunk}")
+        self.line(f"first = {self.part_name} * {chunk}")
         self.line(f"end = tl.minimum(first + {chunk}, {rows})")
         return "first", "end"
 
@@ -222,17 +222,17 @@ class Reduction(Writer):
         text = f"d.sum(s_{squares.name} + counts * away * away)"
         self.set(local(squares.name), _narrow(text, squares), ROWS)
 
-    def _online_loop(self, top: Reduce, total: Reduce) -> None:
+    def _online_loop(self, row_max: Reduce, total: Reduce) -> None:
         """Online softmax: max(x) and sum(exp(x - max)) in one pass over the reduction.
 
         Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
         """
-        best, kept = f"s_{top.name}", f"s_{total.name}"
-        self._start(top)
+        best, kept = f"s_{row_max.name}", f"s_{total.name}"
+        self._start(row_max)
         self._start(total)
         with self._looping(*self._range):
-            value = self._inside(top, self._tile(top, self.value(top.value)))
-            value = self.named(value, BOTH, top.dtype)
+            value = self._inside(row_max, self._tile(row_max, self.value(row_max.value)))
+            value = self.named(value, BOTH, row_max.dtype)
             # With new = max(old, x), one of exp(old - new) and exp(x - new) is 1. This holds for
             # leading values of -inf, too: the first number multiplies what they added by 0.
             self.line(f"rises = d.rises({value}, {best})")
@@ -240,8 +240,8 @@ class Reduction(Writer):
             self.line(f"fall = d.fall{short}({value}, {best})")
             self.line(f"{kept} = tl.where(rises, d.fma({kept}, fall, 1.0), {kept} + fall)")
             self.line(f"{best} = tl.where(rises, {value}, {best})")
-        self._close(top)
-        text = f"d.sum(d.rescaled({kept}, {best}, v_{top.name}))"
+        self._close(row_max)
+        text = f"d.sum(d.rescaled({kept}, {best}, v_{row_max.name}))"
         self.set(local(total.name), text, ROWS)
 
     def _start(self, stmt: Reduce) -> None:
@@ -284,7 +284,7 @@ class Reduction(Writer):
 class LoopedRows(Reduction):
     """An inner reduction with fused cross-row sums: each program loops over rows and adds up."""
 
-    shared_axis, share = "x", "pid"
+    shared_axis, part_name = "x", "pid"
 
     def __init__(self, kernel: Kernel, axes: list[Axis], form: RowLoop) -> None:
         super().__init__(kernel, axes, form)

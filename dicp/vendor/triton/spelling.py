@@ -137,6 +137,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def number(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A constant as Triton code, in the fewest digits that give it back."""
     if dtype == torch.bool:
         return str(bool(value))
     if not dtype.is_floating_point:

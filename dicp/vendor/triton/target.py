@@ -93,7 +93,9 @@ class TritonTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        cross_row = replace(CROSS_ROW, shares=split_reductions(graph, first, GPU, shares=True))
+        cross_row = replace(
+            CROSS_ROW, partitions=split_reductions(graph, first, GPU, partition=True)
+        )
         steps = schedule(graph, config.fuse, cross_row, self.with_form).steps
         return place_products(steps, graph.outputs, self.chooser(device, config), self.with_form)
 

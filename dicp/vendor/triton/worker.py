@@ -28,6 +28,7 @@ TYPES = {"int32": triton.language.int32, "int64": triton.language.int64}
 
 
 def load(name: str, path: Path) -> ModuleType:
+    """The module in the file `path`, under the name `name`."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -79,6 +80,7 @@ def _options_of(target: GPUTarget) -> Any:
 
 
 def serve(folder: Path, jobs: IO[str], answers: IO[str]) -> None:
+    """Compiles jobs, a line of JSON each, and answers each with a line, until there are no more."""
     try:
         triton.knobs.cache.dir = str(folder)
         worker = Worker(folder)

@@ -130,9 +130,9 @@ def _left_out(g: Ge, mask: Value) -> Value | None:
     """Where a mask hides keys and does nothing else: booleans, or 0 and -inf chosen by booleans."""
     if mask.dtype == torch.bool:
         return g.once(("not", mask), lambda: g.op("LogicalNot", mask))
-    node, way = mask.node, []
+    node, moves = mask.node, []
     while node.kind in ("Cast", "Identity", "Reshape", "BroadcastTo"):
-        way.append(node.outputs[0])
+        moves.append(node.outputs[0])
         (source, *_) = node.operands()
         node = source.node
     if node.kind != "SelectV2":
@@ -145,7 +145,7 @@ def _left_out(g: Ge, mask: Value) -> Value | None:
     def made() -> Value:
         drop = g.broadcast(condition, node.outputs[0].shape)
         drop = drop if choice[0] else g.op("LogicalNot", drop)
-        for step in reversed(way):
+        for step in reversed(moves):
             same = drop.ndim == step.ndim and step.node.kind == "BroadcastTo"
             drop = g.broadcast(drop, step.shape) if same else g.reshape(drop, step.shape)
         return drop

@@ -152,13 +152,13 @@ class Passes(Loops[F]):
         assert over.grouped is not None and isinstance(last.size, int)
         sums = [s for s in over.phase.stmts if isinstance(s, Reduce)]
         low, high = limits or ("0", self.size(outer.size))
-        pieces, pad, count = SUM_BLOCK // last.size, margin(indent + 1), over.grouped.lanes
+        rows, pad, count = SUM_BLOCK // last.size, margin(indent + 1), over.grouped.lanes
         middle = self.push((outer,), indent + 2)
         passes = self._lines_of(over.grouped, last, indent + 2)
         self.pop(middle)
-        end = block_end("group", pieces, high)
+        end = block_end("group", rows, high)
         return [
-            f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {pieces}) {{",
+            f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {rows}) {{",
             f"{pad}const int64_t group_end = {end};",
             *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
             *self._clear_lane_accumulators(sums, count, indent + 1),
@@ -170,4 +170,5 @@ class Passes(Loops[F]):
 
 
 def tracks_nan(stmt: Reduce | Scan) -> bool:
+    """Whether a reduction's result is NaN if an element is, which C's comparisons do not give."""
     return stmt.op in ("max", "min") and stmt.dtype.is_floating_point

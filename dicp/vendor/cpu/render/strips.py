@@ -36,12 +36,12 @@ class Strips(Emitter):
         pad, inner = margin(indent + 1), margin(indent + 2)
         saves = [s for s in part.stmts if isinstance(s, ScratchStore)]
         for k, s in enumerate(non_temporal):
-            self.lined[s.ref, s.index] = f"far{k}[lane]"
+            self.lane_places[s.ref, s.index] = f"far{k}[lane]"
         self.strip_mined = {s.name for s in part.stmts if isinstance(s, Reduce | ScratchStore)}
         body = self.push((var,), indent + 2)
         self.statements(part.stmts)
         self.pop(body)
-        self.lined.clear()
+        self.lane_places.clear()
         self.strip_mined = set()
         low, high = self.size(part.low), self.size(part.high)
         return [

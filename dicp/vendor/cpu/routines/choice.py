@@ -158,6 +158,7 @@ def transposed(axes: Sequence[Axis]) -> list[Axis]:
 
 
 def of_one_pixel(axes: Sequence[Axis]) -> bool:
+    """Whether filters are 1x1, with stride 1 and no padding."""
     return all(axis[2:5] == (1, 1, 0) for axis in axes)
 
 

@@ -14,11 +14,13 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken, rows_of
+from dicp.loop.lowering.library import rows_of
+from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken
 from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
 
 def fits(w: Shaped, groups: int) -> bool:
+    """Whether each channel has one filter of its own."""
     channels, inner, *taps = w.shape
     known = isinstance(channels, int) and all(isinstance(t, int) for t in taps)
     return known and channels == groups and inner == 1 and groups >= MIN_CHANNELS
@@ -39,6 +41,7 @@ def is_better(w: Shaped, out: Sequence[Size], axes: Sequence[Axis]) -> bool:
 def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
+    """The convolution of channels-last images, each channel with its filter."""
     image = _channels_last(lw, x)
     name, refs = f"dicp_depthwise_{columns_of(axes)}", [image, _filters(lw, w)]
     if bias is not None:

@@ -70,6 +70,7 @@ def grouped(
 
 
 def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
+    """Rows of each group times the group's matrix; `ends`: where groups end."""
     (out,) = lw.results()
     if not multiplies(lw, x, w) or out.strides[1] != 1:
         return _library(lw, x, w, ends)
@@ -77,6 +78,7 @@ def forward(lw: Lowering, x: Value, w: Value, ends: Value) -> Any:
 
 
 def backward(lw: Lowering, x: Value, w: Value, ends: Value, grad: Value) -> Any:
+    """Gradients of rows and of matrices of a grouped product."""
     rows, weights = lw.results()
     if not multiplies(lw, x, w, grad) or rows.strides[1] != 1 or 1 not in weights.strides[1:]:
         return _library(lw, x, w, ends, grad)

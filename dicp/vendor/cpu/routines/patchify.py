@@ -31,6 +31,7 @@ def _is_cut(axis: Axis) -> bool:
 def convolved(
     lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
 ) -> Value:
+    """The convolution as a product: a row of the left operand for each patch."""
     filters = lw.permute(_filters(lw, w), [1, 0])
     refs = [lw.realize(_patchified(lw, x, axes)), lw.realize(filters)]
     counts = (1, _count(x, axes), w.shape[0], filters.shape[0])

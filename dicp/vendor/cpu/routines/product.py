@@ -13,9 +13,10 @@ from dicp import operators
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies
 from dicp.vendor.cpu.thresholds import (
     MAX_DOTS,
     MAX_FUSED_DEPTH,
@@ -23,6 +24,7 @@ from dicp.vendor.cpu.thresholds import (
     MAX_TRANSPOSED,
     MAX_TRANSPOSED_ROWS,
     TRANSPOSED_FILL,
+    TRANSPOSED_VECTOR,
 )
 from dicp.vendor.cpu.toolchain import has_feature
 
@@ -43,10 +45,12 @@ def variant(
         return "product"
     if rows <= MAX_DOTS:
         return "dots"
-    full = rows <= MAX_TRANSPOSED_ROWS and rows >= TRANSPOSED_FILL * 16 * -(-rows // 16)
+    vectors = -(-rows // TRANSPOSED_VECTOR)
+    filled = rows >= TRANSPOSED_FILL * TRANSPOSED_VECTOR * vectors
     wide = isinstance(columns, int) and rows < columns
     pairs = dtype == torch.float32 or has_feature("avx512_bf16")  # cells are read in place
-    return "product_transposed" if full and wide and pairs else "product"
+    in_place = rows <= MAX_TRANSPOSED_ROWS and filled and wide and pairs
+    return "product_transposed" if in_place else "product"
 
 
 def _is_better(rows: Size, columns: Size, depth: Size, transposed: bool, kind: str) -> bool:

@@ -36,6 +36,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Inner(Chooser):
+    """Chooses the form of kernels whose reductions run along memory."""
+
     def choose(self) -> HostForm:
         kernel = self.kernel
         loops = (*kernel.parallel, *kernel.reduction)
@@ -103,10 +105,10 @@ class Inner(Chooser):
         reads = distinct(ir.reads(s.value for s in phase.stmts))
         streams = [item for item in reads if self._is_stream(item)]
         lanes = line([item.ref for item in streams]) if streams else LINE_BYTES // 4
-        ahead: tuple[Prefetch, ...] = tuple(
+        prefetches: tuple[Prefetch, ...] = tuple(
             (item, outer, SUM_BLOCK // last.size) for item in streams
         )
-        return Strip(Range(0, last.size, tuple(phase.stmts)), lanes, (), ahead)
+        return Strip(Range(0, last.size, tuple(phase.stmts)), lanes, (), prefetches)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,

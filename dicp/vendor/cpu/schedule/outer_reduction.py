@@ -21,6 +21,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Outer(Chooser):
+    """Chooses tiles of columns for reductions across rows."""
+
     def choose(self) -> form.Columns:
         kernel = self.kernel
         outer, column = kernel.parallel[:-1], kernel.parallel[-1]

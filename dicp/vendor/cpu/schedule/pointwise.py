@@ -22,6 +22,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Pointwise(Chooser):
+    """Chooses the form of kernels without reductions: strips of vectors, or transposed tiles."""
+
     def choose(self) -> HostForm:
         rows, stmts = self.kernel.parallel, self.kernel.stmts()
         if not rows:

@@ -24,6 +24,8 @@ from dicp.vendor.cpu.thresholds import (
 
 
 class Scatter(Chooser):
+    """Chooses how threads divide stores that may collide."""
+
     def choose(self) -> HostForm:
         rows = self.kernel.parallel
         if not rows:

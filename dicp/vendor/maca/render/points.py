@@ -15,8 +15,6 @@ from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
 ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
           "min": "d_atomic_min"}  # fmt: skip
-FIRST_POINT = 1000
-"""Position of the variable that is the first point of an access."""
 
 
 class Points(Emitter):
@@ -61,7 +59,7 @@ class Points(Emitter):
         self, stmts: tuple[Stmt, ...], loops: Sequence[Var], flat: str, width: int, indent: int
     ) -> list[str]:
         *outer, last = loops
-        first = Var(FIRST_POINT, last.size)
+        first = self.kernel.new_variable(last.size)  # the first of the adjacent points
         pad = margin(indent)
         scope = self.push((*outer, first), indent)
         scope.lines += [pad + text for text in self._digits(flat, loops, first.key)]
@@ -80,14 +78,14 @@ class Points(Emitter):
                 place = self.index(stmt.index.substitute(at_first))
                 scope.lines.append(f"{pad}{self._element(stmt.ref)} {name}[{width}];")
                 ends.append(f"{pad}d_store<{width}>({self.arg(stmt.ref)} + ({place}), {name});")
-                self.lined[stmt.ref, stmt.index] = f"{name}[lane]"
+                self.lane_places[stmt.ref, stmt.index] = f"{name}[lane]"
         body = self.push((last,), indent + 1)
         body.lines.append(f"{margin(indent + 1)}const d_index {last.key} = {first.key} + lane;")
         self.statements(stmts)
         self.pop(body)
         self.pop(scope)
         self.staged.clear()
-        self.lined.clear()
+        self.lane_places.clear()
         return [
             *scope.lines, f"{pad}#pragma unroll",
             f"{pad}for (int lane = 0; lane < {width}; ++lane) {{", *body.lines, f"{pad}}}", *ends,

@@ -212,9 +212,9 @@ def conv_2d(operands: Sequence[Typed], attrs: Attrs) -> Result:
              f"{channels} channels in {group} groups, the filter (HWIO) takes {part}")  # fmt: skip
     _require(len(operands) < 3 or operands[2].dims == (out,), "the bias has other sizes")
     top, bottom, left, right = attrs["pad"]
-    (down, across), (tall, broad) = attrs["stride"], attrs["dilation"]
-    high = _windows(rows + top + bottom, height, down, tall)
-    wide = _windows(columns + left + right, width, across, broad)
+    (row_step, column_step), (row_dilation, column_dilation) = attrs["stride"], attrs["dilation"]
+    high = _windows(rows + top + bottom, height, row_step, row_dilation)
+    wide = _windows(columns + left + right, width, column_step, column_dilation)
     return operands[0].dtype, [n, high, wide, out]
 
 

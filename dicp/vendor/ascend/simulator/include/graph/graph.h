@@ -13,6 +13,7 @@ struct GraphRecord;
 // CANN's headers is ambiguous with these.
 class Graph {
  public:
+  Graph();
   explicit Graph(const std::string& name);
   explicit Graph(const char* name);
   Graph(const Graph&) = delete;

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -9,6 +10,21 @@
 namespace ge {
 
 struct Record;  // what the simulator remembers of one operator; shared by all copies
+
+// What arguments of overloads are made from implicitly; a shared pointer stands behind the first.
+class OutHandler {
+ public:
+  OutHandler();
+  OutHandler(std::nullptr_t);
+};
+class AttrValue {
+ public:
+  AttrValue();
+};
+class NamedAttrs {
+ public:
+  NamedAttrs();
+};
 
 // Every overload takes a name as std::string, too, which is deprecated and has no definition here.
 class Operator {
@@ -30,6 +46,8 @@ class Operator {
   Operator& SetInput(const std::string& port, const Operator& source, uint32_t output);
   Operator& SetInput(const char* port, const Operator& source, uint32_t output);
   Operator& SetInput(uint32_t port, const Operator& source, uint32_t output);
+  Operator& SetInput(const std::string& port, const OutHandler& source);
+  Operator& SetInput(const char* port, const OutHandler& source);
   Operator& AddControlInput(const Operator& source);
 
 #define GE_SET_ATTR(T)                               \
@@ -52,6 +70,9 @@ class Operator {
   GE_SET_ATTR(const std::vector<std::vector<int64_t>>&)
   GE_SET_ATTR(const std::vector<DataType>&)
   GE_SET_ATTR(const DataType&)
+  GE_SET_ATTR(const NamedAttrs&)
+  GE_SET_ATTR(const std::vector<NamedAttrs>&)
+  GE_SET_ATTR(AttrValue&&)
 #undef GE_SET_ATTR
   Operator& SetAttr(const std::string& name, const std::string& value);
   Operator& SetAttr(const char* name, const char* value);

@@ -1,4 +1,5 @@
 #pragma once
+#include <utility>
 #include <vector>
 
 #include "graph/types.h"
@@ -41,6 +42,8 @@ class Tensor {
   Tensor(const TensorDesc& desc, const std::vector<uint8_t>& data) : desc_(desc), data_(data) {}
   Tensor(const TensorDesc& desc, const uint8_t* data, size_t size)
       : desc_(desc), data_(data, data + size) {}
+  Tensor(TensorDesc&& desc, std::vector<uint8_t>&& data)
+      : desc_(std::move(desc)), data_(std::move(data)) {}
   TensorDesc GetTensorDesc() const { return desc_; }
   const std::vector<uint8_t>& bytes() const { return data_; }
 

@@ -1,4 +1,4 @@
-"""Rows beyond the caches: the next is fetched while one is computed, and whole lines written."""
+"""Rows beyond the caches: the next is prefetched, and whole cache lines are stored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., Any], int, int]] = {
     "group_norm": (group_norm, 1, 1),
     "images": (images, 2, 2),
 }
-"""A function, how many tensors of rows it takes, and how many places fetch ahead."""
+"""A function, how many tensors of rows it takes, and how many places prefetch."""
 
 
 def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
@@ -88,7 +88,7 @@ def beyond(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, BF16])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("beyond")
-def test_rows_that_are_fetched_ahead(name: str, dtype: torch.dtype) -> None:
+def test_rows_that_are_prefetched(name: str, dtype: torch.dtype) -> None:
     fn, inputs = CASES[name][0], arguments(name, dtype)
     eager, exact = fn(*inputs), fn(*[x.double() for x in inputs])
     found = torch.compile(fn, backend="cpugraph", fullgraph=True)(*inputs)
@@ -132,7 +132,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", LEFT)
 @pytest.mark.usefixtures("beyond")
-def test_rows_that_are_not_fetched_ahead(name: str) -> None:
+def test_rows_that_are_not_prefetched(name: str) -> None:
     fn, shape = LEFT[name]
     x = torch.randn(shape)
     assert "__builtin_prefetch" not in source_of(fn, x)
@@ -140,7 +140,7 @@ def test_rows_that_are_not_fetched_ahead(name: str) -> None:
     torch.testing.assert_close(torch.compile(fn, backend="cpugraph")(x), fn(x))
 
 
-def test_what_the_caches_hold_is_not_fetched_ahead() -> None:
+def test_what_the_caches_hold_is_not_prefetched() -> None:
     source = source_of(lambda x: x.softmax(-1), torch.randn(ROWS, WIDTH))
     assert "__builtin_prefetch" not in source
 

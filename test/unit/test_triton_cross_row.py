@@ -77,7 +77,7 @@ def backward_of(
         torch._dynamo.mark_dynamic(inputs[0], 0)
     recorder = record(NORMS[name], *inputs, target=TritonRecorder())
     *_, program = recorder.programs
-    return Plan(program.plain, program.kernel_texts, 90)
+    return Plan(program.serialized, program.kernel_texts, 90)
 
 
 def cross_row_steps(plan: Plan) -> list[Any]:
@@ -168,7 +168,7 @@ def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "fuse", lambda *a: calls.append(a) or fused(*a))
     (program,) = record(sum_before_rows, torch.randn(1031, 64), target=TritonRecorder()).programs
     assert len(calls) == 1
-    assert len(program.plain["steps"]) == 3  # sums of the shares, their sum, and the softmax
+    assert len(program.serialized["steps"]) == 3  # sums of the shares, their sum, and the softmax
 
 
 def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
@@ -183,7 +183,7 @@ def test_sums_that_few_programs_would_walk_are_left_alone() -> None:
     for batch, joined in ((2, 0), (64, 1)):
         x = torch.randn(batch, 100, 32)
         (program,) = record(work, x, target=TritonRecorder()).programs
-        assert len(cross_row_steps(Plan(program.plain, program.kernel_texts, 90))) == joined
+        assert len(cross_row_steps(Plan(program.serialized, program.kernel_texts, 90))) == joined
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def read_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return y, z, z.sum(0)
 
 
-def test_rows_that_are_written_are_not_read_ahead() -> None:
+def test_rows_that_are_written_are_not_prefetched() -> None:
     (program,) = record(read_again, torch.randn(2048, 64), target=TritonRecorder()).programs
     (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
     assert "debug_barrier" in text and "num_stages" not in text
@@ -241,7 +241,7 @@ def over_pixels(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_sums_over_pixels_are_split_by_how_images_lie_in_memory() -> None:
     (program,) = record(over_pixels, images(), target=TritonRecorder()).programs
-    first, *_ = (s for s in program.plain["steps"] if "kernel" in s)
+    first, *_ = (s for s in program.serialized["steps"] if "kernel" in s)
     sizes = {name: axis["size"] for name, axis in first["launch"]["axes"].items()}
     assert sizes["x"] == 32 * 16 and sizes["x"] * sizes["r"] == 64 * 16 * 8 * 8
 
@@ -261,7 +261,7 @@ def test_sums_over_pixels(dtype: torch.dtype, tmp_path: Path) -> None:
 def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[str]:
     """The code for sm_90 of every kernel."""
     (program,) = record(fn, *inputs, target=TritonRecorder()).programs
-    jobs = Plan(program.plain, program.kernel_texts, 90).jobs()
+    jobs = Plan(program.serialized, program.kernel_texts, 90).jobs()
     answers = [workers.compile(job.request(job.blocks())) for job in jobs]
     assert all("error" not in a for a in answers)
     return [a["ptx"] for a in answers]
@@ -271,9 +271,9 @@ def ptx_of(fn: Callable[..., Any], *inputs: Tensor, workers: Workers) -> list[st
 def test_kernels_bound_by_memory_move_16_bytes_at_a_time(
     dtype: torch.dtype, workers: Workers
 ) -> None:
-    def work(x: Tensor, y: Tensor, long: Tensor, turned: Tensor) -> Any:
+    def work(x: Tensor, y: Tensor, long: Tensor, transposed: Tensor) -> Any:
         rows = torch.softmax(y, -1), torch.softmax(long, -1)
-        return F.silu(x) * y, *rows, x.sum(0), turned.t().contiguous()
+        return F.silu(x) * y, *rows, x.sum(0), transposed.t().contiguous()
 
     inputs = [torch.randn(1024, n).to(dtype) for n in (1024, 1024, 16384, 2048)]
     found = ptx_of(work, *inputs, workers=workers)
@@ -302,7 +302,7 @@ def test_quotients_are_not_what_kernels_wait_for(fn: Any, workers: Workers) -> N
     assert len(re.findall(r"div\.(rn|full)|rcp\.rn", ptx)) <= 1
 
 
-def test_products_use_the_matrix_units_and_load_ahead(
+def test_products_use_the_matrix_units_and_prefetch(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, "by_table", lambda product, arch: Tiling(128, 128, 64, 4, 8))

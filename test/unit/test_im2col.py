@@ -1,4 +1,4 @@
-"""Convolutions of small images and gradients at strides, made as products with copied patches."""
+"""Convolutions of small images and gradients at strides, computed by im2col."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def convolved(options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_patches(tmp_path: Path, what: str) -> None:
+def test_im2col(tmp_path: Path, what: str) -> None:
     image, filters, options = CASES[what]
     for bias in (leaf(filters[0]), None):
         steps = check(tmp_path, convolved(options), leaf(*image), leaf(*filters), bias)
