@@ -24,7 +24,7 @@ SKIPPED = frozenset(
         "retain_grad register_hook __len__ __hash__ __dir__ __reduce_ex__ __deepcopy__ "
         "element_size ndimension get_device"
     ).split()
-) | {"torch.autograd.backward", "torch.autograd.grad"}
+) | {"torch.autograd.backward", "torch.autograd.grad", "torch.device"}
 """What computes nothing of its own: no tool looks at it."""
 
 MULTI_TENSOR = ("torch._foreach_", "torch._fused_")
