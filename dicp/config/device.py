@@ -40,7 +40,10 @@ class DeviceSettings:
     """What the eager device reads from the environment, once, when it is registered."""
 
     vendor: str = setting(
-        TEXT, "DIPU_DEVICE", "the vendor's runtime; empty: the simulated chip", default=""
+        TEXT,
+        "DITORCH_DEVICE DIPU_DEVICE",
+        "the vendor's runtime; empty, dipu or simulated: the simulated chip",
+        default="",
     )
     simulated: int = setting(
         COUNT, "DIPU_SIMULATED_DEVICES", "how many devices the simulated chip has", default=1
@@ -167,7 +170,7 @@ class SwitchSettings:
     device: str = setting(
         TEXT,
         "DITORCH_DEVICE DIPU_DEVICE",
-        "the plugin or vendor to switch to; empty: the first that is installed",
+        "the plugin, vendor or kind of device to switch to; empty: the first that is there",
         default="",
     )
     disabled: bool = setting(BOOLEAN, "DITORCH_DISABLE_MOCK", "replace nothing", default=False)

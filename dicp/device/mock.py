@@ -19,12 +19,13 @@ import torch
 from dicp.device.dispatcher import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
 from dicp.errors import DicpWarning
-from dicp.torch_private import true_device
+from dicp.torch_private import FakeTensor, is_tracing, true_device
 
 NAME = "cuda"
 COMMUNICATION = "dicl"
 _MODULES = ("", ".random", ".memory", ".streams")
 _OWN = ("device", "device_of", "Stream", "Event", "_lazy_init", "_is_in_bad_fork", "_sleep")
+_RANGES = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _TYPED = (
     "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",
 )  # fmt: skip
@@ -36,6 +37,12 @@ _MISSING = object()
 def as_shown(device: Any) -> torch.device:
     """The device under the name that programs see."""
     return torch.device(NAME, device.index) if device.type == DEVICE_TYPE else device
+
+
+def _shown_device(tensor: torch.Tensor) -> torch.device:
+    """The device under the name that programs see; fake tensors are made on the real one."""
+    place = true_device(tensor)
+    return place if is_tracing() else as_shown(place)
 
 
 def as_meant(device: Any) -> Any:
@@ -92,9 +99,11 @@ class Mock:
             self.module.generator(index) for index in range(self.module.device_count())
         ))  # fmt: skip
         self._set(torch.cuda, "is_current_stream_capturing", lambda: False)
+        for name in _RANGES:  # there is no such profiler to tell
+            self._set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
 
     def _tensors(self) -> None:
-        meant, shown = as_meant, as_shown
+        meant = as_meant
         to = torch.Tensor.to
 
         def convert(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -120,8 +129,14 @@ class Mock:
         self._set(torch.Tensor, NAME, move)
         self._set(torch.Tensor, f"is_{NAME}", property(is_moved))
         if self.shown:
-            self._set(torch.Tensor, "device", property(lambda self: shown(true_device(self))))
+            self._set(torch.Tensor, "device", property(_shown_device))
         self._set(torch, "Generator", _generator_class(torch.Generator))
+        make = FakeTensor.__new__
+
+        def fake(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+            return make(cls, mode, elem, meant(device), *args, **kwargs)
+
+        self._set(FakeTensor, "__new__", staticmethod(fake))
 
     def _autocast(self) -> None:
         autocast = torch.amp.autocast_mode.autocast

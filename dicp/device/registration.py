@@ -27,6 +27,7 @@ from dicp.target import Target
 from dicp.torch_private import privateuse1_name, register_device_module
 
 UNNAMED = "privateuseone"
+SIMULATED = "simulated"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     native.start(addresses, settings.algorithm, settings.max_split_mb << 20, settings.collect_above)
     dispatcher = Dispatcher(native, target, config, settings)
     module = DipuModule(native, dispatcher, settings)
-    device.__vendor__ = settings.vendor or "simulated"
+    device.__vendor__ = settings.vendor if _is_vendor(settings.vendor) else SIMULATED
     register_device_module(DEVICE_TYPE, module)
     native.set_handler(dispatcher)
     library = torch.library.Library("aten", "IMPL")
@@ -92,13 +93,17 @@ def _observe(dispatcher: Dispatcher, settings: DeviceSettings) -> None:
 
 
 def _runtime(settings: DeviceSettings, config: Config) -> tuple[Any, str]:
-    if settings.vendor and settings.vendor != "simulated":
+    if _is_vendor(settings.vendor):
         return interface.load_vendor(settings.vendor)
     library = build.load_simulator(config)
     visible = settings.visible
     count = settings.simulated if visible is None else len(visible)
     library.dicp_simulator_devices(count)
     return library, "the simulated chip"
+
+
+def _is_vendor(name: str) -> bool:
+    return name not in ("", DEVICE_TYPE, SIMULATED)
 
 
 def _watch_memory(native: Any, settings: DeviceSettings) -> None:

@@ -135,15 +135,16 @@ class RuntimeLibraryError(DicpError):
 
 
 class VendorNotFoundError(DicpError):
-    """DIPU_DEVICE names a vendor whose runtime is not installed."""
+    """DITORCH_DEVICE or DIPU_DEVICE names a vendor whose runtime is not installed."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         self.name = name
         self.known = tuple(known)
         listed = ", ".join(sorted(known)) if known else "none"
         super().__init__(
-            f"DIPU_DEVICE is {name!r}, and no installed package registers a runtime of that name."
-            f"{did_you_mean(nearest(name, known))} Installed: {listed}. A runtime is registered "
-            "by an entry point in the group 'dicp.devices'; unset DIPU_DEVICE for the simulated "
+            f"The device asked for (DITORCH_DEVICE, DIPU_DEVICE) is {name!r}, and no installed "
+            f"package registers a runtime of that name.{did_you_mean(nearest(name, known))} "
+            f"Installed: {listed}. A runtime is registered "
+            "by an entry point in the group 'dicp.devices'; unset the variable for the simulated "
             "chip."
         )

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import os
 import platform
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
 from dicp.config import SwitchSettings
-from dicp.errors import DicpWarning
+from dicp.errors import DicpError, DicpWarning
 from dicp.module_calls import around_outermost_calls
+from dicp.target import discover, find_target
 from dicp.torch_private import privateuse1_name
 
+HOST, CUDA = "cpu", "cuda"
 PLUGINS = "torch.backends"
 """The entry-point group in which vendors register what PyTorch loads when it is imported."""
 
@@ -52,33 +56,92 @@ def switch(settings: SwitchSettings) -> Switched:
 
 
 def _found(settings: SwitchSettings) -> Switched:
-    plugin = _plugin(settings.device)
-    if plugin is not None:
-        module = importlib.import_module(plugin.module)
-        version = str(getattr(module, "__version__", ""))
-        message = f"ditorch found the plugin {plugin.name}; use its own way of replacing names"
-        warnings.warn(DicpWarning(message), stacklevel=4)
-        return Switched(plugin.module, privateuse1_name(), version)
-    if torch.cuda.is_available():
+    for plugin in _plugins(settings.device):
+        switched = _to_plugin(plugin, settings)
+        if switched is not None:
+            return switched
+    if settings.device == HOST:
+        return Switched("torch", platform.machine(), torch.__version__)
+    if settings.device in ("", CUDA) and torch.cuda.is_available():
         return Switched("torch", torch.cuda.get_device_name(), torch.__version__)
     if settings.disabled:
         return Switched("torch", platform.machine(), torch.__version__)
     try:
         device = importlib.import_module("dicp.device.active")
     except Exception as error:
-        message = f"ditorch found no device, the CPU stays: {error}"
-        warnings.warn(DicpWarning(message), stacklevel=4)
+        _warn(f"ditorch found no device, the CPU stays: {error}")
         return Switched("torch", platform.machine(), torch.__version__)
     undo = [device.mock.undo] if device.mock is not None else []
     return Switched("torch_dipu", device.dipu.device.__vendor__, torch.__version__, undo)
 
 
-def _plugin(wanted: str) -> EntryPoint | None:
-    """The vendor's plugin of PyTorch called `wanted`, else the first; not the project's own."""
+@dataclass(frozen=True)
+class Plugin:
+    """A vendor's package that adds its device to PyTorch; `migration` as in `Target`."""
+
+    name: str
+    module: str
+    migration: str = ""
+
+
+def _plugins(wanted: str) -> list[Plugin]:
+    """The installed plugins, or those called `wanted`; not the project's own."""
+    known: dict[str, str] = {}
+    for name in discover():
+        with contextlib.suppress(DicpError):  # its own backend says what is wrong with it
+            target = find_target(name)
+            known |= {target.plugin: target.migration} if target.plugin else {}
     points = sorted(entry_points(group=PLUGINS), key=lambda point: point.name)
-    found = [point for point in points if not point.value.startswith("dicp.")]
-    named = [point for point in found if wanted in (point.name, point.module)]
-    return next(iter(named if wanted else found), None)
+    found = {
+        point.module: Plugin(point.name, point.module, known.get(point.module, ""))
+        for point in points
+        if not point.value.startswith("dicp.")
+    }
+    for module, migration in known.items():
+        if module not in found and importlib.util.find_spec(module) is not None:
+            found[module] = Plugin(module, module, migration)
+    return [p for p in found.values() if not wanted or wanted in (p.name, p.module)]
+
+
+def _to_plugin(plugin: Plugin, settings: SwitchSettings) -> Switched | None:
+    """The plugin's device with CUDA's names, or None for a plugin that cannot be imported."""
+    try:
+        module = importlib.import_module(plugin.module)
+    except Exception as error:  # its driver is missing: each plugin raises its own
+        _warn(f"ditorch cannot use the plugin {plugin.name}: {type(error).__name__}: {error}")
+        return None
+    version = str(getattr(module, "__version__", ""))
+    switched = Switched(plugin.module, privateuse1_name(), version)
+    if settings.disabled or torch.cuda.is_available():
+        return switched
+    if not plugin.migration:
+        _warn(f"ditorch found the plugin {plugin.name}; use its own way of replacing names")
+        return switched
+    switched._undo.append(_restorer())
+    importlib.import_module(plugin.migration)
+    return switched
+
+
+def _restorer() -> Callable[[], None]:
+    """Puts the names of PyTorch back that are replaced from now on."""
+    owners = [torch, torch.Tensor, torch.nn.Module, torch.cuda, torch.amp, torch.random]
+    owners += [torch.distributed] if torch.distributed.is_available() else []
+    before = [(owner, dict(vars(owner))) for owner in owners]
+
+    def restore() -> None:
+        for owner, names in before:
+            for name, value in names.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
+            for name in set(vars(owner)) - set(names):
+                if isinstance(owner, type):  # what it inherits is meant again
+                    delattr(owner, name)
+
+    return restore
+
+
+def _warn(message: str) -> None:
+    warnings.warn(DicpWarning(message), stacklevel=5)
 
 
 def _compile_outermost() -> Callable[[], None]:

@@ -140,6 +140,7 @@ from dicp.torch_private.tensors import (
     FakeTensorMode,
     StorageWeakRef,
     empty_strided_cpu,
+    is_tracing,
     is_wrapped_number,
     reinterpret_tensor,
     true_device,

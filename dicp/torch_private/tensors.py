@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch._C._dynamo import guards as native_guards
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -20,6 +21,11 @@ def true_device(tensor: torch.Tensor) -> torch.device:
         return _get_device(tensor)  # type: ignore[no-any-return]
     with torch._C.DisableTorchFunction():  # a mode would look the attribute up again
         return _get_device(tensor)  # type: ignore[no-any-return]
+
+
+def is_tracing() -> bool:
+    """Whether this thread compiles: PyTorch makes fake tensors of real ones' attributes."""
+    return TracingContext.try_get() is not None
 
 
 def version_of(tensor: torch.Tensor) -> int:

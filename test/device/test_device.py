@@ -354,7 +354,7 @@ ERRORS = {
         {"DIPU_FORCE_FALLBACK_OPS_LIST": "add.out,(("},
         r"DIPU_FORCE_FALLBACK_OPS_LIST is 'add.out,\(\('; expected regular expressions",
     ),
-    "vendor": ("import torch_dipu", {"DIPU_DEVICE": "nobody"}, "DIPU_DEVICE is 'nobody'"),
+    "vendor": ("import torch_dipu", {"DIPU_DEVICE": "nobody"}, r"DIPU_DEVICE\) is 'nobody'"),
     "second name": (
         "import torch; torch.utils.rename_privateuse1_backend('other'); import torch_dipu",
         {},

@@ -111,3 +111,34 @@ for tool in (op_tools.OpFallback(quiet=True), op_tools.OpDtypeCast(quiet=True, r
 def test_tools_write_back_what_an_operator_overwrites(run: Any) -> None:
     """Also what its name does not show: running statistics, weights that embedding scales down."""
     run(WRITTEN_BACK)
+
+
+COMPILED = """
+import copy
+import torch, ditorch
+
+def trained(device, wrap):
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2)
+    model = torch.nn.Sequential(*layers).to(device)
+    step, optimizer = wrap(model), torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        torch.cuda.nvtx.range_push("step")
+        loss = step(torch.randn(5, 4).to(device)).square().mean()
+        assert loss.device.type == device
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.nvtx.range_pop()
+        losses.append(loss.item())
+    return losses
+
+got = trained("cuda", lambda model: torch.compile(model, backend="dicp"))
+assert torch.allclose(torch.tensor(got), torch.tensor(trained("cpu", lambda m: m)), atol=1e-5), got
+"""
+
+
+def test_compiled_training_under_the_other_name(run: Any) -> None:
+    """The trace of backward needs the real device of every tensor."""
+    run(COMPILED)

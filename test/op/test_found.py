@@ -48,6 +48,11 @@ def _window_of_column(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, w)[:, :, :, 1:3].as_strided((2, 3), (4, 2)) * 2
 
 
+def _attention_to_a_convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    keys = F.conv2d(x, w, padding=1, groups=2)
+    return torch.softmax(x @ keys.mT, -1) @ x
+
+
 BOOLEANS = torch.tensor([True, False, True])
 PLACE = torch.tensor([1])
 FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -67,6 +72,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "window_of_a_tensor_with_an_offset": (
         _written_through_a_window,
         (torch.randn(2, 7)[:, 1::2],),
+    ),
+    "attention_to_keys_in_another_format": (
+        _attention_to_a_convolution,
+        (torch.randn(2, 2, 2, 3), torch.randn(2, 1, 3, 3).requires_grad_()),
     ),
     "rolling_nothing_copies": (lambda x: x[:0].roll(1, 0), (torch.ones(3),)),
     "gradient_of_a_window_of_one": (_window, (torch.ones(2).requires_grad_(),)),

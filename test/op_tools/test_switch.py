@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 NOTHING_REPLACED = """
 import torch
@@ -64,3 +65,59 @@ def test_no_device_is_one_warning_and_the_cpu_stays() -> None:
 
 def test_the_outermost_call_is_compiled_and_undo_restores_it() -> None:
     run(COMPILED, DITORCH_DISABLE_MOCK="1", DITORCH_COMPILE="1")
+
+
+NAMED = """
+import warnings
+import torch
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import ditorch
+texts = [str(w.message) for w in caught if "ditorch found no device" in str(w.message)]
+assert texts == [] or "'nonsense'" in texts[0], texts
+assert ditorch.framework == "torch" and not torch.cuda.is_available()
+print(len(texts))
+"""
+
+
+def test_the_device_of_the_variable_is_taken_or_missed() -> None:
+    """OT-31 and the table of errors: no other device in place of the one that is asked for."""
+    assert run(NAMED, DITORCH_DEVICE="cpu").splitlines()[-1] == "0"
+    assert run(NAMED, DITORCH_DEVICE="nonsense").splitlines()[-1] == "1"
+    assert run(NAMED, DIPU_DEVICE="nonsense").splitlines()[-1] == "1"
+
+
+PLUGIN = """
+import torch
+before = torch.Tensor.cuda, torch.cuda.is_available
+import ditorch
+assert ditorch.framework == "torch_npu" and ditorch.switched.version == "2.13", ditorch.framework
+assert torch.cuda.is_available() and torch.ones(2).cuda() == "moved"
+ditorch.undo()
+assert before == (torch.Tensor.cuda, torch.cuda.is_available)
+"""
+BROKEN = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import ditorch
+(text,) = [str(w.message) for w in caught if "ditorch" in str(w.message)]
+assert text == "ditorch cannot use the plugin torch_npu: OSError: no driver", text
+assert ditorch.framework == "torch"
+"""
+
+
+def test_a_plugin_of_a_vendor_comes_first(tmp_path: Path) -> None:
+    """OT-31: it is found without an entry point, and its own module replaces the names."""
+    package = tmp_path / "torch_npu"
+    (package / "contrib" / "transfer_to_npu").mkdir(parents=True)
+    (package / "contrib" / "__init__.py").touch()
+    (package / "__init__.py").write_text("__version__ = '2.13'\n")
+    (package / "contrib" / "transfer_to_npu" / "__init__.py").write_text(
+        "import torch\ntorch.cuda.is_available = lambda: True\n"
+        "torch.Tensor.cuda = lambda self, *args, **kwargs: 'moved'\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    run(PLUGIN, PYTHONPATH=path)
+    (package / "__init__.py").write_text("raise OSError('no driver')\n")
+    run(BROKEN, PYTHONPATH=path, DITORCH_DISABLE_MOCK="1")

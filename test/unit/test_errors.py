@@ -88,9 +88,10 @@ CASES: list[tuple[DicpError, str]] = [
     ),
     (
         VendorNotFoundError("droplit", ["droplet"]),
-        "DIPU_DEVICE is 'droplit', and no installed package registers a runtime of that name. "
+        "The device asked for (DITORCH_DEVICE, DIPU_DEVICE) is 'droplit', and no installed package "
+        "registers a runtime of that name. "
         "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
-        "the group 'dicp.devices'; unset DIPU_DEVICE for the simulated chip.",
+        "the group 'dicp.devices'; unset the variable for the simulated chip.",
     ),
     (
         RunStatusError("chip", "relu_12", None, "0", ["aten.relu.default (relu) at a.py:3"]),

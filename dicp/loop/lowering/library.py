@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.index import contiguous_strides
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.reduction import total, wide
 from dicp.rules import RuleTable
@@ -44,7 +46,6 @@ def plain(op: Any) -> Any:
 
 for _op in (
     aten.convolution.default,
-    ATTENTION_FORWARD, ATTENTION_BACKWARD,
     aten._cdist_forward.default, aten._cdist_backward.default,
     aten._pdist_forward.default, aten._pdist_backward.default,
     aten._embedding_bag.default, aten._embedding_bag_forward_only.default,
@@ -56,6 +57,31 @@ for _op in (
     aten._ctc_loss.default, aten._ctc_loss_backward.default,
 ):  # fmt: skip
     LIBRARY.add(_op, plain(_op), "library")
+
+
+def rows_of(lw: Lowering, value: Value) -> Ref:
+    """`value` in memory, contiguous along its last axis."""
+    ref = lw.realize(value)
+    return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
+
+
+def plain_attention(op: Any) -> Any:
+    """A rule that calls attention `op`, which takes the last stride of its operands for 1.
+
+    Layouts are assigned after attention was found: an operand may come in another one since.
+    """
+
+    def lowered(lw: Lowering, *args: Any, attn_mask: Any = None, **kwargs: Any) -> Any:
+        rows = [rows_of(lw, each) if isinstance(each, Value) else each for each in args]
+        if attn_mask is not None:
+            kwargs["attn_mask"] = rows_of(lw, attn_mask)
+        return plain(op)(lw, *rows, **kwargs)
+
+    return lowered
+
+
+for _op in (ATTENTION_FORWARD, ATTENTION_BACKWARD):
+    LIBRARY.add(_op, plain_attention(_op), "library")
 
 
 @LIBRARY.register(aten.convolution_backward.default, kind="library")
@@ -95,4 +121,4 @@ def _full_outs(metas: Sequence[Any], mask: Sequence[bool]) -> list[torch.Tensor]
     ]
 
 
-__all__ = ["LIBRARY", "bias_gradient", "plain"]
+__all__ = ["LIBRARY", "bias_gradient", "plain", "plain_attention", "rows_of"]

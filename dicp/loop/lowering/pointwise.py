@@ -430,7 +430,7 @@ def elu(lw: Lowering, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any
 
 @rule(aten.addcmul)
 def addcmul(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
-    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a * b, value))
+    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a, value) * b)
 
 
 @rule(torch.ops.prims.fma.default)

@@ -10,9 +10,9 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
-from dicp.loop.lowering.library import plain
+from dicp.loop.lowering.library import plain_attention, rows_of
 from dicp.torch_private import ATTENTION_BACKWARD, ATTENTION_FORWARD
-from dicp.vendor.cpu.routines.common import call, is_few, multiplies, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, multiplies
 
 ATTENTION = RuleTable()
 MAX_HEAD = 256
@@ -72,7 +72,7 @@ def attention(
     laid_out = outs[0].strides[-1] == 1 and outs[1].shape == q.shape[:3]
     if not (plain_number and laid_out and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
-        return plain(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
+        return plain_attention(ATTENTION_FORWARD)(lw, q, k, v, dropout_p, is_causal, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]
     sizes += [*outs[0].strides[:3], *outs[1].strides]
@@ -93,7 +93,7 @@ def attention_gradients(
     if not (fits and _fits(lw, q, k, v, attn_mask, dropout_p)):
         kwargs = {"attn_mask": attn_mask, "scale": scale}
         args = (grad, q, k, v, out, sums, dropout_p, is_causal)
-        return plain(ATTENTION_BACKWARD)(lw, *args, **kwargs)
+        return plain_attention(ATTENTION_BACKWARD)(lw, *args, **kwargs)
     refs, steps = _operands(lw, q, k, v, attn_mask)
     refs += [rows_of(lw, grad), rows_of(lw, out), lw.realize(sums)]
     sizes = [*_problem(q, k, v, attn_mask, is_causal, scale), *steps]

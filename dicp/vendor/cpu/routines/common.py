@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from dicp.loop.ir.expr import Ref
-from dicp.loop.ir.index import Size, contiguous_strides
+from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
 from dicp.vendor.cpu.calibration import ShapeClass
 from dicp.vendor.cpu.thresholds import MIN_PRODUCT_ROWS
@@ -195,12 +195,6 @@ def multiplies(lw: Lowering, *values: Value | Ref | None, which: ShapeClass = "m
 def is_few(rows: Size) -> bool:
     """Whether there are too few rows to amortize packing the other operand."""
     return isinstance(rows, int) and rows < MIN_PRODUCT_ROWS
-
-
-def rows_of(lw: Lowering, value: Value) -> Ref:
-    """`value` in memory, contiguous along its last axis."""
-    ref = lw.realize(value)
-    return ref if ref.strides[-1] == 1 else lw.realize(value, contiguous_strides(value.shape))
 
 
 def in_float32(lw: Lowering, value: Value) -> Ref:

@@ -10,7 +10,7 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Index, Size, contiguous_strides, normal, product
 from dicp.loop.lowering import Lowering, RuleTable, Value, library
-from dicp.loop.lowering.library import bias_gradient, plain
+from dicp.loop.lowering.library import bias_gradient, plain, rows_of
 from dicp.vendor.cpu.routines import choice, depthwise, patchify
 from dicp.vendor.cpu.routines.choice import Options, of_one_pixel
 from dicp.vendor.cpu.routines.common import (
@@ -20,7 +20,6 @@ from dicp.vendor.cpu.routines.common import (
     in_float32,
     is_taken,
     multiplies,
-    rows_of,
 )
 from dicp.vendor.cpu.routines.depthwise import is_channels_last
 from dicp.vendor.cpu.routines.product import multiplied

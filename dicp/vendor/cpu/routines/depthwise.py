@@ -14,7 +14,8 @@ import torch
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size, contiguous_strides, product
 from dicp.loop.lowering import Lowering, Value
-from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken, rows_of
+from dicp.loop.lowering.library import rows_of
+from dicp.vendor.cpu.routines.common import DEPTHWISE_TAPS, Axis, Shaped, call, is_taken
 from dicp.vendor.cpu.thresholds import MAX_DEPTHWISE, MIN_CHANNELS
 
 

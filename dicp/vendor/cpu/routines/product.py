@@ -13,9 +13,10 @@ from dicp import operators
 from dicp.loop.ir.expr import Ref
 from dicp.loop.ir.index import Size
 from dicp.loop.lowering import Lowering, RuleTable, Value
+from dicp.loop.lowering.library import rows_of
 from dicp.vendor.cpu import library
 from dicp.vendor.cpu.calibration import ShapeClass, shape_class
-from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies, rows_of
+from dicp.vendor.cpu.routines.common import call, is_few, is_taken, multiplies
 from dicp.vendor.cpu.thresholds import (
     MAX_DOTS,
     MAX_FUSED_DEPTH,
