@@ -118,6 +118,8 @@ _CONVERTED: Final[dict[Any, Relations]] = {
     aten.addcdiv.default: lambda x, y, z, value=1: _computed(x, value),
     aten.lerp.Scalar: lambda x, end, weight: _computed(x, weight),
     aten.leaky_relu.default: lambda x, slope=0.01: _computed(x, slope),
+    aten.elu.default: _computed,
+    aten.softplus.default: _computed,
     **{
         op.default: lambda x, y, z, beta=1, alpha=1: _computed(x, beta, alpha)
         for op in (aten.addmm, aten.addmv, aten.addr, aten.baddbmm, aten.addbmm)

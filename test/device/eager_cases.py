@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "op")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "test")]
 warnings.simplefilter("ignore")
 
 import dicp.device.active as device  # noqa: E402
 from dicp.torch_private import pytree  # noqa: E402
 
-FILES = sorted(path.stem for path in (ROOT / "op").glob("test_*.py"))
+FILES = sorted(path.stem for path in (ROOT / "test" / "op").glob("test_*.py"))
 
 
 def moved(value, place):
@@ -70,7 +70,7 @@ def main() -> None:
     part, parts, *names = sys.argv[1:]
     cases = []
     for name in names or FILES:
-        module = importlib.import_module(name)
+        module = importlib.import_module(f"test.op.{name}")
         cases += [(name, case) for case in getattr(module, "CASES", ())]
     failed = 0
     for name, case in cases[int(part) :: int(parts)]:

@@ -31,13 +31,15 @@ CALLS: dict[str, Callable[..., Any]] = {
     "threshold": lambda x, n: F.threshold(x, 1, n),
     "alpha": lambda x, n: torch.add(x, x, alpha=n),
     "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
+    "elu": lambda x, n: F.elu(x, n),
+    "softplus": lambda x, n: F.softplus(x, n),
     "addmm": lambda x, n: torch.addmm(x, x[None], x.new_ones(3, 3), beta=n),
     "pow": lambda x, n: x.pow(n),
     "linspace": lambda x, n: torch.linspace(0, n, 3, dtype=x.dtype),
     "add": lambda x, n: x + n,
     "less": lambda x, n: x < n,
 }  # fmt: skip
-NUMBERS = [(BYTE, 300), (BYTE, -1), (HALF, 1e5), (WORD, 2**40)]
+NUMBERS = [(BYTE, 300), (BYTE, -1), (HALF, 1e5), (WORD, 2**40), (torch.float32, 1e39)]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -313,6 +313,13 @@ CLAMP = [
         elementwise=False,
     ),
     op("addcdiv", lambda x, y, z: torch.addcdiv(x, y, z, value=0.3), X, X, T(X, 1, 2)),
+    op(
+        "scaled_product_that_overflows_unscaled",
+        lambda x: torch.addcmul(x, x * 1e30, x * 1e30, value=1e-30),
+        T(X, 1, 2),
+        dtypes=(torch.float32,),
+        grad=False,
+    ),
     op("lerp", lambda x, y: torch.lerp(x, y, 0.3), X, X),
     op("lerp_tensor", torch.lerp, X, X, X),
 ]

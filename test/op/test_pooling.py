@@ -49,6 +49,20 @@ CASES = [
     pool("max_pool2d_ties", lambda x: F.max_pool2d(x.round(), 3, 2, 1, return_indices=True), X),
     pool("max_pool2d_ints", lambda x: F.max_pool2d(x, 3, 2, 1), X, dtypes=(torch.int64,)),
     pool(
+        "max_pool_places_of_nans_and_infinities",
+        lambda x: [
+            pooled(
+                x.masked_fill(x > most, float("nan")).masked_fill(x < 0, -float("inf")),
+                *window,
+                return_indices=True,
+            )
+            for most in (0.3, 2.5)
+            for pooled, window in ((F.max_pool2d, (3, 2, 1)), (F.adaptive_max_pool2d, (3,)))
+        ],
+        X,
+        dtypes=(torch.float32, torch.bfloat16),
+    ),
+    pool(
         "max_pool2d_nan",
         lambda x: F.max_pool2d(x.masked_fill(x > 1, float("nan")), 3, 2),
         X,

@@ -84,13 +84,28 @@ def _max_with_indices(
     )  # fmt: skip
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     picked = windows.gather(g, x, lowest)
-    axis = g.const(picked.ndim - 1, torch.int64)
-    best = g.unsqueeze(g.op("ArgMax", picked, axis, dtype=torch.int64), picked.ndim - 1)
+    best = g.unsqueeze(_place_of_max(g, windows, picked), picked.ndim - 1)
     values = g.op("GatherElements", picked, best, dim=picked.ndim - 1)
     places = g.broadcast(windows.flat, picked.shape)
     where = g.op("GatherElements", places, best, dim=picked.ndim - 1)
     shape = g.meta[0].shape
     return g.reshape(values, shape), g.reshape(where, shape)
+
+
+def _place_of_max(g: Ops, windows: Windows, picked: Value) -> Value:
+    """Where each window's maximum is for eager: at the last NaN, else at the first of the largest.
+
+    No element outside counts, not even where all inside are as low.
+    """
+    last = picked.ndim - 1
+    order = g.arange(windows.area, torch.float32)
+    top = g.op("GreaterEqual", picked, g.reduce("ReduceMax", picked, [last], True))
+    early = g.where(g.op("LogicalAnd", top, windows.inside), g.sub(windows.area, order), 0.0,
+                    torch.float32)  # fmt: skip
+    if picked.dtype.is_floating_point:
+        late = g.add(order, windows.area + 1)
+        early = g.where(g.op("IsNan", picked), late, early, torch.float32)
+    return g.op("ArgMax", early, g.const(last, torch.int64), dtype=torch.int64)
 
 
 def _within_limits(g: Ops, kernel: Sequence[int], stride: Sequence[int]) -> bool:

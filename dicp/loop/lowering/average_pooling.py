@@ -69,10 +69,12 @@ def average(
         return guarded(test, cast(x.at([*lead, *(p for p, _ in found)]), dtype), 0)
 
     total = summed(lw, sizes_of(meta.shape), [w.taps() for w in windows], dtype, term)
-    return lw.pointwise(
-        total.shape, meta.dtype,
-        lambda idx: cast(_divided(total.at(idx), windows, idx[-n:], include, divisor), meta.dtype),
-    )  # fmt: skip
+
+    def mean(idx: tuple[Index, ...]) -> Expr:
+        whole = total.at(idx) + 0.0  # Eager's sum starts from 0: that of numbers -0 is 0.
+        return cast(_divided(whole, windows, idx[-n:], include, divisor), meta.dtype)
+
+    return lw.pointwise(total.shape, meta.dtype, mean)
 
 
 def average_backward(

@@ -71,7 +71,7 @@ def axpy(g: Hlir, x: Value, y: Value, alpha: Value) -> Value:
 
 @form("Addcmul")
 def addcmul(g: Hlir, x: Value, y: Value, z: Value, value: Value) -> Value:
-    return g.hlir("Add", x, g.hlir("Mul", g.hlir("Mul", y, z), value))
+    return g.hlir("Add", x, g.hlir("Mul", g.hlir("Mul", y, value), z))
 
 
 @form("Addcdiv")
