@@ -77,6 +77,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         _attention_to_a_convolution,
         (torch.randn(2, 2, 2, 3), torch.randn(2, 1, 3, 3).requires_grad_()),
     ),
+    "a_product_is_scaled_before_it_overflows": (
+        lambda x: torch.addcmul(x, x, x, value=0),
+        (torch.tensor([1.0, 1e30]),),
+    ),
     "rolling_nothing_copies": (lambda x: x[:0].roll(1, 0), (torch.ones(3),)),
     "gradient_of_a_window_of_one": (_window, (torch.ones(2).requires_grad_(),)),
     "a_result_without_use_has_another_shape_than_inferred": (

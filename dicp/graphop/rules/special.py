@@ -39,9 +39,9 @@ for _ops, _kind in (((aten.igamma, prims.igamma), "Igamma"),
 
 STEPS = 8
 """How far the recurrence moves an argument before the asymptotic series is summed: from there on
-the series' first omitted term is below 1e-13."""
-_LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)
-_DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132)
+the series' first omitted term is below 1e-14."""
+_LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
+_DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760, -1 / 12, 3617 / 8160)
 """B(2k) / (2k (2k - 1)) and -B(2k) / 2k, of the Bernoulli numbers (DLMF 5.11)."""
 
 
@@ -90,7 +90,8 @@ def _lgamma(g: Ops, x: Value) -> Value:
     sine = g.op("Sin", g.mul(g.op("Abs", offset), math.pi))
     reflected = g.sub(g.op("Log", g.div(math.pi, sine)), high)
     both = g.where(low, reflected, high, x.dtype)
-    return g.where(g.op("IsInf", x), math.inf, both, x.dtype)
+    zeros = g.op("Equal", g.mul(g.add(x, -1.0), g.add(x, -2.0)), g.number(0, x.dtype))
+    return g.where(g.op("IsInf", x), math.inf, g.where(zeros, 0.0, both, x.dtype), x.dtype)
 
 
 def _digamma(g: Ops, x: Value) -> Value:

@@ -441,7 +441,7 @@ def fma(lw: Lowering, a: Any, b: Any, c: Any) -> Value:
 
 @rule(aten.addcdiv)
 def addcdiv(lw: Lowering, x: Value, a: Any, b: Any, *, value: Any = 1) -> Value:
-    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a / b, value))
+    return elementwise(lw, (x, a, b), lambda x, a, b: x + _scaled(lw, a, value) / b)
 
 
 @rule(aten.lerp.Scalar, aten.lerp.Tensor)
