@@ -349,12 +349,12 @@ def minimum(a, b):
 
 @triton.jit
 def fmax(a, b):
-    return tl.where((a > b) | (b != b), a, b)
+    return tl.where((b > a) | (a != a), b, a)
 
 
 @triton.jit
 def fmin(a, b):
-    return tl.where((a < b) | (b != b), a, b)
+    return tl.where((b < a) | (a != a), b, a)
 
 
 @triton.jit
@@ -610,7 +610,7 @@ def rescaled(total, old, new):
 
 @triton.jit
 def running_sum(x):
-    return tl.cumsum(x, 1)
+    return tl.cumsum(x, 1) + 0  # a sum from 0 on is never -0
 
 
 @triton.jit
