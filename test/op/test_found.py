@@ -50,7 +50,12 @@ def _window_of_column(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def _attention_to_a_convolution(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     keys = F.conv2d(x, w, padding=1, groups=2)
-    return torch.softmax(x @ keys.mT, -1) @ x
+    return F.scaled_dot_product_attention(x, keys, x)
+
+
+def _parts_of_a_convolution(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = F.conv2d(x, w, padding=1, groups=4).relu()
+    return y.tensor_split(2, 1)[1], y, y + 1, y.flatten(2)[:, 0]
 
 
 BOOLEANS = torch.tensor([True, False, True])
@@ -76,6 +81,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "attention_to_keys_in_another_format": (
         _attention_to_a_convolution,
         (torch.randn(2, 2, 2, 3), torch.randn(2, 1, 3, 3).requires_grad_()),
+    ),
+    "results_share_memory_in_another_format": (
+        _parts_of_a_convolution,
+        (torch.randn(2, 4, 5, 5), torch.randn(4, 1, 3, 3)),
     ),
     "a_product_is_scaled_before_it_overflows": (
         lambda x: torch.addcmul(x, x, x, value=0),

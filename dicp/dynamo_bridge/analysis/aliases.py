@@ -7,6 +7,7 @@ write to one, by the caller or by the graph, would show in the other.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -48,6 +49,12 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
         if node.op == "call_function" and may_write(node.target)
         for argument in node.all_input_nodes
     }
+
+
+def returned_more_than_once(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose storage several results of the graph share."""
+    roots = Counter(alias_root(result) for result in graph.output_node().all_input_nodes)
+    return {root for root, results in roots.items() if results > 1}
 
 
 class Aliases:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from dicp.dynamo_bridge.analysis.aliases import alias_root, returned_more_than_once
 from dicp.dynamo_bridge.analysis.values import (
     difference,
     is_channels_last,
@@ -172,12 +173,14 @@ class Propagation:
         self._old = dict(old)
         self._restored: dict[fx.Node, fx.Node] = {}
         self._remade: set[fx.Node] = set()
+        self._shared: set[fx.Node] = set()
 
     def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
         roots = list(dirty)
         if not roots:
             return []
         self._position = {node: index for index, node in enumerate(roots[0].graph.nodes)}
+        self._shared = returned_more_than_once(roots[0].graph)
         for node in roots:
             self._push(node)
         changed = []
@@ -199,7 +202,7 @@ class Propagation:
 
     def _visit(self, node: fx.Node) -> bool:
         old = node.meta.get("val")
-        if not reads_any_strides(node.target):
+        if not reads_any_strides(node.target) or self._views_shared(node):
             self._restore_inputs(node)
             return False
         try:
@@ -296,5 +299,13 @@ class Propagation:
         if not outputs or not isinstance(old, torch.Tensor) or same_strides(old, new):
             return
         output = outputs[0]
-        copy = self._inference.restride(output, node, old)
+        if node in self._shared:  # views that are returned too are views of the copy
+            copy = self._restored[node] = self._inference.restride(node.next, node, old)
+        else:
+            copy = self._inference.restride(output, node, old)
         output.replace_input_with(node, copy)
+
+    def _views_shared(self, node: fx.Node) -> bool:
+        """Whether the node views a tensor whose storage several results share."""
+        root = alias_root(node)
+        return root is not node and root in self._shared
