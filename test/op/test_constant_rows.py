@@ -112,11 +112,13 @@ def test_squares_that_overflow_are_no_rounding_errors(
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_normalize(axis: int, backend: Any, dynamic: bool) -> None:
-    """Rows of one element are left out: their gradients are 0, which eager meets by chance."""
+    """Rows of one element are left out: their gradients are 0, which eager meets by chance. So is
+    float64: each addition of equal squares is rounded alike, and there is no finer reference."""
     function = lambda x: F.normalize(x, dim=axis)  # noqa: E731
     compiled = _compiled(function, backend, dynamic)
     for size in LENGTHS[1:]:
-        inputs = [rows(dtype, 1 - axis, (3, size) if axis else (size, 3)) for dtype in DTYPES]
+        shape = (3, size) if axis else (size, 3)
+        inputs = [rows(dtype, 1 - axis, shape) for dtype in DTYPES[:-1]]
         got, eager = _with_gradients(compiled, inputs), _with_gradients(_each(function), inputs)
         real = _with_gradients(_each(function), [x.double() for x in inputs], eager[0])
         for mine, theirs, exact in zip(got, eager, real, strict=True):
