@@ -132,6 +132,8 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten._softmax.default: _has_dimension,
     aten._safe_softmax.default: _has_dimension,
     aten._log_softmax.default: _has_dimension,
+    aten.select.int: _has_dimension,
+    aten.select_scatter.default: lambda x, part, dim, index: _has_dimension(x, dim),
     aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),

@@ -110,7 +110,9 @@ def test_a_changing_dim_gives_what_eager_gives(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["sum", "amax", "cumsum", "softmax", "select", "cat", "gather"])
+@pytest.mark.parametrize(
+    "name", ["sum", "amax", "cumsum", "softmax", "select", "select_scatter", "cat", "gather"]
+)
 def test_a_dim_that_is_not_there_is_eager_error(name: str, backend_name: str) -> None:
     operator = next(each[name] for each in OPERATORS.values() if name in each)
     run = torch.compile(lambda x, dim: operator(x, dim), backend=backend_name, dynamic=True)
