@@ -207,8 +207,8 @@ def run_tool(
     guard = _ended_with_parent()
     try:
         process = subprocess.Popen(
-            [*guard, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            start_new_session=True, env=tools_environment(),
+            [*guard, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=errors, start_new_session=True, env=tools_environment(),
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise _Unusable(f"it cannot be started: {error}") from error
