@@ -6,6 +6,7 @@ In: a kernel without a form. Out: parts of its form (`dicp.vendor.cpu.form`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from dicp.codegen.emitter import LINE_BYTES
 from dicp.loop.ir import expr as ir
@@ -100,7 +101,7 @@ class Chooser:
         return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
 
 
-def is_floating_sum(stmt: Stmt) -> bool:
+def is_floating_sum(stmt: Stmt) -> TypeGuard[Reduce | Scan]:
     """Whether a reduction's or scan's rounding error grows with its length."""
     return isinstance(stmt, (Reduce, Scan)) and stmt.op == "sum" and stmt.dtype.is_floating_point
 
