@@ -1,7 +1,7 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (many arguments of one kind) a third and of static and dynamic
-#                shapes one, others eight hours later
+#   make test    all tests; of sweeps (many arguments of one kind) a quarter and of static and
+#                dynamic shapes one, others eight hours later
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of twenty parts of the others, another one every eight hours
@@ -33,7 +33,7 @@ demo: $(READY)
 	$(RUN) -m demo
 
 test: $(READY)
-	$(PYTEST) --sweeps 3 test
+	$(PYTEST) --sweeps 4 test
 
 test-all: $(READY)
 	$(PYTEST) test

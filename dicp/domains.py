@@ -81,10 +81,10 @@ def _spaced(start: Any, end: Any, dtype: torch.dtype | None) -> Sequence[Any]:
 
 
 def _weighted(x: Any, y: Any, *, alpha: Any = 1) -> Sequence[Any]:
-    operands = [operand for operand in (x, y) if hasattr(operand, "dtype")]
-    if len(operands) == 2:
-        return _fits(alpha, torch.promote_types(x.dtype, y.dtype))
-    return _fits(alpha, _joint(operands[0], x if operands[0] is y else y))
+    tensors = [operand for operand in (x, y) if hasattr(operand, "dtype")]
+    numbers = [operand for operand in (x, y) if not hasattr(operand, "dtype")]
+    dtypes = (tensor.dtype for tensor in tensors)
+    return _fits(alpha, _joint(*tensors, *numbers) if numbers else torch.promote_types(*dtypes))
 
 
 def _computed(x: Any, *numbers: Any) -> Sequence[Any]:

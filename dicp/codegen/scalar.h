@@ -451,46 +451,56 @@ d_inline float d_digamma(float x) { return (float)d_digamma((double)x); }
 // Adjacent elements share a call: each takes one of its four words, or a pair of them. All targets
 // give the same numbers.
 struct d_draws { uint32_t w[4]; };
+d_inline void d_philox_keys(uint32_t& k0, uint32_t& k1) {
+  k0 += 0x9E3779B9u;
+  k1 += 0xBB67AE85u;
+}
+d_inline void d_philox_round(
+    uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, uint32_t k0, uint32_t k1) {
+  const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+  c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+  c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+  c1 = (uint32_t)p1;
+  c3 = (uint32_t)p0;
+}
 d_inline d_draws d_philox(int64_t seed, int64_t site, int64_t counter) {
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)((uint64_t)counter >> 32);
   uint32_t c2 = (uint32_t)site, c3 = 0;
   D_UNROLL(7)
   for (int round = 0; round < 7; ++round) {
-    const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-    const uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
-    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    d_philox_round(c0, c1, c2, c3, k0, k1);
+    d_philox_keys(k0, k1);
   }
   return {{c0, c1, c2, c3}};
 }
 d_inline uint64_t d_joined(uint32_t low, uint32_t high) { return ((uint64_t)high << 32) | low; }
-d_inline uint64_t d_philox_pair(int64_t seed, int64_t site, int64_t index) {
-  const d_draws c = d_philox(seed, site, index >> 1);
-  return index & 1 ? d_joined(c.w[2], c.w[3]) : d_joined(c.w[0], c.w[1]);
-}
-d_inline int64_t d_philox_bits(int64_t seed, int64_t site, int64_t index) {
-  return (int64_t)(d_philox_pair(seed, site, index) >> 1);
-}
 d_inline float d_unit(uint32_t bits) { return (float)(int32_t)(bits >> 8) * 0x1p-24f; }
 d_inline double d_unit(uint64_t bits) { return (double)(int64_t)(bits >> 11) * 0x1p-53; }
-d_inline float d_philox_uniform_f(int64_t seed, int64_t site, int64_t index) {
-  const d_draws c = d_philox(seed, site, index >> 2);
+// What the element `index` takes of its call's words.
+d_inline uint32_t d_drawn_word(d_draws c, int64_t index) {
   const uint32_t low = index & 1 ? c.w[1] : c.w[0], high = index & 1 ? c.w[3] : c.w[2];
-  return d_unit(index & 2 ? high : low);
+  return index & 2 ? high : low;
 }
-d_inline double d_philox_uniform_d(int64_t seed, int64_t site, int64_t index) {
-  return d_unit(d_philox_pair(seed, site, index));
+d_inline uint64_t d_drawn_pair(d_draws c, int64_t index) {
+  return index & 1 ? d_joined(c.w[2], c.w[3]) : d_joined(c.w[0], c.w[1]);
+}
+d_inline int64_t d_drawn_bits(d_draws c, int64_t index) {
+  return (int64_t)(d_drawn_pair(c, index) >> 1);
+}
+d_inline float d_drawn_uniform_f(d_draws c, int64_t index) {
+  return d_unit(d_drawn_word(c, index));
+}
+d_inline double d_drawn_uniform_d(d_draws c, int64_t index) {
+  return d_unit(d_drawn_pair(c, index));
 }
 // Box and Muller (1958): two normal numbers from two uniform ones, a quarter of a turn apart.
-d_inline float d_philox_normal_f(int64_t seed, int64_t site, int64_t index) {
-  const uint64_t bits = d_philox_pair(seed, site, index >> 1);
-  const float u = d_unit((uint32_t)bits);
-  const float turn = d_unit((uint32_t)(bits >> 32)) - 0.25f * (float)(int32_t)(index & 1);
+d_inline float d_drawn_normal_f(d_draws c, int64_t index) {
+  const uint32_t low = index & 2 ? c.w[2] : c.w[0], high = index & 2 ? c.w[3] : c.w[1];
+  const float u = d_unit(low), turn = d_unit(high) - 0.25f * (float)(int32_t)(index & 1);
   return d_sqrt(-2.0f * logf(1.0f - u)) * cosf(6.28318530717958647692f * turn);
 }
-d_inline double d_philox_normal_d(int64_t seed, int64_t site, int64_t index) {
-  const d_draws c = d_philox(seed, site, index);
+d_inline double d_drawn_normal_d(d_draws c, int64_t) {
   const double u = d_unit(d_joined(c.w[0], c.w[1])), v = d_unit(d_joined(c.w[2], c.w[3]));
   return d_sqrt(-2.0 * log(1.0 - u)) * cos(6.28318530717958647692 * v);
 }

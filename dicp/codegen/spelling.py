@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dicp.loop.ir.expr import Const, Expr
+from dicp.loop.ir.ops import PHILOX_NEIGHBOURS
 
 SCALAR_HEADER = "scalar.h"
 
@@ -91,11 +92,16 @@ OPERATORS = {
     "rshift": "d_rshift({0}, {1})",
     "isnan": "d_isnan({0})",
     "isinf": "d_isinf({0})",
-    "philox_uniform": "d_philox_uniform_{width}({0}, {1}, {2})",
-    "philox_normal": "d_philox_normal_{width}({0}, {1}, {2})",
-    "philox_bits": "d_philox_bits({0}, {1}, {2})",
 }
 """`site` is the number that an error reports; `width` is "d" for float64 and "f" otherwise."""
+
+DRAWN = {
+    "philox_word": "d_drawn_word({0}, {1})",
+    "philox_uniform": "d_drawn_uniform_{width}({0}, {1})",
+    "philox_normal": "d_drawn_normal_{width}({0}, {1})",
+    "philox_bits": "d_drawn_bits({0}, {1})",
+}
+"""What an element takes of the words of a Philox call: the operands are these and its index."""
 
 BESIDE_NUMBER = {"maximum": "{0} <= {1} ? {1} : {0}", "minimum": "{0} >= {1} ? {1} : {0}"}
 """Rows for a constant other than NaN as second operand: a NaN in the first propagates."""
@@ -131,8 +137,25 @@ COMBINE = {
 
 def operator(expr: Expr, args: list[str], site: str = "") -> str:
     """The operator of `expr` applied to `args`: the cheapest row that is right for its operands."""
-    width = "d" if expr.dtype == torch.float64 else "f"
-    return _row(expr).format(*args, site=site, width=width)
+    if expr.op in DRAWN:
+        seed, place, index = args
+        call = f"d_philox({seed}, {place}, {index} >> {philox_shift(expr)})"
+        return drawn(expr.op, expr.dtype, call, index)
+    return _row(expr).format(*args, site=site, width=_width(expr.dtype))
+
+
+def drawn(op: str, dtype: torch.dtype, words: str, index: str) -> str:
+    """The random number, or the word, of the element `index`, whose Philox call gave `words`."""
+    return DRAWN[op].format(words, index, width=_width(dtype))
+
+
+def philox_shift(expr: Expr) -> int:
+    """Bits that an element's index has more than the counter of its Philox call."""
+    return PHILOX_NEIGHBOURS[expr.op, expr.dtype].bit_length() - 1
+
+
+def _width(dtype: torch.dtype) -> str:
+    return "d" if dtype == torch.float64 else "f"
 
 
 def _row(expr: Expr) -> str:

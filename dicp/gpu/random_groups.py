@@ -13,14 +13,6 @@ from dicp.loop.ir.index import Index, Var, quotient
 from dicp.loop.ir.kernel import Kernel, Store, Variant
 from dicp.loop.ir.ops import float32
 
-NEIGHBOURS = {
-    ("philox_uniform", torch.float32): 4,
-    ("philox_normal", torch.float32): 4,
-    ("philox_uniform", torch.float64): 2,
-    ("philox_bits", torch.int64): 2,
-    ("philox_normal", torch.float64): 1,
-}
-"""Adjacent elements that share a Philox call, by operator and type."""
 WORD = 32
 UNIT = 24
 """Bits of a word (WORD), and the number of them that a uniform number keeps (UNIT)."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.passes import barriers
 from dicp.gpu.precision import variants
+from dicp.gpu.random_groups import words
 from dicp.gpu.thresholds import (
     ACCESS_BYTES,
     COLUMN_BLOCK,
@@ -65,6 +66,9 @@ class RowThreads(Form):
     exchanges: bool = False
     """Whether threads of a block exchange values or wait for each other."""
 
+    masked: bool = True
+    """Whether the last block may have rows past the end."""
+
     @property
     def threads(self) -> int:
         return self.group * self.rows
@@ -74,7 +78,8 @@ def with_threads(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     """The kernel with its threads, and without sums that need no loop."""
     kernel = without_one_hot_sums(kernel)
     form = point_threads(kernel, facts) if not kernel.reduction else _together(kernel, facts)
-    return replace(kernel, form=form, variants={**exp_weights(kernel), **variants(kernel)})
+    found = {**exp_weights(kernel), **variants(kernel), **words(kernel)}
+    return replace(kernel, form=form, variants=found)
 
 
 def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
@@ -83,7 +88,9 @@ def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     waits = barriers(kernel, [p.stmts for p in kernel.phases])
     scans = form.group > 1 and any(isinstance(s, Scan) for s in stmts)
     exchanges = bool(waits) or scans or any(isinstance(s, Reduce) for s in stmts)
-    return replace(form, barriers=waits, exchanges=exchanges)
+    rows = numel(kernel.parallel)
+    masked = not isinstance(rows, int) or rows % form.rows != 0
+    return replace(form, barriers=waits, exchanges=exchanges, masked=masked)
 
 
 def point_threads(kernel: Kernel, facts: DeviceFacts) -> PointThreads:

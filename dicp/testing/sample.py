@@ -5,9 +5,9 @@ through all of them in less than four days and one that runs daily in ten. `--sa
 fourth of the ten parts whenever it is run. Tests are put into parts by folder, so that every part
 has its share of the (slow) models.
 
-`--sweeps 3` leaves single tests alone and takes a third of the sweeps: tests marked `sweep` run for
-a third of their arguments, others eight hours later, so that a day has all of them. A test of
-static and of dynamic shapes runs with one of the two.
+`--sweeps 4` leaves single tests alone and takes a quarter of the sweeps: tests marked `sweep` run
+for a quarter of their arguments, others eight hours later, so that 32 hours have all of them. Any
+other test of static and of dynamic shapes runs with one of the two.
 """
 
 from __future__ import annotations
@@ -76,11 +76,16 @@ def sweeps(
 ) -> set[str]:
     """The ids of the tests to run: a part of each sweep, all others, and what the changes concern.
 
-    A sweep is a test of static and dynamic shapes, or the `marked` tests of one function.
+    A sweep is a test of static and dynamic shapes, the `marked` tests of one function, or those of
+    one file that take no arguments.
     """
     functions: dict[str, list[str]] = defaultdict(list)
     for test in tests:
-        functions[test.partition("[")[0] if test in marked else FORM.sub("*", test)].append(test)
+        if test not in marked:
+            name = FORM.sub("*", test)
+        else:
+            name = test.partition("[")[0] if "[" in test else _file(test)
+        functions[name].append(test)
     chosen: set[str] = set()
     for name, members in functions.items():
         if len(members) < 2:

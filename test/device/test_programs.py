@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.sweep
+
 HERE = Path(__file__).parent
 
 

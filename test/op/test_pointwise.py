@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -487,5 +488,6 @@ NATIVE = [*ACTIVATIONS, *BINARY, *LOGIC, *CLAMP, *BROADCAST, *PROMOTION, *INPLAC
 CASES = [*UNARY, *CONVERT, *(replace(case, expect="native") for case in NATIVE)]
 
 
+@pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)

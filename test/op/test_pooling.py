@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -166,5 +167,6 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)

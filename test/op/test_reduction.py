@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 from dicp.testing import ALL_LAYOUTS, FLOATS, LAYOUTS, T, op
@@ -278,5 +279,6 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)

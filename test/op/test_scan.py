@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from dicp.testing import FLOATS, LAYOUTS, T, op
@@ -77,5 +78,6 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)

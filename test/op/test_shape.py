@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -277,5 +278,6 @@ REARRANGE = [
 CASES = [*VIEWS, *COPIES, *JOIN_AND_SPLIT, *REPEAT, *PAD, *REARRANGE]
 
 
+@pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)

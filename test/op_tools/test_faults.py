@@ -22,6 +22,8 @@ from dicp.op_tools import bisect, one_iter
 from dicp.op_tools.run_op_from_data import main
 from dicp.op_tools.script_run import ScriptRun
 
+pytestmark = pytest.mark.sweep
+
 TARGETS = ["cpu", "ascend", "triton"]
 WRITE = "write to an input"
 WRITER = aten.neg.default

@@ -78,8 +78,12 @@ def draws(x: Tensor) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-def test_random_numbers_are_those_of_the_host(kept: Path) -> None:
-    x = torch.ones(33, 7)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(33, 7), (6, 64)], ids=["apart", "adjacent"])
+def test_random_numbers_are_those_of_the_host(
+    shape: tuple[int, int], dtype: torch.dtype, kept: Path
+) -> None:
+    x = torch.ones(shape, dtype=dtype)
     torch.manual_seed(11)
     device = compiled(draws, kept)(x)
     torch._dynamo.reset()

@@ -41,17 +41,18 @@ FORMS = [
 ]
 SINGLE = ["test/op/test_norm.py::test_op[static_size-static]", "test/unit/test_ir.py::test_a"]
 MARKED = [f"test/unit/test_routines.py::test_products[{k}]" for k in range(30)]
+PROGRAMS = [f"test/device/test_programs.py::test_{k}" for k in range(6)]
 
 
 def test_a_sweep_is_run_in_turns_and_single_tests_always() -> None:
-    tests = [*FORMS, *SINGLE, *MARKED]
-    halves = [sample.sweeps(tests, set(MARKED), k, 2, []) for k in range(2)]
+    tests = [*FORMS, *SINGLE, *MARKED, *PROGRAMS]
+    halves = [sample.sweeps(tests, {*MARKED, *PROGRAMS}, k, 2, []) for k in range(2)]
     assert halves[0] | halves[1] == set(tests) and halves[0] & halves[1] == set(SINGLE)
     for half in halves:
         cases = [test.rpartition("-")[0] for test in half & set(FORMS)]
         assert len(cases) == len(set(cases)) == 40
         assert 10 < sum("dynamic" in test for test in half) < 30
-        assert len(half & set(MARKED)) == 15
+        assert len(half & set(MARKED)) == 15 and len(half & set(PROGRAMS)) == 3
 
 
 def test_sweeps_of_changed_files_are_run_whole() -> None:

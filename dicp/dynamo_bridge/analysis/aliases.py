@@ -7,7 +7,6 @@ write to one, by the caller or by the graph, would show in the other.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -51,10 +50,14 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
     }
 
 
-def returned_more_than_once(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose storage several results of the graph share."""
-    roots = Counter(alias_root(result) for result in graph.output_node().all_input_nodes)
-    return {root for root, results in roots.items() if results > 1}
+def shared_by_results(root: fx.Node) -> bool:
+    """Whether several results of the graph share the storage of `root`, which is no view."""
+    results, waiting = 0, [root]
+    while waiting:
+        node = waiting.pop()
+        results += any(user.op == "output" for user in node.users)
+        waiting += (user for user in node.users if _viewed(user) is node)
+    return results > 1
 
 
 class Aliases:

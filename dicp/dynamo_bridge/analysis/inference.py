@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from dicp.dynamo_bridge.analysis.aliases import alias_root, returned_more_than_once
+from dicp.dynamo_bridge.analysis.aliases import alias_root, shared_by_results
 from dicp.dynamo_bridge.analysis.values import (
     difference,
     is_channels_last,
@@ -173,14 +173,12 @@ class Propagation:
         self._old = dict(old)
         self._restored: dict[fx.Node, fx.Node] = {}
         self._remade: set[fx.Node] = set()
-        self._shared: set[fx.Node] = set()
 
     def run(self, dirty: Iterable[fx.Node]) -> list[fx.Node]:
         roots = list(dirty)
         if not roots:
             return []
         self._position = {node: index for index, node in enumerate(roots[0].graph.nodes)}
-        self._shared = returned_more_than_once(roots[0].graph)
         for node in roots:
             self._push(node)
         changed = []
@@ -299,7 +297,7 @@ class Propagation:
         if not outputs or not isinstance(old, torch.Tensor) or same_strides(old, new):
             return
         output = outputs[0]
-        if node in self._shared:  # views that are returned too are views of the copy
+        if shared_by_results(node):  # views that are returned too are views of the copy
             copy = self._restored[node] = self._inference.restride(node.next, node, old)
         else:
             copy = self._inference.restride(output, node, old)
@@ -308,4 +306,4 @@ class Propagation:
     def _views_shared(self, node: fx.Node) -> bool:
         """Whether the node views a tensor whose storage several results share."""
         root = alias_root(node)
-        return root is not node and root in self._shared
+        return root is not node and (root in self._restored or shared_by_results(root))

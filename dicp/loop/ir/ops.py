@@ -108,6 +108,15 @@ SCALAR_OPS: dict[str, ScalarOp] = _rows(
     ("philox_bits", 3, HEAVY * 4),
 )
 
+PHILOX_NEIGHBOURS = {
+    ("philox_uniform", torch.float32): 4,
+    ("philox_normal", torch.float32): 4,
+    ("philox_uniform", torch.float64): 2,
+    ("philox_bits", torch.int64): 2,
+    ("philox_normal", torch.float64): 1,
+}
+"""Adjacent elements that share a Philox call, by operator and type."""
+
 CHECKED_OPS = frozenset({"floor_div", "trunc_div", "remainder", "fmod"})
 """Operators that raise on integer division by zero, as PyTorch does on the CPU."""
 

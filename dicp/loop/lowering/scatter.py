@@ -157,14 +157,19 @@ def scatter_mode(
     return _scatter(lw, x, dim, index, source, _REDUCE[reduce])
 
 
+def _combination(operator: str, reduce: str, include_self: bool) -> str:
+    """How the store combines the old value with the new one."""
+    if reduce not in _REDUCE or not include_self:
+        raise NoRule(f"{operator} by mean or without the old values")
+    return _REDUCE[reduce]
+
+
 @rule(aten.scatter_reduce.two)
 def scatter_reduce(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str,
     *, include_self: bool = True,
 ) -> Value:  # fmt: skip
-    if reduce not in _REDUCE or not include_self:
-        raise NoRule("scatter_reduce by mean or without the old values")
-    return _scatter(lw, x, dim, index, source, _REDUCE[reduce])
+    return _scatter(lw, x, dim, index, source, _combination("scatter_reduce", reduce, include_self))
 
 
 @rule(aten.index_add.default)
@@ -184,10 +189,8 @@ def index_reduce(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str,
     *, include_self: bool = True,
 ) -> Value:  # fmt: skip
-    if reduce not in _REDUCE or not include_self:
-        raise NoRule("index_reduce by mean or without the old values")
-    count = product(index.shape)
-    return _slices_at(lw, x, dim, index, source, lambda v: v, _REDUCE[reduce], count)
+    how = _combination("index_reduce", reduce, include_self)
+    return _slices_at(lw, x, dim, index, source, lambda v: v, how, product(index.shape))
 
 
 @rule(aten.index_copy.default)

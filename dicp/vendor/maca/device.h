@@ -67,6 +67,29 @@ d_inline float d_over_above_one(float a, float y) {
   return d_abs(lost) > 0 ? d_fma(lost, inverse, q) : q;  // q where it is -0, inf or NaN
 }
 
+// ---- random numbers of adjacent elements ---------------------------------------------------------
+template <int N> struct d_calls { d_draws at[N]; };
+// The calls `counter`, `counter` + 1 and so on, round by round: they share the keys of a round.
+template <int N> d_inline d_calls<N> d_philox_calls(int64_t seed, int64_t site, int64_t counter) {
+  d_calls<N> calls;
+  D_UNROLL(8)
+  for (int k = 0; k < N; ++k) {
+    const uint64_t own = (uint64_t)counter + k;
+    calls.at[k] = {{(uint32_t)own, (uint32_t)(own >> 32), (uint32_t)site, 0}};
+  }
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+  D_UNROLL(7)
+  for (int round = 0; round < 7; ++round) {
+    D_UNROLL(8)
+    for (int k = 0; k < N; ++k) {
+      uint32_t* const c = calls.at[k].w;
+      d_philox_round(c[0], c[1], c[2], c[3], k0, k1);
+    }
+    d_philox_keys(k0, k1);
+  }
+  return calls;
+}
+
 // ---- adjacent elements in one access -------------------------------------------------------------
 template <int bytes> struct d_bytes;
 template <> struct d_bytes<1> { typedef uint8_t type; };

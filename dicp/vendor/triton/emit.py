@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from dicp.codegen.values import Needs, Scope, Values, local
-from dicp.gpu import random_groups as draws
 from dicp.gpu.index_width import Reaches
+from dicp.gpu.random_groups import split
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Checked, Convert, Expr, IndexValue, Named, Read
 from dicp.loop.ir.index import FloorDiv, Index, Indirect, Mod, Size, Var, product
 from dicp.loop.ir.kernel import Kernel, Let, Reduce, Scan, ScratchStore, Store
-from dicp.loop.ir.ops import INDEX_CHECKS
+from dicp.loop.ir.ops import INDEX_CHECKS, PHILOX_NEIGHBOURS
 from dicp.vendor.triton.spelling import (
     ATOMIC,
     SHARED,
@@ -192,9 +192,9 @@ class Emitter(Values[Axes]):
         """Seed and site of a random number, counter of its Philox call, and place in its words."""
         *key, at = expr.args
         assert isinstance(at, IndexValue)
-        neighbours = draws.NEIGHBOURS[expr.op, expr.dtype]
+        neighbours = PHILOX_NEIGHBOURS[expr.op, expr.dtype]
         shift = neighbours.bit_length() - 1
-        found = draws.split(at.index, neighbours)
+        found = split(at.index, neighbours)
         if found is not None:
             block, var = found
             along = self.variable(var)

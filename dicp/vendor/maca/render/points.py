@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dicp.codegen.emitter import Emitter
+from dicp.codegen.spelling import DRAWN, drawn, philox_shift
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.codegen.values import margin
 from dicp.gpu.index_width import Reaches
+from dicp.gpu.random_groups import split
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
-from dicp.loop.ir.expr import Ref
+from dicp.loop.ir.expr import Expr, IndexValue, Ref
 from dicp.loop.ir.index import Index, Var, variable
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
@@ -24,6 +26,8 @@ class Points(Emitter):
         super().__init__(kernel)
         self.preloaded: dict[Access, str] = {}
         """Reads whose elements stay in registers for all phases, and the array of each."""
+        self.adjacent: tuple[Var, Var, int] | None = None
+        """In a loop over lanes: the loop of its points, the first of them, their count."""
         self.reaches = Reaches()
         self._arrays = 0
 
@@ -79,10 +83,12 @@ class Points(Emitter):
                 scope.lines.append(f"{pad}{self._element(stmt.ref)} {name}[{width}];")
                 ends.append(f"{pad}d_store<{width}>({self.arg(stmt.ref)} + ({place}), {name});")
                 self.lane_places[stmt.ref, stmt.index] = f"{name}[lane]"
+        self.adjacent = last, first, width
         body = self.push((last,), indent + 1)
         body.lines.append(f"{margin(indent + 1)}const d_index {last.key} = {first.key} + lane;")
         self.statements(stmts)
         self.pop(body)
+        self.adjacent = None
         self.pop(scope)
         self.staged.clear()
         self.lane_places.clear()
@@ -118,6 +124,49 @@ class Points(Emitter):
         """`lines` under the condition `test`, which may be empty."""
         pad = margin(indent)
         return [f"{pad}if ({test}) {{", *lines, f"{pad}}}"] if test else lines
+
+    # ---- random numbers -------------------------------------------------------------------------
+
+    def text(self, expr: Expr, guard: str) -> str:
+        variant = self.variants.get(expr)
+        if variant is not None and variant.name == "word":
+            sign = ">=" if expr.op == "ge" else "<"
+            return f"{self._drawn('philox_word', expr.args[0], guard)} {sign} {variant.number}u"
+        if expr.op in DRAWN:
+            return self._drawn(expr.op, expr, guard)
+        return super().text(expr, guard)
+
+    def _drawn(self, op: str, number: Expr, guard: str) -> str:
+        ahead = "" if guard else self._calls_ahead(number)
+        if ahead:
+            each = 1 << philox_shift(number)
+            return drawn(op, number.dtype, f"{ahead}.at[lane / {each}]", f"lane % {each}")
+        *key, index = self.operands(number, guard)
+        call = f"d_philox({', '.join(key)}, {index} >> {philox_shift(number)})"
+        return drawn(op, number.dtype, call, index)
+
+    def _calls_ahead(self, number: Expr) -> str:
+        """An array of the Philox calls that adjacent points share, made before the loop over them.
+
+        Empty where they share none.
+        """
+        each, at = 1 << philox_shift(number), number.args[2]
+        if self.adjacent is None or self.adjacent[2] % each or each == 1:
+            return ""
+        last, first, width = self.adjacent
+        assert isinstance(at, IndexValue)
+        found = split(at.index, each)
+        if found is None or found[1] != last or not at.index.is_affine:
+            return ""
+        self.reaching(at.index)
+        key, scope = ("calls", number), self.scopes[-2]
+        if key not in scope.values:
+            name = scope.values[key] = self._array_name()
+            seed, site = (self.value(arg) for arg in number.args[:2])
+            counter = f"({self.index(found[0])} + {first.key} / {each})"
+            calls, args = f"calls<{width // each}>", f"{seed}, {site}, {counter}"
+            self.line(f"const d_{calls} {name} = d_philox_{calls}({args});", -2)
+        return scope.values[key]
 
     # ---- indices --------------------------------------------------------------------------------
 

@@ -39,10 +39,13 @@ class Reduction(Points):
         row = self.push(kernel.parallel, 1)
         group, thread = ("% {0}", "/ {0}") if self.block.apart else ("/ {1}", "% {1}")
         own, at = (text.format(block.rows, block.group) for text in (group, thread))
+        live, inside = "true", "own_row"
+        if block.masked:
+            live, inside = f"own_row < {rows}", f"live ? own_row : {rows} - 1"
         row.lines += [
             f"  const d_index own_row = (d_index)blockIdx.x * {block.rows} + threadIdx.x {own};",
-            f"  const bool live = own_row < {rows};",
-            f"  const d_index row = live ? own_row : {rows} - 1;",
+            f"  const bool live = {live};",
+            f"  const d_index row = {inside};",
             f"  const d_index at = threadIdx.x {at};",
             *(f"  {text}" for text in self._digits("row", kernel.parallel)),
         ]  # fmt: skip
