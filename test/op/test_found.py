@@ -113,6 +113,10 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: F.threshold(x, -2.5, 7),
         (torch.arange(-4, 4),),
     ),
+    "transposed_convolution_of_empty_images": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2),
+        (torch.randn(0, 1, 2, 0), torch.randn(1, 1, 2, 2)),
+    ),
     "threshold_is_not_rounded": (
         lambda x: F.threshold(x, 0.1, 7),
         (tenths(torch.bfloat16).requires_grad_(),),
