@@ -26,6 +26,10 @@ def _has_dimension(x: Any, dim: Any, *_: Any) -> Sequence[Any]:
     return dim >= -rank, dim < rank
 
 
+def _has_dimensions(x: Any, dims: Sequence[Any]) -> Sequence[Any]:
+    return [relation for dim in dims for relation in _has_dimension(x, dim)]
+
+
 # ---- numbers that the dtype they are converted to has to hold ------------------------------------
 
 
@@ -134,6 +138,11 @@ DOMAINS: Final[dict[Any, Relations]] = {
     aten._log_softmax.default: _has_dimension,
     aten.select.int: _has_dimension,
     aten.select_scatter.default: lambda x, part, dim, index: _has_dimension(x, dim),
+    aten.slice_scatter.default: lambda x, part, dim=0, *_: _has_dimension(x, dim),
+    aten.diagonal_scatter.default: lambda x, part, offset=0, *dims: _has_dimensions(x, dims),
+    aten.index_reduce.default: lambda x, dim, *_, **__: _has_dimension(x, dim),
+    aten.sort.default: lambda x, dim=-1, descending=False: _has_dimension(x, dim),
+    aten.sort.stable: lambda x, dim=-1, **_: _has_dimension(x, dim),
     aten.uniform.default: lambda x, low=0.0, high=1.0, **_: (low <= high,),
     aten.exponential.default: lambda x, rate=1.0, **_: (rate > 0,),
     aten.geometric.default: lambda x, p, **_: (p > 0, p < 1),

@@ -36,6 +36,7 @@ OUTPUT = "unit.so"
 COMPILE_SECONDS = 600
 VERSION_SECONDS = 20
 _LOOK_SECONDS = 0.1  # between checks whether a compilation is still wanted
+_NOT_STARTED = (125, 126, 127)  # statuses of `timeout` that are not the tool's
 _MOST_OUTPUT = 16 << 20
 _MOST_BUILT = 1 << 30
 
@@ -198,14 +199,16 @@ def run_tool(
     stop: threading.Event | None = None,
 ) -> Result:
     """Run a program without a shell, in its own session: keyboard interrupts reach only this
-    process, and the program's child processes are killed with it.
+    process, and the program's child processes are killed with it. On Linux they end with this
+    process, too, however that ends.
 
     Raises _Unusable where it cannot be started or does not end in time.
     """
+    guard = _ended_with_parent()
     try:
         process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            start_new_session=True, env=tools_environment(),
+            [*guard, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=errors, start_new_session=True, env=tools_environment(),
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise _Unusable(f"it cannot be started: {error}") from error
@@ -217,7 +220,32 @@ def run_tool(
     finally:
         assert process.stdout is not None
         process.stdout.close()
-    return Result(process.returncode, output.decode(errors="replace"))
+    text = output.decode(errors="replace")
+    if guard and process.returncode in _NOT_STARTED:
+        raise _Unusable(f"it cannot be started: {text.strip()}")
+    return Result(process.returncode, text)
+
+
+@lru_cache(maxsize=1)
+def _ended_with_parent() -> tuple[str, ...]:
+    """The command before a tool's by which the system ends it and its children with this process.
+
+    Util-linux asks for a signal at the parent's death, before it becomes the next program; that of
+    coreutils passes it on to all processes of its group, and has no time limit with 0. In Python,
+    code between fork and exec may deadlock if there are threads. Empty where they are missing.
+    """
+    setpriv, timeout = shutil.which("setpriv"), shutil.which("timeout")
+    if setpriv is None or timeout is None:
+        return ()
+    found = (setpriv, "--pdeathsig", "TERM", timeout, "--kill-after=1", "0")
+    try:
+        tried = subprocess.run(
+            [*found, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, timeout=VERSION_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return found if tried.returncode == 0 else ()
 
 
 def _output_of(

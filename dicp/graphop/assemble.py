@@ -13,6 +13,7 @@ from dicp.graphop.program import (
     EagerCall,
     Graph,
     GraphProgram,
+    IndexCheck,
     Node,
     Restride,
     Result,
@@ -100,6 +101,8 @@ class _Assembler:
             }
         if isinstance(step, EagerCall):
             return self._call(step)
+        if isinstance(step, IndexCheck):
+            return self._check(step)
         if isinstance(step, Restride):
             return {"restride": self._slot(step.source), "into": self._slot(step.slot)}
         return {
@@ -140,6 +143,14 @@ class _Assembler:
             "outs": [self._slot(slot) for slot in call.outs],
             "origin": call.origin,
         }
+
+    def _check(self, check: IndexCheck) -> dict[str, Any]:
+        rows = [
+            {"number": row.number, "size": plain_size(row.size), "count": plain_size(row.count),
+             "wraps": row.wraps, "origin": row.origin}
+            for row in check.rows
+        ]  # fmt: skip
+        return {"check": self._slot(check.source), "rows": rows}
 
     def encode(self, value: Any) -> Any:
         """A serialized argument."""

@@ -56,6 +56,10 @@ class Builder(abc.ABC):
 
     writes_over_inputs = False
     """Whether `in_place` settles results that go over an input; else they are copied afterwards."""
+    bears_any_index = False
+    """Whether operators neither read nor write outside of operands, whatever their indices are."""
+    checks_indices = False
+    """Whether operators refuse indices out of range themselves, and end the run with an error."""
 
     def __init__(self, dialect: Dialect, fake_mode: FakeTensorMode | None) -> None:
         self.dialect = dialect

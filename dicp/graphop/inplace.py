@@ -19,6 +19,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.partition import LEAVES
 from dicp.graphop.program import (
     EagerCall,
+    IndexCheck,
     Item,
     Node,
     Result,
@@ -90,6 +91,8 @@ class _InPlace:
         elif isinstance(item, EagerCall):
             for slot in item.reads:
                 self.held.setdefault(slot, []).extend(item.outs)
+        elif isinstance(item, IndexCheck):
+            self.held.setdefault(item.source, [])
         else:
             self.held.setdefault(item.source, []).append(item.slot)
 
@@ -340,8 +343,8 @@ def _needs(items: Sequence[Item]) -> dict[Item, list[Item]]:
             made, read = [item.slot] if item.placement == "fresh" else [], []
             needs[item] = [item.value.node]
         else:
-            made, read = [item.slot], [item.source]
-            needs[item] = []
+            made = [] if isinstance(item, IndexCheck) else [item.slot]
+            read, needs[item] = [item.source], []
         needs[item] += [maker[slot] for slot in read if slot in maker]
         maker.update(dict.fromkeys(made, item))
     return needs

@@ -109,6 +109,8 @@ class Interpreter:
         return [env[position][index] for position, index in self.outputs]
 
     def _call(self, call: Call, env: list[Any]) -> Sequence[torch.Tensor]:
+        for position in call.prototype.written:
+            _keep_contents(env, call.sources[position])
         arguments: list[Any] = []
         for port, source in zip(call.prototype.inputs, call.sources, strict=True):
             if source is None:
@@ -120,3 +122,18 @@ class Interpreter:
                 arguments.append(value.tolist() if port.name in call.meaning.host else value)
         result = call.meaning.function(*arguments, **call.attrs)
         return result if isinstance(result, (tuple, list)) else [result]
+
+
+def _keep_contents(env: list[Any], written: Source | list[Source] | None) -> None:
+    """Copy what shows memory that is written to: results of operators are memory of their own,
+    those of the functions that stand for them may be views."""
+    assert isinstance(written, tuple)
+    memory = env[written[0]][written[1]].untyped_storage().data_ptr()
+    for position, values in enumerate(env):
+        if values is not None and any(v.untyped_storage().data_ptr() == memory for v in values):
+            env[position] = [
+                value
+                if (position, index) == written or value.untyped_storage().data_ptr() != memory
+                else value.clone()
+                for index, value in enumerate(values)
+            ]

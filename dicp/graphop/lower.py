@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,9 @@ from torch.fx.node import map_aggregate, map_arg
 from dicp.domains import outside_domain
 from dicp.effects import is_view
 from dicp.errors import InferenceMismatchError
+from dicp.graphop.bounds import IndexChecks
 from dicp.graphop.builder import Builder
+from dicp.graphop.operators import Ops
 from dicp.graphop.program import (
     EagerCall,
     Item,
@@ -26,6 +28,7 @@ from dicp.graphop.program import (
     View,
 )
 from dicp.graphop.strides import dense_order, inverse
+from dicp.indices import Site
 from dicp.operator_choice import ASKED_EAGER, check_eager, kept_eager
 from dicp.origin import origin_of, user_line
 from dicp.rule_errors import described, naming_rule, paired_results, rule_error
@@ -79,6 +82,8 @@ class Lowering:
         self.reports: list[NodeReport] = []
         self._shown = _held_in_memory(gm.graph)
         self._count = 0
+        checked = context.config.check_bounds and not builder.checks_indices
+        self._checks = IndexChecks(builder) if checked and isinstance(builder, Ops) else None
 
     def run(self) -> Lowering:
         for node in self.gm.graph.nodes:
@@ -92,6 +97,7 @@ class Lowering:
                 self.env[node] = self._call_node(node)
                 if node in self._shown and isinstance(self.env[node], Entry):
                     self.env[node].shown = True
+        self.items += self._checks.items() if self._checks is not None else []
         return self
 
     # ---- leaves ---------------------------------------------------------------------------------
@@ -195,11 +201,14 @@ class Lowering:
         self.builder.is_read = lambda index: _is_read(node, index)
         given = [self._map(argument) for argument in node.args]
         self.builder.sources = [e.fake if isinstance(e, Entry) else None for e in given]
-        args = self._map(node.args, self.value)
-        kwargs = self._map(dict(node.kwargs), self.value)
+        sites = self._checks.needed(node) if self._checks is not None else []
+        args = self._arguments(node.args, sites)
+        kwargs = self._arguments(dict(node.kwargs), sites)
         if outside_domain(node.target, args, kwargs, self.builder.proves):
             raise NoRule("eager may refuse these numbers")
         result = rule.function(self.builder, *args, **kwargs)
+        for site in sites:
+            self._checks.add(node, site, self.value(self.env[site.node]))  # type: ignore[union-attr]
         if not isinstance(val, (tuple, list)):
             entry = self._checked(node, result, val)
             entry.base = self._base(node)
@@ -217,6 +226,18 @@ class Lowering:
             entry.base = base
             entries.append(entry)
         return entries
+
+    def _arguments(self, given: Any, sites: Sequence[Site]) -> Any:
+        """A rule's arguments: tensors as values, those of `sites` as indices within bounds."""
+
+        def value(entry: Entry) -> Value:
+            found = self.value(entry)
+            for site in sites:
+                if self.env[site.node] is entry and self._checks is not None:
+                    found = self._checks.contained(site, found)
+            return found
+
+        return self._map(given, value)
 
     def _checked(self, node: fx.Node, value: Value, fake: torch.Tensor) -> Entry:
         """`value` for the FX tensor `fake`; raises InferenceMismatchError if they differ."""

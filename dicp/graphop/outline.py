@@ -51,7 +51,7 @@ class _Outliner:
                 self._call(step, launch)
             elif "restride" in step:
                 self._restride(step, launch)
-            else:
+            elif "view" in step:
                 self.slots[step["into"]] = self._slot(step["view"], "call")
         for slot in _slots_of(plain["outputs"]):
             self.rows[self._slot(slot, "call")]["result"] = True

@@ -14,6 +14,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.program import (
     EagerCall,
     Graph,
+    IndexCheck,
     Item,
     Node,
     Operand,
@@ -25,7 +26,7 @@ from dicp.graphop.program import (
 )
 
 LEAVES = frozenset({"input", "sizes", "seed", "const"})
-Step = Graph | EagerCall | View | Restride
+Step = Graph | EagerCall | View | Restride | IndexCheck
 
 
 def remove_dead(items: Sequence[Item], outputs: Sequence[object]) -> list[Item]:
@@ -44,7 +45,7 @@ def _is_wanted(item: Item, wanted: set[object]) -> bool:
         return item in wanted
     if isinstance(item, EagerCall):
         return item.mutates or any(out in wanted for out in item.outs)
-    if isinstance(item, Result) and item.placement != "fresh":
+    if isinstance(item, IndexCheck) or isinstance(item, Result) and item.placement != "fresh":
         return True
     return item.slot in wanted
 
@@ -122,7 +123,7 @@ class Partition:
                 earliest = self._random = max(earliest, self._random)
             for slot in item.outs:
                 self.phase[slot] = earliest
-        else:
+        elif not isinstance(item, IndexCheck):
             self.phase[item.slot] = earliest
         self.phase[item] = earliest
 

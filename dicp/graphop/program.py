@@ -74,6 +74,8 @@ class Node:
     """Memory format of each output that is not plain, by number."""
     after: tuple[Node, ...] = field(default=(), repr=False)
     """Operators that have to run before though it does not read them: they read what it writes."""
+    checks: bool = False
+    """Whether it serves a check of indices, which zeros pass."""
 
     def operands(self) -> list[Value]:
         """All values read, in port order."""
@@ -144,7 +146,27 @@ class Restride:
     source: Slot
 
 
-Item = Node | Result | EagerCall | View | Restride
+@dataclass(frozen=True, eq=False)
+class CheckedIndex:
+    """Indices of a call: their least and greatest one are pair `number` of the ends in a slot, the
+    `size` is that of what they point into, and of a `count` of 0 elements none is read."""
+
+    number: int
+    size: Any
+    count: Any
+    wraps: bool
+    origin: Origin
+
+
+@dataclass(frozen=True, eq=False)
+class IndexCheck:
+    """The run ends with an error unless all indices are in range, whose ends `source` holds."""
+
+    source: Slot
+    rows: tuple[CheckedIndex, ...]
+
+
+Item = Node | Result | EagerCall | View | Restride | IndexCheck
 """What the pool holds, in an order in which it could be run."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dicp.errors import InputMismatchError, ResultMismatchError
+from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
 from dicp.serialize import (
     decode_argument,
@@ -172,7 +172,7 @@ class _Plan:
             return self._call(step)
         if "restride" in step:
             return self._restride(step["restride"], step["into"])
-        return self._view(step)
+        return self._view(step) if "view" in step else self._check_indices(step)
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         padded = self._rounded() if "buckets" in step else None
@@ -302,6 +302,28 @@ class _Plan:
 
         return view
 
+    def _check_indices(self, step: Mapping[str, Any]) -> Step:
+        """Raises IndexOutOfBoundsError for indices into an empty dimension; so does the step, for
+        any out of range."""
+        source, rows = step["check"], []
+        for row in step["rows"]:
+            size, origin = self.size(row["size"]), row["origin"]
+            if not self.size(row["count"]):
+                continue
+            if not size:
+                raise IndexOutOfBoundsError(origin.op, origin.user_line, None, 0)
+            rows.append((row["number"], -size if row["wraps"] else 0, size, row))
+
+        def check(env: Env) -> None:
+            ends = env[source].tolist()
+            for number, least, size, row in rows:
+                wrong = [end for end in ends[2 * number :][:2] if not least <= end < size]
+                if wrong:
+                    origin, wraps = row["origin"], row["wraps"]
+                    raise IndexOutOfBoundsError(origin.op, origin.user_line, wrong[0], size, wraps)
+
+        return check
+
     def _argument(self, plain: Any) -> Callable[[Env], Any]:
         objects = self.executable.objects
 
@@ -337,6 +359,8 @@ class _Plan:
             env[slot] = tensor
         for position, slot in self.inputs:
             env[slot] = inputs[position]
+            if slot in self.compiled and not env[slot].data_ptr() and env[slot].numel():
+                raise InputMismatchError(position, "a tensor with memory", "one without storage")
         inputs.clear()
         self._run_once(env)
         for step, dead in self.steps:
@@ -409,13 +433,14 @@ def _slots_read(program: Mapping[str, Any]) -> set[int]:
     )
     shown = {step["view"] for step in steps if "view" in step}
     shown |= {step["restride"] for step in steps if "restride" in step}
+    shown |= {step["check"] for step in steps if "check" in step}
     return shown | set(_slots_of(list(read))) | set(_slots_of(program["outputs"]))
 
 
 def _slots_of(plain: Any) -> list[int]:
     """Every slot a step reads or writes."""
     if isinstance(plain, Mapping):
-        own = [plain[k] for k in ("ref", "slot", "view", "into", "restride") if k in plain]
+        own = [plain[k] for k in ("ref", "slot", "view", "into", "restride", "check") if k in plain]
         inner = [v for k, v in plain.items() if isinstance(v, (Mapping, list))]
         outs = plain["outs"] if "outs" in plain else []
         return [*own, *outs, *(s for v in inner for s in _slots_of(v))]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
+from dicp.compare import Rule, check_tensor
 from dicp.testing import T, op
 
 Q, KV = (2, 4, 9, 16), (2, 4, 13, 16)
@@ -205,3 +207,25 @@ CASES = [
 
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (2, 2), (64, 1), (64, 64), (64, 400)])
+@pytest.mark.parametrize("largest", [1.0, 30.0, 1000.0])
+def test_gradients_of_large_scores(rows: int, keys: int, largest: float, backend_name: str) -> None:
+    """Probabilities that are recomputed from a log-sum-exp are off by its rounding error."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.softmax(q @ k.mT / 4.0, -1) @ v
+
+    def gradients(call: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = [each.to(dtype).requires_grad_() for each in given]
+        return torch.autograd.grad(call(*leaves), leaves, towards.to(dtype))
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys))
+    given = [q * largest / (q @ k.mT / 4.0).abs().max(), k, v]
+    towards = torch.randn(2, 2, rows, 16)
+    eager, exact = gradients(attention, torch.float32), gradients(attention, torch.float64)
+    got = gradients(torch.compile(attention, backend=backend_name), torch.float32)
+    for mine, theirs, real in zip(got, eager, exact, strict=True):
+        assert not check_tensor(mine, theirs, real, Rule())

@@ -80,6 +80,10 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "scatter": lambda x, d: x.scatter(d, x.argsort(d), x),
         "select_scatter": lambda x, d: x.select_scatter(x.select(d, 0) * 2, d, 1),
         "slice_scatter": lambda x, d: x.slice_scatter(x.narrow(d, 0, 2) * 2, d, 1, 3),
+        "diagonal_scatter": lambda x, d: x.diagonal_scatter(
+            x.diagonal(0, d, d - 2) * 2, 0, d, d - 2
+        ),
+        "index_reduce": lambda x, d: x.index_reduce(d, PLACES, x.narrow(d, 0, 3), "amax"),
         "take_along_dim": lambda x, d: x.take_along_dim(x.argsort(d), d),
     },
 }
@@ -111,7 +115,21 @@ def test_a_changing_dim_gives_what_eager_gives(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    "name", ["sum", "amax", "cumsum", "softmax", "select", "select_scatter", "cat", "gather"]
+    "name",
+    [
+        "sum",
+        "amax",
+        "cumsum",
+        "softmax",
+        "sort",
+        "select",
+        "select_scatter",
+        "slice_scatter",
+        "diagonal_scatter",
+        "index_reduce",
+        "cat",
+        "gather",
+    ],
 )
 def test_a_dim_that_is_not_there_is_eager_error(name: str, backend_name: str) -> None:
     operator = next(each[name] for each in OPERATORS.values() if name in each)

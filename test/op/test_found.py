@@ -58,6 +58,11 @@ def _parts_of_a_convolution(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Ten
     return y.tensor_split(2, 1)[1], y, y + 1, y.flatten(2)[:, 0]
 
 
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.unfold_copy(x, 0, 1, 1)
+    return rows - rows * torch.rsqrt(rows.square().mean(1, keepdim=True) + 0.01)
+
+
 BOOLEANS = torch.tensor([True, False, True])
 PLACE = torch.tensor([1])
 FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -77,6 +82,14 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "window_of_a_tensor_with_an_offset": (
         _written_through_a_window,
         (torch.randn(2, 7)[:, 1::2],),
+    ),
+    "layers_of_one_element": (
+        lambda x: F.layer_norm(_centred(x), (1,)) + 1,
+        (torch.randn(3, 6).bfloat16().requires_grad_(),),
+    ),
+    "groups_of_one_element": (
+        lambda x: F.group_norm(_centred(x), 6) + 1,
+        (torch.randn(3, 6).bfloat16().requires_grad_(),),
     ),
     "attention_to_keys_in_another_format": (
         _attention_to_a_convolution,
@@ -99,6 +112,18 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "threshold_of_integers_is_cut_off": (
         lambda x: F.threshold(x, -2.5, 7),
         (torch.arange(-4, 4),),
+    ),
+    "transposed_convolution_of_empty_images": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2),
+        (torch.randn(0, 1, 2, 0), torch.randn(1, 1, 2, 2)),
+    ),
+    "gradient_of_one_of_equal_values": (
+        lambda x: x.kthvalue(2, 0)[0],
+        (torch.arange(48.0).reshape(16, 3).remainder(4).requires_grad_(),),
+    ),
+    "positions_of_equal_values": (
+        lambda x: (*x.kthvalue(2, 0), *x.median(0)),
+        (torch.arange(48.0).reshape(16, 3).remainder(4),),
     ),
     "threshold_is_not_rounded": (
         lambda x: F.threshold(x, 0.1, 7),

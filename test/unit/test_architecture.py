@@ -39,6 +39,7 @@ RANKS = {
     "operators": 2,
     "rules": 2,
     "effects": 2,
+    "indices": 2,
     "fused_attention": 2,
     "serving": 2,
     "operator_choice": 3,

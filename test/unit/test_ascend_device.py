@@ -407,6 +407,61 @@ def test_tensors_in_formats_of_the_chip_are_made_plain(monkeypatch: pytest.Monke
     assert as_plain(host) is host
 
 
+class OnDevice:
+    """A tensor as torch_npu gives it, in the memory of a device of the double."""
+
+    def __init__(self, library: Any, index: int, values: Tensor) -> None:
+        import ctypes
+
+        self._memory = ctypes.c_void_p()
+        library.aclrtSetDevice(index)
+        size = ctypes.c_size_t(values.nbytes)
+        assert library.aclrtMalloc(ctypes.byref(self._memory), size, 0) == 0
+        assert self._memory.value is not None
+        self.device = SimpleNamespace(type="npu", index=index)
+        content = (ctypes.c_char * values.nbytes).from_address(self._memory.value)
+        self.values = torch.frombuffer(content, dtype=values.dtype).view(values.shape)
+        self.values.copy_(values)
+        self.dtype, self.shape = values.dtype, values.shape
+        self.numel, self.dim, self.element_size = values.numel, values.dim, values.element_size
+        self.data_ptr = self.values.data_ptr
+
+    def to(self, where: Any) -> OnDevice:
+        assert where is self.device or where == self.device
+        return self
+
+
+def test_tensors_of_a_device_run_there_on_its_current_stream(
+    double: Installed, driver: Driver, built: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ctypes
+
+    given = torch.tensor([[-1.0, 2, -3], [4, -5, 6]])
+    x = OnDevice(double.library, 1, given)
+    y = OnDevice(double.library, 1, torch.zeros(2, 3))
+    stream = ctypes.c_void_p()
+    double.library.aclrtSetDevice(1)
+    assert double.library.aclrtCreateStream(ctypes.byref(stream)) == 0
+    asked: list[Any] = []
+
+    def current_stream(device: Any) -> SimpleNamespace:
+        asked.append(device.index)
+        return SimpleNamespace(npu_stream=stream.value)
+
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(current_stream=current_stream), raising=False)
+    double.library.aclrtSetDevice(0)
+    copies = double.calls("aclrtMemcpy")
+    model = Model(driver, built, SOC, dynamic=False)
+    model([x], [y])  # type: ignore[list-item]
+    assert asked == [1] and double.library.double_current() == 0
+    assert not y.values.any()  # nobody waited for the stream
+    double.library.aclrtSetDevice(1)
+    assert double.library.aclrtSynchronizeStream(stream) == 0
+    assert torch.equal(y.values, given.abs()) and double.calls("aclrtMemcpy") == copies
+    for tensor in (x, y):
+        assert double.library.aclrtFree(tensor._memory) == 0
+
+
 # ---- from torch.compile --------------------------------------------------------------------------
 
 

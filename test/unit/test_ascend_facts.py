@@ -19,6 +19,7 @@ from torch import Tensor
 from dicp.config import Config
 from dicp.errors import CompilerError
 from dicp.graphop.prototype import Port, Prototype
+from dicp.vendor.ascend.formats import IMAGES
 from dicp.vendor.ascend.prototypes import PROTOTYPES
 from dicp.vendor.ascend.toolchain import compile_shared, find_toolchain
 
@@ -168,6 +169,38 @@ def test_convolutions_take_images_with_formats_and_sizes_as_constants() -> None:
     assert sizes and all(f"auto {name} = Constant<int32_t>" in backward for name in sizes)
     (plain,) = record(lambda x: x + 1, f32(1, 2, 8, 8)).sources()
     assert "FORMAT" not in plain[plain.index("Input(") :].split("Input(")[-1]
+
+
+PICTURES: dict[str, tuple[Callable[..., Any], str, tuple[int, ...], int]] = {
+    "a pooling": (lambda x: F.max_pool2d(x, 2), "NCHW", (1, 2, 8, 8), 1),
+    "an average": (lambda x: F.avg_pool2d(x, 2), "NCHW", (1, 2, 8, 8), 1),
+    "an adaptive average": (lambda x: F.adaptive_avg_pool2d(x, 3), "NCHW", (1, 2, 8, 8), 1),
+    "a norm in inference": (
+        lambda x: F.batch_norm(x, x[0, :, 0, 0], x[0, :, 0, 0]), "NCHW", (1, 2, 8, 8), 1
+    ),
+    "a norm in training": (
+        lambda x: F.batch_norm(x, None, None, training=True), "NCHW", (2, 2, 8, 8), 1
+    ),
+    "a volume": (lambda x: F.conv3d(x, x), "NCDHW", (1, 1, 3, 3, 3), 1),
+}  # fmt: skip
+"""What is made of images, the format and the sizes of these, and how many there are."""
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_images_are_declared_with_their_format(name: str) -> None:
+    fn, fmt, shape, count = PICTURES[name]
+    (source,) = record(fn, f32(*shape, dtype=torch.float16), layout=False).sources()
+    formats = re.findall(r'Input\("Data", .*ge::FORMAT_(\w+)\)\);', source)
+    assert formats == [fmt] * count
+
+
+def test_formats_of_all_that_work_on_images() -> None:
+    """The simulator refuses plain data at each of these."""
+    assert {k for k in PROTOTYPES if re.search(r"Conv|Pool|^BN|BatchNorm", k)} == IMAGES.keys()
+    for kind, ports in IMAGES.items():
+        prototype = PROTOTYPES[kind]
+        images = {p.name for p in (*prototype.inputs, *prototype.outputs)}
+        assert set(ports) <= images and {"x", "y", "dx", "filter"} & images <= set(ports), kind
 
 
 def test_unlisted_dtypes_are_eager_with_the_reason_or_cast() -> None:

@@ -212,6 +212,17 @@ def test_a_returned_copy_of_the_old_contents() -> None:
     check(returned_old, SQUARE)
 
 
+def returned_part(x: Tensor, y: Tensor) -> Tensor:
+    old = x.chunk(2)[0].slice_scatter(y[:2, 1:1], 1, 1, 1)
+    x[:2].add_(y[:2])
+    return old
+
+
+def test_a_returned_part_of_the_old_contents() -> None:
+    """A part is a view of the input in the simulator, and memory of its own in GE."""
+    check(returned_part, SQUARE)
+
+
 @pytest.mark.parametrize(
     "layout",
     [lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:]],

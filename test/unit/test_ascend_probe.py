@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recorder
 import torch
 import torch.nn.functional as F
 from ascend_recorder import Recorder, record
@@ -283,6 +284,38 @@ def test_composed_gamma_functions(
     floor = torch.finfo(dtype).eps * exact.abs() + 1e-7
     off, allowed = ((y.double() - exact).abs() / floor for y in (mine, eager))
     assert off[finite].max() <= 2 * allowed[finite].max()
+
+
+class Asking(Recorder):
+    """Keeps what rules ask of the installation."""
+
+    def __init__(self, operators: probe.Installed) -> None:
+        super().__init__(operators)
+        self.questions = acceptance.Questions()
+
+    def make_builder(self, fake_mode: Any, config: Any) -> acceptance.Asked:
+        return acceptance.Asked(fake_mode, self._operators, self.questions)
+
+
+@pytest.mark.parametrize(
+    ("fn", "differ"),
+    [
+        (lambda x: x.softmax(-1), set()),
+        (lambda x: F.rms_norm(x, (8,), x[0]), {"2023"}),
+        (F.gelu, {"2023", "2025"}),
+    ],
+    ids=["softmax", "rms_norm", "gelu"],
+)  # fmt: skip
+def test_installations_that_answer_alike_are_lowered_for_once(fn: Any, differ: set[str]) -> None:
+    """`make acceptance` relies on it."""
+    every, x = Asking(EVERY_OPERATOR), torch.ones(4, 8)
+    recorder.record(fn, x, target=every)
+    assert every.questions.answers
+    for header_set in cann.SETS:
+        one = Asking(of_set(header_set))
+        recorder.record(fn, x, target=one)
+        same = every.questions.same_of(of_set(header_set))
+        assert same == (one.sources() == every.sources()) == (header_set not in differ)
 
 
 def test_what_a_set_does_not_declare_is_found() -> None:

@@ -219,6 +219,29 @@ def test_a_tool_that_hangs_leaves_no_process(tmp_path: Path, how: str) -> None:
     assert gone(log), "both are ended"
 
 
+PARENT = """
+import pathlib, sys, threading
+from dicp.toolchain import run_tool
+run = lambda: run_tool([sys.argv[1]], pathlib.Path(sys.argv[2]), 60)
+threading.Thread(target=run).start() if sys.argv[3] == "thread" else run()
+"""
+
+
+@pytest.mark.skipif(not host._ended_with_parent(), reason="Linux with util-linux and coreutils")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_a_tool_ends_with_the_process_that_runs_it(
+    tmp_path: Path, number: signal.Signals, where: str
+) -> None:
+    command, log = hanging(tmp_path)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, command, tmp_path, where])
+    while not log.exists():
+        time.sleep(0.01)
+    parent.send_signal(number)
+    assert parent.wait(30) == -number
+    assert gone(log), "both are ended"
+
+
 def test_a_tool_may_leave_a_server_running(tmp_path: Path) -> None:
     """Such as a compiler cache's: it keeps our pipe open, and nobody waits for that."""
     log = tmp_path / "pids"

@@ -65,6 +65,7 @@ _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 _LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
 """By dtype of the sums: a mask value below this absorbs a score and the logarithm of a sum."""
+_FEW_ROWS = 4
 _SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
 
@@ -153,6 +154,8 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
     soft = _root(last.args[1])
     if not isinstance(soft, fx.Node) or soft.target is not aten._softmax.default:
         return None
+    if _must_be_kept(soft):
+        return None
     probabilities = _aliases(soft)
     for dropout in _dropouts(probabilities):
         probabilities |= _aliases_of_result(dropout, 0)
@@ -163,6 +166,18 @@ def _pair_around(last: fx.Node, context: PassContext) -> _Pair | None:
                 if match is not None and soft in match.nodes:
                     return _pair(match, out, product, soft, last)
     return None
+
+
+def _must_be_kept(probabilities: fx.Node) -> bool:
+    """Whether probabilities are few, or must be more exact than recomputed ones.
+
+    Those that a backward operator recomputes are off by the rounding error of a log-sum-exp, which
+    grows with the scores: that of a single key is no longer 1, and its gradient not 0.
+    """
+    value = value_of(probabilities)
+    *_, rows, keys = value.shape
+    few = isinstance(rows, int) and rows < _FEW_ROWS
+    return few or (isinstance(keys, int) and keys == 1) or bool(value.dtype == torch.float64)
 
 
 def _dropouts(probabilities: set[fx.Node]) -> list[fx.Node]:

@@ -220,6 +220,8 @@ class Window:
         self.rank = x.ndim - 2
         if self.rank not in (1, 2, 3):
             raise NoRule(f"a convolution over {self.rank} dimensions")
+        if any(isinstance(size, int) and size == 0 for size in x.shape):
+            raise NoRule("a convolution of an empty tensor")
         if not isinstance(groups, int):
             raise NoRule("a number of groups that changes")
         self.flat = self.rank == 1

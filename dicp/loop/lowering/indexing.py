@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import fx
 
+from dicp.indices import UNSAFE_INDEXING, depends_on_sizes_alone
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, apply, cast, const
 from dicp.loop.ir.index import ZERO, Index, Indirect, Size, normal, product
@@ -190,31 +189,13 @@ def index_coords(
 
 
 def _kinds_of_indices(lw: Lowering, count: int) -> list[type[Indices]]:
-    """How each index of an indexing operator is kept in bounds: checked or clamped.
-
-    `_unsafe_index` promises indices in bounds, but some decompositions pass it the user's indices.
-    """
+    """How each index of an indexing operator is kept in bounds: checked or clamped."""
     assert lw.node is not None
-    if lw.node.target not in (aten._unsafe_index.Tensor, aten._unsafe_index_put.default):
+    if lw.node.target not in UNSAFE_INDEXING:
         return [Indices] * count
     nodes = lw.node.args[1]
     assert isinstance(nodes, (list, tuple))
-    return [ComputedIndices if _is_computed(n) else Indices for n in nodes]
-
-
-def _is_computed(node: Any) -> bool:
-    """Whether a value depends on sizes at most, and on no tensor's elements."""
-    pending, seen = [node] if isinstance(node, fx.Node) else [], set()
-    while pending:
-        here = pending.pop()
-        if here in seen:
-            continue
-        seen.add(here)
-        is_tensor = isinstance(here.meta.get("val"), torch.Tensor)
-        if here.op != "call_function" and is_tensor:
-            return False
-        pending += here.all_input_nodes
-    return True
+    return [ComputedIndices if depends_on_sizes_alone(n) else Indices for n in nodes]
 
 
 def no_masks(indices: Sequence[Value | None]) -> None:

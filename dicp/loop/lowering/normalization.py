@@ -45,6 +45,12 @@ def _scale_shift(
     return lw.map(body, x, mu, inv, *extra, dtype=out)
 
 
+def _mean_of(x: Value, axes: Sequence[int], saved: Value) -> Value:
+    """The saved mean, or `x` where that is its own mean: the saved one is rounded to a short float,
+    and `x`, computed again for the backward pass, may be not, or by other steps."""
+    return x if count_of(x, axes) == 1 else saved
+
+
 @rule(aten.native_layer_norm)
 def native_layer_norm(
     lw: Lowering, x: Value, shape: Sequence[Any], weight: Any, bias: Any, eps: float
@@ -67,9 +73,11 @@ def native_layer_norm_backward(
     inner = list(range(x.ndim - len(shape), x.ndim))
     outer = list(range(x.ndim - len(shape)))
     count = lw.scalar(count_of(x, inner), dtype)
+    middle = _mean_of(x, inner, mu)
     xhat = lw.map(
-        lambda x, m, r: (cast(x, dtype) - cast(m, dtype)) * cast(r, dtype), x, mu, inv, dtype=dtype
-    )
+        lambda x, m, r: (cast(x, dtype) - cast(m, dtype)) * cast(r, dtype), x, middle, inv,
+        dtype=dtype,
+    )  # fmt: skip
     scale = [weight] if weight is not None else []
 
     def scaled(g: Expr, *w: Expr) -> Expr:
@@ -297,7 +305,8 @@ def native_group_norm_backward(
     gg, _, _ = _grouped(lw, g, None, None, n, c, hw, groups)
     stats = (n, groups, 1, 1)
     m, r = (lw.cast(lw.reshape(v, stats), dtype) for v in (mu, inv))
-    xhat = lw.map(lambda x, m, r: (cast(x, dtype) - m) * r, xg, m, r, dtype=dtype)
+    middle = lw.cast(_mean_of(xg, [2, 3], m), dtype)
+    xhat = lw.map(lambda x, m, r: (cast(x, dtype) - m) * r, xg, middle, r, dtype=dtype)
     scale = [] if w is None else [w]
     gw = lw.map(
         lambda g, *w: cast(g, dtype) * cast(w[0], dtype) if w else cast(g, dtype),

@@ -64,11 +64,19 @@ def _plain(value: Any) -> Any:
 
 
 def same(op: str) -> Callable[..., Value]:
-    """Operands and result share the result's dtype."""
+    """Operands and result share the result's dtype, to which eager rounds those of another."""
 
     def lowered(lw: Lowering, *args: Any) -> Value:
         dtype = lw.meta().dtype
-        return elementwise(lw, args, lambda *e: apply(op, dtype, *e))
+        other = [is_number(a) or a.dtype != dtype for a in args]
+
+        def body(*operands: Expr) -> Expr:
+            taken = (
+                ir.as_stored(e) if rounds else e for e, rounds in zip(operands, other, strict=True)
+            )
+            return apply(op, dtype, *taken)
+
+        return elementwise(lw, args, body)
 
     return lowered
 
@@ -216,7 +224,9 @@ def div(lw: Lowering, a: Any, b: Any, rounding_mode: str | None = None) -> Value
     if rounding_mode is None:
         return elementwise(lw, (a, b), lambda x, y: x / y)
     op = "floor_div" if rounding_mode == "floor" else "trunc_div"
-    return elementwise(lw, (a, b), lambda x, y: apply(op, dtype, x, y))
+    # eager rounds a dividend that is a number to the dtype, and no divisor
+    taken = ir.as_stored if is_number(a) else lambda x: x
+    return elementwise(lw, (a, b), lambda x, y: apply(op, dtype, taken(x), y))
 
 
 @rule(aten.floor_divide)

@@ -33,7 +33,7 @@ def refusal(graph: Graph) -> Refusal:
     if any(result.placement != "fresh" for result in graph.results):
         return "it writes to an input"
     for node in graph.nodes:
-        found = _node_refusal(node)
+        found = None if node.checks else _node_refusal(node)
         if found is not None:
             return f"{node.kind} {found}" + (f", from {node.origin}" if node.origin else "")
     return None
@@ -147,8 +147,9 @@ def _gather(node: Node) -> Refusal:
         return "looks into a padded dimension"
     index = _value(node, "indices")
     padded = any(map(_is_padded, index.shape))
-    while index.node.kind in ("Reshape", "Transpose", "Cast", "Identity", "BroadcastTo"):
-        index = _value(index.node, "x")
+    moves = ("Reshape", "Transpose", "Cast", "Identity", "BroadcastTo")
+    while index.node.kind in moves or index.node.checks:
+        index = index.node.operands()[0]
     return _unless(padded and index.node.kind != "input", "looks up places that are computed")
 
 

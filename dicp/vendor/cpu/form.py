@@ -116,6 +116,8 @@ class Pass:
     """Whether elements depend on those before them: no vectors."""
     blocks: tuple[Reduce | Scan, ...] = ()
     """Long floating sums, which go in blocks: their error grows with these only."""
+    block: int = 0
+    """Elements of such a block."""
     extrema: Mapping[Reduce, Reduce] = field(default_factory=dict)
     """argmax or argmin -> the max or min beside it, whose block's values are then searched."""
     added: frozenset[Stmt] = frozenset()

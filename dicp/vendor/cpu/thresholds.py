@@ -23,8 +23,13 @@ reduction loop instead."""
 UNROLL_AND_JAM = 4
 """Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
 all of them, and scans wait for the previous element of their own row only."""
-SUM_BLOCK = 1024
-"""Elements of a row per block sum, which is then added to a total in double."""
+SUM_LANES = 16
+"""Sums that a vectorized loop over a row adds up at once."""
+SUM_ADDITIONS = 64
+"""Elements of a row per such sum in a block, whose sum is then added to a total in double: the
+error grows with these only."""
+SUM_BLOCK = SUM_ADDITIONS * SUM_LANES
+"""Elements of a row per block of a vectorized loop."""
 ROW_BLOCK = 128
 """Rows per block sum of a column, which is then added to a total in double."""
 COLUMN_TILE = 512

@@ -36,6 +36,7 @@ class Hlir(Ops):
 
     moves = MOVES
     exact = EXACT
+    bears_any_index = True  # gathers clamp, scatters drop what is out of bounds
 
     def __init__(self, fake_mode: FakeTensorMode | None) -> None:
         super().__init__(HLIR, fake_mode)

@@ -97,7 +97,7 @@ class Passes(Loops[F]):
         """The last loop in blocks, each with its own accumulators of sums and extrema."""
         var, long, places = over.loops[-1], over.blocks, over.extrema
         low, high = limits or ("0", self.size(var.size))
-        pad, step = margin(indent + 1), PLACE_BLOCK if places else SUM_BLOCK
+        pad, step = margin(indent + 1), PLACE_BLOCK if places else over.block
         starts = [f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in long]
         ends = [f"{pad}total_{s.name} += {local(s.name)};" for s in long]
         for best in dict.fromkeys(places.values()):

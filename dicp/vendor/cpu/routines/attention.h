@@ -190,6 +190,23 @@ static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const 
   }
 }
 
+// The log-sum-exp beyond which its rounding error counts: a weight made from it is off by as much.
+constexpr float d_large = 16;
+// Weights of a row and the gradients of its scores from all its scores and the gradients of its
+// weights, in place. A weight beside which the others vanish is 1, and its gradient 0, exactly.
+static void d_exact_slopes(float* weight, float* slope, int64_t n, float factor) {
+  const float highest = d_largest(weight, n, factor, -d_inff);
+  const float inverse = 1 / d_exp_sum(weight, n, factor, highest == -d_inff ? 0 : highest);
+  float shared = 0;
+#pragma omp simd reduction(+ : shared)
+  for (int64_t j = 0; j < n; ++j) {
+    weight[j] *= inverse;
+    shared += weight[j] * slope[j];
+  }
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) slope[j] = weight[j] * (slope[j] - shared);
+}
+
 template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
   typedef d_cell<T> cell;
@@ -280,10 +297,14 @@ template <class T> struct d_backward {
         int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
         here = here > 0 && i < count ? here : 0;
         const float factor = a.add_mask(weight, b, h, first + i, from, here);
+        if (here && from == 0 && end <= d_keys && d_abs(base[i]) > d_large) {
+          d_exact_slopes(weight, slope, here, factor);
+        } else {
 #pragma omp simd
-        for (int64_t j = 0; j < here; ++j) {
-          weight[j] = d_exp_weight(weight[j] * factor - base[i]);
-          slope[j] = weight[j] * (slope[j] - shared[i]);
+          for (int64_t j = 0; j < here; ++j) {
+            weight[j] = d_exp_weight(weight[j] * factor - base[i]);
+            slope[j] = weight[j] * (slope[j] - shared[i]);
+          }
         }
         d_clear(weight, here, whole);
         d_clear(slope, here, whole);

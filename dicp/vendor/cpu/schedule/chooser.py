@@ -6,6 +6,7 @@ In: a kernel without a form. Out: parts of its form (`dicp.vendor.cpu.form`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from dicp.codegen.emitter import LINE_BYTES
 from dicp.loop.ir import expr as ir
@@ -57,12 +58,10 @@ class Chooser:
             return False
         return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
 
-    def in_blocks(self, stmt: Stmt, block: int) -> bool:
-        """Whether a floating sum is long and goes in blocks: its error grows with these only."""
+    def is_long(self, block: int) -> bool:
+        """Whether floating sums over the reduction go in blocks of `block` elements."""
         count = product(v.size for v in self.kernel.reduction)
-        long = not isinstance(count, int) or count > 2 * block
-        sums = isinstance(stmt, (Reduce, Scan)) and stmt.op == "sum"
-        return long and sums and stmt.dtype.is_floating_point  # type: ignore[union-attr]
+        return not isinstance(count, int) or count > 2 * block
 
     # ---- cache lines ----------------------------------------------------------------------------
 
@@ -100,6 +99,11 @@ class Chooser:
         hidden = any(var in deep_variables(a) for a, _ in others)
         whole = line([stmt.ref])
         return not hidden and all(isinstance(c, int) and c % whole == 0 for c in steps)
+
+
+def is_floating_sum(stmt: Stmt) -> TypeGuard[Reduce | Scan]:
+    """Whether a reduction's or scan's rounding error grows with its length."""
+    return isinstance(stmt, (Reduce, Scan)) and stmt.op == "sum" and stmt.dtype.is_floating_point
 
 
 def line(refs: Sequence[Ref]) -> int:

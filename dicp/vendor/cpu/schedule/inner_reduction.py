@@ -20,7 +20,8 @@ from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
 from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, Strip
-from dicp.vendor.cpu.schedule.chooser import Chooser, line, unrolled
+from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, line, unrolled
+from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     FEW_ROWS,
@@ -29,7 +30,9 @@ from dicp.vendor.cpu.thresholds import (
     MIN_SCAN,
     PARALLEL_COST,
     PREFETCH_BYTES,
+    SUM_ADDITIONS,
     SUM_BLOCK,
+    SUM_LANES,
     UNROLL_AND_JAM,
     WEIGHT_BLOCK,
 )
@@ -82,9 +85,9 @@ class Inner(Chooser):
         if loops and not serial:
             phase, extrema = _with_extrema(phase)
         added = frozenset(s for s in phase.stmts if s not in own)
-        sums = (s for s in phase.stmts if isinstance(s, (Reduce, Scan)))
-        blocks = tuple(s for s in sums if not serial and self.in_blocks(s, SUM_BLOCK))
-        found = Pass(phase, loops, serial, blocks, extrema, added)
+        block = 0 if serial else self._block(phase)
+        blocks = tuple(s for s in phase.stmts if block and is_floating_sum(s))
+        found = Pass(phase, loops, serial, blocks, block, extrema, added)
         if not loops:
             return found
         if _in_groups(phase, loops, blocks):
@@ -97,6 +100,13 @@ class Inner(Chooser):
                 strips = self.strips(phase.stmts, loops[-1], prefetch)
         half = not serial and self.half_vectors(loops[-1])
         return replace(found, strips=tuple(strips), half_vectors=half)
+
+    def _block(self, phase: Phase) -> int:
+        """Elements of a row per block of the phase's floating sums; 0 where the row is short."""
+        loops = self.kernel.reduction
+        lanes = SUM_LANES if loops and is_vectorized(phase.stmts, loops[-1]) else 1
+        block = SUM_ADDITIONS * lanes
+        return block if self.is_long(block) else 0
 
     def _group(self, phase: Phase, loops: tuple[Var, ...]) -> Strip:
         """The innermost loop of a group; prefetches the loads of the next group."""
@@ -118,7 +128,7 @@ class Inner(Chooser):
         found = passes[1:-1] or passes[1:]
         return [
             p for p in found
-            if not any(isinstance(s, Reduce) and self.in_blocks(s, SUM_BLOCK) for s in p.stmts)
+            if not (self._block(p) and any(map(is_floating_sum, p.stmts)))
         ]  # fmt: skip
 
     def _online(self, phase: Phase, sums: Phase) -> tuple[Reduce, Reduce] | None:

@@ -10,7 +10,7 @@ import sympy
 from dicp.loop.ir.index import Size, product
 from dicp.loop.ir.kernel import Reduce, Scan
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.schedule.chooser import Chooser, unrolled
+from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
@@ -34,7 +34,7 @@ class Outer(Chooser):
         team = None if split_rows else self.team(loops, len(outer) + 1)
         blocks = frozenset(
             s for s in kernel.stmts()
-            if isinstance(s, (Reduce, Scan)) and self.in_blocks(s, ROW_BLOCK)
+            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(ROW_BLOCK)
         )  # fmt: skip
         inner = kernel.reduction
         return form.Columns(team, split_rows, blocks, bool(inner) and unrolled(inner[-1]))

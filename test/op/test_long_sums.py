@@ -1,0 +1,58 @@
+"""Long sums of equal numbers: rounding errors of additions one after another do not cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dicp.compare import Rule, check_tensor
+
+N = 2048
+VALUES = (0.3, 0.6931472, 0.7654321)
+EACH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of_elements": lambda x: x + 0,
+    "of_remainders": lambda x: torch.remainder(x, 0.29),
+    "of_lgamma": lambda x: x.lgamma(),
+    "of_sines_where": lambda x: torch.where(x > 0.2, x.sin(), x),
+    "of_read_indices": lambda x: x[torch.arange(N) % 7],
+    "of_checked_indices": lambda x: x[(x * 10).long()],
+    "of_random_numbers": lambda x: x + torch.randn_like(x) * 0,
+    "of_float64": lambda x: x.double().exp(),
+    "of_short_rows": lambda x: x.view(128, 16)[1:, 1:],
+    "of_windows": lambda x: x.unfold(0, 3, 1)[:600],
+    "of_few_columns": lambda x: torch.as_strided(x, (2, 32, 16), (600, 17, 1)),
+}
+
+
+def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sum(), x.square().sum()
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_sum(name: str, backend_name: str) -> None:
+    function = EACH[name]
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return sums(function(x))
+
+    compiled = torch.compile(program, backend=backend_name, fullgraph=True)
+    elements = torch.compile(function, backend=backend_name, fullgraph=True)
+    for value in VALUES:
+        x = torch.full((N,), value)
+        given = elements(x)
+        found = zip(compiled(x), sums(given), sums(given.double()), strict=True)
+        for got, eager, real in found:
+            assert not check_tensor(got, eager, real, Rule())
+
+
+def test_mean_beside_random_numbers(backend_name: str) -> None:
+    def loss(x: torch.Tensor) -> Any:
+        return F.soft_margin_loss(torch.randn(x.shape).abs() * 0, torch.ones_like(x))
+
+    x = torch.rand(33, 33)
+    got = torch.compile(loss, backend=backend_name, fullgraph=True)(x)
+    assert not check_tensor(got, loss(x), torch.tensor(2.0).double().log(), Rule())
