@@ -81,7 +81,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "select_scatter": lambda x, d: x.select_scatter(x.select(d, 0) * 2, d, 1),
         "slice_scatter": lambda x, d: x.slice_scatter(x.narrow(d, 0, 2) * 2, d, 1, 3),
         "diagonal_scatter": lambda x, d: x.diagonal_scatter(
-            x.diagonal(0, d, d - 2) * 2, 0, d, d - 2
+            x.diagonal(0, d, (d + 1) % 3) * 2, 0, d, (d + 1) % 3
         ),
         "index_reduce": lambda x, d: x.index_reduce(d, PLACES, x.narrow(d, 0, 3), "amax"),
         "take_along_dim": lambda x, d: x.take_along_dim(x.argsort(d), d),
