@@ -194,7 +194,6 @@ def test_the_gradient_of_a_cast_is_not_rounded_in_the_reference() -> None:
 
 def test_sums_that_are_right_by_chance_are_not_exact() -> None:
     equal = torch.full((16,), 0.3)
-    assert equal.sum().double() == equal.double().sum()
     assert not _adds_exactly(equal) and _adds_exactly(torch.full((16,), 0.25))
     assert _adds_exactly(torch.arange(100.0)) and not _adds_exactly(torch.tensor([1.0, 2.0**-24]))
 
