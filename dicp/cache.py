@@ -26,6 +26,7 @@ from filelock import Timeout
 
 from dicp.config import Config
 from dicp.errors import CacheFolderError
+from dicp.private_files import Damaged, Untrusted, reason_of
 from dicp.store import (
     FOLDER_NAME,
     MANIFEST,
@@ -34,12 +35,9 @@ from dicp.store import (
     RESERVED,
     SECRET,
     SECRET_BYTES,
-    Damaged,
     Found,
     Store,
-    Untrusted,
     private_store,
-    reason_of,
     signature,
     warn,
 )

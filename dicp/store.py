@@ -33,6 +33,19 @@ from pathlib import Path
 from filelock import FileLock
 
 from dicp.errors import CacheWarning
+from dicp.private_files import (
+    FOLDER_FLAGS,
+    SHORTAGES,
+    Damaged,
+    Untrusted,
+    check_own,
+    check_parents,
+    is_at,
+    opened_in,
+    read_own,
+    reason_of,
+    write_new,
+)
 
 FORMAT = 2
 FOLDER_NAME = f"dicp-cache-v{FORMAT}"
@@ -53,19 +66,6 @@ _UNFINISHED_MARK = re.compile(rf"{re.escape(MARK)}\.[0-9a-f]{{32}}")
 _MANIFEST_BYTES = 1 << 20
 _LOCK_SECONDS = 600  # a build that holds the lock for longer is considered hung
 _STALE_SECONDS = 24 * 3600  # older leftovers of interrupted processes are deleted
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""Errors of a process or machine that lacks something: they say nothing about the file."""
-
-
-class Damaged(Exception):
-    """An entry that must not be loaded; the text says why."""
-
-
-class Untrusted(Exception):
-    """A folder that must not be used; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Store:
         if not os.path.lexists(self.folder):
             self._make()
         found = self.folder.lstat()
-        _check_own(found)
+        check_own(found)
         if self._checked != (found.st_dev, found.st_ino):
-            _check_parents(self.folder)
+            check_parents(self.folder)
             self._checked = found.st_dev, found.st_ino
         with self._opened() as root:
             _check_mark(root)
@@ -122,13 +122,13 @@ class Store:
     @contextlib.contextmanager
     def _opened(self, *names: str, make: bool = False) -> Iterator[int]:
         """The descriptor of a folder inside this one; no link in its path is followed."""
-        descriptor = os.open(self.folder, _FOLDER_FLAGS)
+        descriptor = os.open(self.folder, FOLDER_FLAGS)
         try:
             for name in names:
                 if make:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(name, 0o700, dir_fd=descriptor)
-                inner = os.open(name, _FOLDER_FLAGS, dir_fd=descriptor)
+                inner = os.open(name, FOLDER_FLAGS, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = inner
             yield descriptor
@@ -139,7 +139,7 @@ class Store:
         """A new secret, or the one of the process that made it first."""
         secret, staged = secrets.token_bytes(SECRET_BYTES), secrets.token_hex(16)
         with self._opened("tmp", make=True) as tmp:
-            _write_new(tmp, staged, secret)
+            write_new(tmp, staged, secret)
             try:
                 os.link(staged, SECRET, src_dir_fd=tmp, dst_dir_fd=root)
                 return secret
@@ -168,7 +168,7 @@ class Store:
             try:
                 files = _verified_files(entry, kind, key, secret)
             except Damaged:
-                if _is_at(shard, key, entry):
+                if is_at(shard, key, entry):
                     raise
                 return None  # another process removed it between two files
             with contextlib.suppress(OSError):
@@ -181,10 +181,10 @@ class Store:
         with self._opened("tmp", make=True) as tmp:
             os.mkdir(staged, 0o700, dir_fd=tmp)
             try:
-                with _opened_in(tmp, staged) as entry:
+                with opened_in(tmp, staged) as entry:
                     for name, content in files.items():
-                        _write_new(entry, name, content)
-                    _write_new(entry, MANIFEST, _signed_manifest(files, kind, key, secret))
+                        write_new(entry, name, content)
+                    write_new(entry, MANIFEST, _signed_manifest(files, kind, key, secret))
                 with self._opened(kind, key[:2], make=True) as shard:
                     _swap(tmp, staged, shard, key)
             finally:
@@ -277,7 +277,7 @@ def _check_mark(root: int) -> None:
             return
         if all(map(_UNFINISHED_MARK.fullmatch, os.listdir(root))):
             unfinished = f"{MARK}.{secrets.token_hex(16)}"
-            _write_new(root, unfinished, MARK_TEXT)
+            write_new(root, unfinished, MARK_TEXT)
             os.rename(unfinished, MARK, src_dir_fd=root, dst_dir_fd=root)
             return
     raise Untrusted("it holds files and no mark of dicp's")
@@ -285,7 +285,7 @@ def _check_mark(root: int) -> None:
 
 def _is_marked(root: int) -> bool:
     try:
-        return _read_own(root, MARK, len(MARK_TEXT)) == MARK_TEXT
+        return read_own(root, MARK, len(MARK_TEXT)) == MARK_TEXT
     except Damaged:
         return False
 
@@ -294,7 +294,7 @@ def _read_secret(root: int) -> bytes | None:
     """The secret; None if there is no valid one, or other users may have read it."""
     try:
         found = os.stat(SECRET, dir_fd=root, follow_symlinks=False)
-        secret = _read_own(root, SECRET, SECRET_BYTES)
+        secret = read_own(root, SECRET, SECRET_BYTES)
     except (FileNotFoundError, Damaged):
         return None
     return secret if len(secret) == SECRET_BYTES and not found.st_mode & 0o077 else None
@@ -306,22 +306,22 @@ def _read_secret(root: int) -> bytes | None:
 def _open_entry(shard: int, key: str) -> int:
     """The folder of an entry. Raises FileNotFoundError, and Damaged if it cannot be opened."""
     try:
-        return os.open(key, _FOLDER_FLAGS, dir_fd=shard)
+        return os.open(key, FOLDER_FLAGS, dir_fd=shard)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
+        if isinstance(error, FileNotFoundError) or error.errno in SHORTAGES:
             raise
         raise Damaged(f"it cannot be read: {reason_of(error)}") from None
 
 
 def _verified_files(entry: int, kind: str, key: str, secret: bytes) -> dict[str, bytes]:
     try:
-        manifest = _read_own(entry, MANIFEST, _MANIFEST_BYTES)
+        manifest = read_own(entry, MANIFEST, _MANIFEST_BYTES)
     except FileNotFoundError:
         raise Damaged("it has no manifest") from None
     files: dict[str, bytes] = {}
     for name, (size, digest) in _verified_manifest(manifest, kind, key, secret).items():
         try:
-            content = _read_own(entry, name, size)
+            content = read_own(entry, name, size)
         except FileNotFoundError:
             raise Damaged(f"{name} is missing") from None
         if len(content) != size:
@@ -390,9 +390,9 @@ def _discard(tmp: int, shard: int, key: str) -> None:
 def _holds_folders(shard: int, key: str) -> bool:
     """Whether an entry contains a nonempty folder, which the cache never makes."""
     try:
-        with _opened_in(shard, key) as entry:
+        with opened_in(shard, key) as entry:
             for name in os.listdir(entry):
-                with contextlib.suppress(NotADirectoryError), _opened_in(entry, name) as inner:
+                with contextlib.suppress(NotADirectoryError), opened_in(entry, name) as inner:
                     if os.listdir(inner):
                         return True
     except (FileNotFoundError, NotADirectoryError):
@@ -404,7 +404,7 @@ def _remove(parent: int, name: str) -> None:
     """Remove an entry or a file as far as possible; links are not followed, full folders stay."""
     with contextlib.suppress(OSError):
         try:
-            with _opened_in(parent, name) as entry:
+            with opened_in(parent, name) as entry:
                 for inner in os.listdir(entry):
                     with contextlib.suppress(OSError):
                         _remove_one(entry, inner)
@@ -419,105 +419,9 @@ def _remove_one(parent: int, name: str) -> None:
     remove(name, dir_fd=parent)
 
 
-# ---- files and folders ---------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _opened_in(parent: int, name: str) -> Iterator[int]:
-    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_at(parent: int, name: str, descriptor: int) -> bool:
-    """Whether the open folder is the one that now has this name."""
-    try:
-        return os.path.samestat(
-            os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(descriptor)
-        )
-    except FileNotFoundError:
-        return False
-
-
-def _read_own(folder: int, name: str, most: int) -> bytes:
-    """A regular file of this user's, of at most `most` bytes; never through a symbolic link.
-
-    Raises FileNotFoundError and Damaged, and OSError for a shortage.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(name, flags, dir_fd=folder)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno in _SHORTAGES:
-            raise
-        raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"{name} is not a regular file")
-        if found.st_uid != os.geteuid():
-            raise Damaged(f"{name} belongs to another user")
-        if found.st_size > most:
-            raise Damaged(f"{name} has {found.st_size} bytes, more than {most}")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)
-    except OSError as error:
-        raise Damaged(f"{name} cannot be read: {reason_of(error)}") from None
-    finally:
-        os.close(descriptor)
-
-
-def _write_new(folder: int, name: str, content: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(name, flags, 0o600, dir_fd=folder), "wb") as file:
-        file.write(content)
-
-
-def _check_own(found: os.stat_result) -> None:
-    """Raises Untrusted unless this is a folder of this user's that nobody else can write."""
-    if stat.S_ISLNK(found.st_mode):
-        raise Untrusted("it is a symbolic link")
-    if not stat.S_ISDIR(found.st_mode):
-        raise Untrusted("it is not a folder")
-    if found.st_uid != os.geteuid():
-        raise Untrusted(f"it belongs to another user (uid {found.st_uid})")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Untrusted(f"other users can write it (mode {found.st_mode & 0o7777:o})")
-
-
-def _check_parents(folder: Path) -> None:
-    """Raises Untrusted where other users could replace this folder.
-
-    Groups are trusted with all but the innermost parent: they are often the user's own.
-    """
-    users = {0, os.geteuid()}
-    whole = folder.parent.resolve()
-    for place in dict.fromkeys((*folder.parents, whole, *whole.parents)):
-        try:
-            found = place.lstat()
-        except PermissionError:  # the process began below it
-            continue
-        innermost = place in (folder.parent, whole)
-        link = stat.S_ISLNK(found.st_mode)
-        if (link or innermost) and found.st_uid not in users:
-            raise Untrusted(f"{str(place)!r} belongs to another user (uid {found.st_uid})")
-        if link:
-            continue
-        writers = stat.S_IWOTH | (stat.S_IWGRP if innermost else 0)
-        if found.st_mode & writers and not found.st_mode & stat.S_ISVTX:
-            mode = found.st_mode & 0o7777
-            raise Untrusted(f"other users can write {str(place)!r} (mode {mode:o})")
-
-
 def private_store() -> Store:
     """A store in a temporary folder."""
     return Store(Path(tempfile.mkdtemp(prefix="dicp-")))
-
-
-def reason_of(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def warn(message: str) -> None:

@@ -178,9 +178,9 @@ class Emitter(Values[int]):
         return f"{name} = {combine(stmt.op, name, value)};"
 
     def _combine_at(self, stmt: Reduce, value: str, at: str) -> str:
-        slot = f"acc_{stmt.name}[{at}]"
+        slot = f"column_{stmt.name}[{at}]"
         if stmt.finds_position:
-            return take(stmt.op, value, self._position(stmt), slot, f"acc_at_{stmt.name}[{at}]")
+            return take(stmt.op, value, self._position(stmt), slot, f"column_at_{stmt.name}[{at}]")
         return f"{slot} = {combine(stmt.op, slot, value)};"
 
     def _position(self, stmt: Reduce) -> str:

@@ -321,7 +321,7 @@ class DipuModule(ModuleType):
         """
         return DumpLevel(self.dispatcher, level)
 
-    def road_counts(self) -> dict[tuple[str, str], int]:
+    def path_counts(self) -> dict[tuple[str, str], int]:
         """How often each operator came through each path: `(name, path) -> number`.
 
         Calls that the native part runs alone are not counted.

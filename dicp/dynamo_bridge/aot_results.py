@@ -15,6 +15,7 @@ import torch
 
 from dicp.cache import Entry, key_of
 from dicp.dynamo_bridge.aot_graph import CompiledGraph, GraphCompiler, OtherLinesError
+from dicp.dynamo_bridge.thresholds import MOST_VARIANTS
 from dicp.errors import CacheWarning
 from dicp.torch_private import (
     BoxedBool,
@@ -33,7 +34,6 @@ from dicp.torch_private import (
 
 _CACHE_KIND: Final = "aot"
 _FORMAT: Final = 1
-_VARIANTS: Final = 8  # results kept per graph, told apart by their guards on sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def find_result(compiler: GraphCompiler, gm: Any, fake_inputs: list[Any], aot_co
         compiler.on_cache("bypass", str(error))
         return Slot()
     new_guards = NewGuards(symints)
-    for variant in range(_VARIANTS):
+    for variant in range(MOST_VARIANTS):
         slot = Slot(key_of(base, variant), symints, guards=new_guards)
         entry = compiler.results.get(_CACHE_KIND, slot.key)
         if entry is None:

@@ -93,7 +93,7 @@ def compile_fx(
             on_report(GraphReport("dynamo", graph_name(gm), nodes=eager_nodes(gm)))
         return gm.forward
 
-    return attempt(config, compiled, eagerly)
+    return attempt(target, config, compiled, eagerly)
 
 
 def compile_aten(
@@ -142,7 +142,7 @@ class Compilation(GraphCompiler):
     # ---- Dynamo's graph -------------------------------------------------------------------------
 
     def attempt(self, work: Callable[[], T], eagerly: Callable[[], T]) -> T:
-        return attempt(self.config, work, eagerly)
+        return attempt(self.target, self.config, work, eagerly)
 
     def capture(self, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """AOTAutograd's graphs, which `joint_passes` and `compile_graph` get, as one callable."""

@@ -21,6 +21,7 @@ from dicp.dynamo_bridge.own_decompositions import (
     multilabel_margin_loss,
     no_dropout,
 )
+from dicp.dynamo_bridge.thresholds import MOST_OF_CORE
 from dicp.errors import FallbackWarning
 from dicp.operator_choice import OperatorChoice
 from dicp.target import Target
@@ -54,10 +55,6 @@ MUTATING = DECOMPOSED_BY_WRITING | {
 
 UNTRACEABLE = frozenset({aten.bucketize.Scalar})
 """Operators whose decomposition makes a constant tensor that tracing treats as unknown data."""
-
-
-MOST_OF_CORE = 100
-"""Core operators with rules from which on decompositions of others end in operators with rules."""
 
 
 @lru_cache(maxsize=32)

@@ -16,11 +16,9 @@ from torch import fx
 
 from dicp.dynamo_bridge.partition import Part
 from dicp.dynamo_bridge.specialize import Sizes, Sources, specialized
+from dicp.dynamo_bridge.thresholds import MOST_SIZES
 from dicp.errors import SpecializationWarning
 from dicp.target import Executable
-
-MOST_SIZES = 64
-"""How many sets of sizes keep their programs; the least recently used program is dropped."""
 
 
 def interpreted(gm: fx.GraphModule) -> Executable:

@@ -23,13 +23,13 @@ from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
+from dicp.dynamo_bridge.thresholds import MOST_VARIANTS
 from dicp.origin import Origin, user_lines
 from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import ShapeFacts, disable_current_modes
 from dicp.version import VERSION
 
 _KIND: Final = "graph"
-_VARIANTS: Final = 8  # entries kept per key, told apart by their guards
 _ORIGIN: Final = "@origin"
 
 
@@ -172,7 +172,7 @@ def find_graph(cache: Cache | None, gm: fx.GraphModule, info: GraphInfo, identit
         base = graph_key(gm, info, identity, facts)
     except _NotStorable:
         return Slot(facts)
-    for variant in range(_VARIANTS):
+    for variant in range(MOST_VARIANTS):
         key = key_of(base, variant)
         entry = cache.get(_KIND, key)
         if entry is None:

@@ -12,6 +12,7 @@ from dicp.errors.compilation import (
     InferenceMismatchError,
     PrototypeError,
     RuleError,
+    TargetFailureError,
     UnsupportedOperatorError,
 )
 from dicp.errors.execution import (
@@ -103,6 +104,7 @@ __all__ = [
     "SimulatorWarning",
     "SizeMismatchError",
     "SpecializationWarning",
+    "TargetFailureError",
     "TargetNotFoundError",
     "ToolVariableError",
     "ToolWarning",

@@ -70,6 +70,21 @@ class RuleError(_CallError):
         )
 
 
+class TargetFailureError(DicpError):
+    """A function of a target's own raised an exception, the cause of this error."""
+
+    def __init__(self, target: str, hook: str, problem: str, place: str) -> None:
+        self.target = target
+        self.hook = hook
+        self.problem = problem
+        self.place = place
+        super().__init__(
+            f"target {target!r}: {hook} raises {problem}, at {place}. Mend the target there, or "
+            "report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs the model "
+            "eagerly."
+        )
+
+
 class UnsupportedOperatorError(_CallError):
     """An operator would run eagerly although fallback='error' or native_ops forbids it."""
 

@@ -14,8 +14,9 @@ from types import CodeType
 import torch
 
 from dicp.fuzz.program import CALLS, Program, Statement, names
+from dicp.fuzz.row import Row
 from dicp.fuzz.slots import Choices, Draw, Scope, Undrawable
-from dicp.fuzz.table import ROWS, Row
+from dicp.fuzz.table import ROWS
 from dicp.torch_private import HOST
 
 MAX_ELEMENTS = 20_000

@@ -47,7 +47,9 @@ _SAME_VALUES = frozenset({
 })  # fmt: skip
 """Operators that leave values as they are or round them to a dtype, which float64 runs do too."""
 _SUMS = frozenset({"sum", "mean", "nansum"})
-_CANCELLING = frozenset({"_softmax_backward_data"})
+_CANCELLING = frozenset({
+    "_softmax_backward_data", "_scaled_dot_product_flash_attention_for_cpu_backward",
+})  # fmt: skip
 """What subtracts two sums that may be equal, and is no longer 0 where a fused operator takes each
 from other operands: that of attention takes one from results."""
 

@@ -16,6 +16,11 @@ MAX_ARGMAX = 128
 MAX_CONCATENATED = 128
 """The most tensors concatenated in one kernel: each adds a nested select for every element."""
 
+MAX_CANCELLED = 2.0**-6
+"""The largest share of a sum of squares that may be taken for its rounding errors."""
+LEAST_SHIFT = 4.0
+"""The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
+
 # ---- inlining: a producer is computed at its readers' points --------------------------------
 
 MAX_INLINE_COST = 10

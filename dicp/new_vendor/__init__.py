@@ -19,7 +19,7 @@ COMMON = {
     "test/dynamic.ini": "dynamic.ini",
     "test/run_test_ops.sh": "run_test_ops.sh",
     "test/run_test_models.sh": "run_test_models.sh",
-    "test/test_smoke.py": "test_smoke.py",
+    "test/test_{package}.py": "test_package.py",
     "{package}/__init__.py": "init.py",
     "{package}/device_config.toml": "device_config.toml",
     "{package}/convert_config.yaml": "convert_config.yaml",

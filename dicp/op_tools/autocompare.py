@@ -220,7 +220,7 @@ class OpAutoCompare(Feature):
     def _no_reference(self, call: Call, error: Exception) -> None:
         record = self._record(call, "forward")
         record.note = f"no CPU form: {_first_line(error)}"
-        self._keep(record)
+        self.keep(record)
         self.say(call.heading())
         self.say(record.note)
 
@@ -247,7 +247,7 @@ class OpAutoCompare(Feature):
             arguments = held.arguments()
             if arguments is None:
                 record.note = "an input was changed in place before backward: not compared"
-                self._keep(record)
+                self.keep(record)
             else:
                 self._backward(record, shown, *arguments, found)
 
@@ -266,7 +266,7 @@ class OpAutoCompare(Feature):
                 eager = list(reference.unwidened(args, kwargs).gradients(found.outputs, needed))
         except Exception as error:  # operators raise whatever they like
             record.note = f"no CPU form: {_first_line(error)}"
-            self._keep(record)
+            self.keep(record)
             return
         for place, (got, real) in enumerate(zip(found.inputs, wanted, strict=True)):
             if got is None:
@@ -274,7 +274,7 @@ class OpAutoCompare(Feature):
             real = torch.zeros_like(got, device="cpu") if real is None else real
             name = f"{call.name} grad[{place}]"
             record.comparisons.append(compare(call.name, name, got, real, eager[place]))
-        self._keep(record)
+        self.keep(record)
         if self.style == "line":
             self._print_line(record)
             return
@@ -291,10 +291,7 @@ class OpAutoCompare(Feature):
         return Record(call.name, call.id, call.place, kind, judged_by=self.rule)
 
     def keep(self, record: Record) -> None:
-        """Add a record of what ran elsewhere, such as a kernel of a compiled graph."""
-        self._keep(record)
-
-    def _keep(self, record: Record) -> None:
+        """Add a record, also of what ran elsewhere, such as a kernel of a compiled graph."""
         most = cache_size(100)
         with self._lock:
             self.results.append(record)
@@ -306,7 +303,7 @@ class OpAutoCompare(Feature):
     def _report(
         self, record: Record, call: Call, result: Any, reference: Reference | None, wanted: Any
     ) -> None:
-        self._keep(record)
+        self.keep(record)
         if self.style == "line":
             self._print_line(record)
             return

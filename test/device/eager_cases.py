@@ -81,7 +81,7 @@ def main() -> None:
         if text:
             failed += 1
             print(f"{name} {case.name}: {text}", flush=True)
-    taken = device.dipu.road_counts()
+    taken = device.dipu.path_counts()
     on_cpu = sorted({name for name, path in taken if path == "cpu"})
     for name in on_cpu:
         print(f"cpu: {name}: {device.registered.dispatcher.counts.reasons.get(name, '')[:160]}")

@@ -273,11 +273,11 @@ torch.add(x.detach(), 1)  # the sum of the gradients of both operands was forced
 torch.nn.functional.conv2d(torch.randn(1, 2, 4, 4, device="dipu"),
                            torch.randn(2, 2, 3, 3, device="dipu"))
 torch.rsqrt(x.detach().abs())
-counts = dipu.road_counts()
+counts = dipu.path_counts()
 assert counts["add.out", "forced"] == 3 and ("rsqrt.out", "compiled") not in counts, counts
 dipu.set_fallback_ops(["mul.*"])
 torch.add(x.detach(), 1); x.detach() * 2
-after = dipu.road_counts()
+after = dipu.path_counts()
 assert after["add.out", "forced"] == 3 and after["mul.out", "forced"] == 1, after
 """
 

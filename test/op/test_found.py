@@ -117,6 +117,14 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x, w: F.conv_transpose2d(x, w, stride=2),
         (torch.randn(0, 1, 2, 0), torch.randn(1, 1, 2, 2)),
     ),
+    "gradient_of_one_of_equal_values": (
+        lambda x: x.kthvalue(2, 0)[0],
+        (torch.arange(48.0).reshape(16, 3).remainder(4).requires_grad_(),),
+    ),
+    "positions_of_equal_values": (
+        lambda x: (*x.kthvalue(2, 0), *x.median(0)),
+        (torch.arange(48.0).reshape(16, 3).remainder(4),),
+    ),
     "threshold_is_not_rounded": (
         lambda x: F.threshold(x, 0.1, 7),
         (tenths(torch.bfloat16).requires_grad_(),),

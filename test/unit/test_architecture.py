@@ -24,6 +24,7 @@ RANKS = {
     "version": 0,
     "torch_private": 0,
     "elf": 0,
+    "private_files": 0,
     "compare": 1,
     "origin": 1,
     "module_calls": 1,

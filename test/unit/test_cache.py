@@ -475,14 +475,14 @@ def test_a_full_disk_falls_back_to_a_private_folder(
     cache: Cache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.put("art", KEY, FILES)
-    write = store_module._write_new
+    write = store_module.write_new
 
     def full(parent: int, name: str, content: bytes) -> None:
         if Path(os.readlink(f"/proc/self/fd/{parent}")).is_relative_to(folder):
             fail_with(errno.ENOSPC)()
         write(parent, name, content)
 
-    monkeypatch.setattr(store_module, "_write_new", full)
+    monkeypatch.setattr(store_module, "write_new", full)
     with pytest.warns(CacheWarning) as caught:
         for name in ("x", "y"):
             entry = cache.get_or_build("art", key_of(name), lambda: FILES)
@@ -497,7 +497,7 @@ def test_a_full_disk_falls_back_to_a_private_folder(
 
 
 def test_no_disk_at_all_falls_back_to_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_write_new", fail_with(errno.ENOSPC))
+    monkeypatch.setattr(store_module, "write_new", fail_with(errno.ENOSPC))
     with pytest.warns(CacheWarning):
         entry = cache.get_or_build("art", KEY, lambda: FILES)
     assert entry.path("b.bin").read_bytes() == FILES["b.bin"]

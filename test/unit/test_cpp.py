@@ -51,6 +51,7 @@ GRAPHS: dict[str, Callable[[], tuple[Callable[..., Any], list[Any], dict[str, An
         lambda x, y: torch.relu(x * 2 + y).where(x > 0, y), [f32(4, 1, 8), f32(5, 1)], {}
     ),
     "softmax": lambda: (lambda x: x.softmax(-1), [f32(6, 40, grad=True)], {}),
+    "long_layer_norm": lambda: (lambda x: F.layer_norm(x, (256,)), [f32(4, 256)], {}),
     "layer_norm": lambda: (
         lambda x, w, b: F.layer_norm(x, (32,), w, b), [f32(4, 32), f32(32), f32(32)], {}
     ),

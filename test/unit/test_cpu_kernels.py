@@ -484,6 +484,63 @@ def test_rows_in_planes_pass_what_is_no_number_on(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(found, exact, equal_nan=True)
 
 
+def far_from_the_first(x: Tensor) -> Tensor:
+    """Rows whose first elements say nothing of the mean: by far larger, or 0."""
+    x = x + 1000
+    x[..., 0, :32], x[..., 1, :32] = 1e7, 0
+    return x
+
+
+def odd(x: Tensor) -> Tensor:
+    x[..., 0, 5], x[..., 1, 50], x[..., 2, :] = math.inf, math.nan, 7.3
+    x[..., 3, ::2], x[..., 3, 1::2] = 3e38, -3e38
+    return x
+
+
+MOMENTS = {"plain": lambda x: x, "near 0": lambda x: x - x.mean(-1, keepdim=True),
+           "far": far_from_the_first, "odd": odd}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MOMENTS)
+@pytest.mark.parametrize("shape", [(4, 5000), (3, 4, 1300)], ids=["rows", "planes"])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_moments_about_a_guess(
+    kind: str, shape: tuple[int, ...], symbolic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mean and variance in one pass, whatever the first elements are."""
+    monkeypatch.setattr("dicp.vendor.cpu.schedule.inner_reduction.MIN_PLANES", 1)
+    axes = (0, 2) if len(shape) == 3 else 1
+
+    def moments(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.var_mean(x, axes)
+
+    x = MOMENTS[kind](torch.randn(shape))
+    torch.compiler.reset()
+    found = torch.compile(moments, backend="cpugraph", dynamic=symbolic)(x)
+    eager, exact = moments(x), moments(x.double())
+    if kind == "odd":  # eager's mean beside a variance is NaN where there is an infinity
+        eager = eager[0], x.mean(axes)
+        for mine, theirs in zip(found, eager, strict=True):
+            assert torch.equal(mine[:3].isnan(), theirs[:3].isnan())
+            assert torch.equal(mine[:3].isinf(), theirs[:3].isinf())
+        found, eager, exact = ([v[2:3] for v in values] for values in (found, eager, exact))
+    eps, (variance, mean) = torch.finfo(torch.float32).eps, exact
+    floors = 16 * eps * variance, eps * (mean.abs() + variance.sqrt())
+    for mine, theirs, real, floor in zip(found, eager, exact, floors, strict=True):
+        assert ((mine - real).abs() <= 2 * (theirs - real).abs() + floor).all(), (mine, real)
+
+
+def test_moments_of_empty_rows() -> None:
+    torch.compiler.reset()
+    fn = torch.compile(lambda x: (x.sum(1), x.mean(1), x.var(1)), backend="cpugraph", dynamic=True)
+    for size in (200, 3, 0):
+        x = torch.ones(3, size)
+        total, mean, variance = fn(x)
+        assert torch.equal(total, x.sum(1))
+        assert torch.equal(mean.nan_to_num(7), x.mean(1).nan_to_num(7))
+        assert torch.equal(variance.nan_to_num(7), x.var(1).nan_to_num(7))
+
+
 def test_only_distances_below_the_maximum_are_summed_online() -> None:
     """A sum so far may be rescaled where the exponent is x - max(x), and for no other exponent."""
 

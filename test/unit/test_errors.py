@@ -43,6 +43,7 @@ from dicp.errors import (
     RuntimeLibraryError,
     SimulatorForbiddenError,
     SizeMismatchError,
+    TargetFailureError,
     TargetNotFoundError,
     ToolchainError,
     ToolVariableError,
@@ -112,6 +113,12 @@ CASES: list[tuple[DicpError, str]] = [
         "target 'chip': the rule for aten.relu.default(torch.float32[2, 3]) raises KeyError: 'x'. "
         "At: a.py:3. Mend the rule, or report it; until then eager_ops='aten.relu.default' "
         "(DICP_EAGER_OPS) runs the operator eagerly.",
+    ),
+    (
+        TargetFailureError("chip", "render_kernel", "KeyError: 'x'", "chip/kernel.py:7"),
+        "target 'chip': render_kernel raises KeyError: 'x', at chip/kernel.py:7. Mend the target "
+        "there, or report it; until then on_compile_error='eager' (DICP_ON_COMPILE_ERROR) runs "
+        "the model eagerly.",
     ),
     (
         NewVendorError("cpu", "is a target already"),

@@ -239,6 +239,31 @@ def test_rounding_errors_explain_cancellation_and_no_more(program: Program) -> N
     assert not is_explained(program, 0, got, eager, exact)
 
 
+ONE_KEY = Program(
+    tuple(
+        TensorInput(name, "float32", ((1, 2, 1, 6),) * 2, values="grid", seed=k, grad=True)
+        for k, name in enumerate(("q", "k", "v"))
+    ),
+    (
+        Statement(
+            "F.scaled_dot_product_attention({q}, {k}, {v})", {"q": "q", "k": "k", "v": "v"}, ("y",)
+        ),
+    ),
+    ("y",),
+)
+
+
+def test_gradients_of_attention_to_one_key_are_a_rounding_error_from_zero() -> None:
+    """They are the difference of two sums that are equal, and added up in another order."""
+    eager = evaluate(ONE_KEY.function(), ONE_KEY, 0)
+    exact = truth(ONE_KEY, 0, eager)
+    assert not eager.grads[0].any()
+    for step, explained in ((2e-7, True), (1e-3, False)):
+        got = evaluate(ONE_KEY.function(), ONE_KEY, 0)
+        got.grads[0][0, 0, 0, 0] += step
+        assert is_explained(ONE_KEY, 0, got, eager, exact) is explained
+
+
 HIDDEN = Program(
     (TensorInput("x0", "float32", ((3, 4), (3, 4))),),
     (

@@ -199,13 +199,22 @@ def test_an_installed_package_runs_dicp_s_tests_from_another_folder(
 ) -> None:
     """The backend by its registered name, the package's smoke test, dicp's operators and models."""
     *wanted, shapes, passed = OUTSIDE[name]
-    smoke = str(installed.package(name) / "test" / "test_smoke.py")
+    smoke = str(installed.package(name) / "test" / f"test_{name}_dicp.py")
     found = installed.run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", smoke, "--pyargs",
         *map(str, wanted), "--backend", f"{name}graph", "--device", "cpu", "--allow-eager",
         "--dynamic", str(shapes),
     )  # fmt: skip
     assert found.returncode == 0 and f"{passed} passed" in found.stdout, found.stdout[-3000:]
+
+
+def test_packages_tests_are_collected_together(installed: Installed) -> None:
+    """Their modules have different names: pytest imports both in one process."""
+    folders = [str(installed.package(name) / "test") for name in FAMILIES]
+    found = installed.run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *folders
+    )
+    assert found.returncode == 0 and "2 passed" in found.stdout, found.stdout[-3000:]
 
 
 def test_the_page_for_new_hardware_works(installed: Installed) -> None:

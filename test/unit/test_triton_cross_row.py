@@ -82,7 +82,7 @@ def backward_of(
 
 def cross_row_steps(plan: Plan) -> list[Any]:
     return [s for s in plan.program["steps"]
-            if "kernel" in s and "sum_across" in plan.texts[s["kernel"]]]  # fmt: skip
+            if "kernel" in s and "sum_cross_row" in plan.texts[s["kernel"]]]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -93,7 +93,7 @@ def test_rows_are_read_once(name: str) -> None:
     buffers = plan.buffers
     between = [b for b in buffers if b["role"] == "temp" and math.prod(b["shape"]) == 8 * 128 * 64]
     assert len(between) <= 1  # the gradient itself
-    assert plan.texts[step["kernel"]].count("sum_across") == 2
+    assert plan.texts[step["kernel"]].count("sum_cross_row") == 2
     assert step["launch"]["grid"] == ["p"] and step["launch"]["axes"]["p"]["size"] == 64
 
 
@@ -108,7 +108,7 @@ def test_rows_in_any_number_are_read_once(name: str, changing: bool) -> None:
     assert len(large) <= 1  # the gradient itself
     axes = step["launch"]["axes"]
     assert axes["p"]["size"] == 64 and axes["x"]["masked"]
-    assert plan.texts[step["kernel"]].count("sum_across") == 2
+    assert plan.texts[step["kernel"]].count("sum_cross_row") == 2
     symbols = {"s0": 1031} if changing else {}
     assert not plan.variant(step, {str(k): 1031 for k in plan.program["symbols"]} | symbols).wide
 
@@ -142,7 +142,7 @@ def rows_beside_sums(x: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])
 @pytest.mark.parametrize("fn", [sum_before_rows, rows_beside_sums])
 @pytest.mark.parametrize("shape", [(1031, 64), (3, 359, 40)], ids=str)
-def test_sums_that_no_rows_fuse_with_have_their_rows_in_shares(
+def test_sums_that_no_rows_fuse_with_have_their_rows_in_parts(
     fn: Callable[..., Any], shape: tuple[int, ...], changing: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -168,7 +168,7 @@ def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "fuse", lambda *a: calls.append(a) or fused(*a))
     (program,) = record(sum_before_rows, torch.randn(1031, 64), target=TritonRecorder()).programs
     assert len(calls) == 1
-    assert len(program.serialized["steps"]) == 3  # sums of the shares, their sum, and the softmax
+    assert len(program.serialized["steps"]) == 3  # sums of the parts, their sum, and the softmax
 
 
 def test_few_rows_and_long_rows_are_left_to_kernels_of_their_own() -> None:
@@ -217,7 +217,7 @@ def read_again(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_rows_that_are_written_are_not_prefetched() -> None:
     (program,) = record(read_again, torch.randn(2048, 64), target=TritonRecorder()).programs
-    (text,) = (t for t in program.kernel_texts.values() if "sum_across" in t)
+    (text,) = (t for t in program.kernel_texts.values() if "sum_cross_row" in t)
     assert "debug_barrier" in text and "num_stages" not in text
     reading = backward_of((2048, 1024), torch.bfloat16)
     assert "num_stages=3" in reading.texts[cross_row_steps(reading)[0]["kernel"]]

@@ -9,7 +9,13 @@ import pytest
 import torch
 from support.packages import NAMES, compiled, folder, target
 
-from dicp.errors import FallbackWarning, RuleError, RunStatusError, SimulatorWarning
+from dicp.errors import (
+    FallbackWarning,
+    RuleError,
+    RunStatusError,
+    SimulatorWarning,
+    TargetFailureError,
+)
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore", category=SimulatorWarning)
@@ -98,3 +104,56 @@ def test_a_profiled_kernel_s_status_is_checked_too(
     monkeypatch.setattr(simulator.Segment, "run_one", lambda self, position: status)
     with pytest.raises(RunStatusError, match="not 0"), torch.profiler.profile():
         compiled(target, lambda x: torch.relu(x) * 2)(torch.randn(2, 3))
+
+
+STAGES = ("fingerprint", "prepare", "lower", "render", "build", "load")
+HOOKS = {
+    "loop": (
+        *STAGES, "rules_for", "decide_on", "schedule", "with_form", "render_kernel", "compile",
+        "runtime", "pool",
+    ),
+    "graph": (
+        *STAGES, "make_builder", "refuses", "fuse", "assign_formats", "render_graph", "identity",
+        "graph_options", "compile", "launch",
+    ),
+}  # fmt: skip
+
+
+def break_hook(target: Any, hook: str, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Puts the function of that text into the target's module; returns the module's file."""
+    module = importlib.import_module(type(target).__module__)
+    names = dict(vars(module))
+    exec(compile(text, str(module.__file__), "exec"), names)
+    monkeypatch.setattr(type(target), hook, names[hook], raising=False)
+    return str(module.__file__)
+
+
+def test_what_a_hook_raises_names_target_hook_and_line(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = next(family for family, name in NAMES.items() if name == target.name)
+    x = torch.randn(2, 3)
+    for hook in HOOKS[family]:
+        with monkeypatch.context() as patch:
+            text = f"def {hook}(self, *args, **kwargs):\n    return {{}}['no such key']\n"
+            file = break_hook(target, hook, text, patch)
+            torch.compiler.reset()
+            with pytest.raises(Exception, match="no such key") as caught:
+                compiled(target, torch.relu)(x)
+            error = caught.value
+            message = str(error)
+            assert "TargetFailureError" in message or isinstance(error, TargetFailureError), hook
+            said = f"target '{target.name}': {hook} raises KeyError: 'no such key', at {file}:2."
+            assert said in message, (hook, message)
+            torch.compiler.reset()
+            with pytest.warns(FallbackWarning, match=f"{hook} raises KeyError"):
+                found = compiled(target, torch.relu, on_compile_error="eager")(x)
+            assert torch.equal(found, torch.relu(x)), hook
+
+
+def test_a_hook_that_takes_other_arguments_is_named(
+    target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = break_hook(target, "compile", "\n\ndef compile(self): pass\n", monkeypatch)
+    with pytest.raises(Exception, match=f"compile raises TypeError.*, at {file}:3"):
+        compiled(target, torch.relu)(torch.randn(2, 3))

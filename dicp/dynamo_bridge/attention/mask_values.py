@@ -12,6 +12,7 @@ from torch import fx
 from dicp.dtypes import converted
 from dicp.dynamo_bridge.analysis.constants import cast_source, uniform_value
 from dicp.dynamo_bridge.analysis.values import sizes_of, value_of
+from dicp.dynamo_bridge.thresholds import MOST_EVALUATED, MOST_NUMBERS
 from dicp.effects import is_pure
 from dicp.torch_private import (
     HOST,
@@ -30,7 +31,6 @@ score itself is as large as that of the mask value."""
 _Numbers: TypeAlias = frozenset[float] | None
 
 _MASK_KIND = "dicp_mask_kind"
-_CONSTANT_LIMIT = 1 << 22
 
 
 def leaves_a_key(bias: fx.Node) -> bool:
@@ -129,12 +129,10 @@ def _of_constant(node: fx.Node) -> _Numbers:
     with disable_current_modes():
         value = _constant(node, {})
         found = [] if value is None else torch.unique(value).tolist()
-    return frozenset(map(float, found)) if 0 < len(found) <= _FEW else None
+    return frozenset(map(float, found)) if 0 < len(found) <= MOST_NUMBERS else None
 
 
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_FEW = 8
-"""Most distinct numbers of a constant mask that is analyzed."""
 
 _VIEWS = frozenset({
     aten.view.default, aten.expand.default, aten.unsqueeze.default, aten.slice.Tensor,
@@ -184,7 +182,7 @@ def _constant(node: Any, known: dict[fx.Node, torch.Tensor | None]) -> torch.Ten
         return None
     if not isinstance(value, torch.Tensor):
         return None
-    if not all(isinstance(size, int) for size in value.shape) or value.numel() > _CONSTANT_LIMIT:
+    if not all(isinstance(size, int) for size in value.shape) or value.numel() > MOST_EVALUATED:
         return None
     inputs = {source: _constant(source, known) for source in node.all_input_nodes}
     if any(tensor is None for tensor in inputs.values()) or len(known) > 64:

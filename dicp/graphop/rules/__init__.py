@@ -10,6 +10,7 @@ from dicp.graphop.rules import (
     matmul,
     nn,
     norm,
+    padding,
     pooling,
     reduction,
     resample,
@@ -19,7 +20,7 @@ from dicp.graphop.rules import (
 from dicp.graphop.rules.shape import VIEWS
 
 RULES = elementwise.RULES.merged(
-    shape.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES, pooling.RULES,
+    shape.RULES, padding.RULES, reduction.RULES, matmul.RULES, nn.RULES, norm.RULES, pooling.RULES,
     indexing.RULES, creation.RULES, special.RULES, distance.RULES, bags.RULES, resample.RULES,
     attention.RULES,
 ).with_kind("view", VIEWS)  # fmt: skip

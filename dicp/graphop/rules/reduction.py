@@ -248,15 +248,22 @@ def sort_stable(
 
 
 @rule(aten.kthvalue.default)
-def kthvalue(g: Ops, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+def kthvalue(
+    g: Ops, x: Value, k: Any, dim: int = -1, keepdim: bool = False
+) -> tuple[Value, Value | None]:
+    if g.is_read(1):
+        raise NoRule("the position among equal values is wherever eager's selection leaves it")
     if x.ndim == 0:
-        return g.op("Identity", x), g.full([], 0, torch.int64)
+        return g.op("Identity", x), None
     dim %= x.ndim
+    value, _ = _in_order(g, x, k, dim)
+    return value if keepdim else g.squeeze(value, [dim]), None
+
+
+def _in_order(g: Ops, x: Value, k: Any, dim: int) -> tuple[Value, Value]:
+    """The k-th smallest values, counted from 1, and the first positions of these."""
     values, places = sort_stable(g, x, dim=dim)
-    value, place = (g.slice(v, dim, k - 1, k) for v in (values, places))
-    if keepdim:
-        return value, place
-    return g.squeeze(value, [dim]), g.squeeze(place, [dim])
+    return g.slice(values, dim, k - 1, k), g.slice(places, dim, k - 1, k)
 
 
 # ---- scans ---------------------------------------------------------------------------------------
@@ -343,7 +350,7 @@ def median_dim(g: Ops, x: Value, dim: int, keepdim: bool = False) -> tuple[Value
         return g.op("Identity", x), g.full([], 0, torch.int64)
     dim %= x.ndim
     size = x.shape[dim]
-    value, place = kthvalue(g, x, (size + 1) // 2, dim, True)
+    value, place = _in_order(g, x, (size + 1) // 2, dim)
     if x.dtype.is_floating_point:
         odd = g.op("IsNan", x)
         first = g.op("ArgMax", g.cast(odd, torch.int32), g.const(dim, torch.int64),

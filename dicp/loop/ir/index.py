@@ -117,36 +117,34 @@ class Var:
         return f"v{self.position}"
 
 
-@dataclass(frozen=True, slots=True)
-class FloorDiv:
-    value: Index
-    divisor: Size
+class _Computed:
+    """An atom that other values make."""
+
+    __slots__ = ()
 
     @property
-    def key(self) -> str:
+    def key(self: Any) -> str:
         return _atom_text(self, _key_of)
 
 
 @dataclass(frozen=True, slots=True)
-class Mod:
+class FloorDiv(_Computed):
     value: Index
     divisor: Size
 
-    @property
-    def key(self) -> str:
-        return _atom_text(self, _key_of)
+
+@dataclass(frozen=True, slots=True)
+class Mod(_Computed):
+    value: Index
+    divisor: Size
 
 
 @dataclass(frozen=True, slots=True)
-class Indirect:
+class Indirect(_Computed):
     """A coordinate read from memory or computed: `expr` is an integer expression."""
 
     expr: Any
     size: Size
-
-    @property
-    def key(self) -> str:
-        return _atom_text(self, _key_of)
 
 
 Atom: TypeAlias = Var | FloorDiv | Mod | Indirect

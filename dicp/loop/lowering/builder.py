@@ -77,6 +77,8 @@ class GraphBuilder:
         self._random_sites = 0
         self._written: dict[Ref, Any] = {}
         self._readers: dict[Ref, list[Node]] = {}
+        self.indices_in_bounds: dict[tuple[Value, Size], Value] = {}
+        """Computed indices and the size they index: the same, clamped to it."""
 
     # ---- tensors --------------------------------------------------------------------------
 

@@ -28,9 +28,12 @@ def proven(at: Expr, size: Size) -> Index:
 
 def clamped(at: Expr, size: Size) -> Index:
     """A computed coordinate clamped to 0 .. size-1."""
+    return proven(_clamp(at, size), size)
+
+
+def _clamp(at: Expr, size: Size) -> Expr:
     low = apply("maximum", torch.int64, at, const(0, torch.int64))
-    last = ir.index_value(Index(normal(size - 1)))
-    return proven(apply("minimum", torch.int64, low, last), size)
+    return apply("minimum", torch.int64, low, ir.index_value(Index(normal(size - 1))))
 
 
 def wrapped(lw: Lowering, index: Expr, size: Size) -> Expr:
@@ -79,10 +82,25 @@ class Indices:
 
 
 class ComputedIndices(Indices):
-    """Indices that a decomposition computes from sizes alone: clamped, as rounding may be off."""
+    """Indices that a decomposition computes from sizes alone: clamped, as rounding may be off.
+
+    They are clamped where they are computed: many elements of the result read one of them.
+    """
+
+    def __init__(
+        self, lw: Lowering, index: Value, size: Size, *, wrap: bool, count: Size | None = None
+    ) -> None:
+        def body(idx: tuple[Index, ...]) -> Expr:
+            return _clamp(wrapped(lw, cast(index.at(idx), torch.int64), size), size)
+
+        in_bounds = lw.indices_in_bounds.get((index, size))
+        if in_bounds is None:
+            in_bounds = lw.pointwise(index.shape, torch.int64, body)
+            lw.indices_in_bounds[index, size] = in_bounds
+        super().__init__(lw, in_bounds, size, wrap=wrap, count=count)
 
     def _place(self, index: Expr) -> Index:
-        return clamped(wrapped(self.lw, cast(index, torch.int64), self.size), self.size)
+        return proven(index, self.size)
 
 
 @rule(aten.gather)

@@ -14,6 +14,7 @@ from dicp.loop.ir.index import Index, Size, product
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.pointwise import compare, select
 from dicp.loop.lowering.views import wrap
+from dicp.loop.thresholds import LEAST_SHIFT, MAX_CANCELLED
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
@@ -156,12 +157,6 @@ def any_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Valu
 @rule(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(lw: Lowering, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     return _truth(lw, "all", x, axes_of(x, dim), keepdim)
-
-
-MAX_CANCELLED = 2.0**-6
-"""The largest share of a sum of squares that may be taken for its rounding errors."""
-LEAST_SHIFT = 4.0
-"""The smallest error of a mean that is corrected, in rounding errors of the standard deviation."""
 
 
 def moments(

@@ -142,10 +142,43 @@ class Online:
 
 
 @dataclass(frozen=True, eq=False)
+class Guessed:
+    """Sums over deviations from a guess of the mean, in one pass over the elements; a second one
+    follows where they show that the guess was far from the mean."""
+
+    sums: Deviations
+    guess: Pass
+    """The sum of the first `GUESS` elements, and that of their squares."""
+    over: Pass
+    """The sums over deviations from `middle`."""
+
+    @property
+    def middle(self) -> str:
+        """The name of the guess of the mean."""
+        return f"middle_{self.sums.squares.name}"
+
+    @property
+    def rest(self) -> str:
+        """The name of the sum of deviations from it."""
+        return f"rest_{self.sums.squares.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class MeanStep:
+    """Sums over deviations from a mean, of those over deviations from guesses of it."""
+
+    found: Guessed
+
+
+RowStep = Phase | Pass | Online | Guessed | MeanStep
+"""What rows are passed over for, one after the other."""
+
+
+@dataclass(frozen=True, eq=False)
 class Rows(HostForm):
     """Threads divide the rows; each row is passed over phase after phase."""
 
-    passes: tuple[Phase | Pass | Online, ...] = ()
+    passes: tuple[RowStep, ...] = ()
     cross_row: tuple[Store, ...] = ()
     """Fused cross-row sums: the rows are in parts, each with accumulators of its own."""
 
@@ -167,33 +200,15 @@ class Split(HostForm):
 
 
 @dataclass(frozen=True, eq=False)
-class MeanStep:
-    """Sums over deviations from a mean, of those over deviations from each plane's own."""
-
-    sums: Deviations
-
-
-@dataclass(frozen=True, eq=False)
 class PlaneStep:
-    """One pass over all planes, with sums over deviations from each plane's mean."""
+    """One pass over all planes."""
 
     over: Pass
-    deviations: tuple[tuple[Deviations, Pass], ...]
-    """The sums, and the pass over deviations from the plane's mean that adds up a plane's."""
+    guessed: tuple[Guessed, ...]
 
     @property
     def non_temporal(self) -> bool:
-        return any(p.non_temporal for p in (self.over, *(own for _, own in self.deviations)))
-
-
-def middle_of(sums: Deviations) -> str:
-    """The name of the plane's mean, in the pass over deviations from it."""
-    return f"middle_{sums.squares.name}"
-
-
-def rest_of(sums: Deviations) -> str:
-    """The name of the sum of deviations from a plane's mean."""
-    return f"rest_{sums.squares.name}"
+        return self.over.non_temporal
 
 
 @dataclass(frozen=True, eq=False)

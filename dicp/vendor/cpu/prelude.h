@@ -67,7 +67,17 @@ template <class T> struct d_room {
   }
   ~d_room() { d_free(at); }
 };
-// The calling thread's share of memory that was allocated for the team.
+// A guess of the mean of numbers, by the first ones' sum and that of their squares: 0 if the square of
+// their mean is at most a third of their variance.
+d_inline double d_guessed_mean(double sum, double squares, int64_t count) {
+  return sum * sum * 4 <= squares * count ? 0 : sum / count;
+}
+// Whether about their mean, the squares of `count` deviations with this sum would be at least half as
+// large. Sums that are not finite say nothing of the mean.
+d_inline bool d_is_centred(double sum, double squares, int64_t count) {
+  return (squares < d_inf && sum * sum <= 0.5 * count * squares) || sum - sum != 0;
+}
+// The calling thread's part of memory that was allocated for the team.
 d_inline char* d_own_room(char* rooms, int64_t bytes) { return rooms + d_thread() * bytes; }
 // Chunks of a reduction or scatter that threads divide: at least 16, so that their number, and with
 // it the rounding of sums, is that of any machine of up to 16 threads.
@@ -258,13 +268,13 @@ template <class T> d_inline void d_running_sum(T* x, int64_t n, T& total) {
 }
 
 // ---- scatters ----------------------------------------------------------------------------------
-// The first destination that has `share` or more destinations and rows before it; first[i] counts the
+// The first destination that has `before` or more destinations and rows before it; first[i] counts the
 // rows before destination i.
-d_inline int64_t d_share(const int64_t* first, int64_t places, int64_t share) {
+d_inline int64_t d_partition(const int64_t* first, int64_t places, int64_t before) {
   int64_t low = 0, high = places;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
-    if (first[middle] + middle < share) low = middle + 1; else high = middle;
+    if (first[middle] + middle < before) low = middle + 1; else high = middle;
   }
   return low;
 }

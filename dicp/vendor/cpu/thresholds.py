@@ -52,7 +52,11 @@ HALF_VECTOR, MAX_HALF_ROW = 16, 128
 its remainder has at least that many elements: they would be computed one by one."""
 MIN_PLANES = 1 << 19
 """Elements below which a core's private caches keep all rows."""
-MIN_PLANE = 32
+GUESS = 32
+"""Elements by which the mean of a row is guessed."""
+MIN_GUESSED = 4 * GUESS
+"""Elements of a row below which it is summed first: the guess would be a large part of the pass."""
+MIN_PLANE = GUESS
 """Elements of a plane below which its partial sums would be a large part of the traffic."""
 
 # ---- transposes -----------------------------------------------------------------------------

@@ -519,7 +519,7 @@ def sum(x):
 
 
 @triton.jit
-def sum_across(x):
+def sum_cross_row(x):
     return tl.sum(x, 0, keep_dims=True)
 
 

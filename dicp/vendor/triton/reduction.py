@@ -31,7 +31,7 @@ class Reduction(Writer):
 
     shared_axis = "r"
     """The axis that a partition divides among programs."""
-    part_name = "share"
+    part_name = "part"
     """The variable that holds the index of the program's part."""
 
     def __init__(self, kernel: Kernel, axes: list[Axis], form: ReductionTile | RowLoop) -> None:
@@ -48,7 +48,7 @@ class Reduction(Writer):
 
     def write(self) -> None:
         self._tile_indices()
-        self._range = self._share()
+        self._range = self._part()
         if not self.looped:
             self._axis_index(self.axes["r"], *self._range)
         phases = iter(enumerate(self.kernel.phases))
@@ -85,11 +85,11 @@ class Reduction(Writer):
             return
         columns = self.axes["x"]
         self.line("pid = tl.program_id(0).to(INDEX)")
-        self.line(f"across = {self._blocks_of(columns)}")
-        self.line(f"{self.part_name} = pid // across")
-        self._axis_index(columns, f"(pid % across) * {columns.block_name}")
+        self.line(f"column_blocks = {self._blocks_of(columns)}")
+        self.line(f"{self.part_name} = pid // column_blocks")
+        self._axis_index(columns, f"(pid % column_blocks) * {columns.block_name}")
 
-    def _share(self) -> tuple[str, str]:
+    def _part(self) -> tuple[str, str]:
         """The first row of the program's part and its end; empty if it has all rows."""
         partition = self.kernel.partition
         if partition is None:
@@ -308,7 +308,7 @@ class LoopedRows(Reduction):
         for stmt, name in self._sums.items():
             zero = f"tl.full({self.shape('xr')}, 0.0, {VALUE_TYPE[stmt.ref.dtype]})"
             self.line(f"{name} = {zero}")
-        with self._looping(*self._share(), self.stages):
+        with self._looping(*self._part(), self.stages):
             for position, phase in enumerate(self.kernel.phases):
                 self._wait_before(position)
                 (self._row if phase.level == "parallel" else self._block)(phase)
@@ -316,7 +316,7 @@ class LoopedRows(Reduction):
             index, mask = self.index(stmt.index), self.mask("r")
             tail = f", {mask}" if mask else ""
             place = f"{self.arg(stmt.ref)} + ({index})"
-            self.line(f"tl.store({place}, d.sum_across({name}){tail})")
+            self.line(f"tl.store({place}, d.sum_cross_row({name}){tail})")
 
     def store(self, stmt: Store) -> Callable[[], None]:
         value = self.value(stmt.value)

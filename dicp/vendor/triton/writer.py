@@ -61,9 +61,9 @@ class Writer(Emitter):
             self._axis_index(grid[0], f"pid * {grid[0].block_name}")
         else:
             outer, inner = grid
-            self.line(f"across = {self._blocks_of(inner)}")
-            self._axis_index(outer, f"(pid // across) * {outer.block_name}")
-            self._axis_index(inner, f"(pid % across) * {inner.block_name}")
+            self.line(f"column_blocks = {self._blocks_of(inner)}")
+            self._axis_index(outer, f"(pid // column_blocks) * {outer.block_name}")
+            self._axis_index(inner, f"(pid % column_blocks) * {inner.block_name}")
 
     def _blocks_of(self, axis: Axis) -> str:
         return f"({self.size(axis.size)} + {axis.block_name} - 1) // {axis.block_name}"

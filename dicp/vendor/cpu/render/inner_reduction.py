@@ -8,7 +8,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import product
 from dicp.loop.ir.kernel import Phase, Reduce, Store
-from dicp.vendor.cpu.form import Online, Rows, Split, Team
+from dicp.vendor.cpu.form import Guessed, MeanStep, Online, Rows, Split, Team
 from dicp.vendor.cpu.render.loops import CHUNKS, block_end, half_vectors
 from dicp.vendor.cpu.render.passes import Passes
 from dicp.vendor.cpu.thresholds import WEIGHT_BLOCK
@@ -23,6 +23,10 @@ class RowsWriter(Passes[Rows]):
         for over in form.passes:
             if isinstance(over, Phase):
                 self.statements(over.stmts)
+            elif isinstance(over, Guessed):
+                self._sum_and_deviations(over, scope)
+            elif isinstance(over, MeanStep):
+                self._about_mean(over.found, scope)
             elif isinstance(over, Online):
                 self._online_softmax(over, scope)
             else:
@@ -32,6 +36,31 @@ class RowsWriter(Passes[Rows]):
         if form.cross_row:
             return self._in_parts(scope.lines)
         return self._outer_loops(rows, scope.lines, form.team)
+
+    # ---- moments --------------------------------------------------------------------------------
+
+    def _sum_and_deviations(self, found: Guessed, scope: Scope) -> None:
+        total = found.sums.total
+        self._sums_about_guess(found, scope, self.kernel.reduction[0].size)
+        self._named(total, f"sum_{found.sums.squares.name}", scope)
+
+    def _about_mean(self, found: Guessed, scope: Scope) -> None:
+        """The sums over deviations from the mean, of those over deviations from its guess."""
+        sums, size = found.sums, self.size(self.kernel.reduction[0].size)
+        name, rest = sums.squares.name, found.rest
+        shift, away = f"shift_{name}", f"away_{name}"
+        scope.lines += [
+            f"{margin(scope.indent)}const double {shift} = {local(found.middle)} - "
+            f"(double){local(sums.center.name)}, {away} = {rest} + {size} * {shift};",
+        ]
+        if sums.rest is not None:
+            self._named(sums.rest, away, scope)
+        self._named(sums.squares, f"squares_{name} + {shift} * ({rest} + {away})", scope)
+
+    def _named(self, stmt: Reduce, value: str, scope: Scope) -> None:
+        ctype, pad = VALUE_TYPE[stmt.dtype], margin(scope.indent)
+        scope.lines.append(f"{pad}const {ctype} {local(stmt.name)} = ({ctype})({value});")
+        self.named_here(stmt.name)
 
     # ---- cross-row reductions fused into the row's -----------------------------------------------
 

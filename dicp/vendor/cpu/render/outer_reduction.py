@@ -51,11 +51,11 @@ class ColumnsWriter(Loops[Columns]):
         return torch.float64 if stmt in self.form.blocks else stmt.dtype
 
     def _accumulator_array(self, stmt: Reduce | Scan, pad: str) -> list[str]:
-        lines = [pad + self._array(self._total_type(stmt), f"acc_{stmt.name}", COLUMN_TILE)]
-        clear = f"acc_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
+        lines = [pad + self._array(self._total_type(stmt), f"column_{stmt.name}", COLUMN_TILE)]
+        clear = f"column_{stmt.name}[c] = {start_value(stmt.op, stmt.dtype)};"
         if stmt.finds_position:
-            lines.append(pad + self._array(torch.int64, f"acc_at_{stmt.name}", COLUMN_TILE))
-            clear += f" acc_at_{stmt.name}[c] = 0;"
+            lines.append(pad + self._array(torch.int64, f"column_at_{stmt.name}", COLUMN_TILE))
+            clear += f" column_at_{stmt.name}[c] = 0;"
         return [*lines, f"{pad}for (int64_t c = 0; c < {COLUMN_TILE}; ++c) {{ {clear} }}"]
 
     def _pass_over_columns(
@@ -72,7 +72,7 @@ class ColumnsWriter(Loops[Columns]):
                         margin(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
                     )
                 elif isinstance(stmt, Scan):
-                    slot = f"acc_{stmt.name}[{column.key} - tile]"
+                    slot = f"column_{stmt.name}[{column.key} - tile]"
                     value = combine(stmt.op, slot, self.value(stmt.value))
                     ctype = VALUE_TYPE[stmt.dtype]
                     body.lines.append(
@@ -131,7 +131,7 @@ class ColumnsWriter(Loops[Columns]):
         width = min(column.size, MAX_TILE) if isinstance(column.size, int) else COLUMN_TILE
         lines = []
         for stmt in long:
-            lines.append(f"{pad}double* total_{stmt.name} = acc_{stmt.name};")
+            lines.append(f"{pad}double* total_{stmt.name} = column_{stmt.name};")
         lines += [
             f"{pad}for (int64_t block = {low}; block < {high}; block += {step}) {{",
             f"{pad}const int64_t block_end = {block_end('block', step, high)};",
@@ -139,8 +139,8 @@ class ColumnsWriter(Loops[Columns]):
         for stmt in long:
             lines.append(
                 pad
-                + self._array(stmt.dtype, f"acc_{stmt.name}", width)
-                + f" for (int64_t c = 0; c < tile_end - tile; ++c) acc_{stmt.name}[c] = 0;"
+                + self._array(stmt.dtype, f"column_{stmt.name}", width)
+                + f" for (int64_t c = 0; c < tile_end - tile; ++c) column_{stmt.name}[c] = 0;"
             )
         return lines
 
@@ -148,7 +148,7 @@ class ColumnsWriter(Loops[Columns]):
         pad = margin(scope.indent)
         sums = [
             f"{pad}for (int64_t c = 0; c < tile_end - tile; ++c) "
-            f"total_{s.name}[c] += acc_{s.name}[c];"
+            f"total_{s.name}[c] += column_{s.name}[c];"
             for s in long
         ]
         return [*sums, f"{pad}}}"]
@@ -161,7 +161,7 @@ class ColumnsWriter(Loops[Columns]):
         width = "(tile_end - tile)"
         for stmt in accumulators:
             ctype = VALUE_TYPE[self._total_type(stmt)]
-            shared = self._allocated(ctype, f"acc_{stmt.name}", f"{CHUNKS} * {width}")
+            shared = self._allocated(ctype, f"column_{stmt.name}", f"{CHUNKS} * {width}")
             scope.lines.append(pad + shared)
         total, times = self.size(inner[0].size), ""
         if len(inner) == 1 and isinstance(inner[0].size, int) and self.form.jammed:
@@ -171,20 +171,20 @@ class ColumnsWriter(Loops[Columns]):
             f"{pad}  const int64_t low = chunk * {total} / {CHUNKS}{times}, "
             f"high = (chunk + 1) * {total} / {CHUNKS}{times};"
         )
-        names = [(f"acc_{s.name}", f"{s.name}") for s in accumulators]
+        names = [(f"column_{s.name}", f"{s.name}") for s in accumulators]
         for stmt, (array, _) in zip(accumulators, names, strict=True):
             ctype = VALUE_TYPE[self._total_type(stmt)]
             chunk.lines.append(f"{pad}  {ctype}* all_{stmt.name} = {array};")
             chunk.lines.append(
-                f"{pad}  {{ {ctype}* acc = all_{stmt.name} + chunk * {width}; "
+                f"{pad}  {{ {ctype}* own = all_{stmt.name} + chunk * {width}; "
                 f"for (int64_t c = 0; c < {width}; ++c) "
-                f"acc[c] = {start_value(stmt.op, stmt.dtype)}; }}"
+                f"own[c] = {start_value(stmt.op, stmt.dtype)}; }}"
             )
         body = self.push((), scope.indent + 1)
         for stmt in accumulators:
             ctype = VALUE_TYPE[self._total_type(stmt)]
             body.lines.append(
-                f"{pad}  {ctype}* acc_{stmt.name} = all_{stmt.name} + chunk * {width};"
+                f"{pad}  {ctype}* column_{stmt.name} = all_{stmt.name} + chunk * {width};"
             )
         self._pass_over_columns(body, phases, column, inner, ("low", "high"))
         self.pop(body)
@@ -195,7 +195,7 @@ class ColumnsWriter(Loops[Columns]):
             *chunk.lines, f"{pad}  {{", *body.lines, f"{pad}  }}", f"{pad}}}",
         ]  # fmt: skip
         for stmt in accumulators:
-            value = f"acc_{stmt.name}[chunk * {width} + c]"
+            value = f"column_{stmt.name}[chunk * {width} + c]"
             combined = self._combine_at(stmt, value, "c")
             scope.lines.append(
                 f"{pad}for (int64_t chunk = 1; chunk < {CHUNKS}; ++chunk) "
@@ -210,7 +210,7 @@ class ColumnsWriter(Loops[Columns]):
         body = self.push((column,), scope.indent + 1)
         for stmt in accs:
             source, dtype = (
-                ("acc_at_", torch.int64) if stmt.finds_position else ("acc_", stmt.dtype)
+                ("column_at_", torch.int64) if stmt.finds_position else ("column_", stmt.dtype)
             )
             body.lines.append(
                 f"{margin(body.indent)}const {VALUE_TYPE[dtype]} {_result(stmt)} = "

@@ -8,11 +8,11 @@ from typing import TypeVar
 from dicp.codegen.emitter import nan_bits
 from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.codegen.values import Scope, local, margin
-from dicp.loop.ir.index import Var, product
+from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
-from dicp.vendor.cpu.form import HostForm, Pass
+from dicp.vendor.cpu.form import Guessed, HostForm, Pass
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
-from dicp.vendor.cpu.thresholds import PLACE_BLOCK, SUM_BLOCK
+from dicp.vendor.cpu.thresholds import GUESS, PLACE_BLOCK, SUM_BLOCK
 
 F = TypeVar("F", bound=HostForm)
 
@@ -44,6 +44,36 @@ class Passes(Loops[F]):
         self.flagged = set()
         for place, best in over.extrema.items():
             scope.lines += self._place_found(place, best, over.loops[-1], pad)
+
+    def _sums_about_guess(self, found: Guessed, scope: Scope, count: Size) -> None:
+        """The row's sum and those over deviations from a guess of its mean, which moves to the mean
+        that they give if more than half of the squares is due to its distance from that.
+
+        Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983).
+        """
+        pad, size, name = margin(scope.indent), self.size(count), found.sums.squares.name
+        middle, rest, squares = local(found.middle), found.rest, f"squares_{name}"
+        few = str(GUESS) if isinstance(count, int) else f"({size} < {GUESS} ? {size} : {GUESS})"
+        self._pass(found.guess, scope, ("0", few))
+        ctype = VALUE_TYPE[found.sums.total.dtype]
+        scope.lines += [
+            f"{pad}{ctype} {middle} = d_guessed_mean({local(f'guess_{name}')}, "
+            f"{local(f'spread_{name}')}, {few});",
+            f"{pad}double {rest}, {squares};",
+            f"{pad}for (bool again = false;; again = true) {{",
+        ]
+        self.named_here(found.middle)
+        block = self.push((), scope.indent + 1)
+        self._pass(found.over, block)
+        self.pop(block)
+        scope.lines += [
+            *block.lines,
+            f"{pad}  {rest} = {local(found.rest)}, {squares} = {local(name)};",
+            f"{pad}  if (again || d_is_centred({rest}, {squares}, {size})) break;",
+            f"{pad}  {middle} += {rest} / {size};",
+            f"{pad}}}",
+            f"{pad}double sum_{name} = {rest} + {size} * (double){middle};",
+        ]
 
     def _nan_kept(self, stmt: Reduce | Scan) -> str:
         nan, name = literal(math.nan, stmt.dtype), local(stmt.name)

@@ -13,8 +13,7 @@ from dicp.codegen.types import VALUE_TYPE
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Var
 from dicp.loop.ir.kernel import Kernel, Let, Phase, Reduce, Stmt
-from dicp.loop.passes.moments import Deviations
-from dicp.vendor.cpu.form import MeanStep, Planes, PlaneStep, Team, middle_of, rest_of
+from dicp.vendor.cpu.form import Guessed, MeanStep, Planes, PlaneStep, Team
 from dicp.vendor.cpu.render.passes import Passes
 
 
@@ -32,7 +31,7 @@ class PlanesWriter(Passes[Planes]):
             if isinstance(step, Phase):
                 lines += self._of_rows(step.stmts)
             elif isinstance(step, MeanStep):
-                lines += self._about_mean(step.sums)
+                lines += self._about_mean(step.found)
             else:
                 lines += self._over_planes(step)
         return lines
@@ -40,33 +39,34 @@ class PlanesWriter(Passes[Planes]):
     def _over_planes(self, step: PlaneStep) -> list[str]:
         """One pass over all planes in the order of memory, with one partial sum for each plane."""
         (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
-        sums = [s for s in step.over.phase.stmts if isinstance(s, Reduce)]
+        sums = {s.name: local(s.name) for s in step.over.phase.stmts if isinstance(s, Reduce)}
         slot, count = f"[{row.size} * {image.key} + {row.key}]", f"{image.size} * {row.size}"
         scope = self._row_scope([image, row], 3)
-        self._pass(step.over, scope)
-        for stmt in sums:
-            scope.lines.append(f"      all_{stmt.name}{slot} = {local(stmt.name)};")
-        of_planes = [("double", s.name) for s in sums]
-        for each, own in step.deviations:
-            middle, rest, total = middle_of(each), rest_of(each), local(each.total.name)
-            squares = each.squares.name
-            scope.lines.append(f"      const float {local(middle)} = {total} / {inner.size};")
-            self.named_here(middle)
-            self._pass(own, scope)
-            names = (middle, rest, squares)
-            scope.lines += [f"      all_{name}{slot} = {local(name)};" for name in names]
-            of_planes += [("float", middle), ("double", rest), ("double", squares)]
+        if step.over.phase.stmts:
+            self._pass(step.over, scope)
+        of_planes: dict[str, tuple[str, str]] = {}
+        for each in step.guessed:
+            squares = each.sums.squares.name
+            self._sums_about_guess(each, scope, inner.size)
+            sums[each.sums.total.name] = f"sum_{squares}"
+            of_planes |= {
+                f"all_{each.middle}": ("float", local(each.middle)),
+                f"all_{each.rest}": ("double", each.rest),
+                f"all_{squares}": ("double", f"squares_{squares}"),
+            }
+        of_planes |= {f"all_{name}": ("double", value) for name, value in sums.items()}
+        scope.lines += [f"      {name}{slot} = {value};" for name, (_, value) in of_planes.items()]
         self.pop(scope)
         nest = self._nest([image, row], scope.lines, 1)
-        lines = ["  " + self._allocated(kind, f"all_{name}", count) for kind, name in of_planes]
+        lines = ["  " + self._allocated(k, name, count) for name, (k, _) in of_planes.items()]
         lines += self._divided(Team(collapse=2), nest)
-        for stmt in sums:
+        for name in sums:
             lines += [
                 f"  for (int64_t plane = 1; plane < {image.size}; ++plane)",
                 f"    for (int64_t c = 0; c < {row.size}; ++c) "
-                f"all_{stmt.name}[c] += all_{stmt.name}[plane * {row.size} + c];",
+                f"all_{name}[c] += all_{name}[plane * {row.size} + c];",
             ]
-        self.known |= {s.name: f"(float)all_{s.name}[{row.key}]" for s in sums}
+        self.known |= {name: f"(float)all_{name}[{row.key}]" for name in sums}
         return lines
 
     def _row_scope(self, loops: Sequence[Var], indent: int) -> Scope:
@@ -91,16 +91,17 @@ class PlanesWriter(Passes[Planes]):
         self.pop(scope)
         return [*lines, *self._loop(row, scope, 1)]
 
-    def _about_mean(self, sums: Deviations) -> list[str]:
+    def _about_mean(self, found: Guessed) -> list[str]:
         """With y = x - c and d = c - m in a plane of n elements, sum (x - m) = sum y + n d, and
         sum (x - m)^2 = sum y^2 + d (2 sum y + n d), in doubles: both stay exact for equal numbers.
         """
         (row,), (image, inner) = self.kernel.parallel, self.kernel.reduction
-        rest, squares = f"all_{rest_of(sums)}", f"all_{sums.squares.name}"
+        sums = found.sums
+        rest, squares = f"all_{found.rest}", f"all_{sums.squares.name}"
         arrays = {stmt: f"row_{stmt.name}" for stmt in sums.sums}
         values = {sums.rest: f"{rest}[{row.key}]", sums.squares: f"{squares}[{row.key}]"}
         self.known |= {stmt.name: f"{name}[{row.key}]" for stmt, name in arrays.items()}
-        middle, mean = f"all_{middle_of(sums)}[at]", self.known[sums.center.name]
+        middle, mean = f"all_{found.middle}[at]", self.known[sums.center.name]
         return [
             *("  " + self._allocated("float", name, str(row.size)) for name in arrays.values()),
             f"  for (int64_t plane = 0; plane < {image.size}; ++plane)",

@@ -270,13 +270,13 @@ template <class T> struct d_backward {
     float *result = room + 4 * lines, *weights = result + lines, *slopes = weights + scores;
     cell* stacked = (cell*)(slopes + scores);
     float shared[block], base[block];
-    const T *query = a.q.at(b, h) + first * a.q.row, *reached = grad.at(b, h) + first * grad.row;
+    const T *query = a.q.at(b, h) + first * a.q.row, *grad_rows = grad.at(b, h) + first * grad.row;
     d_lines(query, a.q.row, 1, count, a.depth, queries, d_query_step);
-    d_lines(reached, grad.row, 1, count, a.width, grads, d_query_step);
+    d_lines(grad_rows, grad.row, 1, count, a.width, grads, d_query_step);
     d_panels(query, a.q.row, 1, count, a.depth, query_panels);
-    d_panels(reached, grad.row, 1, count, a.width, grad_panels);
+    d_panels(grad_rows, grad.row, 1, count, a.width, grad_panels);
     for (int64_t i = 0; i < count; ++i) {
-      const T *y = out.at(b, h) + (first + i) * out.row, *dy = reached + i * grad.row;
+      const T *y = out.at(b, h) + (first + i) * out.row, *dy = grad_rows + i * grad.row;
       float total = 0;
 #pragma omp simd reduction(+ : total)
       for (int64_t j = 0; j < a.width; ++j) total += d_wide(y[j]) * d_wide(dy[j]);

@@ -53,8 +53,8 @@ struct d_planes {
   int64_t rows, columns;  // output pixels of the largest part
 
   static int64_t parts(int64_t all, int64_t part) { return (all + part - 1) / part; }
-  int64_t down() const { return parts(all.y.out, rows); }
-  int64_t across() const { return parts(all.x.out, columns); }
+  int64_t row_tiles() const { return parts(all.y.out, rows); }
+  int64_t column_tiles() const { return parts(all.x.out, columns); }
 
   static int64_t reach(const d_axis& axis) { return (axis.taps - 1) * axis.dilation / axis.stride; }
   int64_t wide() const { return columns + reach(all.x); }
@@ -67,7 +67,7 @@ struct d_planes {
   // Places from the first of so many rows and columns of pixels to the last.
   int64_t span(int64_t high, int64_t broad) const { return (high - 1) * wide() + broad; }
   // Panels of all parts together.
-  int64_t panels() const { return down() * across() * parts(span(rows, columns), d_panel); }
+  int64_t panels() const { return row_tiles() * column_tiles() * parts(span(rows, columns), d_panel); }
   // Where the first pixel reads its element k, from the first plane of its group.
   int64_t offset(int64_t k) const {
     const int64_t i = k / all.x.taps % all.y.taps * all.y.dilation;
@@ -132,7 +132,7 @@ struct d_part {
 };
 
 // Neighbouring places of a panel that are output pixels.
-struct d_piece {
+struct d_segment {
   int64_t place, pixel, count;
 };
 
@@ -142,7 +142,7 @@ struct d_convolver {
   const int32_t* offsets;
 
   // Of the panel that begins at place `first` of `span`; `broad`: columns of pixels.
-  int64_t pieces(int64_t first, int64_t span, int64_t broad, d_piece* list) const {
+  int64_t segments(int64_t first, int64_t span, int64_t broad, d_segment* list) const {
     const int64_t wide = planes.wide(), end = d_least(first + d_panel, span);
     int64_t found = 0;
     for (int64_t p = first, next; p < end; p = next) {
@@ -179,7 +179,7 @@ struct d_convolver {
   // Up to R filters at the panel of places from `place` on. A long sum is computed in blocks.
   template <int R>
   void tile(const float* weights, int64_t step, int64_t high, const float* bias, const float* from,
-            const d_part& part, int64_t place, const d_piece* list, int64_t count, float* to) const {
+            const d_part& part, int64_t place, const d_segment* list, int64_t count, float* to) const {
     const int64_t depth = all.depth(), times = (depth + d_sweep - 1) / d_sweep;
     float sums[R * d_panel + d_panel];
     int64_t begin = 0, end = 0;
@@ -221,8 +221,8 @@ struct d_convolver {
       const float* bias = all.bias ? all.bias + filter : nullptr;
       float* to = out + filter * all.out_filter;
       for (int64_t place = 0; place < span; place += d_panel) {
-        d_piece list[d_panel];
-        const int64_t count = pieces(place, span, part.columns, list);
+        d_segment list[d_panel];
+        const int64_t count = segments(place, span, part.columns, list);
         if (low)
           tile<d_short>(weights, depth, high, bias, filled + place, part, place, list, count, to);
         else
@@ -265,8 +265,8 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
   int32_t* offsets = (int32_t*)room.at;
   for (int64_t k = 0; k < depth; ++k) offsets[k] = (int32_t)planes.offset(k);
   const d_convolver run = {all, planes, offsets};
-  const int64_t across = planes.across(), pieces = planes.down() * across;
-  const int64_t others = all.images * all.groups * pieces;
+  const int64_t column_tiles = planes.column_tiles(), tiles = planes.row_tiles() * column_tiles;
+  const int64_t others = all.images * all.groups * tiles;
   int64_t parts = others % threads && others < 4 * threads ? threads : 1;
   const int64_t step = d_round_up((all.filters + parts - 1) / parts, d_rows);
   parts = (all.filters + step - 1) / step;
@@ -276,10 +276,11 @@ static void d_convolve(void** args, const int64_t* sizes, bool biased) {
     d_clear(mine, 0, planes.room());
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < others * parts; ++task) {
-      const int64_t part = task % parts, piece = task / parts % pieces;
-      const int64_t group = task / parts / pieces % all.groups;
-      const int64_t image = task / parts / pieces / all.groups;
-      const int64_t top = piece / across * planes.rows, left = piece % across * planes.columns;
+      const int64_t part = task % parts, tile = task / parts % tiles;
+      const int64_t group = task / parts / tiles % all.groups;
+      const int64_t image = task / parts / tiles / all.groups;
+      const int64_t top = tile / column_tiles * planes.rows;
+      const int64_t left = tile % column_tiles * planes.columns;
       const int64_t high = d_least(all.y.out - top, planes.rows);
       const int64_t broad = d_least(all.x.out - left, planes.columns);
       if (high <= 0 || broad <= 0) continue;
@@ -375,12 +376,12 @@ struct d_filter_gradient {
         if (y.begin >= y.end || x.begin >= x.end) continue;
         const int64_t row = y.begin * all.y.stride + i, column = x.begin * all.x.stride + j;
         const float* seen = planes + (row * wide() + column) * d_panel;
-        const float* reaching = from + y.begin * next + x.begin;
+        const float* grad_output = from + y.begin * next + x.begin;
         float* at = sums + (tap * d_round_up(count, d_rows) + f) * d_panel;
         if (low)
-          tile<d_short>(reaching, step, next, seen, y.end - y.begin, x.end - x.begin, at);
+          tile<d_short>(grad_output, step, next, seen, y.end - y.begin, x.end - x.begin, at);
         else
-          tile<d_rows>(reaching, step, next, seen, y.end - y.begin, x.end - x.begin, at);
+          tile<d_rows>(grad_output, step, next, seen, y.end - y.begin, x.end - x.begin, at);
       }
     }
   }

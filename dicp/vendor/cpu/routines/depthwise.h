@@ -40,21 +40,21 @@ struct d_depthwise {
 // ---- the result, and transposed, the gradient of images -----------------------------------------
 // The output at i reads pixel i - t at tap t, in units of the stride; in the transposed convolution it
 // reads pixel i + t.
-template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
+template <class T, int TAPS, int STEP, bool TRANSPOSED> struct d_depthwise_images {
   const d_depthwise& all;
   const T* from;
   const float *weights, *bias;
   T* to;
 
-  static constexpr int before = TURNED ? (TAPS - 1) / STEP : 0;
-  int64_t in(const d_axis& axis) const { return TURNED ? axis.out : axis.in; }
-  int64_t out(const d_axis& axis) const { return TURNED ? axis.in : axis.out; }
+  static constexpr int before = TRANSPOSED ? (TAPS - 1) / STEP : 0;
+  int64_t in(const d_axis& axis) const { return TRANSPOSED ? axis.out : axis.in; }
+  int64_t out(const d_axis& axis) const { return TRANSPOSED ? axis.in : axis.out; }
   // The row of the image that a row of the result reads at a tap; -1 if that is padding.
   int64_t source(int64_t row, int64_t tap) const {
     const d_axis& y = all.high;
-    const int64_t at = TURNED ? row + y.padding - tap * y.dilation : y.source(row, tap);
-    if (at < 0 || (TURNED && at % y.stride)) return -1;
-    const int64_t found = TURNED ? at / y.stride : at;
+    const int64_t at = TRANSPOSED ? row + y.padding - tap * y.dilation : y.source(row, tap);
+    if (at < 0 || (TRANSPOSED && at % y.stride)) return -1;
+    const int64_t found = TRANSPOSED ? at / y.stride : at;
     return found < in(y) ? found : -1;
   }
   // Adds one row of taps to N adjacent outputs. The pixels read begin at `seen`; [first, last) of them
@@ -62,7 +62,7 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
   template <int N>
   __attribute__((always_inline)) void add(const T* seen, int64_t first, int64_t last,
                                           const float* filters, d_vec* sum) const {
-    constexpr int reads = TURNED ? before + (N - 1) / STEP + 1 : (N - 1) * STEP + TAPS;
+    constexpr int reads = TRANSPOSED ? before + (N - 1) / STEP + 1 : (N - 1) * STEP + TAPS;
     const int64_t step = all.channels;
     d_vec weight[TAPS];
 #pragma GCC unroll 8
@@ -73,8 +73,8 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
       const d_vec pixel = d_lanes_of(seen + i * step);
 #pragma GCC unroll 8
       for (int t = 0; t < TAPS; ++t) {
-        const int at = TURNED ? (i - before) * STEP + t : i - t, x = TURNED ? at : at / STEP;
-        if (at >= 0 && x < N && (TURNED || at % STEP == 0)) sum[x] += pixel * weight[t];
+        const int at = TRANSPOSED ? (i - before) * STEP + t : i - t, x = TRANSPOSED ? at : at / STEP;
+        if (at >= 0 && x < N && (TRANSPOSED || at % STEP == 0)) sum[x] += pixel * weight[t];
       }
     }
   }
@@ -84,8 +84,8 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
     const int64_t seen = in(all.wide), padding = all.wide.padding;
     const T* pixels = from + image * in(all.high) * seen * n + channel;
     T* line = to + (image * out(all.high) + row) * width * n + channel;
-    for (int64_t x = TURNED ? -(padding % STEP) : 0; x < width; x += N) {
-      const int64_t first = TURNED ? (x + padding) / STEP - before : x * STEP - padding;
+    for (int64_t x = TRANSPOSED ? -(padding % STEP) : 0; x < width; x += N) {
+      const int64_t first = TRANSPOSED ? (x + padding) / STEP - before : x * STEP - padding;
       d_vec sum[N];
 #pragma GCC unroll 8
       for (int k = 0; k < N; ++k) sum[k] = bias ? ((const d_vec*)bias)[block] : d_vec{};
@@ -112,7 +112,7 @@ template <class T, int TAPS, int STEP, bool TURNED> struct d_depthwise_images {
   }
 };
 
-template <class T, int TAPS, int STEP, bool TURNED>
+template <class T, int TAPS, int STEP, bool TRANSPOSED>
 static void d_depthwise_made(const d_depthwise& all, const T* from, const T* weights, const T* bias,
                              T* to) {
   const int64_t taps = all.taps(), vectors = all.blocks() * d_lanes;
@@ -120,7 +120,7 @@ static void d_depthwise_made(const d_depthwise& all, const T* from, const T* wei
   if (!room.at) return;
   float* copies = room.at;
   float* biases = copies + taps * vectors;
-  const d_depthwise_images<T, TAPS, STEP, TURNED> made = {
+  const d_depthwise_images<T, TAPS, STEP, TRANSPOSED> made = {
       all, from, copies, bias ? biases : nullptr, to};
 #pragma omp parallel if (all.is_large())
   {
@@ -137,12 +137,12 @@ static void d_depthwise_made(const d_depthwise& all, const T* from, const T* wei
     made.run();
   }
 }
-template <class T, int TAPS, bool TURNED>
+template <class T, int TAPS, bool TRANSPOSED>
 static void d_depthwise_stepped(const int64_t* sizes, const void* from, const void* weights,
                                 const void* bias, void* to) {
   const d_depthwise all(sizes);
-  const auto run = all.wide.stride == 1 ? d_depthwise_made<T, TAPS, 1, TURNED>
-                                        : d_depthwise_made<T, TAPS, 2, TURNED>;
+  const auto run = all.wide.stride == 1 ? d_depthwise_made<T, TAPS, 1, TRANSPOSED>
+                                        : d_depthwise_made<T, TAPS, 2, TRANSPOSED>;
   run(all, (const T*)from, (const T*)weights, (const T*)bias, (T*)to);
 }
 
@@ -165,16 +165,16 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
   const d_depthwise& all;
   const T *from, *grad_output;
 
-  // What N pixels of the result, from `reaching` on, add at a row of taps.
+  // What N pixels of the result, from `grad_row` on, add at a row of taps.
   template <int N>
-  __attribute__((always_inline)) void add(const T* seen, const T* reaching, int64_t first,
+  __attribute__((always_inline)) void add(const T* seen, const T* grad_row, int64_t first,
                                           int64_t last, float* sums) const {
     const int64_t step = all.channels;
     d_vec sum[TAPS], grad[N];
 #pragma GCC unroll 8
     for (int t = 0; t < TAPS; ++t) sum[t] = ((const d_vec*)sums)[t];
 #pragma GCC unroll 8
-    for (int x = 0; x < N; ++x) grad[x] = d_lanes_of(reaching + x * step);
+    for (int x = 0; x < N; ++x) grad[x] = d_lanes_of(grad_row + x * step);
 #pragma GCC unroll 32
     for (int i = 0; i < (N - 1) * STEP + TAPS; ++i) {
       if (i < first || i >= last) continue;
@@ -189,25 +189,25 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
   }
   // The pixels of a row from `x` on, N at a time.
   template <int N>
-  int64_t pieces(const T* image, const T* reaching, int64_t row, int64_t x, float* sums) const {
+  int64_t strips(const T* image, const T* grad_row, int64_t row, int64_t x, float* sums) const {
     const d_axis &high = all.high, &wide = all.wide;
     for (; x + N <= wide.out; x += N)
       for (int64_t tap = 0; tap < high.taps; ++tap) {
         if (!high.inside(row, tap)) continue;
         const int64_t first = wide.source(x, 0);
         add<N>(image + (high.source(row, tap) * wide.in + first) * all.channels,
-               reaching + x * all.channels, -first, wide.in - first, sums + tap * TAPS * d_lanes);
+               grad_row + x * all.channels, -first, wide.in - first, sums + tap * TAPS * d_lanes);
       }
     return x;
   }
-  void each_tap(const T* image, const T* reaching, int64_t row, float* sums) const {
+  void each_tap(const T* image, const T* grad_row, int64_t row, float* sums) const {
     const d_axis &high = all.high, &wide = all.wide;
     for (int64_t tap = 0; tap < all.taps(); ++tap) {
       const int64_t y = tap / wide.taps, x = tap % wide.taps;
       const T* seen = image + high.source(row, y) * wide.in * all.channels;
       d_vec sum = {};
       for (int64_t p = wide.first(x); high.inside(row, y) && p < wide.last(x); ++p)
-        sum += d_lanes_of(reaching + p * all.channels) *
+        sum += d_lanes_of(grad_row + p * all.channels) *
                d_lanes_of(seen + wide.source(p, x) * all.channels);
       ((d_vec*)sums)[tap] += sum;
     }
@@ -223,13 +223,13 @@ template <class T, int TAPS, int STEP> struct d_depthwise_filters {
         const T* seen = from + image * all.high.in * all.wide.in * n + all.channel(block);
         d_clear(sums, 0, all.taps() * d_lanes);
         for (int64_t row = begin; row < next; ++row) {
-          const T* reaching = grad_output + row * wide * n + all.channel(block);
+          const T* grad_row = grad_output + row * wide * n + all.channel(block);
           if constexpr (STEP == 0) {
-            each_tap(seen, reaching, row % high, sums);
+            each_tap(seen, grad_row, row % high, sums);
           } else {
-            int64_t x = pieces<8>(seen, reaching, row % high, 0, sums);
-            x = pieces<4>(seen, reaching, row % high, x, sums);
-            pieces<1>(seen, reaching, row % high, x, sums);
+            int64_t x = strips<8>(seen, grad_row, row % high, 0, sums);
+            x = strips<4>(seen, grad_row, row % high, x, sums);
+            strips<1>(seen, grad_row, row % high, x, sums);
           }
         }
         for (int64_t tap = 0; tap < all.taps(); ++tap)

@@ -445,10 +445,10 @@ struct d_patch_filters {
       if (from < 0 || from >= y.in) continue;
       const float* pixels = patches.in + i / y.out * patches.in_image + from * patches.in_row +
                             k / patches.taps() * patches.in_channel;
-      const float* reaching = grad_output + i / y.out * image + row * filter + i % y.out * x.out;
+      const float* grad_row = grad_output + i / y.out * image + row * filter + i % y.out * x.out;
       for (int64_t j = 0; j < x.out; ++j) {
         const int64_t at = x.source(j, k % x.taps);
-        if (at >= 0 && at < x.in) sum += pixels[at] * reaching[j];
+        if (at >= 0 && at < x.in) sum += pixels[at] * grad_row[j];
       }
     }
     return sum;

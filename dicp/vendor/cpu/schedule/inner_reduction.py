@@ -6,7 +6,7 @@ In: an inner reduction. Out: `Rows` with its passes, `Split`, `Planes`, `PrefixS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dicp.codegen.emitter import LINE_BYTES
@@ -19,12 +19,13 @@ from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, Strip
+from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, RowStep, Strip
 from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, line, unrolled
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     FEW_ROWS,
+    MIN_GUESSED,
     MIN_PLANE,
     MIN_PLANES,
     MIN_SCAN,
@@ -58,14 +59,17 @@ class Inner(Chooser):
         sums = tuple(kernel.cross_row_stores())
         return form.Rows(self.team(loops) if sums else team, tuple(self._passes(scan)), sums)
 
-    def _passes(self, scan: bool) -> list[Phase | Pass | Online]:
+    def _passes(self, scan: bool) -> list[RowStep]:
         phases = list(self.kernel.phases)
         prefetch = {} if scan else self._prefetched(self._between())
-        found: list[Phase | Pass | Online] = []
+        guessed = {} if scan else self._guessed_phases(prefetch)
+        found: list[RowStep] = []
         while phases:
             phase = phases.pop(0)
             online = None if prefetch or not phases else self._online(phase, phases[0])
-            if phase.level == "parallel":
+            if phase in guessed:
+                found += guessed[phase]
+            elif phase.level == "parallel":
                 found.append(phase)
             elif online is not None:
                 phases.pop(0)
@@ -215,31 +219,56 @@ class Inner(Chooser):
         return image > row >= MIN_PLANE and index.coefficient(self.kernel.reduction[1]) == 1
 
     def _planes(self) -> form.Planes:
-        found = deviations(self.kernel)
+        loops = self.kernel.reduction[1:]
+        found = [self._guessed(each, loops) for each in deviations(self.kernel)]
+        early = {stmt for each in found for stmt in (each.sums.total, *each.sums.sums)}
         steps: list[Phase | form.MeanStep | PlaneStep] = []
         for phase in self.kernel.phases:
             if phase.level == "parallel":
                 steps.append(phase)
                 continue
-            closed = [each for each in found if each.squares in phase.stmts]
-            early = {stmt for each in closed for stmt in each.sums}
-            rest = tuple(s for s in phase.stmts if s not in early)
-            steps += [form.MeanStep(each) for each in closed]
-            if rest:
-                steps.append(self._plane_step(replace(phase, stmts=rest), found))
+            steps += [form.MeanStep(each) for each in found if each.sums.squares in phase.stmts]
+            rest = replace(phase, stmts=tuple(s for s in phase.stmts if s not in early))
+            mine = tuple(each for each in found if each.sums.total in phase.stmts)
+            if rest.stmts or mine:
+                steps.append(PlaneStep(self.pass_over(rest, loops=loops), mine))
         return form.Planes(steps=tuple(steps))
 
-    def _plane_step(self, phase: Phase, found: Sequence[Deviations]) -> PlaneStep:
-        inner = self.kernel.reduction[1:]
-        mine = []
-        for each in (d for d in found if d.total in phase.stmts):
-            total = each.total
-            middle = ir.result(form.middle_of(each), total.dtype)
-            away = ir.apply("sub", total.dtype, total.value, middle)
-            squares = replace(each.squares, value=ir.apply("mul", total.dtype, away, away))
-            rest = replace(total, name=form.rest_of(each), value=away)
-            mine.append((each, self.pass_over(Phase("reduction", (rest, squares)), loops=inner)))
-        return PlaneStep(self.pass_over(phase, loops=inner), tuple(mine))
+    def _guessed_phases(
+        self, prefetch: Mapping[Phase, Sequence[Read]]
+    ) -> dict[Phase, list[RowStep]]:  # fmt: skip
+        """What replaces the phase of a row's sum and the one of its deviations from the mean, where
+        neither computes anything else."""
+        loops, sums = self.kernel.reduction, deviations(self.kernel)
+        short = len(loops) != 1 or (isinstance(loops[0].size, int) and loops[0].size < MIN_GUESSED)
+        if short or len(sums) != 1:
+            return {}
+        totals, early = (
+            next((p for p in self.kernel.phases if set(p.stmts) == set(stmts)), None)
+            for stmts in ((sums[0].total,), sums[0].sums)
+        )
+        if totals is None or early is None:
+            return {}
+        found = self._guessed(sums[0], loops, prefetch.get(early, ()))
+        return {totals: [found], early: [form.MeanStep(found)]}
+
+    def _guessed(
+        self, sums: Deviations, loops: Sequence[Var], prefetch: Sequence[Read] = ()
+    ) -> form.Guessed:  # fmt: skip
+        """The passes that compute a row's sum together with those over deviations from its mean."""
+        total, name = sums.total, sums.squares.name
+        guess = replace(total, name=f"guess_{name}")
+        square = ir.apply("mul", total.dtype, total.value, total.value)
+        spread = replace(total, name=f"spread_{name}", value=square)
+        middle = ir.result(f"middle_{name}", total.dtype)
+        away = ir.apply("sub", total.dtype, total.value, middle)
+        squares = replace(sums.squares, value=ir.apply("mul", total.dtype, away, away))
+        rest = replace(total, name=f"rest_{name}", value=away)
+        return form.Guessed(
+            sums,
+            Pass(Phase("reduction", (guess, spread)), tuple(loops)),
+            self.pass_over(Phase("reduction", (rest, squares)), prefetch=prefetch, loops=loops),
+        )
 
     # ---- scans ----------------------------------------------------------------------------------
 

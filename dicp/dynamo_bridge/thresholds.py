@@ -1,0 +1,20 @@
+"""The tuned constants of the graph passes, and the limits of what is kept and analyzed.
+
+Counts are elements unless it says otherwise. None depends on a machine.
+"""
+
+from __future__ import annotations
+
+PAYS_ABOVE = 4
+"""How many times larger than the weight an activation is from which folding a batch norm into the
+weight saves traffic; frozen parameters are folded once, always."""
+MOST_EVALUATED = 1 << 22
+"""The largest constant mask that is computed and looked at."""
+MOST_NUMBERS = 8
+"""Most distinct numbers of a constant mask that is analyzed."""
+MOST_SIZES = 64
+"""How many sets of sizes keep their programs; the least recently used program is dropped."""
+MOST_VARIANTS = 8
+"""Results kept for one graph in the cache, told apart by their guards on sizes."""
+MOST_OF_CORE = 100
+"""Core operators with rules from which on decompositions of others end in operators with rules."""
