@@ -109,6 +109,40 @@ def test_indices_are_checked_as_in_eager(backend: BackendUnderTest, dynamic: boo
     check_bounds(compiled, range(len(BOUNDS)), exact=True)
 
 
+OFFSETS = torch.tensor([0, 1])
+COMPOSED = [
+    Bound("embedding_bag", lambda x, i: F.embedding_bag(i, x, OFFSETS), (3,), ROWS),
+    Bound("embedding_bag", lambda x, i: F.embedding_bag(i, x, OFFSETS, mode="max"), (3,), ROWS),
+    Bound("embedding", lambda x, i: F.embedding(i.int(), x), (3,), ROWS),
+    Bound("one_hot", lambda x, i: F.one_hot(i, WIDTH), (3,), WIDTH),
+    Bound("take_along_dim", lambda x, i: x.take_along_dim(i, 1), (4, 2), WIDTH),
+    Bound("cross_entropy", lambda x, i: F.cross_entropy(x, i, ignore_index=-2), (4,), WIDTH),
+    Bound("cross_entropy", lambda x, i: F.cross_entropy(
+        x, i, x[0], reduction="sum", label_smoothing=0.1), (4,), WIDTH),
+    Bound("nll_loss2d", lambda x, i: F.nll_loss(x.t().reshape(1, 5, 2, 2), i), (1, 2, 2), WIDTH),
+    Bound("multi_margin_loss", F.multi_margin_loss, (4,), WIDTH),
+]  # fmt: skip
+
+
+@pytest.mark.static_only
+def test_what_is_composed_of_lookups_refuses_what_eager_refuses(
+    backend: BackendUnderTest, dynamic: bool
+) -> None:
+    x = torch.rand(ROWS, WIDTH)
+    for bound in COMPOSED:
+        backend.start_over()
+        compiled = torch.compile(lambda x, i, fn=bound.fn: fn(x, i) * 2, backend=backend)
+        for value in (bound.size - 1, bound.size, -1, -2, -bound.size - 1, 2**31 - 1):
+            index = _good(bound)
+            index.view(-1)[-1] = value
+            expected, got = outcome(bound.fn, x, index), outcome(compiled, x, index)
+            what = f"{bound.op}, index {value} of {bound.size}"
+            if isinstance(expected, Exception):
+                assert isinstance(got, Exception), f"{what} is accepted"
+            else:
+                torch.testing.assert_close(got, expected * 2, msg=what)
+
+
 EMPTY, ROW = torch.rand(0, WIDTH), torch.zeros(1, dtype=torch.int64)
 X, MASK = torch.rand(ROWS, WIDTH), torch.tensor([True, False, True])
 
