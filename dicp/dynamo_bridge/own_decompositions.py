@@ -45,6 +45,17 @@ def as_strided_scatter(
     return aten.as_strided_scatter.default(x.clone(), source, size, stride, storage_offset)
 
 
+def ldexp(x: Tensor, exponent: Tensor) -> Any:
+    """A product with the power, as in eager for an integer or a fraction of powers.
+
+    PyTorch's own decomposition takes that for a float and an integer exponent, too, where eager
+    scales: the power alone may overflow or vanish.
+    """
+    if x.is_floating_point() and not exponent.is_floating_point():
+        return NotImplemented
+    return x * torch.pow(2.0, exponent)
+
+
 def _eye(
     n: int,
     m: int | None = None,
@@ -158,6 +169,7 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
 
 
 OWN: dict[Any, Callable[..., Any]] = {
+    aten.ldexp.Tensor: ldexp,
     aten.eye.default: _eye,
     aten.eye.m: _eye,
     aten.detach_copy.default: _copy_of(aten.alias.default),

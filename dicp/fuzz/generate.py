@@ -81,13 +81,20 @@ def _continues(scope: Scope, statement: Statement) -> bool:
 def _wide(row: Row, args: dict[str, str]) -> str:
     """The template in float64: a cast keeps its rounding, a sum is accumulated in float64.
 
-    What is computed from a cast is not rounded: fused operators keep it in float32.
+    What is computed from a cast, its gradient too, is not rounded: fused operators keep it in
+    float32.
     """
     accumulated = row.template.replace("{a}", "torch.float64")
     if any(slot.split("_")[0] == "t" for slot in row.slots):
-        inner, casts = re.subn(r"{\w+}(\.to\({t\w*}\))+", r"widened(\g<0>)", accumulated)
+        inner, casts = re.subn(r"({\w+})((?:\.to\({t\w*}\))+)", _as_rounded, accumulated)
         return inner if casts else f"widened({accumulated})"
     return accumulated if "a" in row.slots else ""
+
+
+def _as_rounded(casts: re.Match[str]) -> str:
+    """`rounded({x}, {t})` for `{x}.to({t})`."""
+    value, dtypes = casts[1], re.findall(r"{t\w*}", casts[2])
+    return f"rounded({', '.join([value, *dtypes])})"
 
 
 def _executed(scope: Scope, statement: Statement) -> bool:

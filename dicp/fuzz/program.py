@@ -150,6 +150,7 @@ def names() -> dict[str, Any]:
         "inf": math.inf,
         "nan": math.nan,
         "widened": widened,
+        "rounded": rounded,
     }
 
 
@@ -159,6 +160,28 @@ def widened(value: Any) -> Any:
         return tuple(widened(each) for each in value)
     is_float = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
     return value.double() if is_float else value
+
+
+def rounded(value: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
+    """A tensor converted to each dtype in turn, in float64; its gradient is not rounded."""
+    narrow = value
+    for dtype in dtypes:
+        narrow = narrow.to(dtype)
+    if not narrow.requires_grad:
+        return widened(narrow)  # type: ignore[no-any-return]
+    return _Straight.apply(value, widened(narrow.detach()))  # type: ignore[no-any-return]
+
+
+class _Straight(torch.autograd.Function):
+    """The second operand, with the gradient of the first."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
+        return narrow.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0], None
 
 
 def merged(programs: Iterable[Program]) -> Program:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dicp.compare import Rule, check_tensor
 from dicp.dtypes import fits
 from dicp.testing import BackendUnderTest
 
@@ -74,3 +75,13 @@ def test_what_fits_is_what_a_tensor_is_filled_with() -> None:
             except RuntimeError:
                 taken = False
             assert fits(number, dtype) == taken, (number, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_powers_of_two_beyond_the_dtype(dtype: torch.dtype, backend_name: str) -> None:
+    numbers = [torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1.5, -3.3, 2.0**-140, 2.0**100, 1e300]
+    exponents = torch.tensor([-5000, -1100, -300, -240, -24, 0, 3, 200, 240, 2000, 5000])
+    x = torch.tensor(numbers, dtype=torch.float64).to(dtype)[:, None].expand(-1, len(exponents))
+    compiled = torch.compile(torch.ldexp, backend=backend_name, fullgraph=True)
+    for each in (exponents, exponents.int()):
+        assert not check_tensor(compiled(x, each), torch.ldexp(x, each), None, Rule(exact=True))

@@ -20,7 +20,7 @@ from dicp.fuzz.campaign import fails_apart, find_from, plain_find
 from dicp.fuzz.check import Mode, compare, compiled, evaluate, truth
 from dicp.fuzz.generate import _wide, double_precision, generate, is_exact
 from dicp.fuzz.program import VALUES, NumberInput, Program, Statement, TensorInput, merged, names
-from dicp.fuzz.rounding import is_explained
+from dicp.fuzz.rounding import _adds_exactly, is_explained
 from dicp.fuzz.shrink import shrunk
 from dicp.fuzz.slots import SLOTS, Choices
 from dicp.fuzz.table import ROWS, UNDRAWN
@@ -179,6 +179,23 @@ def test_a_cast_is_rounded_in_the_reference_and_what_follows_is_not() -> None:
     found = eval(wide.format(f="x", t_float="torch.float16"), {**names(), "x": x.double()})
     assert found.dtype == torch.float64
     assert found == F.gelu(x.half().double()) != F.gelu(x.half()).double()
+
+
+def test_the_gradient_of_a_cast_is_not_rounded_in_the_reference() -> None:
+    x = torch.randn(50).double().requires_grad_()
+    (row,) = (r for r in ROWS if r.template == "F.gelu({f}.to({t_float}))")
+    wide = _wide(row, {})
+    found = eval(wide.format(f="x", t_float="torch.bfloat16"), {**names(), "x": x})
+    short = x.detach().bfloat16().double().requires_grad_()
+    (given,) = torch.autograd.grad(found.sum(), x)
+    (exact,) = torch.autograd.grad(F.gelu(short).sum(), short)
+    assert torch.equal(given, exact) and not torch.equal(exact.bfloat16().double(), exact)
+
+
+def test_sums_that_are_right_by_chance_are_not_exact() -> None:
+    equal = torch.full((16,), 0.3)
+    assert not _adds_exactly(equal) and _adds_exactly(torch.full((16,), 0.25))
+    assert _adds_exactly(torch.arange(100.0)) and not _adds_exactly(torch.tensor([1.0, 2.0**-24]))
 
 
 def test_long_numbers_are_inexact_once_computed() -> None:

@@ -260,6 +260,30 @@ def _small_power(exponent: float, dtype: torch.dtype) -> Callable[[Expr], Expr] 
     return table.get(exponent)
 
 
+@rule(aten.ldexp.Tensor)
+def ldexp(lw: Lowering, x: Value, exponent: Value) -> Value:
+    """x * 2^exponent: scaled where a float has an integer exponent, even if the power alone would
+    overflow or vanish; else a product with the power, as in eager."""
+    dtype, wide = lw.meta().dtype, torch.float64
+    if not x.dtype.is_floating_point or exponent.dtype.is_floating_point:
+        power = exponent.dtype if exponent.dtype.is_floating_point else torch.float32
+        return lw.map(
+            lambda x, e: cast(x, dtype) * cast(apply("exp2", power, cast(e, power)), dtype),
+            x, exponent, dtype=dtype,
+        )  # fmt: skip
+    # In float64 the power of a shorter float is exact; that of float64 itself takes three steps.
+    steps, most = (3, const(2200.0, wide)) if dtype == wide else (1, const(1000.0, wide))
+
+    def scaled(x: Expr, e: Expr) -> Expr:
+        rest = apply("minimum", wide, apply("maximum", wide, e, -most), most)
+        for left in range(steps, 0, -1):
+            part = rest if left == 1 else apply("trunc", wide, rest / float(left))
+            x, rest = x * apply("exp2", wide, part), rest - part
+        return cast(x, dtype)
+
+    return elementwise(lw, (x, exponent), scaled, compute=wide)
+
+
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(lw: Lowering, condition: Value, a: Any, b: Any) -> Value:
     meta = lw.meta()
