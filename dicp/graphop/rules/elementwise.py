@@ -43,6 +43,9 @@ ARITHMETIC = {
     aten.remainder: "FloorMod", aten.nextafter: "NextAfter",
 }  # fmt: skip
 
+REMAINDERS = frozenset({"Mod", "FloorMod"})
+"""Of these, eager rounds numbers to the result's dtype."""
+
 COMPARISONS = {
     aten.eq: "Equal", aten.ne: "NotEqual", aten.lt: "Less", aten.le: "LessEqual",
     aten.gt: "Greater", aten.ge: "GreaterEqual",
@@ -111,6 +114,8 @@ def _arithmetic(kind: str) -> Any:
             if kind not in table:
                 raise NoRule(f"{kind} of booleans")
             return g.op(table[kind], g.as_type(x, torch.bool), g.as_type(y, torch.bool))
+        if kind in REMAINDERS:
+            return g.op(kind, g.as_type(x, g.dtype), g.as_type(y, g.dtype))
         return g.binary(kind, x, y)
 
     return apply
@@ -285,10 +290,10 @@ def div_mode(g: Ops, x: Value, y: Operand, rounding_mode: str | None = None) -> 
         return g.binary("FloorDiv", x, y)
     if not g.dtype.is_floating_point:
         return g.binary("TruncateDiv", x, y)
-    # as eager: the quotient is rounded to the type before it is cut
-    wide = g.compute_dtype(g.dtype, x, y)
+    # as eager: the quotient is cut before it is rounded to a short type
+    wide = torch.float32 if g.dtype in REDUCED_FLOATS else g.dtype
     quotient = g.op("Div", g.as_type(x, wide), g.as_type(y, wide))
-    return g.op("Trunc", g.cast(quotient, g.dtype))
+    return g.cast(g.op("Trunc", quotient), g.dtype)
 
 
 @rule(aten.floor_divide.default, aten.floor_divide.Scalar)
