@@ -228,6 +228,6 @@ def test_gradients_of_large_scores(rows: int, keys: int, largest: float, backend
     eager, exact = gradients(attention, torch.float32), gradients(attention, torch.float64)
     got = gradients(torch.compile(attention, backend=backend_name), torch.float32)
     # A fused backward other than cpugraph's own reads a log-sum-exp, which float32 rounds.
-    rule = Rule(floor=1.0 if backend_name == "cpugraph" else 2.0)
+    rule = Rule(floor=1.0 if backend_name == "cpugraph" else 16.0)
     for mine, theirs, real in zip(got, eager, exact, strict=True):
         assert not check_tensor(mine, theirs, real, rule)
