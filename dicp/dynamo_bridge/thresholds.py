@@ -8,6 +8,9 @@ from __future__ import annotations
 PAYS_ABOVE = 4
 """How many times larger than the weight an activation is from which folding a batch norm into the
 weight saves traffic; frozen parameters are folded once, always."""
+FEW_ROWS = 4
+"""Queries of attention below which its probabilities are kept for the backward pass: they are small
+beside the keys, and recomputed ones are less exact."""
 MOST_EVALUATED = 1 << 22
 """The largest constant mask that is computed and looked at."""
 MOST_NUMBERS = 8

@@ -57,6 +57,7 @@ from dicp.dynamo_bridge.fuse.engine import Rewriter, erase, fits, substitute
 from dicp.dynamo_bridge.fuse.terms import Match, reshape_source, rounded_source
 from dicp.dynamo_bridge.passes.base import Pass, PassContext
 from dicp.dynamo_bridge.passes.redundancy import remove_dead
+from dicp.dynamo_bridge.thresholds import FEW_ROWS
 from dicp.torch_private import saved_for_backward
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -65,7 +66,6 @@ _SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 _LEAVES_NOTHING = {torch.float32: -(2.0**28), torch.float64: -(2.0**57)}
 """By dtype of the sums: a mask value below this absorbs a score and the logarithm of a sum."""
-_FEW_ROWS = 4
 _SCALES = frozenset({aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar})
 _SELECTS = frozenset({aten.where.self, aten.masked_fill.Scalar})
 
@@ -176,7 +176,7 @@ def _must_be_kept(probabilities: fx.Node) -> bool:
     """
     value = value_of(probabilities)
     *_, rows, keys = value.shape
-    few = isinstance(rows, int) and rows < _FEW_ROWS
+    few = isinstance(rows, int) and rows < FEW_ROWS
     return few or (isinstance(keys, int) and keys == 1) or bool(value.dtype == torch.float64)
 
 
