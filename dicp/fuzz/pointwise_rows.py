@@ -32,6 +32,7 @@ ARITHMETIC = rows("""
     torch.lerp({f}, {z}, {q}) | lerp
     torch.lerp({f}, {z}, {z_b}) | lerp
     torch.hypot({f}, {g})
+    torch.ldexp({f}, torch.tensor({p})) | ldexp
     torch.square({x}) | square pow
     torch.pow({f}, {n}) | pow
     torch.pow({f}.abs() + 0.1, {s}) | pow

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import alive
 
 from dicp import toolchain as host
 from dicp.cache import Cache, key_of
@@ -171,19 +172,6 @@ def test_what_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     script(tmp_path / "hangs", "printf 'good \\377 1.0'")
     os.utime(tmp_path / "hangs", (1, 1))
     assert find_compiler("cpu", str(tmp_path / "hangs"))[1] == "good \N{REPLACEMENT CHARACTER} 1.0"
-
-
-def alive(path: Path) -> list[int]:
-    """The processes listed in a file that run."""
-    pids = [int(line) for line in path.read_text().split()]
-    return [p for p in pids if Path(f"/proc/{p}").exists() and "Z" not in _state(p)]
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
 
 
 def hanging(folder: Path) -> tuple[str, Path]:

@@ -192,6 +192,9 @@ static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const 
 
 // The log-sum-exp beyond which its rounding error counts: a weight made from it is off by as much.
 constexpr float d_large = 16;
+// One below this, of finite mask values: the graph has divided the row's gradient by the number of
+// its keys, each of which has the weight 1 (dynamo_bridge/attention/training.py).
+constexpr float d_hidden = -134217728;
 // Weights of a row and the gradients of its scores from all its scores and the gradients of its
 // weights, in place. A weight beside which the others vanish is 1, and its gradient 0, exactly.
 static void d_exact_slopes(float* weight, float* slope, int64_t n, float factor) {
@@ -297,7 +300,7 @@ template <class T> struct d_backward {
         int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
         here = here > 0 && i < count ? here : 0;
         const float factor = a.add_mask(weight, b, h, first + i, from, here);
-        if (here && from == 0 && end <= d_keys && d_abs(base[i]) > d_large) {
+        if (here && from == 0 && end <= d_keys && d_abs(base[i]) > d_large && base[i] > d_hidden) {
           d_exact_slopes(weight, slope, here, factor);
         } else {
 #pragma omp simd

@@ -1,0 +1,18 @@
+"""Processes that tests have started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def alive(path: Path) -> list[int]:
+    """The processes listed in a file that run."""
+    pids = [int(line) for line in path.read_text().split()]
+    return [p for p in pids if Path(f"/proc/{p}").exists() and "Z" not in _state(p)]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
