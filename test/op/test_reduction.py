@@ -220,6 +220,7 @@ CASES = [
         layouts=("contiguous",),
     ),
     op("softmax", lambda x: (torch.softmax(x, -1), torch.softmax(x, 0)), X),
+    op("softmax_of_line", lambda x: (torch.softmax(x, -1), torch.log_softmax(x, 0)), (7,)),
     op("softmax_middle", lambda x: torch.softmax(x, 1), X3),
     op(
         "softmax_to_float",

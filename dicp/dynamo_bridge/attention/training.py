@@ -175,6 +175,8 @@ def _must_be_kept(probabilities: fx.Node) -> bool:
     grows with the scores: that of a single key is no longer 1, and its gradient not 0.
     """
     value = value_of(probabilities)
+    if value.dim() < 2:
+        return True  # of no attention
     *_, rows, keys = value.shape
     few = isinstance(rows, int) and rows < FEW_ROWS
     return few or (isinstance(keys, int) and keys == 1) or bool(value.dtype == torch.float64)
