@@ -138,15 +138,20 @@ COMBINE = {
 def operator(expr: Expr, args: list[str], site: str = "") -> str:
     """The operator of `expr` applied to `args`: the cheapest row that is right for its operands."""
     if expr.op in DRAWN:
-        seed, place, index = args
-        call = f"d_philox({seed}, {place}, {index} >> {philox_shift(expr)})"
-        return drawn(expr.op, expr.dtype, call, index)
+        return drawn_alone(expr.op, expr, args)
     return _row(expr).format(*args, site=site, width=_width(expr.dtype))
 
 
 def drawn(op: str, dtype: torch.dtype, words: str, index: str) -> str:
     """The random number, or the word, of the element `index`, whose Philox call gave `words`."""
     return DRAWN[op].format(words, index, width=_width(dtype))
+
+
+def drawn_alone(op: str, number: Expr, args: list[str]) -> str:
+    """As `drawn`, of a Philox call that no other element shares. `args`: seed, site and index."""
+    seed, site, index = args
+    call = f"d_philox({seed}, {site}, {index} >> {philox_shift(number)})"
+    return drawn(op, number.dtype, call, index)
 
 
 def philox_shift(expr: Expr) -> int:

@@ -42,9 +42,7 @@ ARITHMETIC = {
     aten.atan2: "Atan2", aten.maximum: "Maximum", aten.minimum: "Minimum", aten.fmod: "Mod",
     aten.remainder: "FloorMod", aten.nextafter: "NextAfter",
 }  # fmt: skip
-
-REMAINDERS = frozenset({"Mod", "FloorMod"})
-"""Of these, eager rounds numbers to the result's dtype."""
+"""Computed in the result's dtype, to which eager rounds numbers."""
 
 COMPARISONS = {
     aten.eq: "Equal", aten.ne: "NotEqual", aten.lt: "Less", aten.le: "LessEqual",
@@ -114,9 +112,7 @@ def _arithmetic(kind: str) -> Any:
             if kind not in table:
                 raise NoRule(f"{kind} of booleans")
             return g.op(table[kind], g.as_type(x, torch.bool), g.as_type(y, torch.bool))
-        if kind in REMAINDERS:
-            return g.op(kind, g.as_type(x, g.dtype), g.as_type(y, g.dtype))
-        return g.binary(kind, x, y)
+        return g.op(kind, g.as_type(x, g.dtype), g.as_type(y, g.dtype))
 
     return apply
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dicp.codegen.emitter import Emitter
-from dicp.codegen.spelling import DRAWN, drawn, philox_shift
+from dicp.codegen.spelling import DRAWN, drawn, drawn_alone, philox_shift
 from dicp.codegen.types import STORAGE_TYPE
 from dicp.codegen.values import margin
 from dicp.gpu.index_width import Reaches
@@ -141,9 +141,7 @@ class Points(Emitter):
         if ahead:
             each = 1 << philox_shift(number)
             return drawn(op, number.dtype, f"{ahead}.at[lane / {each}]", f"lane % {each}")
-        *key, index = self.operands(number, guard)
-        call = f"d_philox({', '.join(key)}, {index} >> {philox_shift(number)})"
-        return drawn(op, number.dtype, call, index)
+        return drawn_alone(op, number, self.operands(number, guard))
 
     def _calls_ahead(self, number: Expr) -> str:
         """An array of the Philox calls that adjacent points share, made before the loop over them.
