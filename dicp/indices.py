@@ -156,7 +156,7 @@ def _by_dimension(node: fx.Node) -> list[Site]:
 
 
 def _fake(value: Any) -> Any:
-    return value.meta["val"] if isinstance(value, fx.Node) else value
+    return fx.node.map_arg(value, lambda node: node.meta["val"])
 
 
 def _is_mask(node: fx.Node) -> bool:
