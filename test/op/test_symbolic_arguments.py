@@ -41,7 +41,7 @@ def _fill() -> None:
                 line=whole(6, 4), table=real(6, 4),
         channel=real(4), column=real(1, 7), one=real(1), kernel=real(4, 4, 3, 3), p01=real(6,
                 7).sigmoid(),
-        heads=real(1, 2, 6, 4), lse=real(1, 2, 6), ones4=torch.ones(4), gi=real(6, 4),
+        heads=real(1, 2, 6, 4), ones4=torch.ones(4), gi=real(6, 4),
                 counts=torch.arange(6)
     )  # fmt: skip
 
@@ -390,9 +390,10 @@ ROWS = [
             [(7,), (9,), (4,)]),
     Row(aten._scaled_dot_product_flash_attention_for_cpu.default, lambda heads, c: (heads, heads,
             heads, c), [(0.0,), (0.0,)]),
-    Row(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, lambda heads, lse, c,
-            d: (heads, heads, heads, heads, heads, lse, c, False, {"scale": d}), [(0.0, 0.5),
-            (0.0, 0.25)]),
+    Row(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, lambda heads, c, d: (
+            heads, heads, heads, heads,
+            *aten._scaled_dot_product_flash_attention_for_cpu(heads, heads, heads, c, scale=d),
+            c, False, {"scale": d}), [(0.0, 0.5), (0.0, 0.25)]),
     Row(aten.as_strided_scatter.default, lambda x, i, j, k: (x, torch.ones(i, 3), [i, 3], [j, 1],
             k), [(4, 5, 1), (2, 7, 3), (1, 4, 0), (0, 3, 2)]),
     *[row for op, tensor, rank, more in (
