@@ -9,21 +9,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 from recorder import MacaRecorder, portable, record
-from test_triton_text import GRAPHS
+from test_triton_text import GRAPHS, f32
+from torch import Tensor
 
 from dicp.config import Config
 
 GOLDEN = Path(__file__).parent / "golden" / "maca"
 FAMILIES = (
     "broadcast", "softmax", "layer_norm", "column_sum", "argmax", "cumsum", "dropout", "embedding",
-    "pad", "dynamic", "integers",
+    "pad", "dynamic", "integers", "transpose", "long_softmax", "cross_row",
 )  # fmt: skip
+
+
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, (32,), w, b)
+
+
+OWN = {
+    "cross_row": lambda: (
+        layer_norm, [f32(1024, 32, grad=True), f32(32, grad=True), f32(32, grad=True)], {}
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_golden_text(name: str, golden: Callable[[Path, str], None]) -> None:
-    fn, inputs, options = GRAPHS[name]()
+    fn, inputs, options = {**GRAPHS, **OWN}[name]()
     target = record(fn, *inputs, target=MacaRecorder(), **options)
     config = Config.from_env({}, target.options)
     parts = [
