@@ -181,7 +181,7 @@ def _looped_rows(kernel: Kernel, facts: DeviceFacts) -> LoopedRowThreads:
     """The block of an inner reduction with cross-row sums: enough threads for a row's accumulators,
     and as many rows at a time as fill a block, if there are so many."""
     if kernel.partition is not None:
-        parts, rows, count = (), kernel.parallel, kernel.partition.chunk
+        parts, rows, count = kernel.parallel[:0], kernel.parallel, kernel.partition.chunk
     else:
         kept = set().union(*(s.index.variables() for s in kernel.cross_row_stores()))
         parts = tuple(v for v in kernel.parallel if v in kept)
