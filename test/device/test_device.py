@@ -73,8 +73,8 @@ wide = torch.arange(12).reshape(2, 6).to("dipu")
 ones = torch.ones(1, 1, dtype=torch.int64, device="dipu")
 for k in (0, 3, 5):
     assert (ones + wide[1:, k : k + 1]).item() == 7 + k
-compiler = registered.dispatcher.compiler
-forms = [v for key, v in compiler._found.items() if "add" in str(key[0]) and key[1] == (ones.dtype,)]
+found = registered.dispatcher.compiler._found
+forms = [v for key, v in found.items() if "add" in str(key[0]) and key[1] == (ones.dtype,)]
 assert [len(variants) for variants in forms] == [1], forms
 
 # parameters stay the objects that an optimizer holds
