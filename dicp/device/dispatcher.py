@@ -47,8 +47,6 @@ WITHOUT_GENERATOR = frozenset({"native_dropout"})
 
 
 DEVICE_TYPE = "dipu"
-MOST_TENSORS = 16
-"""The number of tensor arguments that a plan of the native part takes."""
 
 
 def name_of(op: OpOverload) -> str:
@@ -174,6 +172,7 @@ class Dispatcher:
         if packet_name(op) in WITHOUT_GENERATOR:
             return _dropout(*args, **kwargs)
         if any(argument.name == "generator" for argument in schema_of(op).arguments):
+            self.native.run_on_host(schema_of(op).name, schema_of(op).overload_name)
             given = kwargs.get("generator")
             if given is None:
                 generator = self.native.default_generator(self.index_of(args, kwargs))
@@ -207,6 +206,8 @@ class Dispatcher:
         self, op: OpOverload, form: Functional, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the compiled operator, and where it is one native call, install it for the next."""
+        schema = schema_of(op)
+        signature = self.native.signature(schema.name, schema.overload_name, args, kwargs)
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
         if outs:  # whose dtypes do not depend on whether a number is a tensor
@@ -225,11 +226,12 @@ class Dispatcher:
             results = [call.on_device(r) for r in compiled(tensors)]
         for out, result in zip(outs, results, strict=bool(outs)):
             if out.shape != result.shape:
+                signature = signature if out.numel() == 0 else None  # eager warns of the others
                 out.resize_(result.shape)
             out.copy_(result)
         copied = any(a is not b for a, b in zip(_tensors(prepared), tensors, strict=True))
-        if not copied and self.native.host_addressable():
-            self._install(op, form, given, (args, kwargs), compiled, tensors)
+        if signature is not None and not copied and self.native.host_addressable():
+            self._install(op, form, given, signature, compiled, tensors)
         if outs:
             return outs[0] if len(outs) == 1 else tuple(outs)
         return results[0] if compiled.single else tuple(results)
@@ -246,7 +248,7 @@ class Dispatcher:
         op: OpOverload,
         form: Functional,
         given: Mapping[str, Any],
-        called: tuple[tuple[Any, ...], dict[str, Any]],
+        signature: bytes,
         compiled: CompiledOperator,
         tensors: Sequence[torch.Tensor],
     ) -> None:
@@ -255,27 +257,30 @@ class Dispatcher:
         plan = native_call(tensors) if native_call is not None else None
         if plan is None:
             return
-        top = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
-        names = [a.name for a in schema_of(form.op).arguments if a.name in top]
-        if len(names) != len(tensors) or len(top) > MOST_TENSORS:
-            return  # tensors in lists
+        order = [place for name in given for place in _places(name, given[name])]
+        names = [p for a in schema_of(form.op).arguments for p in _places(a.name, given[a.name])]
+        numbers = [a for a in schema_of(op).arguments if _is_number_for_tensor(a, given[a.name])]
+        if len(names) != len(tensors) or numbers:
+            return
         outputs: list[dict[str, Any]] = []
         for slot, shape, strides, dtype in plan.outputs:
             fresh = {"sizes": list(shape), "strides": list(strides), "dtype": dtype}
             outputs.append({"slot": slot, "argument": -1, **fresh})
-        for name, number in zip(form.outs, plan.results, strict=bool(form.outs)):
+        for name, (number, view) in zip(form.outs, plan.results, strict=bool(form.outs)):
             out, (_, shape, strides, dtype) = given[name], plan.outputs[number]
-            if tuple(out.shape) != shape or out.dtype != dtype or not _laid_out(out, strides):
+            given_as_made = tuple(out.shape) == shape and out.dtype == dtype
+            if view is not None or not given_as_made or not _laid_out(out, strides):
                 return
-            outputs[number]["argument"] = top.index(name)
+            outputs[number]["argument"] = order.index((name, 0))
         kept = {
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
-            "inputs": [{"slot": s, "argument": top.index(names[p])} for s, p in plan.inputs],
+            "inputs": [{"slot": s, "argument": order.index(names[p])} for s, p in plan.inputs],
+            "workspace": plan.workspace[0], "parts": plan.workspace[1],
             "outputs": outputs, "aliases": plan.aliases, "results": plan.results,
             "pointwise": torch.Tag.pointwise in form.op.tags, "keep": plan.keep,
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip
-        self.native.install(schema_of(op).name, schema_of(op).overload_name, *called, kept)
+        self.native.install(schema_of(op).name, schema_of(op).overload_name, signature, kept)
 
     # ---- what the target does not take ----------------------------------------------------------
 
@@ -302,6 +307,9 @@ class Dispatcher:
                 running.discard(name)
         self.counts.add(name, "cpu", reason)
         self._say_fallback(name, reason)
+        always = rule is None and (form is None or self.target.rule_kind(form.op) is None)
+        if always and not self.settings.log_fallback:
+            self.native.run_on_host(schema_of(op).name, schema_of(op).overload_name)
         return self.on_host(op, args, kwargs)
 
     def _decomposed(
@@ -384,10 +392,20 @@ def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[
     changed = dict(given)
     for argument in schema_of(op).arguments:
         value = given[argument.name]
-        if isinstance(value, (bool, int, float)) and str(argument.type) == "Tensor":
+        if _is_number_for_tensor(argument, value):
             kind = torch.float64 if isinstance(value, float) else None
             changed[argument.name] = torch.tensor(value, dtype=kind)
     return changed
+
+
+def _is_number_for_tensor(argument: Any, value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) and str(argument.type) == "Tensor"
+
+
+def _places(name: str, value: Any) -> list[tuple[str, int]]:
+    """The tensors of an argument: its name, and their positions if it is a list."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [(name, k) for k, item in enumerate(values) if isinstance(item, torch.Tensor)]
 
 
 def _arguments_of(

@@ -208,6 +208,60 @@ def test_module(run: Any) -> None:
     assert done.stdout.splitlines()[-1] == "all well"
 
 
+WARM = """
+import torch, torch_dipu
+import torch.nn.functional as F
+from dicp.device.active import registered
+
+native, dispatcher, entered = registered.native, registered.dispatcher, []
+def handler(op, args, kwargs):
+    entered.append(str(op))
+    return dispatcher(op, args, kwargs)
+native.set_handler(handler)
+
+def inputs(place):
+    torch.manual_seed(0)
+    a, b, image = torch.rand(4, 4), torch.rand(4, 4), torch.rand(2, 2, 4, 4)
+    index, mean, variance = torch.tensor([2, 1]), torch.zeros(2), torch.ones(2)
+    return [t.to(place) for t in (a, b, image, index, mean, variance)]
+
+CALLS = {
+    "lists": lambda a, b, image, index, mean, variance: torch.cat([a, b[:2], a[1:]]),
+    "a list": lambda a, b, image, index, mean, variance: torch.stack([a, a, b], 1),
+    "indices": lambda a, b, image, index, mean, variance: a[:, index] + a[index, index][:, None],
+    "overwritten": lambda a, b, image, index, mean, variance: a.zero_().add_(b).fill_(2.0),
+    "updated": lambda a, b, image, index, mean, variance: a.index_add_(0, index, b[:2]),
+    "resized": lambda a, b, image, index, mean, variance: (a > 0.5).logical_not(),
+    "workspace": lambda a, b, image, index, mean, variance: F.batch_norm(image, mean, variance),
+    "statistics": lambda a, b, image, index, mean, variance: (
+        torch.cat([F.batch_norm(image, mean, variance, training=True).flatten(), mean, variance])
+    ),
+    "no rule": lambda a, b, image, index, mean, variance: (a > 0.5).nonzero(),
+}
+for name, call in CALLS.items():
+    expected = call(*inputs("cpu"))
+    for attempt in range(3):
+        given = inputs("dipu")
+        entered.clear()
+        found = call(*given)
+        torch.testing.assert_close(found.cpu(), expected, msg=f"{name}, call {attempt + 1}")
+    assert not entered, (name, entered)
+
+torch.manual_seed(1)
+drawn = [torch.rand(3, device="dipu").cpu() for _ in range(3)]
+entered.clear()
+torch.manual_seed(1)
+assert all(torch.equal(torch.rand(3, device="dipu").cpu(), value) for value in drawn)
+assert not entered and not torch.equal(drawn[1], drawn[2])
+print("all well")
+"""
+
+
+def test_warm_calls_stay_out_of_python(run: Any) -> None:
+    """Lists of tensors, results that are resized, views, overwritten inputs, workspace."""
+    assert run(WARM, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+
+
 ALLOCATOR = """
 import random, torch, torch_dipu
 from torch_dipu import dipu

@@ -25,6 +25,7 @@ struct Entry {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::shared_ptr<Plan>> plans;
   std::atomic<bool> has_plans{false}, on_host{false};
+  std::atomic<int> generator{-1};  // its place among the arguments of an operator that draws
 };
 
 struct PythonSide {
@@ -96,7 +97,10 @@ void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
     if (entry.on_host) {
       const size_t first = stack->size() - op.schema().arguments().size();
-      call_on_host(op, stack, device_of(*stack, first));
+      const int device = device_of(*stack, first);
+      if (entry.generator >= 0 && (*stack)[first + size_t(entry.generator)].isNone())
+        (*stack)[first + size_t(entry.generator)] = default_generator(device);
+      call_on_host(op, stack, device);
       return;
     }
   }
@@ -166,7 +170,7 @@ PlannedTensor planned(const py::dict& from) {
   PlannedTensor to;
   to.slot = py::cast<int>(from["slot"]);
   to.argument = py::cast<int>(from["argument"]);
-  if (to.argument < 0) {
+  if (from.contains("sizes")) {
     to.sizes = py::cast<std::vector<int64_t>>(from["sizes"]);
     to.strides = py::cast<std::vector<int64_t>>(from["strides"]);
     to.dtype = py::cast<at::ScalarType>(from["dtype"]);
@@ -174,11 +178,17 @@ PlannedTensor planned(const py::dict& from) {
   return to;
 }
 
-void install(const std::string& name, const std::string& overload, const py::tuple& args,
-             const py::dict& kwargs, const py::dict& from) {
-  auto op = operator_named(name, overload);
+// None where no plan may serve the call.
+py::object signature_of(const std::string& name, const std::string& overload, const py::tuple& args,
+                        const py::dict& kwargs) {
   std::string key;
-  if (!signature(stack_of(op, args, kwargs), 0, key)) return;
+  if (!signature(stack_of(operator_named(name, overload), args, kwargs), 0, key)) return py::none();
+  return py::bytes(key);
+}
+
+void install(const std::string& name, const std::string& overload, const py::bytes& key,
+             const py::dict& from) {
+  auto op = operator_named(name, overload);
   auto plan = std::make_shared<Plan>();
   const auto address = [&](const char* what) {
     return reinterpret_cast<void*>(py::cast<uintptr_t>(from[what]));
@@ -194,15 +204,28 @@ void install(const std::string& name, const std::string& overload, const py::tup
     const auto [slot, base, offset] = py::cast<std::tuple<int, int, int64_t>>(item);
     plan->aliases.push_back({slot, base, offset});
   }
+  plan->workspace = py::cast<size_t>(from["workspace"]);
+  for (auto item : from["parts"]) {
+    const auto [slot, offset] = py::cast<std::tuple<int, int64_t>>(item);
+    plan->parts.push_back({slot, -1, offset});
+  }
   plan->pointwise = py::cast<bool>(from["pointwise"]);
   plan->keep = std::make_shared<Kept>(py::reinterpret_borrow<py::object>(from["keep"]));
-  plan->results = py::cast<std::vector<int>>(from["results"]);
+  for (auto item : from["results"]) {
+    const auto pair = py::cast<std::pair<int, py::object>>(item);
+    PlannedResult result;
+    result.output = pair.first;
+    result.view = !pair.second.is_none();
+    using View = std::tuple<std::vector<int64_t>, std::vector<int64_t>, int64_t>;
+    if (result.view) std::tie(result.sizes, result.strides, result.offset) = py::cast<View>(pair.second);
+    plan->results.push_back(std::move(result));
+  }
   plan->bytes = py::cast<size_t>(from["bytes"]);
   plan->name = name + (overload.empty() ? "" : "." + overload);
   auto& entry = entry_of(op);
   std::unique_lock<std::shared_mutex> lock(entry.mutex);
   if (entry.plans.size() >= kMostPlans) entry.plans.clear();
-  entry.plans[key] = std::move(plan);
+  entry.plans[std::string(key)] = std::move(plan);
   entry.has_plans = true;
 }
 
@@ -417,9 +440,13 @@ PYBIND11_MODULE(dicp_device_native, m) {
   m.def("set_handler", [](py::object handler) { python_side().handler = std::move(handler); });
   m.def("set_watching", [](bool on) { python_side().watching = on; });
   m.def("run_on_host", [](const std::string& name, const std::string& overload) {
-    entry_of(operator_named(name, overload)).on_host = true;
+    const auto op = operator_named(name, overload);
+    auto& entry = entry_of(op);
+    entry.generator = op.schema().argumentIndexWithName("generator").value_or(-1);
+    entry.on_host = true;
   });
   m.def("forget_paths", &forget_paths);
+  m.def("signature", &signature_of);
   m.def("install", &install);
   m.def("host_call", &host_call);
 

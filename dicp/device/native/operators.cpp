@@ -12,6 +12,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace dicp {
@@ -270,7 +271,7 @@ void append(std::string& key, const T& value) {
 
 bool append_tensor(const at::Tensor& tensor, std::string& key) {
   if (!tensor.defined()) {
-    key.push_back('u');
+    key.push_back('n');  // as an absent one
     return true;
   }
   auto* impl = tensor.unsafeGetTensorImpl();
@@ -310,21 +311,49 @@ bool append_value(const c10::IValue& value, std::string& key) {
     key.push_back(']');
   } else if (value.isDevice()) {
     key.push_back('v');
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    key.push_back('m');
+    for (const c10::IValue& item : value.toListRef())
+      if (!append_value(item, key)) return false;
+    key.push_back(']');
   } else {
     return false;
   }
   return true;
 }
 
-// Whether writing `out` could change what a kernel has yet to read of `input`.
-bool endangers(const Plan& plan, const at::Tensor& out, const at::Tensor& input) {
-  if (out.storage().data() != input.storage().data()) return false;
+using Tensors = c10::SmallVector<const at::Tensor*, 16>;
+
+// The tensors of a call in the order of its arguments, those of lists included.
+Tensors tensors_of(const torch::jit::Stack& stack, size_t first) {
+  Tensors found;
+  for (size_t k = first; k < stack.size(); ++k) {
+    const auto& value = stack[k];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) found.push_back(&value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      for (const c10::IValue& item : value.toListRef())
+        if (item.isTensor() && item.toTensor().defined()) found.push_back(&item.toTensor());
+    }
+  }
+  return found;
+}
+
+enum class Overlap { NONE, WHOLE, PART };
+
+Overlap overlap_of(const at::Tensor& out, const at::Tensor& input) {
+  if (out.storage().data() != input.storage().data()) return Overlap::NONE;
   const auto* a = static_cast<const char*>(out.data_ptr());
   const auto* b = static_cast<const char*>(input.data_ptr());
-  if (a + extent_bytes(out) <= b || b + extent_bytes(input) <= a) return false;
+  if (a + extent_bytes(out) <= b || b + extent_bytes(input) <= a) return Overlap::NONE;
   const bool same = a == b && out.sizes() == input.sizes() && out.strides() == input.strides() &&
                     out.scalar_type() == input.scalar_type();
-  return !(same && plan.pointwise);
+  return same ? Overlap::WHOLE : Overlap::PART;
+}
+
+at::Tensor fresh(const PlannedTensor& output) {
+  return at::detail::empty_strided_generic(output.sizes, output.strides, device_allocator(),
+                                           kDeviceKeys, output.dtype);
 }
 
 struct Task {
@@ -362,51 +391,63 @@ bool signature(const torch::jit::Stack& stack, size_t first, std::string& key) {
 bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
               torch::jit::Stack* stack) {
   const size_t first = stack->size() - op.schema().arguments().size();
-  const at::Tensor* tensors[16];
-  size_t count = 0;
-  int device = -1;
-  for (size_t k = first; k < stack->size() && count < 16; ++k) {
-    const auto& value = (*stack)[k];
-    if (!value.isTensor()) continue;
-    tensors[count] = &value.toTensor();
-    if (device < 0 && on_this_kind(*tensors[count])) device = tensors[count]->device().index();
-    ++count;
-  }
-  if (device < 0) return false;
+  const auto tensors = tensors_of(*stack, first);
+  const auto ours = std::find_if(tensors.begin(), tensors.end(),
+                                 [](const at::Tensor* one) { return on_this_kind(*one); });
+  if (ours == tensors.end()) return false;
+  const int device = (*ours)->device().index();
   auto task = std::make_unique<Task>();
   task->plan = plan;
   task->table = plan->table;
+  c10::SmallVector<bool, 4> aside(plan->outputs.size(), false);  // written over what is read
   for (const auto& input : plan->inputs) {
-    const auto& tensor = *tensors[input.argument];
+    const auto& tensor = *tensors[size_t(input.argument)];
     if (on_this_kind(tensor)) {
       check_memory(tensor);
-      for (const auto& output : plan->outputs)
-        if (output.argument >= 0 && endangers(*plan, *tensors[output.argument], tensor))
-          return false;
+      for (size_t k = 0; k < plan->outputs.size(); ++k) {
+        if (plan->outputs[k].argument < 0) continue;
+        const auto found = overlap_of(*tensors[size_t(plan->outputs[k].argument)], tensor);
+        if (found == Overlap::PART) return false;
+        if (found == Overlap::WHOLE && !plan->pointwise) aside[k] = true;
+      }
     } else {
       task->numbers.push_back(tensor);
     }
     task->table[size_t(input.slot)] = tensor.data_ptr();
   }
-  const auto stream = current_stream(device);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(plan->outputs.size());
-  for (const auto& output : plan->outputs) {
-    outputs.push_back(output.argument >= 0
-                          ? *tensors[output.argument]
-                          : at::Tensor(at::detail::empty_strided_generic(
-                                output.sizes, output.strides, device_allocator(), kDeviceKeys,
-                                output.dtype)));
-    if (output.argument >= 0) check_memory(outputs.back());
-    if (auto* at = outputs.back().data_ptr()) task->table[size_t(output.slot)] = at;
+  std::vector<at::Tensor> outputs, computed;
+  for (size_t k = 0; k < plan->outputs.size(); ++k) {
+    const auto& output = plan->outputs[k];
+    if (output.argument >= 0) {
+      const auto& given = *tensors[size_t(output.argument)];
+      if (given.sizes() != c10::IntArrayRef(output.sizes)) given.resize_(output.sizes);
+      check_memory(given);
+      outputs.push_back(given);
+    } else {
+      outputs.push_back(fresh(output));
+    }
+    computed.push_back(aside[k] ? fresh(output) : outputs.back());
+    if (auto* at = computed.back().data_ptr()) task->table[size_t(output.slot)] = at;
   }
+  const auto scratch = device_allocator()->allocate(plan->workspace ? plan->workspace + 64 : 0);
+  auto* const start = static_cast<char*>(scratch.get());
+  for (const auto& part : plan->parts)
+    task->table[size_t(part.slot)] = start + (-reinterpret_cast<uintptr_t>(start) & 63) + part.offset;
   for (const auto& alias : plan->aliases)
     task->table[size_t(alias.slot)] =
         static_cast<char*>(task->table[size_t(alias.base)]) + alias.offset;
+  const auto stream = current_stream(device);
   check(runtime().stream_launch(handle(stream), &run_task, task.release(), plan->bytes),
         "launching");
+  for (size_t k = 0; k < outputs.size(); ++k)
+    if (aside[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
-  for (int k : plan->results) stack->push_back(outputs[size_t(k)]);
+  for (const auto& result : plan->results) {
+    const auto& output = outputs[size_t(result.output)];
+    stack->push_back(result.view ? at::native::as_strided_tensorimpl(output, result.sizes,
+                                                                     result.strides, result.offset)
+                                 : output);
+  }
   return true;
 }
 

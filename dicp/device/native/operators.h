@@ -44,13 +44,20 @@ int device_of(const torch::jit::Stack& stack, size_t first);
 
 struct PlannedTensor {
   int slot = 0;
-  int argument = -1;  // its position among the call's tensors; -1: a fresh result
+  int argument = -1;  // its position among the call's tensors, lists included; -1: a fresh result
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype = at::kFloat;
 };
 
 struct PlannedAlias {
   int slot = 0, base = 0;
+  int64_t offset = 0;
+};
+
+struct PlannedResult {
+  int output = 0;
+  bool view = false;  // of these sizes, strides and offset in elements
+  std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
 };
 
@@ -62,7 +69,9 @@ struct Plan {
   std::vector<void*> table;
   std::vector<PlannedTensor> inputs, outputs;
   std::vector<PlannedAlias> aliases;
-  std::vector<int> results;  // positions among outputs, in the order of the operator's results
+  size_t workspace = 0;  // bytes, whose parts are aliases of no base
+  std::vector<PlannedAlias> parts;
+  std::vector<PlannedResult> results;  // in the order of the operator's results
   size_t bytes = 0;
   bool pointwise = false;  // a result may lie exactly on an input
   std::shared_ptr<void> keep;

@@ -38,6 +38,10 @@ Environment = list[Any]
 """The tensors of a run, indexed by buffer."""
 
 
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and offset in elements."""
+
+
 @dataclass(frozen=True)
 class NativeCall:
     """A plan that is one native call: what another caller needs to make it without Python.
@@ -45,9 +49,10 @@ class NativeCall:
     run: address of `int64 run(launches, count, table, status)`, 0 or one more than the launch that
         failed.
     table: the addresses of constants; those of inputs and outputs are filled in at every call.
-    inputs: slot and position of each input.
+    inputs: slot and position of each input that a kernel reads.
     outputs: slot, shape, strides and dtype of each tensor to allocate.
-    results: positions among `outputs`.
+    results: positions among `outputs`, and the shape, strides and offset of a view, or None.
+    workspace: bytes of memory that the run needs beside them, and slot and offset of its parts.
     aliases: slot, slot of its base, and offset in bytes.
     keep: what must live as long as the addresses.
     """
@@ -58,7 +63,8 @@ class NativeCall:
     table: Sequence[int]
     inputs: Sequence[tuple[int, int]]
     outputs: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]]
-    results: Sequence[int]
+    results: Sequence[tuple[int, View | None]]
+    workspace: tuple[int, Sequence[tuple[int, int]]]
     aliases: Sequence[tuple[int, int, int]]
     keep: Any
 
@@ -371,34 +377,51 @@ class ExecutionPlan:
         return alias
 
     def native_call(self) -> NativeCall | None:
-        """The plan as one native call; None if it has library calls, workspace or random seeds."""
+        """The plan as one native call; None if it has library calls or random seeds."""
         place, runtime = self.placement, self.loaded.runtime
         groups = place.step_groups()
         launches = [group.launches for group in groups if group.launches]
         simple = len(launches) == 1 and not any(group.call for group in groups)
-        if not simple or self._workspace.offsets or self._seeds or not isinstance(runtime, Native):
+        if not simple or self._seeds or not isinstance(runtime, Native):
             return None
         fresh = [slot for group in groups for slot in group.fresh]
         holders = [self._holder(slot) for slot in fresh]
-        results = self.loaded.program["outputs"]
-        if not all(is_ref(r) and r["ref"] in holders for r in results):
+        results = [self._native_result(r, fresh) for r in self.loaded.program["outputs"]]
+        known = [result for result in results if result is not None]
+        if len(known) < len(results):
             return None
         segment = runtime.segment(launches[0], self.symbols, self.table, self.status)
         address, count = segment.launches
         made = [self.buffers[holder] for holder in holders]
-        given = {slot for _, slot in place.inputs}
-        moving = [slot for slot in (*given, *fresh) if slot in place.aliases]
+        read = {place.root(slot) for slot in place.launched}
+        given = {slot: position for position, slot in place.inputs if slot in read}
+        parts = self._workspace.offsets
+        moving = [slot for slot in (*given, *fresh, *parts) if slot in place.aliases]
         return NativeCall(
             runtime.entry,
             address,
             count,
             [entry or self._no_memory for entry in self.table],
-            [(slot, position) for position, slot in place.inputs],
+            list(given.items()),
             [(s, b.shape, b.strides, b.dtype) for s, b in zip(fresh, made, strict=True)],
-            [holders.index(r["ref"]) for r in results],
+            known,
+            (self._workspace.total if parts else 0, list(parts.items())),
             [(alias, slot, offset) for slot in moving for alias, offset in place.aliases[slot]],
             (self, segment),
         )
+
+    def _native_result(self, plain: Any, fresh: Sequence[int]) -> tuple[int, View | None] | None:
+        """Which of the allocated tensors a result is, or is a view of; None if it is neither."""
+        if not is_ref(plain):
+            return None
+        slot = plain["ref"]
+        holders = [self._holder(one) for one in fresh]
+        if slot in holders:
+            return holders.index(slot), None
+        root, buffer = self.placement.root(slot), self.buffers[slot]
+        if root not in fresh or root not in holders:
+            return None
+        return fresh.index(root), (buffer.shape, buffer.strides, self.placement.offset(slot))
 
     # ---- every run ------------------------------------------------------------------------------
 
