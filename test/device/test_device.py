@@ -228,7 +228,7 @@ def inputs(place):
 CALLS = {
     "lists": lambda a, b, image, index, mean, variance: torch.cat([a, b[:2], a[1:]]),
     "a list": lambda a, b, image, index, mean, variance: torch.stack([a, a, b], 1),
-    "indices": lambda a, b, image, index, mean, variance: a[:, index] + a[index, index][:, None],
+    "indices": lambda a, b, image, index, mean, variance: a[:, index] + a[index, index][None],
     "overwritten": lambda a, b, image, index, mean, variance: a.zero_().add_(b).fill_(2.0),
     "updated": lambda a, b, image, index, mean, variance: a.index_add_(0, index, b[:2]),
     "resized": lambda a, b, image, index, mean, variance: (a > 0.5).logical_not(),
