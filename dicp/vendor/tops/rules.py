@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dicp.graphop.composed import COMPOSED
 from dicp.graphop.rules import RULES
+from dicp.vendor.tops.forms import FORMS
 from dicp.vendor.tops.hlir import Hlir
-from dicp.vendor.tops.images import FORMS
+from dicp.vendor.tops.images import IMAGES
 
 
 class Tops(Hlir):
     """Builds HLIR operators for the vocabulary of the rules."""
 
-    forms = FORMS
+    forms = COMPOSED | FORMS | IMAGES
 
 
 __all__ = ["RULES", "Tops"]
