@@ -229,7 +229,8 @@ class Compilation(GraphCompiler):
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""
         if not self.target.facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
-            return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
+            if symbols is None or not self._pads(gm, info):
+                return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
             slot = find_graph(self.stored, gm, info, self.identity)
@@ -277,8 +278,7 @@ class Compilation(GraphCompiler):
         """Run the target's stages: lower, render, build, load."""
         target, config, report = self.target, self.config, observer.report
         with observer.stage("lower"):
-            context = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
-            program = target.lower(gm, context)
+            program = target.lower(gm, self._context(info))
         report.nodes = [*report.nodes, *program.nodes]
         report.kernels = [*report.kernels, *program.kernels()]
         with observer.stage("render"):
@@ -295,6 +295,17 @@ class Compilation(GraphCompiler):
         with observer.stage("load"):
             stored.restore(observer.report)
             return self.target.load(stored.artifact, self.cache, self.config)
+
+    def _pads(self, gm: fx.GraphModule, info: GraphInfo) -> bool:
+        """Whether shape buckets apply to a symbolic graph of a target without symbolic shapes."""
+        if not self.config.shape_buckets:
+            return False
+        parts = self._passes(_copy(gm), info)
+        return all(self.target.pads(part, self._context(part_info)) for part, part_info in parts)
+
+    def _context(self, info: GraphInfo) -> LowerContext:
+        static = frozenset(info.static_inputs)
+        return LowerContext(self.config, info.kind, static, self.target.name)
 
     def _compile_per_size(
         self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer

@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.recording import (
     write_record,
 )
 from dicp.dynamo_bridge.timed import TimedExecutable
+from dicp.errors import CompilerError, GraphRejectedError
 from dicp.origin import origin_of
 from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
 from dicp.torch_private import GraphBreak, frame_seconds
@@ -162,7 +163,12 @@ class Observer:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except (CompilerError, GraphRejectedError) as error:
+            if self._folder is not None:
+                self._write("compiler_log.txt", f"{error}\n")
+            raise
         spent = time.perf_counter() - start
         self.report.stages[name] = self.report.stages.get(name, 0.0) + spent
 

@@ -19,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from recorder import Recording, portable
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.dynamo_bridge import executables
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import (
     DeviceError,
@@ -29,6 +31,7 @@ from dicp.errors import (
     GraphRejectedError,
     SimulatorForbiddenError,
     SimulatorWarning,
+    SpecializationWarning,
 )
 from dicp.graphop.simulator import Refused
 from dicp.graphop.target import GraphUnit
@@ -213,6 +216,18 @@ def test_random_numbers_follow_the_seed() -> None:
     assert abs((found[0] == 0).float().mean() - 0.25) < 0.03
 
 
+def test_more_sizes_than_are_kept_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(executables, "MOST_SIZES", 2)
+    compiled = torch.compile(
+        lambda x: x.softmax(0), backend=Backend("tops", cache=False), dynamic=True
+    )
+    with pytest.warns(SpecializationWarning, match="of the sizes s.*shape_buckets") as warned:
+        for size in (4, 5, 6, 7):
+            torch.testing.assert_close(compiled(f32(size, 3)), f32(size, 3).softmax(0))
+    assert len([w for w in warned if w.category is SpecializationWarning]) == 1
+
+
 def test_each_size_is_compiled_once() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(
@@ -306,18 +321,23 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "Exp", wrong)
 
 
-def test_a_refused_operator_is_named_with_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_operator_is_named_with_the_users_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     torch._dynamo.reset()
     refusing(monkeypatch)
 
     def model(x: Tensor) -> Tensor:
         return torch.exp(x + 1) * 2
 
-    with pytest.raises(Exception, match="Exp") as caught:
-        torch.compile(model, backend=Backend("tops", cache=False))(torch.ones(3))
-    error = caught.value.__cause__ or getattr(caught.value, "inner_exception", None) or caught.value
-    assert isinstance(error, GraphRejectedError) or "GraphRejectedError" in str(caught.value)
-    assert "aten.exp" in str(caught.value) and "test_tops.py" in str(caught.value)
+    backend = Backend("tops", cache=False, dump=tmp_path)
+    with pytest.raises(BackendCompilerFailed, match=r"refused operator op\d+ \(Exp\)") as caught:
+        torch.compile(model, backend=backend)(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, GraphRejectedError)
+    words = str(caught.value)
+    assert "aten.exp" in words and "test_tops.py" in words and "float32[3] = Exp(" in words
+    (log,) = tmp_path.rglob("*compiler_log.txt")
+    assert "dicp states F32[3]" in log.read_text() and log.read_text().strip() in words
 
 
 def test_a_refused_operator_runs_eagerly_where_that_is_asked(

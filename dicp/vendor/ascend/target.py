@@ -123,8 +123,8 @@ class AscendTarget(GraphTarget):
     def render_graph(self, graph: Graph, config: Config) -> str:
         return render_graph(graph, self.installed(config).ports)
 
-    def render_static(self, graph: Graph, config: Config) -> str:
-        return render_static(graph, self.installed(config).ports)
+    def render_static(self, graph: Graph, config: Config) -> tuple[str, str]:
+        return render_static(graph, self.installed(config).ports), ""
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         return input_shapes(graph)

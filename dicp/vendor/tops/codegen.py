@@ -1,6 +1,7 @@
 """The C++ that builds an HLIR graph: one operator a line, grouped by the ATen call it is for.
 
-The builder numbers what it makes from 0; `opN` is the N-th. All sizes are known: HLIR's are static.
+The builder numbers what it makes from 0; `opN` is the N-th. HLIR's sizes are static; those of a
+symbolic graph are expressions in the text, to be filled in (`graphop.sizes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
+from dicp.graphop.sizes import size_text
 from dicp.template import render_template
 from dicp.vendor.tops.prototypes import DTYPES, PROTOTYPES
 
@@ -60,14 +62,14 @@ def _count(node: Node) -> int:
 
 
 def stated_types(graph: Graph) -> str:
-    """The type of each operator that the builder makes, as JSON, for the simulator to compare."""
+    """The type of each operator that the builder makes, in lines, for the simulator to compare."""
     types: list[str] = []
     for node in graph.nodes:
         found = [f"{DTYPES[v.dtype]}[{_sizes(v.shape)}]" for v in node.outputs]
         if node.kind == "const" and node.outputs[0].dtype == torch.float16:
             found.insert(0, found[0].replace("F16", "F32"))
         types += found if len(node.outputs) == 1 or node.kind == "const" else ["", *found]
-    return json.dumps(types)
+    return "\n".join(types)
 
 
 def render_graph(graph: Graph) -> str:
@@ -153,25 +155,28 @@ def _attr(node: Node, spec: AttrSpec) -> str:
         case "ListString":
             return _braced(json.dumps(v) for v in value)
         case "ListInt":
-            return _braced(map(str, value))
+            return _braced(map(size_text, value))
         case "Lists":
             text = ", ".join(
-                _braced(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for v in value
+                _braced(map(size_text, v)) if isinstance(v, (list, tuple)) else size_text(v)
+                for v in value
             )
             struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
             return f"builder::{struct_name}({text})" if struct_name else f"{{{text}}}"
-    return str(value)
+    return size_text(value)
 
 
 def _type(value: Value, dtype: torch.dtype | None = None) -> str:
     element = f"PrimitiveType::{DTYPES[dtype or value.dtype]}()"
     return (
-        f"Type({_braced(map(str, value.shape))}, {element})" if value.ndim else f"Type({element})"
+        f"Type({_braced(map(size_text, value.shape))}, {element})"
+        if value.ndim
+        else f"Type({element})"
     )
 
 
 def _sizes(sizes: Sequence[Any]) -> str:
-    return ",".join(map(str, sizes))
+    return ",".join(map(size_text, sizes))
 
 
 def _braced(items: Any) -> str:

@@ -164,5 +164,16 @@ class Executable:
         tensors = (*inputs, *outputs)
         where = next((t.device for t in tensors if t.device.type != "cpu"), None)
         device = 0 if where is None else where.index or 0
-        self.driver.run(self.handle(device, inputs, outputs), inputs, outputs, self.graph)
+        stream = None if where is None else self._stream(where)
+        self.driver.run(self.handle(device, inputs, outputs), inputs, outputs, self.graph, stream)
         return 0
+
+    def _stream(self, device: torch.device) -> int | None:
+        """The handle of the device's current stream; without one, what was begun there is done."""
+        module = torch.get_device_module(device.type)
+        if self.driver.simulator is None:
+            handle = getattr(module.current_stream(device), f"{device.type}_stream", None)
+            if handle is not None:
+                return int(handle)
+        module.synchronize(device)
+        return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
-from dicp.config import WORDS, Config, vendor_option
+from dicp.config import BOOLEAN, WORDS, Config, vendor_option
 from dicp.graphop.builder import Builder
+from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
@@ -19,9 +19,11 @@ from dicp.torch_private import FakeTensorMode
 from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_types
 from dicp.vendor.tops.doctor import checks
 from dicp.vendor.tops.layout import cancelled
+from dicp.vendor.tops.padding import CHECKS
 from dicp.vendor.tops.prototypes import DTYPES
 from dicp.vendor.tops.rules import RULES, Tops
 from dicp.vendor.tops.runtime import Driver, Executable
+from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
 
 GRAPH_FLAGS = (
@@ -51,10 +53,15 @@ class TopsTarget(GraphTarget):
     options = (
         vendor_option("graph_flags", WORDS, "DICP_TOPS_FLAGS", "what TopsRider's graph compiler is "
                       "told: chip, clusters, passes", default=GRAPH_FLAGS),
+        vendor_option("dipu", BOOLEAN, "DICP_TOPS_DIPU", "take tensors of the eager device `dipu`, "
+                      "too, and leave results there", default=False, changes_code=False),
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
+
+    def devices(self, config: Config) -> frozenset[str]:
+        return super().devices(config) | ({"dipu"} if config.vendor.get("dipu") else set())
 
     # ---- graphs of HLIR operators ---------------------------------------------------------------
 
@@ -76,6 +83,9 @@ class TopsTarget(GraphTarget):
         self, builder: Builder, items: Sequence[Item], outputs: Sequence[object]
     ) -> Sequence[Item]:
         return cancelled(builder, items, outputs)
+
+    def bucket_refusal(self, graph: Graph) -> str | None:
+        return padding_refusal(graph, CHECKS, SEMANTICS)
 
     # ---- source, binary, run --------------------------------------------------------------------
 
@@ -99,7 +109,7 @@ class TopsTarget(GraphTarget):
         define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
         assert define is not None
         if driver.simulator is not None:
-            driver.simulator.stated = json.loads(unit.options)
+            driver.simulator.stated = unit.options.split("\n")
         binary = driver.build(define, _flags(config))
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
