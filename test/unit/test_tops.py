@@ -40,8 +40,8 @@ from dicp.vendor.ascend.prototypes import PROTOTYPES as GE
 from dicp.vendor.ascend.rules.core import NAMES
 from dicp.vendor.tops import TopsTarget
 from dicp.vendor.tops.codegen import node_names
-from dicp.vendor.tops.prototypes import PROTOTYPES
-from dicp.vendor.tops.rules import Tops
+from dicp.vendor.tops.forms import Tops
+from dicp.vendor.tops.prototypes import OP_TYPES, PROTOTYPES
 from dicp.vendor.tops.runtime import Executable
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.simulator.compiler import Compiler
@@ -247,7 +247,8 @@ def module(*ops: dict[str, Any], outputs: tuple[int, ...] | None = None) -> dict
 
 
 def made(kind: str, operands: list[int], **attrs: Any) -> dict[str, Any]:
-    return {"kind": kind, "in": operands, "attrs": attrs}
+    op_type = {"op_type": OP_TYPES[kind]} if kind in OP_TYPES else {}
+    return {"kind": kind, "in": operands, "attrs": attrs, "extra": op_type}
 
 
 def given(dims: list[int], code: int = 1) -> dict[str, Any]:
@@ -285,6 +286,10 @@ FAULTS = {
     ),
     "a changing size": (
         made("Reshape", [0], type=[1, [-1]]), [given([2, 3])], "Reshape.*not static"
+    ),
+    "no op_type": (
+        {**made("DotGeneral", [0, 0], dims=[[], [], [1], [1]]), "extra": {}}, [given([2, 2])],
+        "DotGeneral.*op_type is not 'DotInference'",
     ),
     "an unknown region": (
         made("Scatter", [0, 1, 2], dims=[[], [0], [0], [1]], regions=["add_float32"]),

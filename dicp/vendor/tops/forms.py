@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from dicp.graphop.composed import Form, Forms, known, places_along, registry
+from dicp.graphop.composed import COMPOSED, Form, Forms, known, places_along, registry
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import ResultType
 from dicp.rules import NoRule
 from dicp.vendor.tops.hlir import Hlir
+from dicp.vendor.tops.images import IMAGES
 
 FORMS: Forms = {}
 form = registry(FORMS)
@@ -242,3 +243,9 @@ def scatter_nd_update(g: Hlir, x: Value, indices: Value, updates: Value) -> Valu
 @form("ScatterNDAdd")
 def scatter_nd_add(g: Hlir, x: Value, indices: Value, updates: Value) -> Value:
     return _scatter(g, x, indices, updates, "add")
+
+
+class Tops(Hlir):
+    """Builds HLIR operators for the vocabulary of the rules."""
+
+    forms = COMPOSED | FORMS | IMAGES

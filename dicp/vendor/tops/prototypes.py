@@ -92,6 +92,11 @@ SelectAndScatter: x:number source:=x initial:=x -> y:=x | regions:ListString win
 
 PROTOTYPES: dict[str, Prototype] = parse_prototypes("hlir_builder_client_ops.h", TABLE, CLASSES)
 
+OP_TYPES = {
+    "DotGeneral": "DotInference", "Gather": "GatherInference", "Conv2D": "Conv2DInference",
+}  # fmt: skip
+"""The attribute `op_type`, which chooses the implementation."""
+
 ELEMENTWISE = frozenset({
     "Abs", "Add", "And", "Atan", "Compare", "Convert", "Cos", "Div", "Erf", "Exp", "Floor", "Gelu",
     "GeluGrad", "HardSwish", "HardSwishGrad", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow",

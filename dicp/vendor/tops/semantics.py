@@ -346,6 +346,3 @@ def scatter(
     else:
         result.scatter_reduce_(0, flat, given, COMBINE[action])
     return result.reshape(x.shape)
-
-
-__all__ = ["SEMANTICS"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 
 from torch import fx
@@ -12,16 +11,17 @@ from dicp.config import BOOLEAN, WORDS, Config, vendor_option
 from dicp.graphop.builder import Builder
 from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
+from dicp.graphop.rules import RULES
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
-from dicp.toolchain import load_content
+from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_types
 from dicp.vendor.tops.doctor import checks
+from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.layout import cancelled
 from dicp.vendor.tops.padding import CHECKS
 from dicp.vendor.tops.prototypes import DTYPES
-from dicp.vendor.tops.rules import RULES, Tops
 from dicp.vendor.tops.runtime import Driver, Executable
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
@@ -105,12 +105,9 @@ class TopsTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
-        library = load_content(self.name, shared, (ENTRY,))
-        define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-        assert define is not None
         if driver.simulator is not None:
             driver.simulator.stated = unit.options.split("\n")
-        binary = driver.build(define, _flags(config))
+        binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:
