@@ -30,7 +30,7 @@ STRUCTS = {
 """The builder's type of the attribute `dims`."""
 COMBINED = {
     "add": "builder::Add(x, y)", "mul": "builder::Mul(x, y)", "max": "builder::Max(x, y)",
-    "min": "builder::Min(x, y)", "update": "y", "ge": 'builder::Compare(x, y, "GE")',
+    "min": "builder::Min(x, y)", "update": "y",
 }  # fmt: skip
 """What a region does with an old and a new element."""
 STORED = {

@@ -23,7 +23,8 @@ from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.simulator.shapes import SHAPES, Mistake
 
 BY_CODE = tuple(DTYPES)
-REGIONS = {"Scatter": ("add", "mul", "max", "min", "update"), "SelectAndScatter": ("ge", "add")}
+ACTIONS = frozenset({"add", "mul", "max", "min", "update"})
+"""What regions do, by the first part of their names."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Compiler:
             raise Mistake("its operands have several dtypes")
         for region in attrs.get("regions", ()):
             action = region.partition("_")[0]
-            if region not in self.module["functions"] or action not in REGIONS[prototype.kind]:
+            if region not in self.module["functions"] or action not in ACTIONS:
                 raise Mistake(f"{region!r} is no region for it")
 
 

@@ -90,10 +90,7 @@ Op Iota(std::shared_ptr<Builder> builder, int64_t dimension, const Type& type);
     feature_groups, batch_groups, precision)                                                     \
   F(MaxPool2D, (Op x, const Dims& ksize, bool ceil_mode, bool indices, const char* auto_pad,     \
                 const char* layout, const Dims& stride, const Dims& pad, const Dims& dilation),  \
-    x, ksize, ceil_mode, indices, auto_pad, layout, stride, pad, dilation)                       \
-  F(SelectAndScatter, (Op x, Op source, Op initial, const Names& regions, const Dims& window,    \
-                       const Dims& strides, const Lists& pads, const Type& type),                \
-    x, source, initial, regions, window, strides, pads, type)
+    x, ksize, ceil_mode, indices, auto_pad, layout, stride, pad, dilation)
 #define DICP_DECLARE(name, parameters, ...) Op name parameters;
 DICP_OPERATORS(DICP_DECLARE)
 #undef DICP_DECLARE
