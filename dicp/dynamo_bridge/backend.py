@@ -77,12 +77,7 @@ class Backend:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         given = {**self.options, **(options or {})}
-        devices = _devices(example_inputs)
-        target = self._target(devices, given)
-        config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
-        # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
-        if self.target_name is not None and devices - target.devices(config) - {HOST}:
-            raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
+        target, config = self._chosen(gm, example_inputs, given, mode)
 
         def keep(report: GraphReport) -> None:
             self.reports.append(report)
@@ -91,9 +86,19 @@ class Backend:
 
         return compile_fx(gm, example_inputs, target, config, keep)
 
-    def _target(self, devices: set[str], options: Mapping[str, Any]) -> Target:
-        name = self.target_name or asked("target", options)
-        return load_target(name) if name else target_for_devices(devices)
+    def _chosen(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any],
+        mode: str | None = None,
+    ) -> tuple[Target, Config]:  # fmt: skip
+        """The target for these inputs, and the settings it compiles with."""
+        devices = _devices(inputs)
+        name = self.target_name or asked("target", given)
+        target = load_target(name) if name else target_for_devices(devices)
+        config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
+        # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
+        if self.target_name is not None and devices - target.devices(config) - {HOST}:
+            raise DeviceMovedError(target.device_type, _placed(gm, inputs))
+        return target, config
 
 
 def _devices(inputs: Sequence[Any]) -> set[str]:
