@@ -53,6 +53,7 @@ from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, Observer, eager_no
 from dicp.dynamo_bridge.partition import DATA_DEPENDENT, check_eager_parts, split_data_dependent
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.passes.complex_pairs import COMPLEX_PAIRS
 from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
@@ -335,11 +336,12 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     backward is saved in the layout backward wants.
     """
     if kind == "joint":
-        return (TRAINING_ATTENTION, MASKS, LAYOUT)
+        return (COMPLEX_PAIRS, TRAINING_ATTENTION, MASKS, LAYOUT)
     masks = (MASKS,) if kind == "inference" else ()
+    pairs = (COMPLEX_PAIRS,) if kind == "inference" else ()
     fusion = (*masks, FUSE, CANONICALIZE) if config.fuse else ()
     layout = (LAYOUT,) if kind == "inference" else ()
-    return (CANONICALIZE, *fusion, *layout)
+    return (*pairs, CANONICALIZE, *fusion, *layout)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:

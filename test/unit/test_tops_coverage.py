@@ -107,6 +107,8 @@ FORWARD: Mapping[str, Case] = {
     "unsqueeze": lambda x: x.unsqueeze(1) * 2,
     "var_mean": lambda x: torch.var_mean(x, 1),
     "view": lambda x: (x * 2).view(3, 8),
+    "view_as_complex": lambda x: torch.view_as_complex(batch(x)[..., :2] * 2).abs(),
+    "view_as_real": lambda x: torch.view_as_real(torch.polar(x.abs(), x) * torch.polar(x * x, x)),
     "where": lambda x: torch.where(x > 0, x, 1.0),
     "zeros": lambda x: torch.zeros(2, 2),
     "zeros_like": torch.zeros_like,
