@@ -222,10 +222,10 @@ class Target(abc.ABC):
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         """Turn a functional ATen graph into a program."""
 
-    def pads(self, gm: fx.GraphModule, context: LowerContext) -> bool:
-        """Whether one program of a symbolic graph serves all sizes, by padding inputs up to shape
-        buckets; asked of targets without symbolic shapes."""
-        return False
+    def padding_refusal(self, gm: fx.GraphModule, context: LowerContext) -> str | None:
+        """Why one program of a symbolic graph does not serve all sizes by padding inputs up to
+        shape buckets; None if it does. Asked of targets without symbolic shapes."""
+        return "the target pads no inputs"
 
     @abc.abstractmethod
     def render(self, program: Any, config: Config) -> Source:

@@ -230,7 +230,7 @@ class Compilation(GraphCompiler):
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""
         if not self.target.facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
-            if symbols is None or not self._pads(gm, info):
+            if symbols is None or not self._pads(gm, info, observer.report):
                 return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
@@ -297,12 +297,16 @@ class Compilation(GraphCompiler):
             stored.restore(observer.report)
             return self.target.load(stored.artifact, self.cache, self.config)
 
-    def _pads(self, gm: fx.GraphModule, info: GraphInfo) -> bool:
+    def _pads(self, gm: fx.GraphModule, info: GraphInfo, report: GraphReport) -> bool:
         """Whether shape buckets apply to a symbolic graph of a target without symbolic shapes."""
         if not self.config.shape_buckets:
             return False
-        parts = self._passes(_copy(gm), info)
-        return all(self.target.pads(part, self._context(part_info)) for part, part_info in parts)
+        for part, part_info in self._passes(_copy(gm), info):
+            refusal = self.target.padding_refusal(part, self._context(part_info))
+            if refusal is not None:
+                report.notes.append(f"shape buckets do not apply: {refusal}")
+                return False
+        return True
 
     def _context(self, info: GraphInfo) -> LowerContext:
         static = frozenset(info.static_inputs)

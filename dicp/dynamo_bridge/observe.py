@@ -43,6 +43,7 @@ class GraphReport:
     kernels: Sequence[KernelReport] = ()
     cache: str = "cold"
     notes: list[str] = field(default_factory=list)
+    """What was decided for the graph as a whole."""
     created: float = field(default_factory=time.time)
     record: Path | None = None
     """The file of this report in the dump; None until it is written."""
@@ -76,6 +77,7 @@ class GraphReport:
         counts = ", ".join(f"{n} {k}" for k, n in self.counts.items())
         lines = [f"{self.kind} graph {self.name} ({self.cache}): {counts}"]
         lines.append("  " + ", ".join(f"{k} {s * 1e3:.1f} ms" for k, s in self.stages.items()))
+        lines += [f"  {note}" for note in self.notes]
         for node in self.nodes:
             if node.reason:
                 place = f" at {node.user_line}" if node.user_line else ""

@@ -144,10 +144,11 @@ class GraphTarget(RuleTarget):
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> GraphProgram:
         return self._lower(gm, context, frozenset())
 
-    def pads(self, gm: fx.GraphModule, context: LowerContext) -> bool:
+    def padding_refusal(self, gm: fx.GraphModule, context: LowerContext) -> str | None:
         program = self.lower(gm, context)
-        eager = any(node.decision == "eager" for node in program.nodes)
-        return not eager and all(graph.bucket_refusal is None for graph in program.graphs)
+        eager = [f"{node.op} runs eagerly" for node in program.nodes if node.decision == "eager"]
+        return next((why for why in (*eager, *(g.bucket_refusal for g in program.graphs)) if why),
+                    None)  # fmt: skip
 
     def _lower(
         self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
