@@ -194,8 +194,8 @@ def _by_nhwc(
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     image, _, row, pixel = refs[0].strides
-    sizes = [*x.shape[:2], w.shape[0], *axes[0], *axes[1], image, row, pixel,
-             int(_skips_padding(x, w, 1))]  # fmt: skip
+    skips = any(axis[2] != 1 for axis in axes)  # as oneDNN does in bfloat16, small images too
+    sizes = [*x.shape[:2], w.shape[0], *axes[0], *axes[1], image, row, pixel, int(skips)]
     return call(lw, name, refs, (out,), sizes)[0]
 
 
