@@ -59,7 +59,9 @@ class CompiledOperator:
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the sizes of `tensors` are among those it was compiled for."""
-        return not self.guards or traced_guards_hold(self.graph, self.guards, tensors)
+        if not self.guards:
+            return True
+        return traced_guards_hold(self.graph, self.guards, [as_traced(t) for t in tensors])
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(self.executable(list(tensors)))
@@ -107,7 +109,7 @@ class OperatorCompiler:
         self, call: Call, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]
     ) -> CompiledOperator:
         run, single = _as_function(call, leaves, spec)
-        tensors = _distinct(tensors)
+        tensors = [as_traced(tensor) for tensor in tensors]
         try:
             graph = make_fx(
                 run, decomposition_table=decompositions(self.target), tracing_mode="symbolic"
@@ -143,14 +145,20 @@ def _as_function(
     return run, lambda: single[0]
 
 
-def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors; copies of those given before, which would be traced as one input."""
-    seen: set[int] = set()
-    found = []
-    for tensor in tensors:
-        found.append(tensor.clone() if id(tensor) in seen else tensor)
-        seen.add(id(tensor))
-    return found
+def as_traced(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of its own of the same dtype, sizes and order of dimensions, without values.
+
+    Neither the place in its storage nor the strides of dimensions of size 1 matter to compiled
+    code; a trace would take each for a symbol, and guard it.
+    """
+    if is_wrapped_number(tensor):
+        return tensor
+    order = sorted(range(tensor.dim()), key=lambda d: (tensor.size(d) == 1, -tensor.stride(d)))
+    strides, step = [0] * tensor.dim(), 1
+    for position in reversed(order):
+        strides[position] = step
+        step *= max(tensor.size(position), 1)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

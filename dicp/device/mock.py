@@ -19,7 +19,12 @@ import torch
 from dicp.device.dispatcher import DEVICE_TYPE
 from dicp.device.module import DipuModule, as_device
 from dicp.errors import DicpWarning
-from dicp.torch_private import FakeTensor, is_tracing, true_device
+from dicp.torch_private import (
+    FakeTensor,
+    is_tracing,
+    traced_device_attributes,
+    true_device,
+)
 
 NAME = "cuda"
 COMMUNICATION = "dicl"
@@ -122,14 +127,21 @@ class Mock:
             place = as_device(meant(device))
             return to(self, place, non_blocking=non_blocking, memory_format=memory_format)
 
+        def on_device(place: torch.device) -> bool:
+            return place.type == DEVICE_TYPE
+
         def is_moved(self: torch.Tensor) -> bool:
-            return bool(true_device(self).type == DEVICE_TYPE)
+            return on_device(true_device(self))
 
         self._set(torch.Tensor, "to", functools.wraps(to)(convert))
         self._set(torch.Tensor, NAME, move)
         self._set(torch.Tensor, f"is_{NAME}", property(is_moved))
         if self.shown:
             self._set(torch.Tensor, "device", property(_shown_device))
+        as_seen = as_shown if self.shown else lambda place: place
+        traced, attributes = traced_device_attributes(as_seen, on_device)
+        for name, method in attributes.items():
+            self._set(traced, name, method)
         self._set(torch, "Generator", _generator_class(torch.Generator))
         make = FakeTensor.__new__
 

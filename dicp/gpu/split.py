@@ -41,6 +41,7 @@ from dicp.loop.ir.index import (
     variable,
 )
 from dicp.loop.ir.ops import identity_of
+from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.partition import chunk_of
 
 SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
@@ -52,6 +53,13 @@ class AxisSplit:
 
     axis: int
     parts: int
+
+
+def cross_row_sums(graph: Graph, first: Mapping[Any, int], facts: DeviceFacts) -> CrossRow:
+    """Splits reductions as `split_reductions` does; returns which cross-row sums may fuse into the
+    reductions of their rows: each program keeps the sums over the rows that it loops over."""
+    partitions = split_reductions(graph, first, facts, partition=True)
+    return CrossRow(MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS, partitions)
 
 
 def split_reductions(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dicp.gpu.facts import DeviceFacts
 from dicp.gpu.passes import barriers
@@ -17,23 +18,26 @@ from dicp.gpu.thresholds import (
     ACCESS_BYTES,
     COLUMN_BLOCK,
     FEW_ROW_POINTS,
+    GUESS,
     MANY_ROWS,
     MAX_GROUP,
     MAX_PERSISTENT,
     MAX_WAVE_POINTS,
     MIN_COLUMNS,
+    MIN_CROSSING,
     POINTS_A_THREAD,
     ROW_BLOCK,
     ROW_POINTS,
     ROWS_PER_PROGRAM,
+    TRANSPOSED,
     WIDEST,
 )
 from dicp.gpu.tiles import extent, numel, power_of_two
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.index import Index, Var, quotient
-from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, Store
+from dicp.loop.ir.kernel import Form, Kernel, Phase, Reduce, Scan, ScratchStore, Store
 from dicp.loop.passes.one_hot import without_one_hot_sums
-from dicp.loop.schedule.form import exp_weights
+from dicp.loop.schedule.form import crossing_loop, exp_weights, online_softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,21 @@ class PointThreads(Form):
     @property
     def points(self) -> int:
         return self.threads * self.steps * self.width
+
+
+@dataclass(frozen=True, eq=False)
+class CrossingThreads(Form):
+    """A pointwise kernel's block where some accesses are contiguous along an outer loop: a square
+    tile of that loop and the last one, which those pass through shared memory, as far as it holds
+    them."""
+
+    threads: int
+    side: int
+    """Points of the tile along either loop."""
+    crossing: Var
+    reads: tuple[Access, ...]
+    """The reads that are contiguous along `crossing`; `stores` has the stores."""
+    stores: tuple[Access, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,28 +87,50 @@ class RowThreads(Form):
 
     masked: bool = True
     """Whether the last block may have rows past the end."""
+    online: tuple[tuple[int, Reduce, Reduce], ...] = ()
+    """Online softmax: the phase of a maximum, the maximum, and the next phase's sum."""
 
     @property
     def threads(self) -> int:
         return self.group * self.rows
 
 
+@dataclass(frozen=True, eq=False)
+class LoopedRowThreads(RowThreads):
+    """Fused cross-row sums: each block loops over rows, `rows` at a time, and each thread adds up
+    its points of them."""
+
+    parts: tuple[Var, ...] = ()
+    """The loops that the sums keep, with one block per point; none in a kernel with a partition."""
+    looped: tuple[Var, ...] = ()
+    """The loops in each block."""
+
+
 def with_threads(kernel: Kernel, facts: DeviceFacts) -> Kernel:
     """The kernel with its threads, and without sums that need no loop."""
     kernel = without_one_hot_sums(kernel)
-    form = point_threads(kernel, facts) if not kernel.reduction else _together(kernel, facts)
     found = {**exp_weights(kernel), **variants(kernel), **words(kernel)}
-    return replace(kernel, form=form, variants=found)
+    return replace(kernel, form=_form_of(kernel, facts), variants=found)
+
+
+def _form_of(kernel: Kernel, facts: DeviceFacts) -> Form:
+    if kernel.reduction:
+        return _together(kernel, facts)
+    return _crossing_threads(kernel, facts) or point_threads(kernel, facts)
 
 
 def _together(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
-    chosen = column_threads if kernel.kind == "outer_reduction" else row_threads
-    form, stmts = chosen(kernel, facts), kernel.stmts()
+    stmts = kernel.stmts()
+    cross_row = bool(kernel.cross_row_stores())
+    form = (_looped_rows if cross_row else _row_form)(kernel, facts)
     waits = barriers(kernel, [p.stmts for p in kernel.phases])
     scans = form.group > 1 and any(isinstance(s, Scan) for s in stmts)
-    exchanges = bool(waits) or scans or any(isinstance(s, Reduce) for s in stmts)
-    rows = numel(kernel.parallel)
-    masked = not isinstance(rows, int) or rows % form.rows != 0
+    joins = scans or any(isinstance(s, Reduce) for s in stmts)
+    exchanges = bool(waits) or joins or (cross_row and form.rows > 1)
+    loops = form.looped if isinstance(form, LoopedRowThreads) else kernel.parallel
+    uneven = cross_row and kernel.partition is not None
+    count = numel(loops)
+    masked = uneven or not isinstance(count, int) or count % form.rows != 0
     return replace(form, barriers=waits, exchanges=exchanges, masked=masked)
 
 
@@ -107,6 +148,72 @@ def point_threads(kernel: Kernel, facts: DeviceFacts) -> PointThreads:
     return PointThreads(threads, points // width, width)
 
 
+def _crossing_threads(kernel: Kernel, facts: DeviceFacts) -> CrossingThreads | None:
+    """The tile of a pointwise kernel that transposes; None for others."""
+    if kernel.kind != "pointwise" or not kernel.parallel:
+        return None
+    crossing = crossing_loop(kernel, MIN_CROSSING, GUESS)
+    if crossing is None:
+        return None
+    last, stored = kernel.parallel[-1], {s.ref.root for s in kernel.stores()}
+    reads = [
+        access for access in unconditional_reads(kernel.stmts()) if access[0].root not in stored
+    ]
+    stores = [(s.ref, s.index) for s in kernel.stores()]
+    crosses = [_crosses(index, crossing, last) for _, index in (*reads, *stores)]
+    found = [access for access, yes in zip((*reads, *stores), crosses, strict=True) if yes]
+    if not found:
+        return None
+    widest = max(ref.dtype.itemsize for ref, _ in found)
+    side = min(max(facts.line_bytes // widest, TRANSPOSED[0]), TRANSPOSED[1])
+    fitting = found[: facts.prefetch_bytes // (side * side * widest)]
+    return CrossingThreads(
+        COLUMN_BLOCK, side, crossing, tuple(a for a in fitting if a in reads),
+        tuple(a for a in fitting if a not in reads),
+    )  # fmt: skip
+
+
+def _crosses(index: Index, crossing: Var, last: Var) -> bool:
+    """Whether points adjacent along `crossing` are adjacent in memory, and along `last` are not."""
+    along = index.is_affine and is_along(index, crossing)
+    return along and last in index.variables() and not is_along(index, last)
+
+
+def _row_form(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
+    """The block of a reduction; one whose rows are partitioned has the rows of one part."""
+    if kernel.partition is None:
+        return (column_threads if kernel.kind == "outer_reduction" else row_threads)(kernel, facts)
+    part, chunk = kernel.partition.part, kernel.partition.chunk
+    inner = (Var(part.position + 1, chunk),)
+    return column_threads(
+        replace(kernel, parallel=(part, *kernel.parallel), reduction=inner), facts
+    )
+
+
+def _looped_rows(kernel: Kernel, facts: DeviceFacts) -> LoopedRowThreads:
+    """The block of an inner reduction with cross-row sums: enough threads for a row's accumulators,
+    and as many rows at a time as fill a block, if there are so many."""
+    if kernel.partition is not None:
+        parts, rows, count = kernel.parallel[:0], kernel.parallel, kernel.partition.chunk
+    else:
+        kept = set().union(*(s.index.variables() for s in kernel.cross_row_stores()))
+        parts = tuple(v for v in kernel.parallel if v in kept)
+        rows = tuple(v for v in kernel.parallel if v not in kept)
+        count = numel(rows)
+    phases = [p for p in kernel.phases if p.level == "reduction"]
+    width = access_width(kernel.reduction, _accesses(phases), kernel.parallel)
+    inner, most, points = extent(numel(kernel.reduction)), power_of_two(extent(count)), ROW_POINTS
+    while True:
+        group = min(power_of_two(-(-inner // points)), MAX_GROUP)
+        at_once = max(1, min(COLUMN_BLOCK // group, most))
+        if points <= width or group * at_once >= COLUMN_BLOCK:
+            break
+        points //= 2
+    at_once = max(at_once, facts.lanes // group)
+    steps = -(-inner // (group * width))
+    return LoopedRowThreads(group, at_once, width, steps, parts=parts, looped=rows)
+
+
 def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     """The block of an inner reduction."""
     rows, inner = extent(numel(kernel.parallel)), numel(kernel.reduction)
@@ -122,7 +229,15 @@ def row_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
     in_registers = isinstance(inner, int) and inner <= min(group * MAX_WAVE_POINTS, MAX_PERSISTENT)
     steps = -(-extent(inner) // (group * width)) if in_registers and not scans else None
     block = ROW_BLOCK if rows * group >= facts.enough_programs * ROW_BLOCK else facts.lanes
-    return RowThreads(group, max(1, block // group), width, steps)
+    online = () if in_registers or scans else _online(kernel)
+    return RowThreads(group, max(1, block // group), width, steps, online=online)
+
+
+def _online(kernel: Kernel) -> tuple[tuple[int, Reduce, Reduce], ...]:
+    """The pairs of a maximum and a sum that one pass over the row computes."""
+    passes = [[s for s in p.stmts if not isinstance(s, ScratchStore)] for p in kernel.phases]
+    pairs = [online_softmax(p, q) for p, q in pairwise(passes)]
+    return tuple((k, *pair) for k, pair in enumerate(pairs) if pair is not None)
 
 
 def column_threads(kernel: Kernel, facts: DeviceFacts) -> RowThreads:
@@ -161,5 +276,5 @@ def _steps(index: Index, last: Var, width: int) -> bool:
 
 def _accesses(phases: Iterable[Phase]) -> list[Access]:
     stmts = [s for p in phases for s in p.stmts]
-    stores = [(s.ref, s.index) for s in stmts if isinstance(s, Store)]
+    stores = [(s.ref, s.index) for s in stmts if isinstance(s, Store) and not s.op]
     return stores + unconditional_reads(stmts)

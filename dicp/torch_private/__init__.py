@@ -71,6 +71,7 @@ from dicp.torch_private.dynamo import (
     register_repeatedly,
     set_compiled_call,
     trace_recurrent_modules,
+    traced_device_attributes,
 )
 from dicp.torch_private.graphs import (
     do_not_recompute,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import GmWrapper, flatten_graph_inputs, get_metrics_context
 from torch._dynamo.utils import counters as dynamo_counters
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch.utils import _pytree as pytree
 
 disable_compiled_autograd = compiled_autograd._disable
@@ -40,6 +42,23 @@ def any_number_of_compilations() -> Any:
     """A context in which Dynamo compiles one function for as many modules as call it."""
     most = 1 << 20
     return dynamo_config.patch(recompile_limit=most, accumulated_recompile_limit=most)
+
+
+def traced_device_attributes(
+    shown: Callable[[torch.device], torch.device], moved: Callable[[torch.device], bool]
+) -> tuple[type, dict[str, Callable[..., Any]]]:
+    """Dynamo's class of traced tensors, and its methods that answer `.device` and `.is_cuda`.
+
+    The device is `shown(device)`, and `is_cuda` is `moved(device)`.
+    """
+
+    def device(self: TensorVariable, tx: Any) -> VariableTracker | None:
+        return None if self.device is None else VariableTracker.build(tx, shown(self.device))
+
+    def is_cuda(self: TensorVariable, tx: Any) -> VariableTracker | None:
+        return None if self.device is None else VariableTracker.build(tx, moved(self.device))
+
+    return TensorVariable, {"method_attr_device": device, "method_attr_is_cuda": is_cuda}
 
 
 def original_module(module: Any) -> Any:

@@ -66,33 +66,34 @@ def problem(case):
     return ""
 
 
+def on_cpu():
+    """How often each operator ran on the CPU for want of another path."""
+    return {name: n for (name, path), n in device.dipu.path_counts().items() if path == "cpu"}
+
+
 def main() -> None:
     part, parts, *names = sys.argv[1:]
     cases = []
     for name in names or FILES:
         module = importlib.import_module(f"test.op.{name}")
-        cases += [(name, case) for case in getattr(module, "CASES", ())]
-    failed = 0
-    for name, case in cases[int(part) :: int(parts)]:
-        if "rand" in name:
-            continue
+        cases += [(name, case) for case in getattr(module, "CASES", ()) if "rand" not in name]
+    cases = cases[int(part) :: int(parts)]
+    failed = alone = 0
+    for name, case in cases:
         torch.manual_seed(0)
+        before = on_cpu()
         text = problem(case)
         if text:
             failed += 1
             print(f"{name} {case.name}: {text}", flush=True)
-    taken = device.dipu.path_counts()
-    on_cpu = sorted({name for name, path in taken if path == "cpu"})
-    for name in on_cpu:
-        print(f"cpu: {name}: {device.registered.dispatcher.counts.reasons.get(name, '')[:160]}")
-    calls = sum(taken.values())
-    there = sum(n for (name, path), n in taken.items() if path == "cpu")
-    operators = len({name for name, _ in taken})
-    ran = len(cases[int(part) :: int(parts)])
-    print(
-        f"CASES {ran} failed {failed}; operators {operators} on cpu {len(on_cpu)}; "
-        f"calls {calls} on cpu {there}"
-    )
+        fell = sorted(op for op, n in on_cpu().items() if n > before.get(op, 0))
+        alone += not fell
+        if fell:
+            print(f"{name} {case.name} on the cpu: {' '.join(fell)}", flush=True)
+    reasons = device.registered.dispatcher.counts.reasons
+    for name in sorted(on_cpu()):
+        print(f"cpu: {name}: {reasons.get(name, '')[:160]}")
+    print(f"CASES {len(cases)} failed {failed} on the device alone {alone}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
 import io, os, tempfile, threading, time
 import torch, torch_dipu
+from dicp.device.active import registered
 from torch_dipu import dipu
 
 # names and values
@@ -66,6 +67,23 @@ for _ in range(3):  # the plan of the harmless form must not serve the overlappi
     z.add_(w[0])
     assert torch.equal(z.cpu(), x.cpu() + x.cpu()[0])
     overlapping()
+
+# neither a place in a storage nor the strides of single elements make another program
+wide = torch.arange(12).reshape(2, 6).to("dipu")
+ones = torch.ones(1, 1, dtype=torch.int64, device="dipu")
+for k in (0, 3, 5):
+    assert (ones + wide[1:, k : k + 1]).item() == 7 + k
+found = registered.dispatcher.compiler._found
+forms = [v for key, v in found.items() if "add" in str(key[0]) and key[1] == (ones.dtype,)]
+assert [len(variants) for variants in forms] == [1], forms
+
+# parameters stay the objects that an optimizer holds
+layer = torch.nn.Linear(2, 2)
+weight = layer.weight
+layer.to("dipu")
+assert layer.weight is weight and weight.is_dipu and weight.is_leaf
+weight.data = weight.data.cpu()
+assert weight.device.type == "cpu"
 
 # random state
 torch.manual_seed(3); a = torch.rand(4, device="dipu")

@@ -37,6 +37,42 @@ def test_two_processes(run: Any) -> None:
     assert "DDP agrees" in run(HERE / "ddp_training.py", str(port)).stdout
 
 
+def _runs(text: str) -> list[list[float]]:
+    lines = [line.split()[1:] for line in text.splitlines() if line.startswith("LOSSES")]
+    return [[float(loss) for loss in line] for line in lines]
+
+
+def _agree(on_cpu: str, on_device: str) -> None:
+    """Errors against float64 are at most twice those of the CPU's float32, and a small floor."""
+    exact, host = _runs(on_cpu)
+    (found,) = _runs(on_device)
+    assert len(exact) == len(host) == len(found) > 3
+    floor = 2e-6 * max(abs(loss) for loss in exact)
+    allowed = 2 * max(abs(a - b) for a, b in zip(exact, host, strict=True)) + floor
+    errors = [abs(a - b) for a, b in zip(exact, found, strict=True)]
+    assert max(errors) <= allowed, (errors, allowed)
+
+
+@pytest.mark.parametrize("program", ["resnet", "accelerate", "trainer"])
+def test_training_by_libraries(run: Any, program: str) -> None:
+    """ResNet-50 of torchvision, accelerate, Hugging Face's Trainer with `generate`."""
+    path = HERE / "library_training.py"
+    _agree(run(path, program, "cpu").stdout, run(path, program, "ditorch").stdout)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_torchrun(run: Any, parallel: str) -> None:
+    """Two processes with a device each train with DistributedDataParallel and fully_shard."""
+    start = (
+        "import sys; from torch.distributed.run import main; "
+        "main(['--standalone', '--nproc-per-node=2', *sys.argv[1:]])"
+    )
+    program = str(HERE / "torchrun_training.py")
+    on_cpu = run(start, program, parallel, "cpu").stdout
+    found = run(start, program, parallel, "ditorch", DIPU_SIMULATED_DEVICES="2").stdout
+    _agree(on_cpu, found)
+
+
 UNDO = """
 import torch
 before = {n: torch.Tensor.__dict__.get(n) for n in ("to", "cuda", "is_cuda", "device")}
@@ -60,7 +96,9 @@ with torch.autocast("cuda", dtype=torch.float16):
 with torch.device("cuda"):
     assert torch.ones(1).is_cuda
 def product(a, b):
-    return torch.relu(a * b) + torch.ones(2, device="cuda")
+    if a.device.type != "cuda" or not a.is_cuda or str(a.device) != "cuda:0":
+        return a
+    return torch.relu(a * b) + torch.ones(2, device=a.device)
 
 
 compiled = torch.compile(product, backend="dicp")

@@ -156,7 +156,7 @@ CASES = [
         T((9,), 0, 50, dtype=torch.int64, grad=False, layout=False),
         dtypes=(torch.float32, torch.bfloat16),
     ),
-    attend("rope_complex", rope_complex, Q, dtypes=F32),
+    attend("rope_complex", rope_complex, Q, dtypes=F32, expect="native"),
     attend(
         "self_attention",
         self_attention,

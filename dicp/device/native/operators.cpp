@@ -565,6 +565,16 @@ at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return to;
 }
 
+// PyTorch's own kernel knows the devices between which `tensor.data` may change; this one is among
+// them, so that `module.to(device)` keeps its parameters, which optimizers hold.
+bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  const auto dense = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && (tensor.is_cpu() || on_this_kind(tensor)) &&
+           !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+  };
+  return self.key_set() == from.key_set() || (dense(self) && dense(from));
+}
+
 void record_stream(at::Tensor& self, at::Stream stream) {
   if (Block* block = block_under(self.storage().data_ptr()))
     pool_at(block->device).record(block, handle(stream));
@@ -595,6 +605,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from_kernel);
   m.impl("_copy_from_and_resize", &copy_and_resize);
   m.impl("record_stream", &record_stream);
+  m.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
 }
 
 namespace {

@@ -180,6 +180,30 @@ template <class Op, int X, int R, class T, class S> d_inline T d_reduce_apart(T 
     return x;
   }
 }
+// The sums that threads X apart have, of which there are R, each of N points: the first X threads get
+// the total. `room` has an element a thread.
+template <int X, int R, int N, class T, class S> d_inline void d_add_rows(T* sums, S& room) {
+  D_UNROLL(64)
+  for (int n = 0; n < N; ++n) {
+    d_barrier();  // the previous point has been read
+    room[d_thread()] = sums[n];
+    d_barrier();
+    if (d_thread() < X)
+      for (int k = 1; k < R; ++k) sums[n] += (T)room[d_thread() + k * X];
+  }
+}
+// Online softmax: the largest value so far, and the sum of exp(x - largest). The lower less the
+// higher is 0 where they are equal, be they infinite.
+template <class T> d_inline T d_below(T x, T top) { return -d_abs(x == top ? (T)0 : x - top); }
+template <class T> d_inline void d_online(T& top, T& total, T x, T fall) {
+  const bool rises = (x > top) | (x != x);
+  total = rises ? d_fma(total, fall, (T)1) : total + fall;
+  top = rises ? x : top;
+}
+// A sum of exp(x - old) as one of exp(x - new); 0 where both are -inf: nothing has been seen yet.
+template <class T> d_inline T d_rescaled(T total, T old, T now) {
+  return total * d_exp(old - (now == -(T)d_inff ? (T)0 : now));
+}
 // Pairs of a value and its position: of equals, and of NaNs, the first position wins.
 #define d_pair_merge(kind) \
   struct d_first_##kind { \

@@ -16,7 +16,7 @@ from dicp.fused_attention import ANY_ATTENTION
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.module_driver import ModuleDriver, open_driver
-from dicp.gpu.split import split_reductions
+from dicp.gpu.split import cross_row_sums
 from dicp.gpu.target import GpuTarget
 from dicp.gpu.threads import with_threads
 from dicp.loop.ir.graph import Graph
@@ -80,8 +80,8 @@ class MacaTarget(GpuTarget):
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
         facts = facts_for(config.vendor.get("maca_nvidia", 0))
-        split_reductions(graph, first, facts)
-        return schedule(graph, config.fuse, None, partial(with_threads, facts=facts)).steps
+        cross_row = cross_row_sums(graph, first, facts)
+        return schedule(graph, config.fuse, cross_row, partial(with_threads, facts=facts)).steps
 
     def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)

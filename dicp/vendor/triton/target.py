@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,14 @@ from dicp.gpu.form import with_tile
 from dicp.gpu.launch import Device, index_of
 from dicp.gpu.library import GPU_ATTENTION, OWN_RULES, GpuLowering
 from dicp.gpu.products import Chooser, GeneratedProduct, Product, place_products
-from dicp.gpu.split import split_reductions
+from dicp.gpu.split import cross_row_sums
 from dicp.gpu.target import GpuTarget
-from dicp.gpu.thresholds import MAX_CROSS_ROW_WIDTH, MIN_CROSS_ROW_PARTS
 from dicp.gpu.tiling import Tiling
 from dicp.loop.ir.graph import Graph
 from dicp.loop.ir.kernel import Kernel
 from dicp.loop.program import RenderedKernel
 from dicp.loop.runtime.device import DeviceRuntime, OwnMemory
 from dicp.loop.runtime.executable import LoopExecutable
-from dicp.loop.schedule.groups import CrossRow
 from dicp.loop.schedule.kernels import schedule
 from dicp.loop.target import KernelSources
 from dicp.target import (
@@ -55,8 +52,6 @@ from dicp.vendor.triton.render import render
 from dicp.vendor.triton.spelling import ELEMENT
 
 FOLDER = Path(__file__).parent
-CROSS_ROW = CrossRow(widest=MAX_CROSS_ROW_WIDTH, parts=MIN_CROSS_ROW_PARTS)
-"""Cross-row sums in parts: each program keeps the sums over the rows that it loops over."""
 
 
 class TritonLowering(GpuLowering):
@@ -93,9 +88,7 @@ class TritonTarget(GpuTarget):
     ) -> Sequence[Any]:
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
-        cross_row = replace(
-            CROSS_ROW, partitions=split_reductions(graph, first, GPU, partition=True)
-        )
+        cross_row = cross_row_sums(graph, first, GPU)
         steps = schedule(graph, config.fuse, cross_row, self.with_form).steps
         return place_products(steps, graph.outputs, self.chooser(device, config), self.with_form)
 

@@ -12,7 +12,7 @@ from dicp.gpu.index_width import Reaches
 from dicp.gpu.random_groups import split
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.expr import Expr, IndexValue, Ref
-from dicp.loop.ir.index import Index, Var, variable
+from dicp.loop.ir.index import Index, Size, Var, variable
 from dicp.loop.ir.kernel import Kernel, Stmt, Store
 
 ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
@@ -31,9 +31,46 @@ class Points(Emitter):
         self.reaches = Reaches()
         self._arrays = 0
 
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        raise NotImplementedError
+
     def lines(self) -> list[str]:
         """The body of the kernel."""
         raise NotImplementedError
+
+    @property
+    def together(self) -> bool:
+        """Whether threads of a block exchange values or wait for each other."""
+        return False
+
+    def axes(self) -> dict[str, tuple[Size, int]]:
+        """The axes that blocks divide, the last of which runs fastest, and points of a block."""
+        raise NotImplementedError
+
+    def inner_axes(self) -> dict[str, tuple[Size, int]]:
+        """The axes that the threads of a block divide."""
+        return {}
+
+    def block_axes(self) -> list[str]:
+        """C++ of the block's number along each axis."""
+        counts = [self._blocks(size, block) for size, block in self.axes().values()]
+        found = []
+        for k in range(len(counts)):
+            below = " * ".join(counts[k + 1 :])
+            text = f"(d_index)blockIdx.x / ({below})" if below else "(d_index)blockIdx.x"
+            found.append(f"{text} % ({counts[k]})" if k else text)
+        return found
+
+    def blocks(self) -> str:
+        """C++ of the number of blocks."""
+        return " * ".join(self._blocks(size, block) for size, block in self.axes().values())
+
+    def _blocks(self, size: Size, block: int) -> str:
+        if isinstance(size, int):
+            return str(-(-size // block))
+        return self.size(size) if block == 1 else f"(({self.size(size)} + {block - 1}) / {block})"
 
     # ---- loops of points ------------------------------------------------------------------------
 
@@ -77,7 +114,7 @@ class Points(Emitter):
             scope.lines += self._load(ref, index, place, width, pad)
         ends = []
         for stmt in stmts:
-            if isinstance(stmt, Store) and is_along(stmt.index, last):
+            if isinstance(stmt, Store) and not stmt.op and is_along(stmt.index, last):
                 name = self._array_name()
                 place = self.index(stmt.index.substitute(at_first))
                 scope.lines.append(f"{pad}{self._element(stmt.ref)} {name}[{width}];")

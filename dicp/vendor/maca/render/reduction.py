@@ -11,6 +11,7 @@ from dicp.codegen.values import local, margin
 from dicp.gpu.threads import RowThreads
 from dicp.gpu.tiles import numel
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
+from dicp.loop.ir.index import Size
 from dicp.loop.ir.kernel import Kernel, Phase, Reduce, Scan, ScratchStore, Stmt, Store
 from dicp.vendor.maca.facts import LEAST_WAVE
 from dicp.vendor.maca.render.points import Points
@@ -28,10 +29,26 @@ class Reduction(Points):
         self.block = form
         self.shared: list[str] = []
         """Declarations of shared memory."""
+        self.range = "", ""
+        """The first point of the block's part of the reduction and its end; empty if it has all."""
+        self._sum_of: dict[str, Reduce] = {}
+        """By the name of a maximum, the sum of the exponentials that is computed beside it."""
 
     @property
     def threads(self) -> int:
         return self.block.threads
+
+    @property
+    def together(self) -> bool:
+        return self.block.exchanges
+
+    def axes(self) -> dict[str, tuple[Size, int]]:
+        rows: dict[str, tuple[Size, int]] = {"x": (numel(self.kernel.parallel), self.block.rows)}
+        partition = self.kernel.partition
+        return rows if partition is None else {"p": (partition.part.size, 1), **rows}
+
+    def inner_axes(self) -> dict[str, tuple[Size, int]]:
+        return {"r": (numel(self.kernel.reduction), 1)}
 
     def lines(self) -> list[str]:
         kernel, block = self.kernel, self.block
@@ -42,25 +59,54 @@ class Reduction(Points):
         live, inside = "true", "own_row"
         if block.masked:
             live, inside = f"own_row < {rows}", f"live ? own_row : {rows} - 1"
+        *part, number = self.block_axes()
         row.lines += [
-            f"  const d_index own_row = (d_index)blockIdx.x * {block.rows} + threadIdx.x {own};",
+            *(self._part(part[0]) if part else ()),
+            f"  const d_index own_row = {number} * {block.rows} + threadIdx.x {own};",
             f"  const bool live = {live};",
             f"  const d_index row = {inside};",
             f"  const d_index at = threadIdx.x {at};",
             *(f"  {text}" for text in self._digits("row", kernel.parallel)),
         ]  # fmt: skip
+        self._phases()
+        return [*(f"  __shared__ {text};" for text in self.shared), *row.lines]
+
+    def _part(self, number: str) -> list[str]:
+        """Declares the part of the partitioned loops that the block has: its number and its end."""
+        partition = self.kernel.partition
+        assert partition is not None
+        part, chunk = partition.part.key, self.size(partition.chunk)
+        count = self.size(self.shared_size)
+        self.range = "first", "end"
+        return [
+            f"  const d_index {part} = {number};", f"  const d_index first = {part} * {chunk};",
+            f"  const d_index end = d_minimum<d_index>(first + {chunk}, {count});",
+        ]  # fmt: skip
+
+    @property
+    def shared_size(self) -> Size:
+        """Points of the loops that a partition divides."""
+        return numel(self.kernel.reduction)
+
+    def _phases(self) -> None:
+        """Adds the phases to the current scope."""
+        block, scope = self.block, self.scopes[-1]
         if block.steps is not None:
-            row.lines += self._preloads()
-        for position, phase in enumerate(kernel.phases):
+            scope.lines += self._preloads()
+        online = {position: pair for position, *pair in block.online}
+        phases = iter(enumerate(self.kernel.phases))
+        for position, phase in phases:
             if position in block.barriers:
-                row.lines.append("  __syncthreads();")
-            if phase.level == "parallel":
+                scope.lines.append("  __syncthreads();")
+            if position in online:
+                self._online_phase(*online[position])
+                next(phases)
+            elif phase.level == "parallel":
                 self._row_phase(phase)
             elif any(isinstance(s, Scan) for s in phase.stmts):
                 self._scan_phase(phase)
             else:
                 self._reduce_phase(phase)
-        return [*(f"  __shared__ {text};" for text in self.shared), *row.lines]
 
     # ---- values ---------------------------------------------------------------------------------
 
@@ -120,9 +166,11 @@ class Reduction(Points):
         block, count = self.block, self.size(numel(self.kernel.reduction))
         wide = f" * {block.width}" if block.width != 1 else ""
         if block.steps is None:
-            apart = block.group * block.width
+            first, end = self.range
+            start = f"{first} + at" if first else f"at{wide}"
+            apart, last = block.group * block.width, end or count
             return [
-                f"  for (d_index point = at{wide}; live && point < {count}; point += {apart}) {{",
+                f"  for (d_index point = {start}; live && point < {last}; point += {apart}) {{",
                 *body, "  }",
             ]  # fmt: skip
         return [
@@ -154,6 +202,24 @@ class Reduction(Points):
             scope.lines.append(f"  {self._join(stmt)}")
             self.named_here(stmt.name)
 
+    def _online_phase(self, row_max: Reduce, total: Reduce) -> None:
+        """max(x) and sum(exp(x - max)) in one pass over the row, each thread rescaling its own sum.
+
+        Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+        """
+        scope, best, kept = self.scopes[-1], local(row_max.name), local(total.name)
+        self._sum_of[row_max.name] = total
+        scope.lines += [f"  {self._declare(s)}" for s in (row_max, total)]
+        loops = self.kernel.reduction
+        scope.lines += self._loop(self._points((row_max,), loops, "point", self.block.width, 2))
+        own = f"own_{row_max.name}"
+        scope.lines += [
+            f"  const {accumulator_type(row_max)} {own} = {best};", f"  {self._join(row_max)}",
+            f"  {kept} = d_rescaled({kept}, {own}, {best});", f"  {self._join(total)}",
+        ]  # fmt: skip
+        for stmt in (row_max, total):
+            self.named_here(stmt.name)
+
     def _stage_preloaded(self, stmts: Sequence[Stmt]) -> None:
         for access in unconditional_reads(stmts):
             if access in self.preloaded:
@@ -172,7 +238,11 @@ class Reduction(Points):
         return f"{name} = d_reduce{apart}<d_op_{stmt.op}, {sizes}>({name}, {room});"
 
     def _shared(self, ctype: str, name: str) -> str:
+        """An array for the exchanges of a reduction or scan."""
         size = self.threads if self.block.apart else max(1, self.threads // LEAST_WAVE)
+        return self._room(ctype, name, size)
+
+    def _room(self, ctype: str, name: str, size: int) -> str:
         self.shared.append(f"d_shared<{ctype}, {size}> {name}")
         return name
 
@@ -208,6 +278,10 @@ class Reduction(Points):
         ]  # fmt: skip
 
     def _combine(self, stmt: Reduce | Scan, value: str, position: str) -> str:
+        if stmt.name in self._sum_of:
+            total, best = self._sum_of[stmt.name], local(stmt.name)
+            fall = self.operator(total.value, [f"d_below({value}, {best})"])
+            return f"d_online({best}, {local(total.name)}, {value}, {fall});"
         if isinstance(stmt, Reduce):
             text = super()._combine(stmt, value, position)
             scanning = any(s is stmt for p in self.kernel.phases for s in p.stmts
