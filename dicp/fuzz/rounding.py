@@ -270,8 +270,8 @@ def _alike(
     narrow: list[Computed], wide: list[Computed]
 ) -> Iterator[tuple[int, tuple[Computed, Computed]]]:
     """The operators of the float64 run by number, each with eager's, where eager runs it too."""
-    names = [[each.name for each in run] for run in (narrow, wide)]
-    for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks():
+    mine, real = ([each.name for each in run] for run in (narrow, wide))
+    for block in SequenceMatcher(None, mine, real, autojunk=False).get_matching_blocks():
         for k in range(block.size):
             yield block.b + k, (narrow[block.a + k], wide[block.b + k])
 
