@@ -14,13 +14,11 @@ from dicp.vendor.maca.render.points import Points
 class Pointwise(Points):
     """Pointwise kernels, and scatters, whose stores may collide."""
 
+    block: PointThreads
+
     def __init__(self, kernel: Kernel, form: PointThreads) -> None:
         super().__init__(kernel)
         self.block = form
-
-    @property
-    def threads(self) -> int:
-        return self.block.threads
 
     def axes(self) -> dict[str, tuple[Size, int]]:
         return {"x": (numel(self.kernel.parallel), self.block.points)}
@@ -55,15 +53,13 @@ class Crossing(Points):
     elements.
     """
 
+    block: CrossingThreads
+
     def __init__(self, kernel: Kernel, form: CrossingThreads) -> None:
         super().__init__(kernel)
         self.block = form
         *outer, self.last = kernel.parallel
         self.outer = tuple(v for v in outer if v is not form.crossing)
-
-    @property
-    def threads(self) -> int:
-        return self.block.threads
 
     @property
     def together(self) -> bool:
