@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
+from dicp.dynamo_bridge.thresholds import KEPT_PROGRAMS, KEPT_REPORTS
 from dicp.errors import (
     DeviceMovedError,
     FallbackWarning,
@@ -38,10 +39,6 @@ from dicp.torch_private import (
     register_repeatedly,
     trace_recurrent_modules,
 )
-
-KEPT_REPORTS = 256
-KEPT_PROGRAMS = 16
-"""The number of newest reports that keep their kernels' programs in memory, to show them."""
 
 
 class Backend:

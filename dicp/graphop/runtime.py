@@ -15,6 +15,7 @@ import torch
 
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
+from dicp.graphop.thresholds import MAX_PLANS
 from dicp.serialize import (
     decode_argument,
     decode_constant,
@@ -28,8 +29,6 @@ from dicp.torch_private import (
     disable_current_modes,
     profiling,
 )
-
-MAX_PLANS = 64
 
 Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
