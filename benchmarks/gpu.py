@@ -225,11 +225,10 @@ def time_products(state: Run) -> None:
 def run_tests(state: Run) -> None:
     """The operator and model tests as far as the time goes; the log stays in the folder."""
     seconds = state.deadline - time.monotonic()
+    share = max(seconds / len(state.under_test), 10)
     for backend in state.under_test:
         log = state.folder / f"gpu-tests-{backend}.log"
-        counts, failed = tested(
-            ["test/op", "test/model"], backend, state.device, seconds / len(state.under_test), log
-        )
+        counts, failed = tested(["test/op", "test/model"], backend, state.device, share, log)
         row = Row("operators and models", {"section": "tests", "result": counts})
         if failed:
             row.wrong[backend] = f"{len(failed)} failed: {', '.join(failed[:15])}"
@@ -252,7 +251,7 @@ def tested(
             env={**os.environ, "DICP_COMPILE_JOBS": "2", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         try:
-            process.wait(max(seconds, 10))
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

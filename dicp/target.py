@@ -210,6 +210,10 @@ class Target(abc.ABC):
     def decide(self, node: fx.Node) -> Decision:
         """Decide how `node`, whose `meta["val"]` is set, is executed."""
 
+    def devices(self, config: Config) -> frozenset[str]:
+        """The types of the devices, beside the host, whose tensors compiled graphs work on."""
+        return frozenset({self.device_type})
+
     def rule_kind(self, op: Any) -> DecisionKind | None:
         """The decision on `op` if its arguments allow it; None if there is no rule."""
         return None
@@ -217,6 +221,11 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> Any:
         """Turn a functional ATen graph into a program."""
+
+    def padding_refusal(self, gm: fx.GraphModule, context: LowerContext) -> str | None:
+        """Why one program of a symbolic graph does not serve all sizes by padding inputs up to
+        shape buckets; None if it does. Asked of targets without symbolic shapes."""
+        return "the target pads no inputs"
 
     @abc.abstractmethod
     def render(self, program: Any, config: Config) -> Source:

@@ -344,6 +344,17 @@ def load_content(
         ) from error  # fmt: skip
 
 
+def address_of(target: str, content: bytes, symbol: str) -> int:
+    """Where a function of a shared object stands, which is loaded for good.
+
+    Raises ToolchainError.
+    """
+    library = load_content(target, content, (symbol,))
+    found = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
 def _check_loadable(target: str, content: bytes, symbols: Collection[str]) -> None:
     if fault := fault_of(content, symbols):
         raise ToolchainError(

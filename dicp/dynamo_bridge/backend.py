@@ -24,6 +24,7 @@ from dicp.dynamo_bridge.compile_fx import compile_fx
 from dicp.dynamo_bridge.fuse.families import fusion_problems
 from dicp.dynamo_bridge.observe import GraphReport, breaks_text
 from dicp.dynamo_bridge.recording import BREAKS, breaks_record, write_record
+from dicp.dynamo_bridge.thresholds import KEPT_PROGRAMS, KEPT_REPORTS
 from dicp.errors import (
     DeviceMovedError,
     FallbackWarning,
@@ -38,10 +39,6 @@ from dicp.torch_private import (
     register_repeatedly,
     trace_recurrent_modules,
 )
-
-KEPT_REPORTS = 256
-KEPT_PROGRAMS = 16
-"""The number of newest reports that keep their kernels' programs in memory, to show them."""
 
 
 class Backend:
@@ -77,8 +74,7 @@ class Backend:
         mode: str | None = None,
     ) -> Callable[..., Any]:
         given = {**self.options, **(options or {})}
-        target = self._target(gm, example_inputs, given)
-        config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
+        target, config = self._chosen(gm, example_inputs, given, mode)
 
         def keep(report: GraphReport) -> None:
             self.reports.append(report)
@@ -87,26 +83,27 @@ class Backend:
 
         return compile_fx(gm, example_inputs, target, config, keep)
 
-    def _target(
-        self,
-        gm: fx.GraphModule,
-        example_inputs: Sequence[Any],
-        options: Mapping[str, Any],
-    ) -> Target:
-        tensors = [x for x in example_inputs if isinstance(x, torch.Tensor)]
-        # A zero-dimensional CPU tensor combines with tensors on any device.
-        devices = {
-            actual_device_type(x.device.type) for x in tensors if x.ndim or x.device.type != HOST
-        }
-        devices -= {"meta"}
-        if self.target_name is None:
-            chosen = asked("target", options)
-            return load_target(chosen) if chosen else target_for_devices(devices)
-        target = load_target(self.target_name)
+    def _chosen(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any],
+        mode: str | None = None,
+    ) -> tuple[Target, Config]:  # fmt: skip
+        """The target for these inputs, and the settings it compiles with."""
+        devices = _devices(inputs)
+        name = self.target_name or asked("target", given)
+        target = load_target(name) if name else target_for_devices(devices)
+        config = Config.from_env(vendor=target.options).with_options(given, mode, target.options)
         # CPU inputs are allowed: the graph moves them, or operators on them run eagerly.
-        if devices - {target.device_type, HOST}:
-            raise DeviceMovedError(target.device_type, _placed(gm, example_inputs))
-        return target
+        if self.target_name is not None and devices - target.devices(config) - {HOST}:
+            raise DeviceMovedError(target.device_type, _placed(gm, inputs))
+        return target, config
+
+
+def _devices(inputs: Sequence[Any]) -> set[str]:
+    """The types of devices that tensors are on. A zero-dimensional CPU tensor combines with
+    tensors on any device."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    types = {actual_device_type(x.device.type) for x in tensors if x.ndim or x.device.type != HOST}
+    return types - {"meta"}
 
 
 def _placed(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:

@@ -53,6 +53,7 @@ from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, Observer, eager_no
 from dicp.dynamo_bridge.partition import DATA_DEPENDENT, check_eager_parts, split_data_dependent
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
+from dicp.dynamo_bridge.passes.complex_pairs import COMPLEX_PAIRS
 from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
@@ -229,7 +230,8 @@ class Compilation(GraphCompiler):
     def _compile(self, gm: fx.GraphModule, info: GraphInfo, observer: Observer) -> CompiledGraph:
         """Load the graph from the cache, or run the passes and the target's stages."""
         if not self.target.facts.symbolic_shapes and (symbols := symbol_sources(gm)) != {}:
-            return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
+            if symbols is None or not self._pads(gm, info, observer.report):
+                return CompiledGraph(None, self._compile_per_size(gm, symbols, info, observer))
         mark_lines(gm)
         with observer.stage("graph key"):
             slot = find_graph(self.stored, gm, info, self.identity)
@@ -277,8 +279,7 @@ class Compilation(GraphCompiler):
         """Run the target's stages: lower, render, build, load."""
         target, config, report = self.target, self.config, observer.report
         with observer.stage("lower"):
-            context = LowerContext(config, info.kind, frozenset(info.static_inputs), target.name)
-            program = target.lower(gm, context)
+            program = target.lower(gm, self._context(info))
         report.nodes = [*report.nodes, *program.nodes]
         report.kernels = [*report.kernels, *program.kernels()]
         with observer.stage("render"):
@@ -295,6 +296,21 @@ class Compilation(GraphCompiler):
         with observer.stage("load"):
             stored.restore(observer.report)
             return self.target.load(stored.artifact, self.cache, self.config)
+
+    def _pads(self, gm: fx.GraphModule, info: GraphInfo, report: GraphReport) -> bool:
+        """Whether shape buckets apply to a symbolic graph of a target without symbolic shapes."""
+        if not self.config.shape_buckets:
+            return False
+        for part, part_info in self._passes(_copy(gm), info):
+            refusal = self.target.padding_refusal(part, self._context(part_info))
+            if refusal is not None:
+                report.notes.append(f"shape buckets do not apply: {refusal}")
+                return False
+        return True
+
+    def _context(self, info: GraphInfo) -> LowerContext:
+        static = frozenset(info.static_inputs)
+        return LowerContext(self.config, info.kind, static, self.target.name)
 
     def _compile_per_size(
         self, gm: fx.GraphModule, sources: Sources | None, info: GraphInfo, observer: Observer
@@ -324,11 +340,12 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     backward is saved in the layout backward wants.
     """
     if kind == "joint":
-        return (TRAINING_ATTENTION, MASKS, LAYOUT)
+        return (COMPLEX_PAIRS, TRAINING_ATTENTION, MASKS, LAYOUT)
     masks = (MASKS,) if kind == "inference" else ()
+    pairs = (COMPLEX_PAIRS,) if kind == "inference" else ()
     fusion = (*masks, FUSE, CANONICALIZE) if config.fuse else ()
     layout = (LAYOUT,) if kind == "inference" else ()
-    return (CANONICALIZE, *fusion, *layout)
+    return (*pairs, CANONICALIZE, *fusion, *layout)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:

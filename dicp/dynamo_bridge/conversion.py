@@ -41,8 +41,6 @@ EAGER_REASONS: dict[Any, str] = {
     aten._fft_c2r: COMPLEX,
     aten._fft_c2c: COMPLEX,
     aten._fft_r2c: COMPLEX,
-    aten.complex: COMPLEX,
-    aten.polar: COMPLEX,
     aten._local_scalar_dense: "it brings one element to the host, where Python decides on it",
     aten.nonzero: DATA_DEPENDENT,
     aten.masked_select: DATA_DEPENDENT,
@@ -53,6 +51,12 @@ EAGER_REASONS: dict[Any, str] = {
 }
 """Why operators stay eager by decision, by overload packet."""
 
+PAIRS = "on pairs of real numbers, where those that its result meets can be, too"
+ON_PAIRS = frozenset({
+    aten.complex.default, aten.polar.default, aten.view_as_complex.default,
+    aten.view_as_real.default,
+})  # fmt: skip
+"""Operators that make complex values of real ones, or real ones of complex ones."""
 NO_RULE = "no rule for this operator"
 SIZES = "a size, known when the graph is launched"
 IN_PLACE = "functionalized: it becomes its functional form and a copy"
@@ -94,6 +98,8 @@ def operator_row(op: Any, target: Target) -> OperatorRow:
         return OperatorRow(name, kind, "")
     if name.startswith("aten.sym_"):
         return OperatorRow(name, "compiled", SIZES)
+    if op in ON_PAIRS:
+        return OperatorRow(name, "decomposed", PAIRS)
     reason = EAGER_REASONS.get(op.overloadpacket)
     if reason is not None:
         return OperatorRow(name, "eager", reason)

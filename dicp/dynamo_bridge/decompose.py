@@ -16,7 +16,7 @@ from dicp.domains import DOMAINS, outside_domain
 from dicp.dynamo_bridge.own_decompositions import (
     MIXED,
     OWN,
-    as_strided_scatter,
+    SCATTERS,
     in_one_dtype,
     multilabel_margin_loss,
     no_dropout,
@@ -80,7 +80,7 @@ def decompositions(
     for op in MIXED:
         table[op] = in_one_dtype(op, table.get(op))
     table.setdefault(aten.native_dropout.default, no_dropout)
-    table[aten.as_strided_scatter.default] = as_strided_scatter
+    table |= SCATTERS
     for op in DOMAINS.keys() & table.keys():
         table[op] = _Accepted(op, table[op])
     for op in list(table) if choice else ():

@@ -26,6 +26,7 @@ from dicp.dynamo_bridge.recording import (
     write_record,
 )
 from dicp.dynamo_bridge.timed import TimedExecutable
+from dicp.errors import CompilerError, GraphRejectedError
 from dicp.origin import origin_of
 from dicp.target import Executable, KernelReport, NodeReport, Program, Source, Target
 from dicp.torch_private import GraphBreak, frame_seconds
@@ -42,6 +43,7 @@ class GraphReport:
     kernels: Sequence[KernelReport] = ()
     cache: str = "cold"
     notes: list[str] = field(default_factory=list)
+    """What was decided for the graph as a whole."""
     created: float = field(default_factory=time.time)
     record: Path | None = None
     """The file of this report in the dump; None until it is written."""
@@ -75,6 +77,7 @@ class GraphReport:
         counts = ", ".join(f"{n} {k}" for k, n in self.counts.items())
         lines = [f"{self.kind} graph {self.name} ({self.cache}): {counts}"]
         lines.append("  " + ", ".join(f"{k} {s * 1e3:.1f} ms" for k, s in self.stages.items()))
+        lines += [f"  {note}" for note in self.notes]
         for node in self.nodes:
             if node.reason:
                 place = f" at {node.user_line}" if node.user_line else ""
@@ -162,7 +165,12 @@ class Observer:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except (CompilerError, GraphRejectedError) as error:
+            if self._folder is not None:
+                self._write("compiler_log.txt", f"{error}\n")
+            raise
         spent = time.perf_counter() - start
         self.report.stages[name] = self.report.stages.get(name, 0.0) + spent
 

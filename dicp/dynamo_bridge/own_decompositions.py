@@ -8,6 +8,7 @@ float32 weights.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,48 @@ def as_strided_scatter(
     if not any(each == 0 and n != 1 for n, each in zip(x.shape, x.stride(), strict=True)):
         return NotImplemented
     return aten.as_strided_scatter.default(x.clone(), source, size, stride, storage_offset)
+
+
+def _scatter_of(view: OpOverload) -> Callable[..., Any]:
+    """The decomposition of a scatter into a view of a tensor whose elements share memory.
+
+    Eager writes into a copy of that memory, and gives the same view of it. Where a stride is 0, or
+    nothing is shared, rules write into a copy of the elements.
+    """
+
+    def rule(x: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _overlaps(x):
+            return NotImplemented
+        extent = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+        memory = aten.as_strided.default(x, [extent], [1], x.storage_offset())
+        part = view(
+            aten.as_strided.default(memory.clone(), x.shape, x.stride(), 0), *args, **kwargs
+        )
+        place = (part.shape, part.stride(), part.storage_offset())
+        written = aten.as_strided_scatter.default(memory.clone(), source, *place)
+        return aten.as_strided.default(written, x.shape, x.stride(), 0)
+
+    return rule
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether elements share memory, as windows do, with no stride of 0."""
+    steps = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1)
+    if not all(isinstance(each, int) for pair in steps for each in pair) or x.numel() == 0:
+        return False
+    reached = itertools.accumulate(((n - 1) * s for s, n in steps), initial=0)
+    return all(s for s, _ in steps) and any(
+        s <= r for (s, _), r in zip(steps, reached, strict=False)
+    )
+
+
+SCATTERS: dict[Any, Callable[..., Any]] = {
+    aten.select_scatter.default: _scatter_of(aten.select.int),
+    aten.slice_scatter.default: _scatter_of(aten.slice.Tensor),
+    aten.diagonal_scatter.default: _scatter_of(aten.diagonal.default),
+    aten.as_strided_scatter.default: as_strided_scatter,
+}
+"""Scatters into tensors whose elements share memory; others keep their operator."""
 
 
 def ldexp(x: Tensor, exponent: Tensor) -> Any:

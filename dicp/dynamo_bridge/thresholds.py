@@ -21,3 +21,9 @@ MOST_VARIANTS = 8
 """Results kept for one graph in the cache, told apart by their guards on sizes."""
 MOST_OF_CORE = 100
 """Core operators with rules from which on decompositions of others end in operators with rules."""
+LARGEST_SCALE = 2.0**16
+"""The factor or divisor of attention's scores is below this number and above its inverse."""
+KEPT_REPORTS = 256
+"""How many compiled graphs a backend reports, the newest."""
+KEPT_PROGRAMS = 16
+"""Of these, how many keep their kernels' programs in memory, to show them."""

@@ -135,7 +135,8 @@ class PrototypeError(DicpError):
 
 
 class GraphRejectedError(DicpError):
-    """The vendor's graph compiler refused a graph. `message` holds its own words."""
+    """The vendor's graph compiler refused a graph. `message` holds its own words, `call` the
+    operator with its arguments."""
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class GraphRejectedError(DicpError):
         aten: str = "",
         user_line: str = "",
         node: str = "",
+        call: str = "",
     ) -> None:
         self.target = target
         self.message = message
@@ -152,8 +154,10 @@ class GraphRejectedError(DicpError):
         self.node = node
         self.aten = aten
         self.user_line = user_line
+        self.call = call
         named = f" operator {operator}" if operator else " the graph"
         made = f", made from {aten}" if aten else ""
+        made += f": {call}" if call else ""
         super().__init__(
             f"target {target!r}: the graph compiler refused{named}{made}.{at(user_line)} "
             f"It says: {sentence(message)} Set rejected='eager' (DICP_REJECTED) to run such "

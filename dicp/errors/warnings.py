@@ -40,7 +40,8 @@ class SpecializationWarning(DicpWarning):
         super().__init__(
             f"a graph has been compiled for more than {limit} values of the sizes "
             f"{', '.join(symbols)}; the least recently used programs are dropped and compiled "
-            "again when their sizes return. Pad the inputs to a few sizes to keep them all."
+            "again when their sizes return. Set shape_buckets (DICP_SHAPE_BUCKETS, DICP_GEARS) to "
+            "the sizes that inputs may be padded to, or pad them yourself."
         )
 
 

@@ -218,10 +218,29 @@ def _after_end(
         return worker.number
     seed = f"{plan.seed}/{worker.number}"
     text = f"Ended: the process ended with status {status} in batch {seed}"
+    if not draws(plan, worker.number, tally.muted):
+        tally.pytorch += 1
+        return worker.number + plan.jobs
     find = replace(_crashed(plan, worker.number, tally.muted), text=text)
     tally.finds.append((seed, find))
     report(seed, find)
     return worker.number + plan.jobs
+
+
+def draws(plan: Plan, number: int, muted: set[str]) -> bool:
+    """Whether a batch can be drawn: eager, which is asked for gradients, may end the process."""
+    given = {"plan": asdict(plan), "number": number, "muted": sorted(muted)}
+    return _started("draw", given).wait(1200) == 0
+
+
+def draw_once(given: dict[str, Any]) -> None:
+    """Draw one batch, whatever comes of it but the end of the process."""
+    plan = plan_from(given["plan"])
+    draw_batch(f"{plan.seed}/{given['number']}", plan.backend, plan.batch, given["muted"])
+
+
+def plan_from(plain: dict[str, Any]) -> Plan:
+    return Plan(**{**plain, "without": tuple(plain["without"])})
 
 
 def _crashed(plan: Plan, number: int, muted: set[str]) -> Find:

@@ -39,7 +39,7 @@ LIBRARY = rows("""
     F.scaled_dot_product_attention({r3}, {z}, {z_b}, attn_mask=({r3} @ {r3}.mT) > -inf) | _safe_softmax
     F.softmax({r3} @ {z}.mT * {q}, -1) @ {z_b} | bmm _softmax
     torch.cdist({r2}, {r2_b}[:, :1].expand(-1, {r2}.shape[1])) | _cdist_forward _cdist_backward
-    F.pdist({r2}) | _pdist_forward _pdist_backward
+    F.pdist(F.pad({r2}, (0, 0, 1, 0))) | _pdist_forward _pdist_backward
     F.layer_norm({f}, {f}.shape[-1:]) | native_layer_norm native_layer_norm_backward
     F.layer_norm({f}, {f}.shape[-1:], {last}, {last_b}, {q}) | native_layer_norm native_layer_norm_backward
     F.rms_norm({f}, {f}.shape[-1:], {last}) | _fused_rms_norm

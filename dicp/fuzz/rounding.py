@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import random
 import re
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 import torch
@@ -207,18 +208,20 @@ class Rounding:
 
         function = self.program.function(wide=True, hook=move)
         overflow: Overflow = OVERFLOWS[seed] if seed < len(OVERFLOWS) else "any"
-        mode = Mover(self.narrow, self.wide, rng, overflow) if self.aligned else nullcontext()
-        with double_precision(), mode:
+        with double_precision(), Mover(self.narrow, self.wide, rng, overflow):
             return evaluate(function, self.program, self.call, self.dtypes)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The floating point results of an operator, and its floating point operands."""
+    """The floating point results of an operator, and its floating point operands.
+
+    `roundings`: the precision to which each operand was rounded, where that is short."""
 
     name: str
     results: list[torch.Tensor]
     operands: list[torch.Tensor]
+    roundings: list[float]
 
 
 class Recorder(TorchDispatchMode):
@@ -227,6 +230,9 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Computed] = []
+        self.roundings: dict[int, float] = {}
+        """By the address of a storage; `held` keeps each, so that none is given twice."""
+        self.held: list[torch.Tensor] = []
 
     def names(self) -> list[str]:
         return [each.name for each in self.seen]
@@ -234,12 +240,40 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        operands = [each.clone() for each in _floats((args, kwargs))] if computes(func) else []
+        given = _floats((args, kwargs))
+        roundings = [self._rounding(each) for each in given]
+        operands = [each.clone() for each in given] if computes(func) else []
         result = func(*args, **(kwargs or {}))
         if computes(func):
             found = [each.clone() for each in _floats(result)]
-            self.seen.append(Computed(op_name(func), found, operands))
+            self.seen.append(Computed(op_name(func), found, operands, roundings))
+        else:  # a cast to a wider type leaves the value as it was rounded
+            self._keep(_floats(result), max(roundings, default=0.0))
         return result
+
+    def _rounding(self, value: torch.Tensor) -> float:
+        eps = torch.finfo(value.dtype).eps
+        short = eps if eps > ACCUMULATED else 0.0
+        return max(short, self.roundings.get(value.untyped_storage().data_ptr(), 0.0))
+
+    def _keep(self, values: list[torch.Tensor], rounding: float) -> None:
+        if rounding:
+            self.held += values
+            self.roundings |= {each.untyped_storage().data_ptr(): rounding for each in values}
+
+
+_UNKNOWN: tuple[list[float], list[float], float] = ([], [], math.inf)
+"""Of an operator that eager does not run: no errors of results and operands, no largest number."""
+
+
+def _alike(
+    narrow: list[Computed], wide: list[Computed]
+) -> Iterator[tuple[int, tuple[Computed, Computed]]]:
+    """The operators of the float64 run by number, each with eager's, where eager runs it too."""
+    mine, real = ([each.name for each in run] for run in (narrow, wide))
+    for block in SequenceMatcher(None, mine, real, autojunk=False).get_matching_blocks():
+        for k in range(block.size):
+            yield block.b + k, (narrow[block.a + k], wide[block.b + k])
 
 
 class Mover(TorchDispatchMode):
@@ -250,15 +284,18 @@ class Mover(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.rng, self.overflow = rng, overflow
-        pairs = zip(narrow.seen, wide.seen, strict=True)
-        self.made = iter([(_precisions(*pair), _largest(pair[0])) for pair in pairs])
+        pairs = dict.fromkeys(range(len(wide.seen)), _UNKNOWN) | {
+            k: (_precisions(*p), _unrounded(*p), _largest(p[0]))
+            for k, p in _alike(narrow.seen, wide.seen)
+        }
+        self.made = iter(pairs.values())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         # What the moved values lead to may have other operators than were recorded.
-        precisions, largest = next(self.made, ([], math.inf)) if computes(func) else ([], math.inf)
+        precisions, unrounded, largest = next(self.made, _UNKNOWN) if computes(func) else _UNKNOWN
         sums = not is_pointwise(func)
         terms = sum(map(_total, _floats((args, kwargs)))) if sums else 0.0
         if any(precisions) and sums and not is_mutating(func):
@@ -266,6 +303,12 @@ class Mover(TorchDispatchMode):
             eps = max(min(each, ACCUMULATED) for each in precisions if each)
             args, kwargs = pytree.tree_map_only(
                 torch.Tensor, lambda each: self._off(each, eps, 0.0), (args, kwargs)
+            )
+        if any(unrounded) and not is_mutating(func):
+            # A fused operator reads a short float before it is rounded, another one after it.
+            errors = iter(unrounded)
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda each: self._read(each, errors), (args, kwargs)
             )
         result = func(*args, **kwargs)
         for each, precision in zip(_floats(result), precisions, strict=False):
@@ -276,6 +319,9 @@ class Mover(TorchDispatchMode):
             if precision:
                 each.copy_(self._off(each, precision, 1.0))
         return result
+
+    def _read(self, value: torch.Tensor, errors: Iterator[float]) -> torch.Tensor:
+        return self._off(value, next(errors, 0.0), 0.0) if value.is_floating_point() else value
 
     def _off(self, value: torch.Tensor, eps: float, share: float) -> torch.Tensor:
         return off(value, eps, self.rng.random(), share) if value.is_floating_point() else value
@@ -310,9 +356,33 @@ def _precisions(narrow: Computed, wide: Computed) -> list[float]:
     cancels = narrow.name in _CANCELLING or (
         narrow.name in _SUMS and not all(map(_adds_exactly, narrow.operands))
     )
+    selects = not cancels and _selects(narrow) and _selects(wide)
     return [
-        0.0 if is_exact(mine, real, wide.operands) and not cancels else torch.finfo(mine.dtype).eps
+        0.0 if selects or (is_exact(mine, real, wide.operands) and not cancels)
+        else torch.finfo(mine.dtype).eps
         for mine, real in zip(narrow.results, wide.results, strict=True)
+    ]  # fmt: skip
+
+
+def _selects(found: Computed) -> bool:
+    """Whether each element of the results is one of the operands', as for a maximum.
+
+    Programs compare it with these: a gradient of equal elements goes to all of them.
+    """
+    held = [each.detach().double().flatten() for each in found.operands]
+    given = [each.detach().double().flatten() for each in found.results]
+    return bool(held and given) and bool(torch.isin(torch.cat(given), torch.cat(held)).all())
+
+
+def _unrounded(narrow: Computed, wide: Computed) -> list[float]:
+    """The precision of each operand's rounding to a short float; 0 where it has none."""
+    if len(narrow.operands) != len(wide.operands):
+        return []
+    return [
+        0.0 if mine.shape == real.shape and bool((mine == real).all()) else rounding
+        for mine, real, rounding in zip(
+            narrow.operands, wide.operands, narrow.roundings, strict=True
+        )
     ]
 
 

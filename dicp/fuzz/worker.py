@@ -1,4 +1,4 @@
-"""A process of a campaign: `python -m dicp.fuzz.worker work|check`, with JSON on stdin."""
+"""A process of a campaign: `python -m dicp.fuzz.worker work|check|draw`, with JSON on stdin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dicp.config import environment
-from dicp.fuzz.campaign import Plan, check_once, work
+from dicp.fuzz.campaign import check_once, draw_once, plan_from, work
 
 
 def main() -> None:
@@ -30,7 +30,10 @@ def main() -> None:
             if sys.argv[1] == "check":
                 check_once(given)
                 return
-            plan = Plan(**{**given["plan"], "without": tuple(given["plan"]["without"])})
+            if sys.argv[1] == "draw":
+                draw_once(given)
+                return
+            plan = plan_from(given["plan"])
             numbers = itertools.count(given["first"], given["step"])
             work(plan, numbers, _write, set(given["muted"]))
     finally:

@@ -55,15 +55,17 @@ class PointThreads(Form):
 
 @dataclass(frozen=True, eq=False)
 class CrossingThreads(Form):
-    """A pointwise kernel's block where some reads are contiguous along an outer loop: a square tile
-    of that loop and the last one, which those reads pass through shared memory."""
+    """A pointwise kernel's block where some accesses are contiguous along an outer loop: a square
+    tile of that loop and the last one, which those pass through shared memory, as far as it holds
+    them."""
 
     threads: int
     side: int
     """Points of the tile along either loop."""
     crossing: Var
-    transposed: tuple[Access, ...]
-    """The reads that are contiguous along `crossing`."""
+    reads: tuple[Access, ...]
+    """The reads that are contiguous along `crossing`; `stores` has the stores."""
+    stores: tuple[Access, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,16 +156,27 @@ def _crossing_threads(kernel: Kernel, facts: DeviceFacts) -> CrossingThreads | N
     if crossing is None:
         return None
     last, stored = kernel.parallel[-1], {s.ref.root for s in kernel.stores()}
-    transposed = tuple(
-        (ref, index) for ref, index in unconditional_reads(kernel.stmts())
-        if is_along(index, crossing) and index.is_affine and ref.root not in stored
-        and last in index.variables() and not is_along(index, last)
-    )  # fmt: skip
-    if not transposed:
+    reads = [
+        access for access in unconditional_reads(kernel.stmts()) if access[0].root not in stored
+    ]
+    stores = [(s.ref, s.index) for s in kernel.stores()]
+    crosses = [_crosses(index, crossing, last) for _, index in (*reads, *stores)]
+    found = [access for access, yes in zip((*reads, *stores), crosses, strict=True) if yes]
+    if not found:
         return None
-    widest = max(ref.dtype.itemsize for ref, _ in transposed)
+    widest = max(ref.dtype.itemsize for ref, _ in found)
     side = min(max(facts.line_bytes // widest, TRANSPOSED[0]), TRANSPOSED[1])
-    return CrossingThreads(COLUMN_BLOCK, side, crossing, transposed)
+    fitting = found[: facts.prefetch_bytes // (side * side * widest)]
+    return CrossingThreads(
+        COLUMN_BLOCK, side, crossing, tuple(a for a in fitting if a in reads),
+        tuple(a for a in fitting if a not in reads),
+    )  # fmt: skip
+
+
+def _crosses(index: Index, crossing: Var, last: Var) -> bool:
+    """Whether points adjacent along `crossing` are adjacent in memory, and along `last` are not."""
+    along = index.is_affine and is_along(index, crossing)
+    return along and last in index.variables() and not is_along(index, last)
 
 
 def _row_form(kernel: Kernel, facts: DeviceFacts) -> RowThreads:

@@ -35,9 +35,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def assemble(lowering: Lowering, steps: Sequence[Step], once: Sequence[Graph] = ()) -> GraphProgram:
-    """The program that runs `steps`, and before its first run the graphs in `once`."""
-    return _Assembler(lowering).build(steps, once)
+def assemble(
+    lowering: Lowering, steps: Sequence[Step], once: Sequence[Graph], static_sizes: bool
+) -> GraphProgram:
+    """The program that runs `steps`, and before its first run the graphs in `once`.
+
+    `static_sizes`: the vendor compiles graphs for known sizes alone.
+    """
+    return _Assembler(lowering).build(steps, once, static_sizes)
 
 
 class _Assembler:
@@ -47,7 +52,9 @@ class _Assembler:
         self.rows: list[dict[str, Any]] = []
         self.objects: list[Any] = []
 
-    def build(self, steps: Sequence[Step], once: Sequence[Graph]) -> GraphProgram:
+    def build(
+        self, steps: Sequence[Step], once: Sequence[Graph], static_sizes: bool
+    ) -> GraphProgram:
         low = self.lowering
         inputs = [None if slot is None else self._slot(slot) for slot in low.inputs]
         constants = {str(self._slot(s)): self._constant(t) for s, t in low.constants.items()}
@@ -60,6 +67,7 @@ class _Assembler:
             "outputs": [self.encode(output) for output in low.outputs],
             "slots": self.rows,
             "buckets": list(low.context.config.shape_buckets),
+            "static_sizes": static_sizes,
         }
         graphs = [step for step in steps if isinstance(step, Graph)]
         return GraphProgram(plain, [*once, *graphs], low.reports, self.objects)

@@ -234,6 +234,13 @@ class Ops(Builder):
         zero, one = self.const(0, torch.int64), self.const(1, torch.int64)
         return self.cast(self.op("Range", zero, self.number(size, torch.int64), one), dtype)
 
+    def iota(self, shape: Sequence[Any], dimension: int) -> Value:
+        """Each element's place along a dimension, int64."""
+        line = self.arange(shape[dimension])
+        return self.broadcast(
+            self.reshape(line, [-1, *[1] * (len(shape) - dimension - 1)]), list(shape)
+        )
+
     # ---- arithmetic -----------------------------------------------------------------------------
 
     def add(self, x: Operand, y: Operand) -> Value:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from dicp.effects import is_view
+from dicp.graphop.thresholds import CONSTANT_ELEMENTS, DEEPEST
 from dicp.indices import arguments
 from dicp.torch_private import disable_current_modes
 
@@ -21,10 +22,6 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 Range = tuple[Any, Any]
 """The least and the greatest number that may occur: integers, or symbolic ones."""
-CONSTANT_ELEMENTS = 2**20
-"""Constants of more elements are not looked at."""
-DEEPEST = 100
-"""How many operators on end are looked at."""
 OTHER_BITS = frozenset({aten.view.dtype, aten.as_strided.default})
 """Views that show other numbers, or other elements of the memory, than those of the operand."""
 

@@ -15,6 +15,7 @@ import torch
 
 from dicp.errors import IndexOutOfBoundsError, InputMismatchError, ResultMismatchError
 from dicp.graphop.strides import inverse
+from dicp.graphop.thresholds import MAX_PLANS
 from dicp.serialize import (
     decode_argument,
     decode_constant,
@@ -28,8 +29,6 @@ from dicp.torch_private import (
     disable_current_modes,
     profiling,
 )
-
-MAX_PLANS = 64
 
 Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
@@ -214,13 +213,16 @@ class _Plan:
         return profiled
 
     def _rounded(self) -> dict[str, int] | None:
-        """The symbols' numbers rounded up to shape buckets; None where one is beyond all."""
+        """The symbols' numbers rounded up to shape buckets. Where one is beyond all: None, or the
+        numbers themselves if graphs are compiled for known sizes alone."""
         buckets = self.executable.program["buckets"]
         rounded = {
             name: next((size for size in buckets if size >= number), 0) if number > 0 else 0
             for name, number in self.symbols.items()
         }
-        return rounded if all(rounded.values()) else None
+        if all(rounded.values()):
+            return rounded
+        return self.symbols if self.executable.program["static_sizes"] else None
 
     def _graph_input(
         self, plain: Mapping[str, Any], buckets: Mapping[str, int] | None

@@ -55,10 +55,10 @@ class Refused(Exception):
     """The graph is not valid; the text names the operator and says why."""
 
 
-def with_header(source: Path) -> str:
-    """A source of a simulator's library, its common header taken in as text."""
+def with_header(*sources: Path) -> str:
+    """Sources of a simulator's library as one, after the text of the header they include."""
     header = (Path(__file__).parent / "callbacks.h").read_text()
-    return source.read_text().replace(HEADER, header)
+    return "\n".join([header, *(source.read_text().replace(HEADER, "") for source in sources)])
 
 
 class SimulatorBase(abc.ABC, Generic[Model]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,12 @@ from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.errors import FallbackWarning, GraphRejectedError, RunStatusError
+from dicp.errors import (
+    FallbackWarning,
+    GraphRejectedError,
+    RunStatusError,
+    SpecializationWarning,
+)
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
 from dicp.graphop.hoist import hoisted
@@ -28,7 +34,7 @@ from dicp.graphop.inplace import Writing, in_place
 from dicp.graphop.lower import Lowering
 from dicp.graphop.outline import outline
 from dicp.graphop.partition import Partition, remove_dead
-from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot
+from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
 from dicp.outline import Outline
@@ -36,6 +42,8 @@ from dicp.serialize import evaluate_size
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
 from dicp.torch_private import FakeTensorMode
 
+MOST_PADDED = 64
+"""How many sets of sizes keep their compiled graphs, where each set has graphs of its own."""
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
@@ -118,9 +126,10 @@ class GraphTarget(RuleTarget):
         """Why a graph does not run on inputs padded to a shape bucket; None if it does."""
         return "the target pads no inputs"
 
-    def render_static(self, graph: Graph, config: Config) -> str:
-        """The source text for known sizes only, with an expression for each symbolic size."""
-        return self.render_graph(graph, config)
+    def render_static(self, graph: Graph, config: Config) -> tuple[str, str]:
+        """The source text for known sizes only and the options, with an expression for each
+        symbolic size."""
+        return self.render_graph(graph, config), self.graph_options(graph, config)
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         """What `compile` is told of a graph beside its source."""
@@ -134,6 +143,12 @@ class GraphTarget(RuleTarget):
 
     def lower(self, gm: fx.GraphModule, context: LowerContext) -> GraphProgram:
         return self._lower(gm, context, frozenset())
+
+    def padding_refusal(self, gm: fx.GraphModule, context: LowerContext) -> str | None:
+        program = self.lower(gm, context)
+        eager = [f"{node.op} runs eagerly" for node in program.nodes if node.decision == "eager"]
+        return next((why for why in (*eager, *(g.bucket_refusal for g in program.graphs)) if why),
+                    None)  # fmt: skip
 
     def _lower(
         self, gm: fx.GraphModule, context: LowerContext, refused: frozenset[str]
@@ -170,7 +185,7 @@ class GraphTarget(RuleTarget):
         for step in steps:
             if isinstance(step, Graph):
                 self._finish(builder, step, config)
-        program = assemble(lowering, steps, once)
+        program = assemble(lowering, steps, once, not self.facts.symbolic_shapes)
         program.retry = lambda more: self._lower(gm, context, refused | more)
         return program
 
@@ -208,6 +223,10 @@ class GraphTarget(RuleTarget):
         keys = {}
         written = _written(program.serialized)
         for graph in program.graphs:
+            if graph.bucket_refusal is None:
+                plain["static"][graph.name] = self.render_static(graph, config)
+                if not self.facts.symbolic_shapes:
+                    continue  # compiled for each bucket, as it occurs
             text, options = source.texts[graph.name], self.graph_options(graph, config)
             unit = GraphUnit(graph.name, text, options, written[graph.name])
             plain["units"][graph.name] = [text, options]
@@ -215,8 +234,6 @@ class GraphTarget(RuleTarget):
                 keys[graph.name] = self._compiled(unit, cache, config).key
             except GraphRejectedError as error:
                 raise self._located(error, graph) from error
-            if graph.bucket_refusal is None:
-                plain["static"][graph.name] = self.render_static(graph, config)
         return Artifact(self.name, plain, keys, program.objects)
 
     def _compiled(self, unit: GraphUnit, cache: Cache, config: Config) -> Entry:
@@ -233,7 +250,7 @@ class GraphTarget(RuleTarget):
                 origin = node.origin
                 return GraphRejectedError(
                     error.target, error.message, f"{name} ({node.kind})", origin.op,
-                    origin.user_line, origin.node,
+                    origin.user_line, origin.node, describe(node).partition("  #")[0],
                 )  # fmt: skip
         return error
 
@@ -249,7 +266,8 @@ class GraphTarget(RuleTarget):
             for name, (text, options) in plain["units"].items()
         }
         static = {
-            name: GraphUnit(name, text, "", written[name]) for name, text in plain["static"].items()
+            name: GraphUnit(name, text, options, written[name])
+            for name, (text, options) in plain["static"].items()
         }
         runs: dict[str, Run] = {}
         for name, unit in units.items():
@@ -257,19 +275,16 @@ class GraphTarget(RuleTarget):
             built = found or self._compiled(unit, cache, config)
             runs[name] = self.launch(unit, built, cache, config)
 
-        padded: dict[GraphUnit, Run] = {}
+        def compile_unit(unit: GraphUnit) -> Run:
+            return self.launch(unit, self._compiled(unit, cache, config), cache, config)
+
+        padded = _PaddedRuns(static, compile_unit, plain["program"]["symbols"])
 
         def launch(
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
             sizes: Mapping[str, int] | None,
         ) -> None:  # fmt: skip
-            run = runs[name]
-            if sizes is not None:
-                unit = static[name].at(lambda size: evaluate_size(size, sizes))
-                if unit not in padded:
-                    built = self._compiled(unit, cache, config)
-                    padded[unit] = self.launch(unit, built, cache, config)
-                run = padded[unit]
+            run = runs[name] if sizes is None else padded.run(name, sizes)
             status = run(inputs, outputs)
             if status != 0:
                 raise RunStatusError(self.name, f"graph {name}", status, "0")
@@ -278,6 +293,33 @@ class GraphTarget(RuleTarget):
 
     def outline(self, program: GraphProgram, sizes: Mapping[str, int]) -> Outline:
         return outline(program, sizes)
+
+
+class _PaddedRuns:
+    """The graphs that were compiled for one set of sizes each, as these occurred. The least
+    recently used are dropped beyond a limit, with one warning."""
+
+    def __init__(
+        self, units: Mapping[str, GraphUnit], compile: Callable[[GraphUnit], Run],
+        symbols: Collection[str],
+    ) -> None:  # fmt: skip
+        self._units = units
+        self._compile = compile
+        self._symbols = sorted(symbols)
+        self._runs: OrderedDict[GraphUnit, Run] = OrderedDict()
+        self._warned = False
+
+    def run(self, name: str, sizes: Mapping[str, int]) -> Run:
+        unit = self._units[name].at(lambda size: evaluate_size(size, sizes))
+        if unit not in self._runs:
+            self._runs[unit] = self._compile(unit)
+        self._runs.move_to_end(unit)
+        if len(self._runs) > MOST_PADDED * len(self._units):
+            self._runs.popitem(last=False)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(SpecializationWarning(MOST_PADDED, self._symbols), stacklevel=2)
+        return self._runs[unit]
 
 
 def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

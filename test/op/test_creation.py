@@ -149,6 +149,7 @@ CASES = [
         X,
         X,
         dtypes=(torch.float32, torch.float64),
+        expect="native",
     ),
     op("window", lambda x: torch.hann_window(8) + x[0, 0], X, dtypes=F32),
     op("_unsafe_view", lambda x: aten._unsafe_view(x * 2, [37, 6]), X, fixed=X, layouts=PLAIN),

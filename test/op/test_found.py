@@ -145,6 +145,28 @@ FOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: torch.any(x.narrow(0, 2, 1).unfold(1, 2, 2), 0),
         (torch.arange(32).view(4, 8) % 3,),
     ),
+    "select_scatter_into_windows": (
+        lambda x, y: torch.select_scatter(x.unfold(1, 2, 1), y, 1, 2),
+        (torch.arange(6.0).view(1, 6), torch.full((1, 2), -1.0)),
+    ),
+    "slice_scatter_into_windows": (
+        lambda x, y: torch.slice_scatter(x.unfold(0, 4, 2), y, 0, 1, 2),
+        (torch.arange(9.0), torch.full((1, 4), -1.0)),
+    ),
+    "diagonal_scatter_into_windows": (
+        lambda x, y: torch.diagonal_scatter(x[1:].unfold(0, 3, 1), y, 1),
+        (torch.arange(8.0), torch.tensor([-1.0, -2.0])),
+    ),
+    "strides_of_a_copy_count_from_its_start": (
+        lambda x, y: (
+            torch.as_strided(x[1:].clone(), (2,), (2,), 1) + 0,
+            torch.as_strided(x[2:] * 1, (2,), (2,), 1) + 0,
+            torch.as_strided(torch.cat([x[1:]]), (2,), (2,), 1) + 0,
+            torch.as_strided(torch.empty_like(y).copy_(x[3:5]), (1,), (1,), 1) + 0,
+            torch.as_strided_scatter(x[1:].clone(), y, (2,), (2,), 1),
+        ),
+        (torch.arange(8.0), torch.tensor([-1.0, -2.0])),
+    ),
     "scatter_multiplies_booleans": (
         lambda x, i: x.scatter(0, i, 2, reduce="multiply"),
         (BOOLEANS, PLACE),

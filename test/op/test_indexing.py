@@ -98,7 +98,16 @@ CASES = [
         index((9,), 6),
         dtypes=ANY,
     ),
-    op("index_set", _set_forms, X, index((4,), 6), (4, 37), dtypes=(torch.float32,), grad=False),
+    op(  # distinct rows: which of several values an element gets is not defined
+        "index_set",
+        _set_forms,
+        X,
+        torch.tensor([4, 0, 2, 5]),
+        (4, 37),
+        dtypes=(torch.float32,),
+        grad=False,
+        fixed=(4, 6),
+    ),
     op(
         "index_put",
         lambda x, i, v: x.index_put((i,), v),

@@ -283,3 +283,17 @@ CASES = [
 @pytest.mark.sweep
 def test_op(case: Any, check_op: Any) -> None:
     check_op(case)
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan, 3.0], [0.0, math.nan, 2.0], [math.inf, 0.0]])
+def test_the_gradient_of_a_product_with_nan_is_pytorchs(
+    values: list[float], backend_name: str
+) -> None:
+    """AOTAutograd's derivative differs from eager's there: compiling nothing gives the same."""
+
+    def gradient(backend: str) -> torch.Tensor:
+        torch.compiler.reset()
+        x = torch.tensor(values, requires_grad=True)
+        return torch.autograd.grad(torch.compile(torch.prod, backend=backend)(x), x)[0]
+
+    torch.testing.assert_close(gradient(backend_name), gradient("aot_eager"), equal_nan=True)

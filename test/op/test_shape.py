@@ -89,6 +89,7 @@ VIEWS = [
         fixed=(2,),
         dtypes=F32,
         layouts=("contiguous",),
+        expect="native",
     ),
     op(
         "contiguous_clone",

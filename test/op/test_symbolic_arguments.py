@@ -557,6 +557,7 @@ def _inplace_select(x, i):
 BATCHES = list(batches([*ROWS, *SPELLED], 45))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("k", range(len(BATCHES)))
 def test_changing_numbers_give_what_eager_gives(k: int, backend: BackendUnderTest) -> None:
     with torch._dynamo.config.patch(recompile_limit=32, fail_on_recompile_limit_hit=True):

@@ -35,6 +35,9 @@ FALLBACK = {
 }
 """What the fallback itself is made of."""
 
+PARTS = 4
+"""Of the functions, one part in each test."""
+
 Phase = Literal["forward", "backward", "other sizes"]
 
 
@@ -111,6 +114,7 @@ def check(target: str, sizes: bool, folder: Path, during: Calls | Failure) -> No
 
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(
     ("target", "sizes", "phases"),
     [
@@ -119,7 +123,7 @@ def check(target: str, sizes: bool, folder: Path, during: Calls | Failure) -> No
     ],
 )
 def test_whichever_function_fails_eager_code_runs(
-    target: str, sizes: bool, phases: set[str], tmp_path: Path
+    target: str, sizes: bool, phases: set[str], part: int, tmp_path: Path
 ) -> None:
     for calls in (Calls(), Calls()):  # the first builds what later ones find built
         check(target, sizes, tmp_path, calls)
@@ -128,7 +132,7 @@ def test_whichever_function_fails_eager_code_runs(
     names = {function.__name__ for function, _ in functions}
     assert names >= {"graph_name", "active_inspector", "around", "user_lines"}
     assert len(names) > 50
-    for function, phase in functions:
+    for function, phase in functions[part::PARTS]:
         try:
             check(target, sizes, tmp_path, Failure(function, phase))
         except Exception as error:

@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from dicp.fuzz import campaign
 from dicp.fuzz.batch import Find, as_test, draw_batch, examine, fails
 from dicp.fuzz.campaign import fails_apart, find_from, plain_find
 from dicp.fuzz.check import Mode, compare, compiled, evaluate, truth
@@ -152,6 +154,16 @@ def test_batches_name_the_program_that_fails(wrong_backend: str) -> None:
     assert outcome.programs == 5
 
 
+def test_a_batch_that_cannot_be_drawn_ends_no_campaign() -> None:
+    """Eager, which a program is tried in, may end the process: drawing is tried in another one."""
+    plan = campaign.Plan("eager", batch=-1)  # drawing this many raises
+    worker: Any = SimpleNamespace(process=SimpleNamespace(returncode=-11), number=3)
+    tally = campaign.Tally(plan)
+    assert campaign._after_end(plan, worker, tally, pytest.fail) == 4
+    assert (tally.pytorch, tally.finds) == (1, [])
+    assert campaign.draws(replace(plan, batch=2), 0, set())
+
+
 def test_a_program_that_ends_its_process_is_told_apart() -> None:
     x = TensorInput("x0", "float32", ((), ()))
     ends = Program((x,), (Statement("__import__('os').abort()", {}),), ("x0",))
@@ -262,6 +274,51 @@ def test_gradients_of_attention_to_one_key_are_a_rounding_error_from_zero() -> N
         got = evaluate(ONE_KEY.function(), ONE_KEY, 0)
         got.grads[0][0, 0, 0, 0] += step
         assert is_explained(ONE_KEY, 0, got, eager, exact) is explained
+
+
+LEAST = Program(
+    (TensorInput("x0", "float32", ((4, 6), (4, 6)), seed=5, grad=True),),
+    (
+        Statement("F.layer_norm({f}, {f}.shape[-1:])", {"f": "x0"}, ("v0",)),
+        Statement("torch.aminmax({x})", {"x": "v0"}, ("v1", "v2")),
+    ),
+    ("v1",),
+)
+HALVES = Program(
+    (
+        TensorInput("x0", "float32", ((1,), (1,)), seed=776986568, grad=True),
+        TensorInput("x1", "float16", ((1,), (1,)), seed=1963789367),
+    ),
+    (
+        Statement("torch.stack([{x}, {x}], -1)", {"x": "x0"}, ("v0",)),
+        Statement(
+            "F.rms_norm({f}.to(torch.float16), (2,))", {"f": "v0"}, ("v1",),
+            wide="F.rms_norm(widened({f}.to(torch.float16)), (2,))",
+        ),
+        Statement("torch.add({x}, {y}, alpha=3)", {"x": "v1", "y": "x1"}, ("v2",)),
+        Statement("F.gelu({f}, approximate='tanh')", {"f": "v2"}, ("v3",)),
+    ),
+    ("v3",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("program", "step"),
+    [
+        pytest.param(LEAST, 7e-7, id="the least of computed elements is one of them"),
+        pytest.param(HALVES, 6e-5, id="one operator reads a half before it is rounded"),
+    ],
+)
+def test_rounding_errors_before_a_selection_and_in_one_of_two_readers(
+    program: Program, step: float
+) -> None:
+    eager = evaluate(program.function(), program, 1)
+    exact = truth(program, 1, eager)
+    place = exact.grads[0].abs().argmax()
+    for error, explained in ((step, True), (1e3 * step, False)):
+        got = evaluate(program.function(), program, 1)
+        got.grads[0].flatten()[place] += error
+        assert is_explained(program, 1, got, eager, exact) is explained
 
 
 HIDDEN = Program(

@@ -120,6 +120,28 @@ def test_adjacent_threads_read_and_write_adjacent_elements() -> None:
     assert "tile_0" not in small
 
 
+def test_stores_are_transposed(tmp_path: Path) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total = x * 2 + y
+        return total, total.bfloat16().t().contiguous()
+
+    inputs = torch.randn(70, 48), torch.randn(70, 48)
+    assert sum("tile_0[at_x" in text for text in texts_of(fn, *inputs)) == 1
+    for got, wanted in zip(compiled(fn, tmp_path)(*inputs), fn(*inputs), strict=True):
+        assert torch.equal(got, wanted) and got.stride() == wanted.stride()
+
+
+def test_tiles_fit_shared_memory(tmp_path: Path) -> None:
+    def fn(*tensors: Tensor) -> Tensor:
+        return sum(x if x.shape[0] == 70 else x.t() for x in tensors)  # type: ignore[return-value]
+
+    shapes = [(70, 48)] * 8 + [(48, 70)] * 6
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    (text,) = texts_of(fn, *inputs)
+    assert text.count("__shared__") == 4  # of 8 KiB each
+    assert torch.equal(compiled(fn, tmp_path)(*inputs), fn(*inputs))
+
+
 # ---- online softmax ------------------------------------------------------------------------------
 
 

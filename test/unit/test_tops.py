@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from recorder import Recording, portable
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from dicp.cache import Cache
 from dicp.config import Config
+from dicp.dynamo_bridge import executables
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import (
     DeviceError,
@@ -28,6 +31,7 @@ from dicp.errors import (
     GraphRejectedError,
     SimulatorForbiddenError,
     SimulatorWarning,
+    SpecializationWarning,
 )
 from dicp.graphop.simulator import Refused
 from dicp.graphop.target import GraphUnit
@@ -36,8 +40,8 @@ from dicp.vendor.ascend.prototypes import PROTOTYPES as GE
 from dicp.vendor.ascend.rules.core import NAMES
 from dicp.vendor.tops import TopsTarget
 from dicp.vendor.tops.codegen import node_names
-from dicp.vendor.tops.forms import FORMS
-from dicp.vendor.tops.prototypes import PROTOTYPES
+from dicp.vendor.tops.forms import Tops
+from dicp.vendor.tops.prototypes import OP_TYPES, PROTOTYPES
 from dicp.vendor.tops.runtime import Executable
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.simulator.compiler import Compiler
@@ -120,7 +124,7 @@ def test_every_operator_has_its_meaning_its_shapes_and_its_declaration() -> None
     declared = (header / "hlir_builder_client_ops.h").read_text()
     for kind in PROTOTYPES:
         assert kind in SEMANTICS and kind in SHAPES
-        assert f"Op {kind}(" in declared or f"F({kind})" in declared, kind
+        assert re.search(rf"Op {kind}\(|F\({kind},|\(F, {kind}\)", declared), kind
 
 
 ASKED_FOR = {"ScatterNDAdd"}
@@ -128,7 +132,7 @@ ASKED_FOR = {"ScatterNDAdd"}
 
 
 def test_vendors_know_the_vocabulary() -> None:
-    assert set(FORMS) <= set(VOCABULARY)
+    assert set(Tops.forms) <= set(VOCABULARY)
     for kind, neutral in VOCABULARY.items():
         if kind in ASKED_FOR:
             continue
@@ -212,6 +216,18 @@ def test_random_numbers_follow_the_seed() -> None:
     assert abs((found[0] == 0).float().mean() - 0.25) < 0.03
 
 
+def test_more_sizes_than_are_kept_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(executables, "MOST_SIZES", 2)
+    compiled = torch.compile(
+        lambda x: x.softmax(0), backend=Backend("tops", cache=False), dynamic=True
+    )
+    with pytest.warns(SpecializationWarning, match="of the sizes s.*shape_buckets") as warned:
+        for size in (4, 5, 6, 7):
+            torch.testing.assert_close(compiled(f32(size, 3)), f32(size, 3).softmax(0))
+    assert len([w for w in warned if w.category is SpecializationWarning]) == 1
+
+
 def test_each_size_is_compiled_once() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(
@@ -231,7 +247,8 @@ def module(*ops: dict[str, Any], outputs: tuple[int, ...] | None = None) -> dict
 
 
 def made(kind: str, operands: list[int], **attrs: Any) -> dict[str, Any]:
-    return {"kind": kind, "in": operands, "attrs": attrs}
+    op_type = {"op_type": OP_TYPES[kind]} if kind in OP_TYPES else {}
+    return {"kind": kind, "in": operands, "attrs": attrs, "extra": op_type}
 
 
 def given(dims: list[int], code: int = 1) -> dict[str, Any]:
@@ -270,6 +287,10 @@ FAULTS = {
     "a changing size": (
         made("Reshape", [0], type=[1, [-1]]), [given([2, 3])], "Reshape.*not static"
     ),
+    "no op_type": (
+        {**made("DotGeneral", [0, 0], dims=[[], [], [1], [1]]), "extra": {}}, [given([2, 2])],
+        "DotGeneral.*op_type is not 'DotInference'",
+    ),
     "an unknown region": (
         made("Scatter", [0, 1, 2], dims=[[], [0], [0], [1]], regions=["add_float32"]),
         [given([4]), given([2, 1], 6), given([2])], "Scatter.*'add_float32'",
@@ -305,18 +326,23 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "Exp", wrong)
 
 
-def test_a_refused_operator_is_named_with_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_operator_is_named_with_the_users_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     torch._dynamo.reset()
     refusing(monkeypatch)
 
     def model(x: Tensor) -> Tensor:
         return torch.exp(x + 1) * 2
 
-    with pytest.raises(Exception, match="Exp") as caught:
-        torch.compile(model, backend=Backend("tops", cache=False))(torch.ones(3))
-    error = caught.value.__cause__ or getattr(caught.value, "inner_exception", None) or caught.value
-    assert isinstance(error, GraphRejectedError) or "GraphRejectedError" in str(caught.value)
-    assert "aten.exp" in str(caught.value) and "test_tops.py" in str(caught.value)
+    backend = Backend("tops", cache=False, dump=tmp_path)
+    with pytest.raises(BackendCompilerFailed, match=r"refused operator op\d+ \(Exp\)") as caught:
+        torch.compile(model, backend=backend)(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, GraphRejectedError)
+    words = str(caught.value)
+    assert "aten.exp" in words and "test_tops.py" in words and "float32[3] = Exp(" in words
+    (log,) = tmp_path.rglob("*compiler_log.txt")
+    assert "dicp states F32[3]" in log.read_text() and log.read_text().strip() in words
 
 
 def test_a_refused_operator_runs_eagerly_where_that_is_asked(

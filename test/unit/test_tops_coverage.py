@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recorder import Recording, record
 from torch import Tensor
 
 from dicp.dynamo_bridge.backend import Backend
+from dicp.graphop.program import Value
+from dicp.vendor.tops import TopsTarget
+from dicp.vendor.tops.prototypes import PROTOTYPES
+from dicp.vendor.tops.simulator.compiler import Tensor as Type
+from dicp.vendor.tops.simulator.shapes import SHAPES
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")
@@ -101,6 +107,8 @@ FORWARD: Mapping[str, Case] = {
     "unsqueeze": lambda x: x.unsqueeze(1) * 2,
     "var_mean": lambda x: torch.var_mean(x, 1),
     "view": lambda x: (x * 2).view(3, 8),
+    "view_as_complex": lambda x: torch.view_as_complex(batch(x)[..., :2] * 2).abs(),
+    "view_as_real": lambda x: torch.view_as_real(torch.polar(x.abs(), x) * torch.polar(x * x, x)),
     "where": lambda x: torch.where(x > 0, x, 1.0),
     "zeros": lambda x: torch.zeros(2, 2),
     "zeros_like": torch.zeros_like,
@@ -117,6 +125,17 @@ BACKWARD: Mapping[str, Case] = {
 RANDOM: Mapping[str, Case] = {
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "native_dropout": lambda x: F.dropout(x, 0.5),
+}
+
+
+OTHERS: Mapping[str, Case] = {
+    "activations": lambda x: (torch.atan(x), torch.tanh(x), torch.floor(x), x.sigmoid()),
+    "reductions": lambda x: (x.prod(1), x.amin(0), x.amax(), x.mean(), x.topk(2)),
+    "logic": lambda x: (torch.logical_and(x > 0, x < 1), torch.logical_not(x > 0)),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "flip": lambda x: x.flip(0),
+    "pow": lambda x: x.abs() ** x,
+    "pool": lambda x: F.max_pool2d(image(x), 2),
 }
 
 
@@ -145,6 +164,34 @@ def compiled(cases: Mapping[str, Case]) -> tuple[Any, Backend]:
         return {name: case(x) for name, case in cases.items()}
 
     return torch.compile(every, backend=backend, fullgraph=True, dynamic=False), backend
+
+
+class Programs(Recording, TopsTarget):
+    """Keeps the HLIR programs."""
+
+
+def test_the_simulators_own_shapes_are_those_stated_for_every_operator() -> None:
+    """Rules state a result's type from what the operator computes; the simulator counts sizes."""
+    target = Programs()
+    cases = {**FORWARD, **OTHERS, **RANDOM}
+    record(lambda x: {name: case(x) for name, case in cases.items()}, example(), target=target)
+    backward = example().requires_grad_()
+    record(lambda x: [case(x) for case in BACKWARD.values()], backward, target=target)
+    nodes = [n for p in target.programs for graph in p.graphs for n in graph.operators]
+    for node in nodes:
+        operands = [type_of(value) for value in node.operands()]
+        found = SHAPES[node.kind](operands, node.attrs)
+        types = [Type(dtype, tuple(dims)) for dtype, dims in listed(found)]
+        assert types == [type_of(value) for value in node.outputs], node
+    assert {node.kind for node in nodes} == set(PROTOTYPES)
+
+
+def listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+def type_of(value: Value) -> Type:
+    return Type(value.dtype, tuple(value.shape))
 
 
 def test_forward_operators_are_native_and_right() -> None:

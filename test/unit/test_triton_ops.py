@@ -132,13 +132,13 @@ BUILT = ("where", "gelu", "pow_tensor", "pow_ints", "sum_dims", "sum_long", "arg
          "scatter_reduce_amin", "scatter_reduce_prod", "embedding", "max_pool2d")  # fmt: skip
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(6))
 def test_every_kernel_is_built_for_two_chips(part: int, tmp_path: Path) -> None:
     """In the compiler's processes: this one interprets."""
     backend = BackendUnderTest("tritongraph")
     backend.inner = Backend("triton", cache_dir=tmp_path)
     for case in cases_named(CHOSEN):
-        if case.name in BUILT[part::3]:
+        if case.name in BUILT[part::6]:
             case.check(backend, dynamic=case.name == "softmax")
     config = Config(cache_dir=tmp_path)
     cache, workers = Cache.open(config), Workers()
@@ -148,7 +148,7 @@ def test_every_kernel_is_built_for_two_chips(part: int, tmp_path: Path) -> None:
         failures = aot.build_all(jobs, Builder(cache, workers, config.jobs))
     finally:
         workers.close()
-    assert {job.variant.arch for job in jobs} == set(aot.ARCHITECTURES) and len(jobs) > 30
+    assert {job.variant.arch for job in jobs} == set(aot.ARCHITECTURES) and len(jobs) > 10
     assert not failures, "\n".join(map(str, failures[:3]))
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
 
-from dicp.effects import is_view, may_write
+from dicp.effects import is_view, may_write, op_name
+from dicp.torch_private import expression_of
 
 LEAVES = ("placeholder", "get_attr")
 
@@ -72,6 +74,10 @@ class Aliases:
         self._escaping = _chains(self._returned)
         self._separate = separate
         self._written = written_roots(graph)
+        self._read_by_offset = any(
+            node.op == "call_function" and op_name(node.target).startswith("as_strided")
+            for node in graph.nodes
+        )
 
     def stays_alone(self, node: fx.Node) -> bool:
         """Whether no other node may be replaced by `node`, nor `node` by another."""
@@ -85,6 +91,8 @@ class Aliases:
         """Whether readers of a fresh copy may read its source instead."""
         root = alias_root(source)
         if root in self._written:
+            return False
+        if self._read_by_offset and _offset(copy) != _offset(source):
             return False
         is_seen = root in self._escaping or is_input(root)
         if self._separate:
@@ -101,6 +109,12 @@ class Aliases:
             self._returned.add(new)
         if node in self._escaping:
             self._escaping |= _chains([new])
+
+
+def _offset(node: fx.Node) -> Any:
+    """Where in its storage a tensor begins, which `as_strided` counts from."""
+    value = node.meta.get("val")
+    return expression_of(value.storage_offset()) if isinstance(value, torch.Tensor) else None
 
 
 def _chains(nodes: Iterable[fx.Node]) -> set[fx.Node]:

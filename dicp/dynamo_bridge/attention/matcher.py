@@ -54,15 +54,13 @@ from dicp.dynamo_bridge.fuse.terms import (
     widened_source,
 )
 from dicp.dynamo_bridge.passes.base import PassContext
+from dicp.dynamo_bridge.thresholds import LARGEST_SCALE
 from dicp.fused_attention import FusedAttention
 from dicp.torch_private import ATTENTION_FORWARD, expression_of
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
-
-LARGEST_SCALE = 2.0**16
-"""The factor or divisor of the scores is below this number and above its inverse."""
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 

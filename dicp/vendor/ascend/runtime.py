@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from dicp.errors import (
     GraphRejectedError,
     ModelMismatchError,
 )
+from dicp.graphop.handles import LoadedGraph
 from dicp.vendor.ascend.prototypes import DTYPES
 from dicp.vendor.ascend.simulator.device import Simulator
 
@@ -170,30 +169,26 @@ def _arguments(tensors: Sequence[torch.Tensor], described: bool, on_host: bool) 
     return array
 
 
-class Model:
-    """One graph, loaded on each device that it is run on; unloaded with the last reference."""
+class Model(LoadedGraph):
+    """One compiled graph."""
 
     def __init__(
         self, driver: Driver, data: bytes, built_for: str, dynamic: bool,
         written: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        super().__init__(driver.unload)
         self.driver = driver
         self.data = data
         self.built_for = built_for
         self.dynamic = dynamic
         self.written = written
         """Inputs, by number, that the graph writes to."""
-        self._handles: dict[int, int] = {}
-        self._lock = threading.Lock()
 
     def handle(self, device: int) -> int:
         """The model on a device."""
-        with self._lock:
-            if device not in self._handles:
-                found = self.driver.load(self.data, self.built_for, device, self.dynamic)
-                weakref.finalize(self, self.driver.unload, found).atexit = False
-                self._handles[device] = found
-            return self._handles[device]
+        return self.handle_on(
+            device, lambda: self.driver.load(self.data, self.built_for, device, self.dynamic)
+        )
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """Tensors of the device are used where they are; where all are the host's, the driver

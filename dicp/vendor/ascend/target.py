@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,7 +15,7 @@ from dicp.graphop.builder import Builder
 from dicp.graphop.program import Graph, Item, Node, Slot
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
-from dicp.toolchain import load_content
+from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.ascend.codegen import (
     ENTRY,
@@ -123,8 +122,8 @@ class AscendTarget(GraphTarget):
     def render_graph(self, graph: Graph, config: Config) -> str:
         return render_graph(graph, self.installed(config).ports)
 
-    def render_static(self, graph: Graph, config: Config) -> str:
-        return render_static(graph, self.installed(config).ports)
+    def render_static(self, graph: Graph, config: Config) -> tuple[str, str]:
+        return render_static(graph, self.installed(config).ports), ""
 
     def graph_options(self, graph: Graph, config: Config) -> str:
         return input_shapes(graph)
@@ -141,9 +140,7 @@ class AscendTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
-        library = load_content(self.name, shared, (ENTRY,))
-        define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-        assert define is not None
+        define = address_of(self.name, shared, ENTRY)
         precision = PRECISION_MODES[config.precision]
         model = driver.build(define, unit.name, precision, unit.options)
         facts = {"soc": driver.soc()}

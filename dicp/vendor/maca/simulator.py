@@ -20,7 +20,7 @@ from dicp.vendor.maca.facts import GPU
 from dicp.vendor.maca.units import TARGET, UNIT, Units, header_texts
 
 FLAGS = (
-    "-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-exceptions",
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-w", "-fwrapv", "-fno-math-errno", "-fno-exceptions",
     "-fno-rtti", "-fno-asynchronous-unwind-tables", "-ffp-contract=off", "-x", "c++",
 )  # fmt: skip
 OPTIONS = (

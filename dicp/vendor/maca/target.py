@@ -80,8 +80,8 @@ class MacaTarget(GpuTarget):
         inputs = gm.graph.find_nodes(op="placeholder")
         first = first_sizes(n.meta.get("val") for n in inputs)
         facts = facts_for(config.vendor.get("maca_nvidia", 0))
-        cross_row = cross_row_sums(graph, first, facts)
-        return schedule(graph, config.fuse, cross_row, partial(with_threads, facts=facts)).steps
+        sums, with_form = cross_row_sums(graph, first, facts), partial(with_threads, facts=facts)
+        return schedule(graph, config.fuse, sums, with_form).steps
 
     def render_kernel(self, step: Kernel, config: Config) -> RenderedKernel:
         return render(step)

@@ -1,6 +1,7 @@
 """The C++ that builds an HLIR graph: one operator a line, grouped by the ATen call it is for.
 
-The builder numbers what it makes from 0; `opN` is the N-th. All sizes are known: HLIR's are static.
+The builder numbers what it makes from 0; `opN` is the N-th. HLIR's sizes are static; those of a
+symbolic graph are expressions in the text, to be filled in (`graphop.sizes`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch
 
 from dicp.graphop.program import Graph, Node, Value
 from dicp.graphop.prototype import AttrSpec, ResultType
+from dicp.graphop.sizes import size_text
 from dicp.template import render_template
-from dicp.vendor.tops.prototypes import DTYPES, PROTOTYPES
+from dicp.vendor.tops.prototypes import DTYPES, OP_TYPES, PROTOTYPES
 
 FOLDER = Path(__file__).parent
 ENTRY = "dicp_graph"
@@ -26,19 +28,15 @@ STRUCTS = {
     "Scatter": "ScatterDimensionNumbers", "Conv": "ConvDimensionNumbers",
 }  # fmt: skip
 """The builder's type of the attribute `dims`."""
-OP_TYPES = {
-    "DotGeneral": "DotInference", "Gather": "GatherInference", "Conv2D": "Conv2DInference",
-}  # fmt: skip
-"""The attribute `op_type`, which chooses the implementation."""
 COMBINED = {
     "add": "builder::Add(x, y)", "mul": "builder::Mul(x, y)", "max": "builder::Max(x, y)",
-    "min": "builder::Min(x, y)", "update": "y", "ge": 'builder::Compare(x, y, "GE")',
+    "min": "builder::Min(x, y)", "update": "y",
 }  # fmt: skip
 """What a region does with an old and a new element."""
 STORED = {
-    torch.float32: "float", torch.float64: "double", torch.bool: "bool", torch.uint8: "uint8_t",
-    torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
-    torch.uint32: "uint32_t",
+    torch.float16: "uint16_t", torch.float32: "float", torch.float64: "double", torch.bool: "bool",
+    torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t",
+    torch.int64: "int64_t", torch.uint32: "uint32_t",
 }  # fmt: skip
 
 
@@ -47,27 +45,18 @@ def node_names(graph: Graph) -> dict[Node, str]:
     names: dict[Node, str] = {}
     count = 0
     for node in graph.nodes:
-        count += _count(node)
+        count += 1 if len(node.outputs) == 1 else 1 + len(node.outputs)
         names[node] = f"op{count - len(node.outputs) if len(node.outputs) > 1 else count - 1}"
     return names
 
 
-def _count(node: Node) -> int:
-    """How many operators of the builder's a node is."""
-    if node.kind == "const":
-        return 2 if node.outputs[0].dtype == torch.float16 else 1
-    return 1 if len(node.outputs) == 1 else 1 + len(node.outputs)
-
-
 def stated_types(graph: Graph) -> str:
-    """The type of each operator that the builder makes, as JSON, for the simulator to compare."""
+    """The type of each operator that the builder makes, in lines, for the simulator to compare."""
     types: list[str] = []
     for node in graph.nodes:
         found = [f"{DTYPES[v.dtype]}[{_sizes(v.shape)}]" for v in node.outputs]
-        if node.kind == "const" and node.outputs[0].dtype == torch.float16:
-            found.insert(0, found[0].replace("F16", "F32"))
-        types += found if len(node.outputs) == 1 or node.kind == "const" else ["", *found]
-    return json.dumps(types)
+        types += found if len(node.outputs) == 1 else ["", *found]
+    return "\n".join(types)
 
 
 def render_graph(graph: Graph) -> str:
@@ -153,25 +142,28 @@ def _attr(node: Node, spec: AttrSpec) -> str:
         case "ListString":
             return _braced(json.dumps(v) for v in value)
         case "ListInt":
-            return _braced(map(str, value))
+            return _braced(map(size_text, value))
         case "Lists":
             text = ", ".join(
-                _braced(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for v in value
+                _braced(map(size_text, v)) if isinstance(v, (list, tuple)) else size_text(v)
+                for v in value
             )
             struct_name = STRUCTS.get(node.kind) if spec.name == "dims" else None
             return f"builder::{struct_name}({text})" if struct_name else f"{{{text}}}"
-    return str(value)
+    return size_text(value)
 
 
-def _type(value: Value, dtype: torch.dtype | None = None) -> str:
-    element = f"PrimitiveType::{DTYPES[dtype or value.dtype]}()"
+def _type(value: Value) -> str:
+    element = f"PrimitiveType::{DTYPES[value.dtype]}()"
     return (
-        f"Type({_braced(map(str, value.shape))}, {element})" if value.ndim else f"Type({element})"
+        f"Type({_braced(map(size_text, value.shape))}, {element})"
+        if value.ndim
+        else f"Type({element})"
     )
 
 
 def _sizes(sizes: Sequence[Any]) -> str:
-    return ",".join(map(str, sizes))
+    return ",".join(map(size_text, sizes))
 
 
 def _braced(items: Any) -> str:
@@ -179,24 +171,20 @@ def _braced(items: Any) -> str:
 
 
 def _constant(node: Node, name: str) -> list[str]:
-    """A constant from an array; one of 16-bit floats is converted from float32, which holds it."""
     value = node.outputs[0]
-    half = value.dtype == torch.float16
-    dtype = torch.float32 if half else value.dtype
-    numbers = [_literal(n, dtype) for n in node.attrs["numbers"]]
-    made = f"op{int(name[2:]) - 1}" if half else name
-    listed = ", ".join(numbers) or "0"
-    lines = [
-        f"{STORED[dtype]} {made}_data[] = {{{listed}}};",
-        f"Op {made} = builder::Const(b, static_cast<void*>({made}_data), {_type(value, dtype)});",
+    numbers = ", ".join(_literal(n, value.dtype) for n in node.attrs["numbers"]) or "0"
+    return [
+        f"{STORED[value.dtype]} {name}_data[] = {{{numbers}}};",
+        f"Op {name} = builder::Const(b, static_cast<void*>({name}_data), {_type(value)});",
     ]
-    return [*lines, f"Op {name} = builder::Convert({made}, {_type(value)});"] if half else lines
 
 
 def _literal(number: Any, dtype: torch.dtype) -> str:
-    """The number with every digit of its type."""
+    """The number with every digit of its type; of 16-bit floats the bits."""
     if dtype == torch.bool:
         return "true" if number else "false"
+    if dtype == torch.float16:
+        return f"0x{struct.pack('>e', number).hex()}"
     if dtype.is_floating_point:
         return _float(number, "f" if dtype == torch.float32 else "")
     if dtype == torch.int64 and number == -(2**63):

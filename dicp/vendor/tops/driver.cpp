@@ -171,22 +171,22 @@ int dicp_unload(Executable* executable) {
   return status;
 }
 
-// Runs on the stream `on`, or on the driver's own of the device if there is none. Tensors of the
-// host are copied there and back.
+// Runs on the stream `on`, or, to the end, on the driver's own of the device if there is none.
+// Tensors of the host are copied there and back.
 int dicp_run(Executable* executable, const Argument* inputs, uint64_t in, const Argument* outputs,
              uint64_t out, topsStream_t on) {
   TRY(topsSetDevice, executable->device);
-  if (on == nullptr) {
+  bool waits = on == nullptr;
+  if (waits) {
     if (int status = stream_of(executable->device, &on)) return status;
   }
   executable->in.resize(in);
   executable->out.resize(out);
   std::vector<void*> given(in), made(out);
-  bool staged = false;
   for (uint64_t k = 0; k < in; ++k) {
     if (int status = place(inputs[k], &executable->in[k], &given[k])) return status;
     if (!inputs[k].on_host) continue;
-    staged = true;
+    waits = true;
     TRY(topsMemcpyAsync, given[k], inputs[k].data, inputs[k].size, topsMemcpyHostToDevice, on);
   }
   for (uint64_t k = 0; k < out; ++k) {
@@ -196,10 +196,10 @@ int dicp_run(Executable* executable, const Argument* inputs, uint64_t in, const 
       made.data(), out, on);
   for (uint64_t k = 0; k < out; ++k) {
     if (!outputs[k].on_host) continue;
-    staged = true;
+    waits = true;
     TRY(topsMemcpyAsync, outputs[k].data, made[k], outputs[k].size, topsMemcpyDeviceToHost, on);
   }
-  if (staged) TRY(topsStreamSynchronize, on);
+  if (waits) TRY(topsStreamSynchronize, on);
   return 0;
 }
 

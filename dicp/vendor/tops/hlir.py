@@ -15,7 +15,6 @@ from dicp.graphop.builder import Dialect
 from dicp.graphop.operators import Operand, Ops
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import ResultType
-from dicp.rules import NoRule
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.tops.prototypes import ELEMENTWISE, PROTOTYPES
 from dicp.vendor.tops.semantics import SEMANTICS
@@ -129,13 +128,3 @@ class Hlir(Ops):
         return (
             self.op(kind, x, self.ints([a % x.ndim for a in axes]), keep_dims=keep) if axes else x
         )
-
-
-def known(value: Value) -> list[Any]:
-    """The contents of an operand that decides sizes.
-
-    Raises NoRule where they depend on data.
-    """
-    if value.known is None:
-        raise NoRule("sizes that depend on data")
-    return list(value.known)

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.composed import Forms, known, registry
 from dicp.graphop.program import Value
 from dicp.graphop.prototype import ResultType
-from dicp.vendor.tops.forms import FORMS, form
-from dicp.vendor.tops.hlir import Hlir, known
+from dicp.vendor.tops.hlir import Hlir
 
+IMAGES: Forms = {}
+form = registry(IMAGES)
 TO_NHWC, FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
 TO_HWIO, FROM_HWIO = (2, 3, 1, 0), (3, 2, 0, 1)
 
@@ -115,6 +117,3 @@ def max_pool_2d(
         auto_pad="NOTSET", layout="NHWC", stride=strides[2:], pad=around, dilation=[],
     )  # fmt: skip
     return g.transpose(y, FROM_NHWC)
-
-
-__all__ = ["FORMS", "FROM_NHWC", "TO_NHWC"]

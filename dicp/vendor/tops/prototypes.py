@@ -87,10 +87,14 @@ Scatter: x:any indices:index updates:=x -> y:=x | dims:Lists regions:ListString
 Conv2D: xs*:real -> y:=xs | group:Int auto_pad:String layout:String stride:ListInt pad:ListInt dilation:ListInt
 Conv: x:real filter:=x -> y:=x | dims:Lists strides:ListInt pads:Lists lhs_dilation:ListInt rhs_dilation:ListInt reversal:ListInt auto_pad:String feature_groups:Int batch_groups:Int precision:ListString
 MaxPool2D: x:number -> y:=x | ksize:ListInt ceil_mode:Bool indices:Bool auto_pad:String layout:String stride:ListInt pad:ListInt dilation:ListInt
-SelectAndScatter: x:number source:=x initial:=x -> y:=x | regions:ListString window:ListInt strides:ListInt pads:Lists type:Result
 """  # noqa: E501
 
 PROTOTYPES: dict[str, Prototype] = parse_prototypes("hlir_builder_client_ops.h", TABLE, CLASSES)
+
+OP_TYPES = {
+    "DotGeneral": "DotInference", "Gather": "GatherInference", "Conv2D": "Conv2DInference",
+}  # fmt: skip
+"""The attribute `op_type`, which chooses the implementation."""
 
 ELEMENTWISE = frozenset({
     "Abs", "Add", "And", "Atan", "Compare", "Convert", "Cos", "Div", "Erf", "Exp", "Floor", "Gelu",

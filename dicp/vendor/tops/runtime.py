@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dicp.errors import DeviceError, DeviceMemoryError, GraphRejectedError
+from dicp.graphop.handles import LoadedGraph
 from dicp.vendor.tops.simulator.device import Simulator
 
 TARGET = "tops"
@@ -128,41 +127,44 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> Any:
     return array
 
 
-class Executable:
-    """One graph, loaded on each device that it is run on; unloaded with the last reference."""
+class Executable(LoadedGraph):
+    """One compiled graph."""
 
     def __init__(self, driver: Driver, binary: bytes, graph: str) -> None:
+        super().__init__(driver.unload)
         self.driver = driver
         self.binary = binary
         self.graph = graph
-        self._handles: dict[int, int] = {}
-        self._lock = threading.Lock()
 
-    def handle(
+    def _loaded(
         self, device: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> int:
         """The executable on a device, its sizes compared with the tensors'."""
-        with self._lock:
-            if device not in self._handles:
-                found = self.driver.load(self.binary, device)
-                weakref.finalize(self, self.driver.unload, found).atexit = False
-                self._check(found, inputs, outputs)
-                self._handles[device] = found
-            return self._handles[device]
-
-    def _check(
-        self, handle: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> None:
+        handle = self.driver.load(self.binary, device)
         ours = [[t.numel() * t.element_size() for t in side] for side in (inputs, outputs)]
         theirs = list(self.driver.sizes(handle))
         if ours != theirs:
+            self.driver.unload(handle)
             told = f"graph {self.graph}: the executable takes and gives {theirs} bytes, dicp {ours}"
             raise DeviceError(TARGET, "topsExecutableQueryInfo", 0, told)
+        return handle
 
     def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
         """Tensors of the device are used where they are; the driver copies those of the host."""
         tensors = (*inputs, *outputs)
         where = next((t.device for t in tensors if t.device.type != "cpu"), None)
         device = 0 if where is None else where.index or 0
-        self.driver.run(self.handle(device, inputs, outputs), inputs, outputs, self.graph)
+        stream = None if where is None else self._stream(where)
+        handle = self.handle_on(device, lambda: self._loaded(device, inputs, outputs))
+        self.driver.run(handle, inputs, outputs, self.graph, stream)
         return 0
+
+    def _stream(self, device: torch.device) -> int | None:
+        """The handle of the device's current stream; without one, what was begun there is done."""
+        module = torch.get_device_module(device.type)
+        if self.driver.simulator is None:
+            handle = getattr(module.current_stream(device), f"{device.type}_stream", None)
+            if handle is not None:
+                return int(handle)
+        module.synchronize(device)
+        return None

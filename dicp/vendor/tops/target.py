@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from dicp.cache import Cache, Entry, key_of
-from dicp.config import WORDS, Config, vendor_option
+from dicp.config import BOOLEAN, WORDS, Config, vendor_option
 from dicp.graphop.builder import Builder
+from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
+from dicp.graphop.rules import RULES
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
-from dicp.toolchain import load_content
+from dicp.toolchain import address_of
 from dicp.torch_private import FakeTensorMode
 from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_types
 from dicp.vendor.tops.doctor import checks
+from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.layout import cancelled
+from dicp.vendor.tops.padding import CHECKS
 from dicp.vendor.tops.prototypes import DTYPES
-from dicp.vendor.tops.rules import RULES, Tops
 from dicp.vendor.tops.runtime import Driver, Executable
+from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.toolchain import Toolchain, compile_shared, find_toolchain, load_driver
 
 GRAPH_FLAGS = (
@@ -51,10 +53,15 @@ class TopsTarget(GraphTarget):
     options = (
         vendor_option("graph_flags", WORDS, "DICP_TOPS_FLAGS", "what TopsRider's graph compiler is "
                       "told: chip, clusters, passes", default=GRAPH_FLAGS),
+        vendor_option("dipu", BOOLEAN, "DICP_TOPS_DIPU", "take tensors of the eager device `dipu`, "
+                      "too, and leave results there", default=False, changes_code=False),
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._drivers: dict[str, Driver] = {}
+
+    def devices(self, config: Config) -> frozenset[str]:
+        return super().devices(config) | ({"dipu"} if config.vendor.get("dipu") else set())
 
     # ---- graphs of HLIR operators ---------------------------------------------------------------
 
@@ -77,6 +84,9 @@ class TopsTarget(GraphTarget):
     ) -> Sequence[Item]:
         return cancelled(builder, items, outputs)
 
+    def bucket_refusal(self, graph: Graph) -> str | None:
+        return padding_refusal(graph, CHECKS, SEMANTICS)
+
     # ---- source, binary, run --------------------------------------------------------------------
 
     def render_graph(self, graph: Graph, config: Config) -> str:
@@ -95,12 +105,9 @@ class TopsTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
-        library = load_content(self.name, shared, (ENTRY,))
-        define = ctypes.cast(getattr(library, ENTRY), ctypes.c_void_p).value
-        assert define is not None
         if driver.simulator is not None:
-            driver.simulator.stated = json.loads(unit.options)
-        binary = driver.build(define, _flags(config))
+            driver.simulator.stated = unit.options.split("\n")
+        binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:

@@ -29,6 +29,7 @@ DRIVER = ("dicp_call", "dicp_log", "dicp_devices", "dicp_build", "dicp_load", "d
           "dicp_unload", "dicp_run")  # fmt: skip
 """What the driver defines."""
 DEFAULT_ROOTS = ("/usr", "/usr/local", "/opt/tops")
+UNIT = "unit.cpp"
 PREFIXES = ("dtu", "gcu")
 """The folder of the headers, which newer versions call differently."""
 LIBRARY = "dtu_sdk"
@@ -108,45 +109,42 @@ def find_toolchain(config: Config) -> Toolchain:
 def simulator_identity() -> str:
     """A digest of the simulator's headers and library and of the driver."""
     texts = [file.read_text() for file in sorted(INCLUDES.rglob("*.h"))]
-    return key_of(texts, simulator_sources(), (FOLDER / "driver.cpp").read_text())[:16]
+    return key_of(texts, _driver_source(simulated=True))[:16]
 
 
-def simulator_sources() -> list[str]:
-    """The sources of the simulator's library."""
-    return [with_header(FOLDER / "simulator" / name) for name in ("hlir.cpp", "runtime.cpp")]
+def _driver_source(simulated: bool) -> str:
+    """The driver; without TopsRider the simulator's library is part of it. All in one: half of the
+    compile time goes into the standard library's headers."""
+    own = [FOLDER / "simulator" / name for name in ("hlir.cpp", "runtime.cpp")] if simulated else []
+    return with_header(FOLDER / "driver.cpp", *own)
 
 
 def compile_shared(
-    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
+    toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
 ) -> bytes:
-    """The shared object built from source texts, which defines `symbols`.
+    """The shared object built from a source text, which defines `symbols`.
 
     Raises CompilerError and ToolchainError.
     """
     sdk = toolchain.sdk
     if sdk is not None and sdk.prefix != PREFIXES[0]:
-        sources = tuple(s.replace('#include "dtu/', f'#include "{sdk.prefix}/') for s in sources)
-    files = {f"unit{k}.cpp": source for k, source in enumerate(sources)}
+        source = source.replace('#include "dtu/', f'#include "{sdk.prefix}/')
     own = SIMULATOR_FLAGS if sdk is None else ()
     include = INCLUDES if sdk is None else sdk.root / "include"
-    command = [*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}", *files, "-o", host.OUTPUT]
+    command = [*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}", UNIT, "-o", host.OUTPUT]
     if sdk is not None:
         folder = sdk.library.parent
         command += [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l{LIBRARY}"]
-    lines = [line for source in sources for line in source.splitlines()]
-    comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
-    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
+    comments = [line.strip()[3:] for line in source.splitlines() if line.startswith("  // ")]
+    return host.compile_shared(TARGET, command, {UNIT: source}, symbols, sources=comments)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:
-    """The driver, built once per toolchain; without TopsRider the simulator is part of it."""
-    sources = [(FOLDER / "driver.cpp").read_text()]
-    if toolchain.simulated:
-        sources += simulator_sources()
-    flags = ("-O1", "-Wl,-Bsymbolic")
+    """The driver, built once per toolchain."""
+    source, flags = _driver_source(toolchain.simulated), ("-Wl,-Bsymbolic",)
     entry = cache.get_or_build(
         "unit",
-        key_of("driver", sources, toolchain.identity),
-        lambda: {host.OUTPUT: compile_shared(toolchain, *sources, flags=flags, symbols=DRIVER)},
+        key_of("driver", source, toolchain.identity),
+        lambda: {host.OUTPUT: compile_shared(toolchain, source, flags, DRIVER)},
     )
     return host.load_library(TARGET, entry, DRIVER, mode=os.RTLD_GLOBAL)

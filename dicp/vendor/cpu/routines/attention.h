@@ -192,6 +192,8 @@ static void d_attend_rows(const d_attention<T>& a, const d_cell<T>* keys, const 
 
 // The log-sum-exp beyond which its rounding error counts: a weight made from it is off by as much.
 constexpr float d_large = 16;
+// The same for a row of more keys than are held at a time, which costs a pass of its own.
+template <class T> constexpr float d_large_of_many = sizeof(T) == 4 ? 32 : 4096;
 // One below this, of finite mask values: the graph has divided the row's gradient by the number of
 // its keys, each of which has the weight 1 (dynamo_bridge/attention/training.py).
 constexpr float d_hidden = -134217728;
@@ -209,6 +211,24 @@ static void d_exact_slopes(float* weight, float* slope, int64_t n, float factor)
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) slope[j] = weight[j] * (slope[j] - shared);
 }
+
+// What the gradient of a row with large scores needs of all of them, a block of keys after another.
+struct d_statistics {
+  float top, total, shared;
+  // Adds the scores, and the gradients of their weights: both stay as they are.
+  void add(const float* score, const float* slope, int64_t n, float factor) {
+    const float highest = d_largest(score, n, factor, top);
+    const float base = highest == -d_inff ? 0 : highest, fade = d_exp(top - base);
+    float sum = 0, product = 0;
+#pragma omp simd reduction(+ : sum, product)
+    for (int64_t j = 0; j < n; ++j) {
+      const float weight = d_exp_weight(score[j] * factor - base);
+      sum += weight;
+      product += weight * slope[j];
+    }
+    top = highest, total = total * fade + sum, shared = shared * fade + product;
+  }
+};
 
 template <class T>
 static void d_attention_forward(void** args, const int64_t* sizes, bool masked) {
@@ -272,7 +292,8 @@ template <class T> struct d_backward {
     cell *query_panels = grads + lines, *grad_panels = query_panels + lines;
     float *result = room + 4 * lines, *weights = result + lines, *slopes = weights + scores;
     cell* stacked = (cell*)(slopes + scores);
-    float shared[block], base[block];
+    float shared[block], base[block], inverse[block];
+    bool exact[block];  // whether a row's weights are not made from its log-sum-exp
     const T *query = a.q.at(b, h) + first * a.q.row, *grad_rows = grad.at(b, h) + first * grad.row;
     d_lines(query, a.q.row, 1, count, a.depth, queries, d_query_step);
     d_lines(grad_rows, grad.row, 1, count, a.width, grads, d_query_step);
@@ -288,24 +309,56 @@ template <class T> struct d_backward {
       base[i] = sum == -d_inff ? 0 : sum;
     }
     const int64_t end = a.seen(first + count);
-    for (int64_t from = 0; from < end; from += d_keys) {
-      const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
-      const int64_t whole = d_round_up(n, d_whole<cell>);
+    const auto multiply = [&](int64_t from, int64_t padded) {
       d_tiles<d_query_step, 1>(tiles, padded, in_depth, queries, keys_transposed + from * in_depth,
                                in_depth * d_panel, d_panel, weights, d_keys, false);
       d_tiles<d_query_step, 1>(tiles, padded, in_width, grads, values_transposed + from * in_width,
                                in_width * d_panel, d_panel, slopes, d_keys, false);
+    };
+    const auto visible = [&](int64_t i, int64_t from, int64_t n) {
+      const int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
+      return here > 0 && i < count ? here : 0;
+    };
+    bool many = false;
+    for (int64_t i = 0; i < count; ++i) {
+      inverse[i] = 1;
+      exact[i] = end > d_keys && d_abs(base[i]) > d_large_of_many<T> && base[i] > d_hidden;
+      many |= exact[i];
+    }
+    if (many) {
+      d_statistics all[block];
+      for (int64_t i = 0; i < count; ++i) all[i] = {-d_inff, 0, 0};
+      for (int64_t from = 0; from < end; from += d_keys) {
+        const int64_t n = d_least(end - from, d_keys);
+        multiply(from, d_round_up(n, d_panel));
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t here = visible(i, from, n);
+          if (!here || !exact[i]) continue;
+          float* score = weights + i * d_keys;
+          const float factor = a.add_mask(score, b, h, first + i, from, here);
+          all[i].add(score, slopes + i * d_keys, here, factor);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i)
+        if (exact[i]) {
+          base[i] = all[i].top == -d_inff ? 0 : all[i].top, inverse[i] = 1 / all[i].total;
+          shared[i] = all[i].shared * inverse[i];
+        }
+    }
+    for (int64_t from = 0; from < end; from += d_keys) {
+      const int64_t n = d_least(end - from, d_keys), padded = d_round_up(n, d_panel);
+      const int64_t whole = d_round_up(n, d_whole<cell>);
+      multiply(from, padded);
       for (int64_t i = 0; i < tiles; ++i) {
         float *weight = weights + i * d_keys, *slope = slopes + i * d_keys;
-        int64_t here = a.causal ? d_least(n, first + i + 1 - from) : n;
-        here = here > 0 && i < count ? here : 0;
+        const int64_t here = visible(i, from, n);
         const float factor = a.add_mask(weight, b, h, first + i, from, here);
-        if (here && from == 0 && end <= d_keys && d_abs(base[i]) > d_large && base[i] > d_hidden) {
+        if (here && end <= d_keys && d_abs(base[i]) > d_large && base[i] > d_hidden) {
           d_exact_slopes(weight, slope, here, factor);
         } else {
 #pragma omp simd
           for (int64_t j = 0; j < here; ++j) {
-            weight[j] = d_exp_weight(weight[j] * factor - base[i]);
+            weight[j] = d_exp_weight(weight[j] * factor - base[i]) * inverse[i];
             slope[j] = weight[j] * (slope[j] - shared[i]);
           }
         }

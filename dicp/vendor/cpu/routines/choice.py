@@ -22,13 +22,17 @@ from dicp.vendor.cpu.thresholds import (
     MAX_CONVOLUTION,
     MAX_LIGHT_CONVOLUTION,
     MIN_CHANNEL_SHARE,
+    MIN_CHANNELS,
     MIN_FILTERS,
     MIN_GRADIENT_COLUMNS,
     MIN_IMAGE_COLUMNS,
     MIN_TILE_SHARE,
+    NHWC_PATCH,
+    NHWC_PIXELS,
     THIN_CHANNELS,
     THIN_PIXELS,
 )
+from dicp.vendor.cpu.toolchain import has_feature
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def result(
             return "im2col"
         if _is_better(w, out, axes):
             return "product" if how.by_pixel(x, axes) else "convolution"
-    return "patchify" if last and how.in_patches(x, axes) else None
+    if last and how.in_patches(x, axes):
+        return "patchify"
+    return "nhwc" if last and _is_by_nhwc(how, x, w, out) else None
 
 
 def images_gradient(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> str | None:
@@ -225,6 +231,20 @@ def _is_thin(w: Shaped, rows: Size, out: Sequence[Size], axes: Sequence[Axis]) -
         return False
     enough = rows >= MIN_FILTERS // 2 and w.shape[1] <= THIN_CHANNELS  # type: ignore[operator]
     return enough and (patchify.fit(axes) or product((out[0], *out[2:])) <= THIN_PIXELS)  # type: ignore[operator]
+
+
+def _is_by_nhwc(how: Options, x: Shaped, w: Shaped, out: Sequence[Size]) -> bool:
+    """Whether the library's reordering of filters costs more than its kernel saves, in bfloat16.
+
+    That is where filters are large beside the images, which are channels last.
+    """
+    sizes = (*x.shape, *w.shape, *out, how.groups)
+    if w.dtype != torch.bfloat16 or not all(isinstance(n, int) for n in sizes):
+        return False
+    fits = len(x.shape) == 4 and how.groups == 1 and has_feature("avx512_bf16")
+    pixels, patch = product((out[0], *out[2:])), product(w.shape[1:])
+    few = pixels <= NHWC_PIXELS and NHWC_PATCH * pixels <= patch  # type: ignore[operator]
+    return fits and few and MIN_CHANNELS <= w.shape[1]  # type: ignore[operator]
 
 
 def _share(axes: Sequence[Axis]) -> float:

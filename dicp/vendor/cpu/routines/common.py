@@ -18,7 +18,7 @@ from dicp.vendor.cpu.toolchain import JOINED_PRODUCTS, has_tiles
 
 FOLDER = Path(__file__).parent
 HEADERS = ("tile.h", "gemm.h", "exp.h", "dots.h", "product.h", "attention.h", "convolution.h",
-           "depthwise.h", "im2col.h")  # fmt: skip
+           "depthwise.h", "im2col.h", "nhwc.h")  # fmt: skip
 
 LIBRARY_CALLS = RuleTable()
 """Rules that call the library, for where the routines are not used."""
@@ -49,6 +49,10 @@ GROUPS = {
     "convolution": {
         "dicp_convolution": "d_convolve(args, sizes, false)",
         "dicp_convolution_biased": "d_convolve(args, sizes, true)",
+    },
+    "nhwc": {
+        "dicp_nhwc": "d_convolve_nhwc(args, sizes, false)",
+        "dicp_nhwc_biased": "d_convolve_nhwc(args, sizes, true)",
     },
     "convolution_filters": {"dicp_convolution_filters": "d_convolution_filters(args, sizes)"},
     "im2col": {

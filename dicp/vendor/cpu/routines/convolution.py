@@ -45,6 +45,8 @@ def convolution(
         return patchify.convolved(lw, x, w, bias, out, axes)
     if kind == "product" and _pixels_in_rows(lw.realize(x)):
         return _by_pixel_in_rows(lw, x, lw.reshape(w, w.shape[:2]), bias, out)
+    if kind == "nhwc":
+        return _by_nhwc(lw, x, w, bias, out, axes)
     if kind is not None:
         skips = _skips_padding(x, w, how.groups)
         name = "dicp_im2col" if kind == "im2col" else "dicp_convolution"
@@ -181,6 +183,29 @@ def _convolved(
     if bias is not None:
         name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
     return call(lw, name, refs, (out,), sizes)[0]
+
+
+def _by_nhwc(
+    lw: Lowering, x: Value, w: Value, bias: Value | None, out: Ref, axes: Sequence[Axis]
+) -> Value:
+    """Channels-last images and result; the filters are packed as they lie."""
+    refs = [_channels_last(lw, x), lw.realize(w, contiguous_strides(w.shape))]
+    name = "dicp_nhwc"
+    if bias is not None:
+        name, refs = f"{name}_biased", [*refs, rows_of(lw, bias)]
+    image, _, row, pixel = refs[0].strides
+    skips = any(axis[2] != 1 for axis in axes)  # as oneDNN does in bfloat16, small images too
+    sizes = [*x.shape[:2], w.shape[0], *axes[0], *axes[1], image, row, pixel, int(skips)]
+    return call(lw, name, refs, (out,), sizes)[0]
+
+
+def _channels_last(lw: Lowering, x: Value) -> Ref:
+    """Images in memory, channels last."""
+    image = lw.realize(x)
+    if is_channels_last(image):
+        return image
+    n, c, high, wide = x.shape
+    return lw.realize(x, (normal(c * high * wide), normal(1), normal(c * wide), normal(c)))
 
 
 def _in_rows(lw: Lowering, x: Value) -> Ref:

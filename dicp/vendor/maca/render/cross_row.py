@@ -50,12 +50,10 @@ class LoopedRows(Reduction):
         self.range = "", ""  # of the reduction, which is whole
         whole.lines.append(f"  const d_index at = threadIdx.x % {block.group};")
         for stmt, name in self._sums.items():
-            ctype = VALUE_TYPE[stmt.ref.dtype]
-            whole.lines.append(f"  {ctype} {name}[{self._points_of_a_thread}] = {{}};")
-        body = self._rows()
-        whole.lines += [
-            f"  for (d_index base = first; base < end; base += {block.rows}) {{", *body, "  }",
-        ]  # fmt: skip
+            size = self._points_of_a_thread
+            whole.lines.append(f"  {VALUE_TYPE[stmt.ref.dtype]} {name}[{size}] = {{}};")
+        loop = f"  for (d_index base = first; base < end; base += {block.rows}) {{"
+        whole.lines += [loop, *self._rows(), "  }"]
         for stmt, name in self._sums.items():
             self._finish(stmt, name)
         self.pop(whole)
@@ -86,9 +84,9 @@ class LoopedRows(Reduction):
         return [f"  {text}" for text in row.lines]
 
     def _store(self, stmt: Store, value: str) -> str:
-        name = self._sums.get(stmt)
-        return super()._store(stmt, value) if name is None else (
-            f"{name}[{self._inner_position()}] += {value};")  # fmt: skip
+        if stmt not in self._sums:
+            return super()._store(stmt, value)
+        return f"{self._sums[stmt]}[{self._inner_position()}] += {value};"
 
     def _finish(self, stmt: Store, name: str) -> None:
         """Adds up the groups' sums, which the first group stores."""

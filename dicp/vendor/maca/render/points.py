@@ -10,6 +10,7 @@ from dicp.codegen.types import STORAGE_TYPE
 from dicp.codegen.values import margin
 from dicp.gpu.index_width import Reaches
 from dicp.gpu.random_groups import split
+from dicp.gpu.threads import CrossingThreads, PointThreads, RowThreads
 from dicp.loop.ir.access import Access, is_along, unconditional_reads
 from dicp.loop.ir.expr import Expr, IndexValue, Ref
 from dicp.loop.ir.index import Index, Size, Var, variable
@@ -21,6 +22,8 @@ ATOMIC = {"sum": "d_atomic_sum", "prod": "d_atomic_prod", "max": "d_atomic_max",
 
 class Points(Emitter):
     """Shared by all kinds of kernels; a subclass maps threads to points."""
+
+    block: PointThreads | CrossingThreads | RowThreads
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -34,7 +37,7 @@ class Points(Emitter):
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        raise NotImplementedError
+        return self.block.threads
 
     def lines(self) -> list[str]:
         """The body of the kernel."""
@@ -56,12 +59,9 @@ class Points(Emitter):
     def block_axes(self) -> list[str]:
         """C++ of the block's number along each axis."""
         counts = [self._blocks(size, block) for size, block in self.axes().values()]
-        found = []
-        for k in range(len(counts)):
-            below = " * ".join(counts[k + 1 :])
-            text = f"(d_index)blockIdx.x / ({below})" if below else "(d_index)blockIdx.x"
-            found.append(f"{text} % ({counts[k]})" if k else text)
-        return found
+        below = [" * ".join(counts[k + 1 :]) for k in range(len(counts))]
+        texts = [f"(d_index)blockIdx.x / ({b})" if b else "(d_index)blockIdx.x" for b in below]
+        return [f"{t} % ({counts[k]})" if k else t for k, t in enumerate(texts)]
 
     def blocks(self) -> str:
         """C++ of the number of blocks."""

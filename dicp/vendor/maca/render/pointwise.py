@@ -14,13 +14,11 @@ from dicp.vendor.maca.render.points import Points
 class Pointwise(Points):
     """Pointwise kernels, and scatters, whose stores may collide."""
 
+    block: PointThreads
+
     def __init__(self, kernel: Kernel, form: PointThreads) -> None:
         super().__init__(kernel)
         self.block = form
-
-    @property
-    def threads(self) -> int:
-        return self.block.threads
 
     def axes(self) -> dict[str, tuple[Size, int]]:
         return {"x": (numel(self.kernel.parallel), self.block.points)}
@@ -50,19 +48,18 @@ class Pointwise(Points):
 
 
 class Crossing(Points):
-    """A block computes a square tile of the last loop and of another one along which some reads are
-    contiguous: those pass through shared memory, so that adjacent threads read adjacent elements.
+    """A block computes a square tile of the last loop and of another one along which some accesses
+    are contiguous: those pass through shared memory, so that adjacent threads have adjacent
+    elements.
     """
+
+    block: CrossingThreads
 
     def __init__(self, kernel: Kernel, form: CrossingThreads) -> None:
         super().__init__(kernel)
         self.block = form
         *outer, self.last = kernel.parallel
         self.outer = tuple(v for v in outer if v is not form.crossing)
-
-    @property
-    def threads(self) -> int:
-        return self.block.threads
 
     @property
     def together(self) -> bool:
@@ -82,23 +79,28 @@ class Crossing(Points):
             f"  const d_index first_y = {y} * {side}, first_x = {x} * {side};",
             *(f"  {text}" for text in self._digits("outer", self.outer)),
         ]
-        for number, (ref, index) in enumerate(self.block.transposed):
+        ends: list[str] = []
+        for number, (ref, index) in enumerate((*self.block.reads, *self.block.stores)):
             # Rows are one word longer, so that a column's elements lie in different banks.
             pitch = side + max(1, 4 // ref.dtype.itemsize)
             name, ctype = f"tile_{number}", STORAGE_TYPE[ref.dtype]
             kernel.lines.append(f"  __shared__ d_shared<{ctype}, {side * pitch}> {name};")
-            read = self.push((crossing, last), 3)
-            read.lines.append(f"      {name}[at_x * {pitch} + at_y] = "
-                              f"{self.arg(ref)}[{self.index(index)}];")  # fmt: skip
-            self.pop(read)
-            kernel.lines += self._tile("at_y", "at_x", read.lines)
-            self.staged[ref, index] = f"{name}[at_x * {pitch} + at_y]"
-        kernel.lines.append("  __syncthreads();")
+            kept = f"{name}[at_x * {pitch} + at_y]"
+            stored = number >= len(self.block.reads)
+            moved = self.push((crossing, last), 3)
+            place = f"{self.arg(ref)}[{self.index(index)}]"
+            to, source = (place, kept) if stored else (kept, place)
+            moved.lines.append(f"      {to} = {source};")
+            self.pop(moved)
+            (ends if stored else kernel.lines).extend(self._tile("at_y", "at_x", moved.lines))
+            (self.lane_places if stored else self.staged)[ref, index] = kept
+        kernel.lines += ["  __syncthreads();"] if self.block.reads else []
         body = self.push((crossing, last), 3)
         self.statements(self.kernel.stmts())
         self.pop(body)
         self.pop(kernel)
-        return [*kernel.lines, *self._tile("at_x", "at_y", body.lines)]
+        ends = ["  __syncthreads();", *ends] if ends else []
+        return [*kernel.lines, *self._tile("at_x", "at_y", body.lines), *ends]
 
     def _tile(self, near: str, far: str, body: list[str]) -> list[str]:
         """`body` at the points of the tile; adjacent threads have adjacent points along `near`."""

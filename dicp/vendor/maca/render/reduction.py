@@ -24,6 +24,8 @@ class Reduction(Points):
     points and without stores.
     """
 
+    block: RowThreads
+
     def __init__(self, kernel: Kernel, form: RowThreads) -> None:
         super().__init__(kernel)
         self.block = form
@@ -33,10 +35,6 @@ class Reduction(Points):
         """The first point of the block's part of the reduction and its end; empty if it has all."""
         self._sum_of: dict[str, Reduce] = {}
         """By the name of a maximum, the sum of the exponentials that is computed beside it."""
-
-    @property
-    def threads(self) -> int:
-        return self.block.threads
 
     @property
     def together(self) -> bool:
@@ -63,8 +61,7 @@ class Reduction(Points):
         row.lines += [
             *(self._part(part[0]) if part else ()),
             f"  const d_index own_row = {number} * {block.rows} + threadIdx.x {own};",
-            f"  const bool live = {live};",
-            f"  const d_index row = {inside};",
+            f"  const bool live = {live};", f"  const d_index row = {inside};",
             f"  const d_index at = threadIdx.x {at};",
             *(f"  {text}" for text in self._digits("row", kernel.parallel)),
         ]  # fmt: skip
@@ -75,8 +72,8 @@ class Reduction(Points):
         """Declares the part of the partitioned loops that the block has: its number and its end."""
         partition = self.kernel.partition
         assert partition is not None
-        part, chunk = partition.part.key, self.size(partition.chunk)
-        count = self.size(self.shared_size)
+        part = partition.part.key
+        chunk, count = self.size(partition.chunk), self.size(self.shared_size)
         self.range = "first", "end"
         return [
             f"  const d_index {part} = {number};", f"  const d_index first = {part} * {chunk};",

@@ -18,12 +18,13 @@ from dicp.errors import PrototypeError
 from dicp.graphop.interpreter import Call, Interpreter, Source
 from dicp.graphop.prototype import Prototype, ResultType, check_call
 from dicp.graphop.simulator import Refused
-from dicp.vendor.tops.prototypes import DTYPES, PROTOTYPES
+from dicp.vendor.tops.prototypes import DTYPES, OP_TYPES, PROTOTYPES
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.simulator.shapes import SHAPES, Mistake
 
 BY_CODE = tuple(DTYPES)
-REGIONS = {"Scatter": ("add", "mul", "max", "min", "update"), "SelectAndScatter": ("ge", "add")}
+ACTIONS = frozenset({"add", "mul", "max", "min", "update"})
+"""What regions do, by the first part of their names."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Compiler:
                 raise Mistake(f"the tuple has {len(self.results[place])} elements")
             self.places.append((place, attrs["index"]))
         else:
+            if record["extra"].get("op_type") != OP_TYPES.get(kind):
+                raise Mistake(f"its op_type is not {OP_TYPES.get(kind)!r}")
             self.places.append((len(self.calls), 0))
             self._make(f"op{number}", kind, record["in"], attrs)
         stated = self.stated[number] if self.stated else ""
@@ -151,7 +154,7 @@ class Compiler:
             raise Mistake("its operands have several dtypes")
         for region in attrs.get("regions", ()):
             action = region.partition("_")[0]
-            if region not in self.module["functions"] or action not in REGIONS[prototype.kind]:
+            if region not in self.module["functions"] or action not in ACTIONS:
                 raise Mistake(f"{region!r} is no region for it")
 
 

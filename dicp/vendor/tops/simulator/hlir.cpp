@@ -35,6 +35,7 @@ std::string text(const builder::Lists& v) {
 std::string text(const builder::Names& v) {
   return list(v, [](const char* k) { return text(k); });
 }
+std::string text(const builder::DimensionNumbers& v) { return text(v.lists); }
 std::string text(const builder::Type& t) {
   return "[" + text(int64_t{t.GetPrimitiveType().code()}) + "," + text(t.GetShape()) + "]";
 }
@@ -67,8 +68,7 @@ struct Graph {
   std::map<int, std::string> extra;  // attributes set later
 
   Op record(const char* kind, const std::vector<Op>& inputs, const std::string& attrs) {
-    std::vector<Op> given = inputs;
-    std::string numbers = list(given, [](const Op& op) { return text(int64_t{op.number()}); });
+    std::string numbers = list(inputs, [](const Op& op) { return text(int64_t{op.number()}); });
     ops.push_back("{\"kind\":" + text(kind) + ",\"in\":" + numbers + ",\"attrs\":{" + attrs + "}");
     return Op(this, static_cast<int>(ops.size()) - 1);
   }
@@ -115,125 +115,47 @@ void Op::SetAttribute(const char* name, const Attribute& value) {
   extra += (extra.empty() ? "" : ",") + text(name) + ":" + text(value.text());
 }
 
-#define ATTR(name) (std::string("\"" #name "\":") + text(name))
-#define AND +"," +
-
-DotDimensionNumbers::DotDimensionNumbers(const Dims& a, const Dims& b, const Dims& c, const Dims& d)
-    : lists{a, b, c, d} {}
-GatherDimensionNumbers::GatherDimensionNumbers(const Dims& a, const Dims& b, const Dims& c,
-                                               int64_t d)
-    : lists{a, b, c, {d}} {}
-ScatterDimensionNumbers::ScatterDimensionNumbers(const Dims& a, const Dims& b, const Dims& c,
-                                                 int64_t d)
-    : lists{a, b, c, {d}} {}
-ConvDimensionNumbers::ConvDimensionNumbers(int64_t a, int64_t b, const Dims& c, int64_t d,
-                                           int64_t e, const Dims& f, int64_t g, int64_t h,
-                                           const Dims& i)
-    : lists{{a}, {b}, c, {d}, {e}, f, {g}, {h}, i} {}
-
 Op Const(std::shared_ptr<Builder> b, void* data, const Type& type) {
-  return b->function("main")->record("Const", {}, ATTR(type) AND "\"data\":" + hex(type, data));
+  return b->function("main")->record(
+      "Const", {}, "\"type\":" + text(type) + ",\"data\":" + hex(type, data));
 }
 Op Iota(std::shared_ptr<Builder> b, int64_t dimension, const Type& type) {
-  return b->function("main")->record("Iota", {}, ATTR(dimension) AND ATTR(type));
+  return b->function("main")->record(
+      "Iota", {}, "\"dimension\":" + text(dimension) + ",\"type\":" + text(type));
 }
 
 namespace {
-template <typename... Rest>
-Op record(const char* kind, const std::string& attrs, Op first, Rest... rest) {
-  return first.graph()->record(kind, {first, rest...}, attrs);
+
+struct Call {  // the arguments of one operator, sorted into operands and attributes
+  std::vector<Op> operands;
+  std::string attrs;
+
+  void take(const std::string&, const Op& operand) { operands.push_back(operand); }
+  void take(const std::string&, const std::vector<Op>& given) { operands = given; }
+  template <typename T>
+  void take(const std::string& name, const T& value) {
+    attrs += (attrs.empty() ? "" : ",") + text(name.c_str()) + ":" + text(value);
+  }
+};
+
+// `names`, separated by commas, are those of the arguments.
+template <typename... Arguments>
+Op record(const char* kind, std::string names, const Arguments&... arguments) {
+  Call call;
+  auto next = [&names] {
+    std::string name = names.substr(0, names.find(','));
+    names.erase(0, name.size() + 2);
+    return name;
+  };
+  (call.take(next(), arguments), ...);
+  return call.operands.at(0).graph()->record(kind, call.operands, call.attrs);
 }
+
 }  // namespace
 
-Op GetTupleElement(Op t, int64_t index) { return record("GetTupleElement", ATTR(index), t); }
-#define DEFINE(name) \
-  Op name(Op x) { return record(#name, "", x); }
-DICP_UNARY(DEFINE)
-#undef DEFINE
-#define DEFINE(name) \
-  Op name(Op x, Op y) { return record(#name, "", x, y); }
-DICP_BINARY(DEFINE)
-#undef DEFINE
-#define DEFINE(name) \
-  Op name(Op x, bool keepdim, const Dims& axes) { return record(#name, ATTR(keepdim) AND ATTR(axes), x); }
-DICP_REDUCTION(DEFINE)
-#undef DEFINE
-
-Op Compare(Op x, Op y, const char* direction) { return record("Compare", ATTR(direction), x, y); }
-Op Select(Op c, Op x, Op y) { return record("Select", "", c, x, y); }
-Op Convert(Op x, const Type& type) { return record("Convert", ATTR(type), x); }
-Op Gelu(Op x, bool approximate) { return record("Gelu", ATTR(approximate), x); }
-Op GeluGrad(Op dy, Op x, bool approximate) { return record("GeluGrad", ATTR(approximate), dy, x); }
-Op HardSwishGrad(Op dy, Op x, float offset, float threshold, float scale) {
-  return record("HardSwishGrad", ATTR(offset) AND ATTR(threshold) AND ATTR(scale), dy, x);
-}
-Op Reshape(Op x, const Type& type) { return record("Reshape", ATTR(type), x); }
-Op BroadcastInDim(Op x, const Dims& dims, const Type& type) {
-  return record("BroadcastInDim", ATTR(dims) AND ATTR(type), x);
-}
-Op Transpose(Op x, const Dims& perm) { return record("Transpose", ATTR(perm), x); }
-Op Slice(Op x, const Dims& start, const Dims& limit, const Dims& stride) {
-  return record("Slice", ATTR(start) AND ATTR(limit) AND ATTR(stride), x);
-}
-Op Reverse(Op x, const Dims& dims, const Type& type) {
-  return record("Reverse", ATTR(dims) AND ATTR(type), x);
-}
-Op Concatenate(const std::vector<Op>& xs, int64_t axis) {
-  return xs.at(0).graph()->record("Concatenate", xs, ATTR(axis));
-}
-Op ArgMax(Op x, int64_t axis, bool keepdim) {
-  return record("ArgMax", ATTR(axis) AND ATTR(keepdim), x);
-}
-Op ArgMin(Op x, int64_t axis, bool keepdim) {
-  return record("ArgMin", ATTR(axis) AND ATTR(keepdim), x);
-}
-Op TopK(Op x, int64_t k, int64_t axis, bool sorted, bool largest) {
-  return record("TopK", ATTR(k) AND ATTR(axis) AND ATTR(sorted) AND ATTR(largest), x);
-}
-Op Softmax(Op x, int64_t axis, bool accurate) {
-  return record("Softmax", ATTR(axis) AND ATTR(accurate), x);
-}
-#define DIMS (std::string("\"dims\":") + text(dims.lists))
-Op DotGeneral(Op lhs, Op rhs, const DotDimensionNumbers& dims) {
-  return record("DotGeneral", DIMS, lhs, rhs);
-}
-Op Gather(Op x, Op indices, const GatherDimensionNumbers& dims, const Dims& sizes, bool sorted,
-          const Type& type) {
-  return record("Gather", DIMS AND ATTR(sizes) AND ATTR(sorted) AND ATTR(type), x, indices);
-}
-Op Scatter(Op x, Op indices, Op updates, const ScatterDimensionNumbers& dims,
-           const Names& regions) {
-  return record("Scatter", DIMS AND ATTR(regions), x, indices, updates);
-}
-Op Conv2D(const std::vector<Op>& xs, int64_t group, const char* auto_pad, const char* layout,
-          const Dims& stride, const Dims& pad, const Dims& dilation) {
-  return xs.at(0).graph()->record("Conv2D", xs,
-                                  ATTR(group) AND ATTR(auto_pad) AND ATTR(layout) AND ATTR(stride)
-                                      AND ATTR(pad) AND ATTR(dilation));
-}
-Op Conv(Op x, Op filter, const ConvDimensionNumbers& dims, const Dims& strides, const Lists& pads,
-        const Dims& lhs_dilation, const Dims& rhs_dilation, const Dims& reversal,
-        const char* auto_pad, int64_t feature_groups, int64_t batch_groups,
-        const Names& precision) {
-  return record("Conv",
-                DIMS AND ATTR(strides) AND ATTR(pads) AND ATTR(lhs_dilation) AND ATTR(rhs_dilation)
-                    AND ATTR(reversal) AND ATTR(auto_pad) AND ATTR(feature_groups)
-                        AND ATTR(batch_groups) AND ATTR(precision),
-                x, filter);
-}
-Op MaxPool2D(Op x, const Dims& ksize, bool ceil_mode, bool indices, const char* auto_pad,
-             const char* layout, const Dims& stride, const Dims& pad, const Dims& dilation) {
-  return record("MaxPool2D",
-                ATTR(ksize) AND ATTR(ceil_mode) AND ATTR(indices) AND ATTR(auto_pad)
-                    AND ATTR(layout) AND ATTR(stride) AND ATTR(pad) AND ATTR(dilation),
-                x);
-}
-Op SelectAndScatter(Op x, Op source, Op initial, const Names& regions, const Dims& window,
-                    const Dims& strides, const Lists& pads, const Type& type) {
-  return record("SelectAndScatter",
-                ATTR(regions) AND ATTR(window) AND ATTR(strides) AND ATTR(pads) AND ATTR(type), x,
-                source, initial);
-}
+#define DICP_DEFINE(name, parameters, ...) \
+  Op name parameters { return record(#name, #__VA_ARGS__, __VA_ARGS__); }
+DICP_OPERATORS(DICP_DEFINE)
 
 }  // namespace builder
 

@@ -248,17 +248,6 @@ def max_pool(operands: Sequence[Typed], attrs: Attrs) -> Result:
     return operands[0].dtype, [n, high, wide, channels]
 
 
-@shape_of("SelectAndScatter")
-def select_and_scatter(operands: Sequence[Typed], attrs: Attrs) -> Result:
-    x, source, initial = operands
-    _require(len(x.dims) == 4 and initial.dims == (), "an NHWC image and a start value are wanted")
-    window, strides, pads = attrs["window"], attrs["strides"], attrs["pads"]
-    sizes = [_windows(size + sum(pads[d]), window[d], strides[d]) for d, size in enumerate(x.dims)]
-    _require(tuple(sizes) == source.dims, f"{source.dims} for windows of {sizes}")
-    _require(attrs["type"].dims == x.dims, "its type has other sizes")
-    return x.dtype, x.dims
-
-
 # ---- indices -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,312 @@
+"""Complex arithmetic on pairs of real numbers: a last dimension of 2, as `view_as_real` shows it.
+
+Targets generate no complex code. Complex values that are connected by use are computed on pairs if
+every operator among them has a row here; complex inputs are viewed as pairs, and pairs that the
+graph returns as complex values. Any other complex value stays as it is, for eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dicp.dynamo_bridge.analysis.values import same_strides, value_of
+from dicp.dynamo_bridge.passes.base import Pass, PassContext
+
+aten = torch.ops.aten
+Rule = Callable[..., fx.Node]
+RULES: dict[Any, Rule] = {}
+"""By operator, what it is on pairs: a function of `Emitter`, the node and its arguments."""
+
+
+def rule(*ops: Any) -> Callable[[Rule], Rule]:
+    """Registers what operators are on pairs."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
+
+
+def is_complex(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+class Emitter:
+    """Emits the calls that take the place of complex ones; `at` is the call in whose place."""
+
+    def __init__(self, context: PassContext) -> None:
+        self.infer = context.infer
+        self.pairs: dict[fx.Node, fx.Node] = {}
+        self.at: fx.Node
+
+    def emit(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.infer.emit(self.at, op, args, kwargs, [self.at])
+
+    def pair(self, node: fx.Node) -> fx.Node:
+        """The pairs of a complex value; those of an input are made at the first use."""
+        if node not in self.pairs:
+            given = node
+            if value_of(node).is_conj():
+                given = self.emit(aten.resolve_conj.default, node)
+            self.pairs[node] = self.emit(aten.view_as_real.default, given)
+        return self.pairs[node]
+
+    def parts(self, x: Any) -> tuple[Any, Any]:
+        """The real and the imaginary part of a tensor or number."""
+        if isinstance(x, fx.Node) and is_complex(x):
+            pair = self.pair(x)
+            real, imaginary = (self.emit(aten.select.int, pair, -1, k) for k in (0, 1))
+            return real, imaginary
+        return (x, None) if isinstance(x, fx.Node) else (complex(x).real, complex(x).imag)
+
+    def joined(self, real: fx.Node, imaginary: fx.Node) -> fx.Node:
+        parts = [self.emit(aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
+        return self.emit(aten.cat.default, parts, -1)
+
+    def scaled(self, op: Any, x: fx.Node, by: Any) -> fx.Node:
+        """`op` of both parts and a real tensor or number."""
+        pair = self.pair(x)
+        if isinstance(by, fx.Node) and value_of(by).dim():
+            by = self.emit(aten.unsqueeze.default, by, -1)
+        return self.emit(op, pair, by)
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+@rule(aten.view_as_complex.default)
+def view_as_complex(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+    return x
+
+
+@rule(aten.view_as_real.default)
+def view_as_real(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+    return g.pair(x)
+
+
+@rule(aten.complex.default)
+def complex_of(g: Emitter, node: fx.Node, real: fx.Node, imaginary: fx.Node) -> fx.Node:
+    return g.joined(real, imaginary)
+
+
+@rule(aten.polar.default)
+def polar(g: Emitter, node: fx.Node, length: fx.Node, angle: fx.Node) -> fx.Node:
+    turns = g.emit(aten.cos.default, angle), g.emit(aten.sin.default, angle)
+    real, imaginary = (g.emit(aten.mul.Tensor, length, turn) for turn in turns)
+    return g.joined(real, imaginary)
+
+
+@rule(aten.abs.default)
+def absolute(g: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+    return g.emit(aten.hypot.default, *g.parts(x))
+
+
+@rule(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)
+def conjugate(g: Emitter, node: fx.Node, x: fx.Node | complex) -> fx.Node:
+    if not isinstance(x, fx.Node):
+        return number(g, node, complex(x).conjugate())
+    real, imaginary = g.parts(x)
+    return g.joined(real, g.emit(aten.neg.default, imaginary))
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar)
+def multiply(g: Emitter, node: fx.Node, x: Any, y: Any) -> fx.Node:
+    if not is_complex(x):
+        x, y = y, x
+    if not is_complex(y) and not isinstance(y, complex):
+        return g.scaled(aten.mul.Tensor, x, y)
+    (a, b), (c, d) = g.parts(x), g.parts(y)
+    ac, bd, ad, bc = (g.emit(aten.mul.Tensor, *of) for of in ((a, c), (b, d), (a, d), (b, c)))
+    return g.joined(g.emit(aten.sub.Tensor, ac, bd), g.emit(aten.add.Tensor, ad, bc))
+
+
+@rule(aten.div.Tensor)
+def divide(g: Emitter, node: fx.Node, x: fx.Node, y: Any) -> fx.Node:
+    return g.scaled(aten.div.Tensor, x, y)
+
+
+@rule(aten.add.Tensor, aten.sub.Tensor)
+def add(g: Emitter, node: fx.Node, x: fx.Node, y: Any, alpha: Any = 1) -> fx.Node:
+    return g.emit(node.target, _pair_of(g, node, x), _pair_of(g, node, y), alpha=alpha)
+
+
+def _pair_of(g: Emitter, node: fx.Node, x: Any) -> fx.Node:
+    """The pairs of an operand that may be real, or a number."""
+    if is_complex(x):
+        return g.pair(x)
+    if not isinstance(x, fx.Node):
+        return number(g, node, x)
+    real = g.emit(aten._to_copy.default, x, dtype=value_of(node).real.dtype)
+    return g.joined(real, g.emit(aten.zeros_like.default, real))
+
+
+@rule(aten.neg.default, aten.clone.default, aten.alias.default, aten.detach.default,
+      aten.resolve_conj.default, aten.lift_fresh_copy.default)  # fmt: skip
+def each_number(g: Emitter, node: fx.Node, x: fx.Node, **layout: Any) -> fx.Node:
+    plain = node.target is aten.neg.default
+    return g.emit(aten.neg.default if plain else aten.clone.default, g.pair(x))
+
+
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default)
+def reshape(g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], **known: Any) -> fx.Node:
+    op = node.target if node.target is aten.expand.default else aten.reshape.default
+    return g.emit(op, g.pair(x), [*shape, 2])
+
+
+@rule(aten.permute.default)
+def permute(g: Emitter, node: fx.Node, x: fx.Node, dims: Sequence[int]) -> fx.Node:
+    rank = value_of(x).dim()
+    return g.emit(node.target, g.pair(x), [*(d % rank for d in dims), rank])
+
+
+@rule(aten.transpose.int)
+def transpose(g: Emitter, node: fx.Node, x: fx.Node, first: int, second: int) -> fx.Node:
+    rank = value_of(x).dim()
+    return g.emit(node.target, g.pair(x), first % rank, second % rank)
+
+
+@rule(aten.unsqueeze.default, aten.select.int, aten.slice.Tensor, aten.squeeze.dim)
+def along_dim(g: Emitter, node: fx.Node, x: fx.Node, dim: int = 0, *rest: Any) -> fx.Node:
+    rank = value_of(x).dim() + (node.target is aten.unsqueeze.default)
+    return g.emit(node.target, g.pair(x), dim % rank, *rest)
+
+
+@rule(aten.where.self)
+def where(g: Emitter, node: fx.Node, condition: fx.Node, x: fx.Node, y: fx.Node) -> fx.Node:
+    return g.emit(node.target, g.emit(aten.unsqueeze.default, condition, -1), g.pair(x), g.pair(y))
+
+
+@rule(aten.scalar_tensor.default)
+def number(g: Emitter, node: fx.Node, given: complex, **kwargs: Any) -> fx.Node:
+    value = value_of(node)
+    known = {"dtype": value.real.dtype, "device": value.device}
+    parts = (complex(given).real, complex(given).imag)
+    return g.joined(*(g.emit(aten.scalar_tensor.default, part, **known) for part in parts))
+
+
+@rule(aten.new_zeros.default)
+def zeros(g: Emitter, node: fx.Node, x: fx.Node, shape: Sequence[Any], **kwargs: Any) -> fx.Node:
+    return g.emit(node.target, g.pair(x), [*shape, 2])
+
+
+@rule(aten.slice_scatter.default, aten.select_scatter.default)
+def put(g: Emitter, node: fx.Node, x: fx.Node, y: fx.Node, dim: int = 0, *rest: Any) -> fx.Node:
+    return g.emit(node.target, g.pair(x), g.pair(y), dim % value_of(x).dim(), *rest)
+
+
+@rule(aten.cat.default)
+def concatenate(g: Emitter, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> fx.Node:
+    return g.emit(node.target, [g.pair(x) for x in parts], dim % value_of(parts[0]).dim())
+
+
+@rule(aten.sum.dim_IntList)
+def total(
+    g: Emitter, node: fx.Node, x: fx.Node, dims: Sequence[int], keep: bool = False
+) -> fx.Node:
+    rank = value_of(x).dim()
+    return g.emit(node.target, g.pair(x), [d % rank for d in dims or range(rank)], keep)
+
+
+@rule(aten.index.Tensor)
+def index(g: Emitter, node: fx.Node, x: fx.Node, indices: Sequence[Any]) -> fx.Node:
+    return g.emit(node.target, g.pair(x), indices)
+
+
+@rule(aten.index_put.default)
+def index_put(
+    g: Emitter, node: fx.Node, x: fx.Node, indices: Sequence[Any], y: fx.Node, *rest: Any
+) -> fx.Node:
+    return g.emit(node.target, g.pair(x), indices, g.pair(y), *rest)
+
+
+# ---- the pass ------------------------------------------------------------------------------------
+
+
+def _has_rule(node: fx.Node) -> bool:
+    """Whether a call on complex values, or that makes one, can be on pairs."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return True
+    if node.target not in RULES or any(isinstance(arg, complex) for arg in node.args[2:]):
+        return False
+    given = [is_complex(arg) for arg in node.args]
+    if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
+        return given[0] and given[1]
+    if node.target is aten.index_put.default:
+        return given[0] and given[2]
+    if node.target is aten.where.self:
+        return given[1] and given[2]
+    if node.target is aten.div.Tensor:
+        return not given[1] and not isinstance(node.args[1], complex)
+    if node.target is aten.cat.default:
+        return all(map(is_complex, node.args[0]))  # type: ignore[arg-type]
+    return node.target is not aten.sum.dim_IntList or "dtype" not in node.kwargs
+
+
+def _connected(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """Complex values in groups that are connected by use."""
+    group: dict[fx.Node, list[fx.Node]] = {}
+    for node in filter(is_complex, graph.nodes):
+        group[node] = [node]
+        for source in filter(is_complex, node.all_input_nodes):
+            if group[source] is not group[node]:
+                group[source] += group[node]
+                for member in group[node]:
+                    group[member] = group[source]
+    for node, members in group.items():
+        if members[0] is node:
+            yield members
+
+
+def complex_pairs(gm: fx.GraphModule, context: PassContext) -> bool:
+    """Compute on pairs wherever a whole group of complex values can be."""
+    chosen: set[fx.Node] = set()
+    for members in _connected(gm.graph):
+        calls = {user for node in members for user in node.users} | set(members)
+        if all(map(_has_rule, calls)) and any(n.op == "call_function" for n in members):
+            chosen |= {node for node in calls if node.op == "call_function"}
+    if not chosen:
+        return False
+    g = Emitter(context)
+    for node in [node for node in gm.graph.nodes if node in chosen]:
+        g.at = node
+        made = RULES[node.target](g, node, *node.args, **node.kwargs)
+        if is_complex(node):
+            g.pairs[node] = made
+        else:
+            node.replace_all_uses_with(_like(context, node, made))
+    _return_complex(gm.graph, g, context)
+    for node in reversed([node for node in gm.graph.nodes if node in chosen]):
+        if not node.users:
+            gm.graph.erase_node(node)
+    return True
+
+
+def _return_complex(graph: fx.Graph, g: Emitter, context: PassContext) -> None:
+    """The complex results of the graph, from their pairs."""
+    output = graph.output_node()
+    for node in output.all_input_nodes:
+        if node in g.pairs and node.op == "call_function":
+            g.at = node
+            after = node.next
+            whole = context.infer.emit(
+                after, aten.view_as_complex.default, (g.pairs[node],), {}, [node]
+            )
+            output.replace_input_with(node, _like(context, node, whole, after))
+
+
+def _like(
+    context: PassContext, node: fx.Node, made: fx.Node, before: fx.Node | None = None
+) -> fx.Node:
+    """`made` with the strides of `node`, whose place it takes."""
+    if same_strides(value_of(node), value_of(made)):
+        return made
+    return context.infer.restride(before or node, made, value_of(node))
+
+
+COMPLEX_PAIRS = Pass("complex pairs", complex_pairs)

@@ -1,0 +1,147 @@
+"""Which graphs may run on padded inputs: where what a padded place holds never reaches another.
+
+Every symbolic dimension is padded at its end, up to a shape bucket. A graph may be padded if each
+operator's elements at unpadded places depend on elements at unpadded places alone: elementwise
+operators, moves that leave padded dimensions whole, products and reductions and norms over other
+dimensions. What is left over at padded places is cut off the results. A graph may not be that uses
+a size as a number, writes to an input, or holds an operator that its vendor has no check for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dicp.graphop.interpreter import Semantics
+from dicp.graphop.program import Graph, Node, Value
+from dicp.torch_private import linear_factor
+
+Refusal = str | None
+Check = Callable[[Node], Refusal]
+"""Why an operator does not keep padded elements apart, or None."""
+
+
+def padding_refusal(graph: Graph, checks: Mapping[str, Check], semantics: Semantics) -> Refusal:
+    """Why a graph does not run on padded inputs; None if it does. `checks` are the vendor's by
+    operator; a graph of known sizes has no use for padding."""
+    if not any(is_padded(size) for node in graph.nodes for size in _sizes_of(node)):
+        return "its sizes are known"
+    if not any(node.kind == "input" for node in graph.nodes):
+        return "it takes no tensor"
+    if any(result.placement != "fresh" for result in graph.results):
+        return "it writes to an input"
+    for node in graph.nodes:
+        found = None if node.checks else _node_refusal(node, checks, semantics)
+        if found is not None:
+            return f"{node.kind} {found}" + (f", from {node.origin}" if node.origin else "")
+    return None
+
+
+def _node_refusal(node: Node, checks: Mapping[str, Check], semantics: Semantics) -> Refusal:
+    if node.kind in ("input", "const", "sizes"):
+        simple = all(linear_factor(size) is not None for size in _sizes_of(node))
+        return None if simple else "has a size that is no multiple of one symbol"
+    check = checks.get(node.kind)
+    if check is None:
+        return "is not known to keep padded elements apart"
+    host = semantics[node.kind].host
+    for port, operand in node.inputs.items():
+        for value in [operand] if isinstance(operand, Value) else operand:
+            if value.node.kind == "sizes" and port not in host:
+                return "uses a size as a number"
+    return check(node)
+
+
+def _sizes_of(node: Node) -> list[Any]:
+    if node.kind == "sizes":
+        sizes = node.attrs["sizes"]
+        return list(sizes) if isinstance(sizes, tuple) else [sizes]
+    return [size for value in node.outputs for size in value.shape]
+
+
+def is_padded(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
+def unless(padded: bool, reason: str) -> Refusal:
+    return reason if padded else None
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def anything(node: Node) -> Refusal:
+    """Each element of the result depends on those at its own place."""
+    return None
+
+
+def along(axes: Callable[[Node], Sequence[Any]]) -> Check:
+    """Not along a padded dimension of the first operand."""
+
+    def check(node: Node) -> Refusal:
+        shape = node.operands()[0].shape
+        over = [shape[axis % len(shape)] for axis in axes(node)] if shape else []
+        return unless(any(map(is_padded, over)), "works along a padded dimension")
+
+    return check
+
+
+def last(count: Callable[[Node], int]) -> Check:
+    """Not along one of the last dimensions, if that is padded."""
+    return along(lambda node: range(-count(node), 0))
+
+
+def joined(attr: str) -> Check:
+    """The operands stand one after the other along the axis that an attribute names."""
+    return lambda node: unless(
+        any(is_padded(v.shape[node.attrs[attr]]) for v in node.operands()),
+        "joins along a padded dimension",
+    )
+
+
+def division(node: Node) -> Refusal:
+    """Padded integers are zeros, by which nothing is divided."""
+    padded = any(map(is_padded, node.outputs[0].shape))
+    whole = not node.outputs[0].dtype.is_floating_point
+    return unless(padded and whole, "divides integers")
+
+
+def images(node: Node) -> Refusal:
+    """Only the batch may be padded."""
+    shape = node.operands()[0].shape
+    return unless(any(map(is_padded, shape[1:])), "works on padded images")
+
+
+def sliced(shape: Sequence[Any], bounds: Sequence[Sequence[Any]]) -> Refusal:
+    """`bounds` are the first places, those after the last and the steps, by dimension."""
+    for size, begin, end, step in zip(shape, *bounds, strict=True):
+        if is_padded(size) and (begin != 0 or step != 1 or not _same(end, size)):
+            return "takes a part of a padded dimension"
+        if not is_padded(size) and (is_padded(begin) or is_padded(end)):
+            return "starts or ends at a size"
+    return None
+
+
+def reshaped(node: Node) -> Refusal:
+    """A padded dimension stays whole if as many elements stand before it as did before."""
+    before, after = list(node.operands()[0].shape), list(node.outputs[0].shape)
+    while before and after and _same(before[0], after[0]):
+        before.pop(0)
+        after.pop(0)
+    left, right = (_before_padded(shape) for shape in (before, after))
+    return unless(left is None or left != right, "takes a padded dimension apart")
+
+
+def _same(left: Any, right: Any) -> bool:
+    return linear_factor(left) == linear_factor(right)
+
+
+def _before_padded(shape: Sequence[Any]) -> int | None:
+    """How many elements stand before the one padded dimension; 0 if there is none, None if two."""
+    places = [k for k, size in enumerate(shape) if is_padded(size)]
+    if not places:
+        return 0
+    return math.prod(shape[: places[0]]) if len(places) == 1 else None

@@ -1,0 +1,216 @@
+// Convolution of channels-last (NHWC) bfloat16 images as a product whose left operand, the patches, is
+// copied block by block and never stored as a whole. Chetlur et al., "cuDNN: Efficient Primitives for
+// Deep Learning" (2014).
+#pragma once
+#include "convolution.h"
+#include "product.h"
+
+#if defined(__AVX512BF16__)
+// `count` numbers, at most d_panel, followed by zeros.
+d_inline d_words d_numbers(const d_bf16* from, int64_t count) {
+  d_words all;
+  const uint32_t mask = (uint32_t)(((uint64_t)1 << count) - 1);
+  asm("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_words*)from), "Yk"(mask));
+  return all;
+}
+// Up to d_lanes numbers as words, followed by zeros.
+d_inline d_words d_numbers_as_words(const d_bf16* from, int64_t count) {
+  d_words all;
+  const uint16_t mask = (uint16_t)((1u << count) - 1);
+  asm("vpmovzxwd %1, %0%{%2%}%{z%}" : "=v"(all) : "m"(*(const d_halfwords*)from), "Yk"(mask));
+  return all;
+}
+#endif
+
+struct d_convolution_nhwc {
+  int64_t images, channels, filters;
+  d_axis y, x;
+  int64_t in_image, in_row, in_pixel;
+  bool skips;  // padding is left out; else it is multiplied as zeros
+  const d_bf16 *in, *weights, *bias;
+  d_bf16* out;
+
+  int64_t taps() const { return y.taps * x.taps; }
+  int64_t pixels() const { return y.out * x.out; }
+  // One result, of the taps inside the image.
+  float one(int64_t pixel, int64_t filter) const {
+    const int64_t row = pixel % pixels() / x.out, column = pixel % x.out;
+    double sum = 0;
+    for (int64_t i = 0; i < y.taps; ++i)
+      for (int64_t j = 0; j < x.taps; ++j) {
+        if (!y.inside(row, i) || !x.inside(column, j)) continue;
+        const d_bf16* at = in + pixel / pixels() * in_image + y.source(row, i) * in_row +
+                           x.source(column, j) * in_pixel;
+        const d_bf16* by = weights + filter * channels * taps() + i * x.taps + j;
+        for (int64_t c = 0; c < channels; ++c) sum += d_wide(at[c]) * d_wide(by[c * taps()]);
+      }
+    if (bias) sum += d_wide(bias[filter]);
+    return (float)sum;
+  }
+#if defined(__AVX512BF16__)
+  typedef d_products<d_bf16> products;
+  static constexpr int64_t tile_block = d_tile_rows<d_pair>::block;
+
+  // Channels that are summed at a time: their cells of all taps are copied together.
+  int64_t block() const {
+    const int64_t most = d_held<d_pair> * (d_depth / taps());
+    if (channels <= most) return channels;
+    const int64_t unit = most < d_panel ? d_held<d_pair> : d_panel, whole = most / unit * unit;
+    const int64_t parts = (channels + whole - 1) / whole;
+    return d_round_up((channels + parts - 1) / parts, unit);
+  }
+  // The product that it is; a row of its left operand is a patch, its taps in order.
+  products product() const {
+    const int64_t rows = images * pixels(), depth = d_held<d_pair> * taps() * d_cells_of<d_bf16>(channels);
+    return {1, rows, filters, depth, {nullptr, 0, 1, 1}, {nullptr, 0, 1, 1},
+            bias, false, out, 0, filters, d_none};
+  }
+  // Copies `some` channels from `channel` on of the patches of `count` pixels.
+  void patches(int64_t pixel, int64_t count, int64_t channel, int64_t some, d_pair* to) const {
+    const int64_t cells = d_cells_of<d_bf16>(some), along = x.dilation * in_pixel;
+    int64_t image = pixel / pixels(), row = pixel % pixels() / x.out, column = pixel % x.out;
+    for (int64_t r = 0; r < count; ++r, to += d_left_step) {
+      d_pair* tap = to;
+      for (int64_t i = 0; i < y.taps; ++i) {
+        const bool above = y.inside(row, i);
+        int64_t place = x.source(column, 0);
+        const d_bf16* from =
+            in + image * in_image + y.source(row, i) * in_row + place * in_pixel + channel;
+        for (int64_t j = 0; j < x.taps; ++j, tap += cells, from += along, place += x.dilation)
+          copy(from, above && (uint64_t)place < (uint64_t)x.in ? some : 0, some, (d_bf16*)tap);
+      }
+      if (++column == x.out) column = 0, ++row;
+      if (row == y.out) row = 0, ++image;
+    }
+  }
+  // Copies `count` numbers, and zeros up to `some`. Whole vectors are written: the next tap, or the
+  // room after the last one, overwrites what is too much.
+  static __attribute__((always_inline)) void copy(const d_bf16* from, int64_t count, int64_t some,
+                                                  d_bf16* to) {
+    int64_t c = 0;
+    for (; c + d_panel <= count; c += d_panel) __builtin_memcpy(to + c, from + c, sizeof(d_words));
+    for (; c < some; c += d_panel) {
+      const d_words part = d_numbers(from + c, count > c ? count - c : 0);
+      __builtin_memcpy(to + c, &part, sizeof part);
+    }
+  }
+  // Packs a panel of filters: cells in the order of a patch. `rows` has room for a line of cells for
+  // each filter of the panel.
+  void panel(int64_t filter, int64_t wide, int64_t channel, int64_t some, d_pair* rows, d_pair* to) const {
+    const int64_t count = taps(), cells = d_cells_of<d_bf16>(some);
+    for (int64_t f = 0; f < d_panel; ++f) {
+      const d_bf16* from = weights + ((filter + d_least(f, wide - 1)) * channels + channel) * count;
+      d_pair* line = rows + f * d_left_step;
+      for (int64_t c = 0; c < some; c += 2, from += 2 * count)  // pairs of channels, tap by tap
+        for (int64_t tap = 0, n; tap < count; tap += n, line += n) {
+          n = d_least(count - tap, d_lanes);
+          d_words pairs = d_numbers_as_words(from + tap, n);
+          if (c + 1 < some) pairs |= d_numbers_as_words(from + count + tap, n) << 16;
+          __builtin_memcpy(line, &pairs, sizeof pairs);
+        }
+    }
+    for (int64_t k = 0, tap = 0, pair = 0; k < cells * count; k += d_lanes) {
+      d_pair* places[d_lanes];
+      for (int i = 0; i < d_lanes; ++i) {
+        places[i] = k + i < cells * count ? to + (tap * cells + pair) * d_panel : nullptr;
+        if (++tap == count) tap = 0, ++pair;
+      }
+      for (int64_t f = 0; f < d_panel; f += d_lanes) {
+        d_words square[d_lanes];
+        for (int i = 0; i < d_lanes; ++i)
+          __builtin_memcpy(&square[i], rows + (f + i) * d_left_step + k, sizeof(d_words));
+        d_transpose_words(square);
+        for (int i = 0; i < d_lanes; ++i)
+          if (places[i]) __builtin_memcpy(places[i] + f, &square[i], sizeof(d_words));
+      }
+    }
+  }
+  // Whether a patch lies inside its image.
+  bool is_inside(int64_t pixel) const {
+    const int64_t row = pixel % pixels() / x.out, column = pixel % x.out;
+    return y.inside(row, 0) && y.inside(row, y.taps - 1) && x.inside(column, 0) &&
+           x.inside(column, x.taps - 1);
+  }
+  // Results that are NaN, computed again without padding: an infinite tap times its zero is NaN.
+  void correct(int64_t pixel, int64_t high, int64_t filter, int64_t n) const {
+    for (int64_t r = pixel; r < pixel + high; ++r) {
+      if (is_inside(r)) continue;
+      d_bf16* to = out + r * filters + filter;
+      int odd = 0;
+#pragma omp simd reduction(| : odd)
+      for (int64_t f = 0; f < n; ++f) odd |= (to[f] & 0x7fff) > 0x7f80;
+      for (int64_t f = 0; odd && f < n; ++f)
+        if (d_isnan(d_wide(to[f]))) to[f] = d_to_bf16(one(r, filter + f));
+    }
+  }
+  // The results of `count` pixels and `n` filters.
+  void task(const products& all, int64_t pixel, int64_t count, int64_t filter, int64_t n,
+            float* room) const {
+    d_pair *lines = (d_pair*)room, *panels = (d_pair*)(room + all.copies()),
+           *rows = (d_pair*)(room + all.room(count));
+    float* before = room + all.sums();
+    const int64_t step = block();
+    for (int64_t channel = 0, done = 0; channel < channels; channel += step) {
+      const int64_t some = d_least(channels - channel, step);
+      const int64_t part = taps() * d_cells_of<d_bf16>(some);
+      for (int64_t f = 0; f < n; f += d_panel)
+        panel(filter + f, d_least(n - f, d_panel), channel, some, rows, panels + f * part);
+      for (int64_t i = 0, high, end = 0; i < count; i += high) {
+        if (i == end) {
+          end = d_least(count, end + tile_block);
+          patches(pixel + i, end - i, channel, some, lines);
+        }
+        const bool few = d_takes_short<d_pair>(end - i);
+        const int64_t most = few ? d_tile_rows<d_pair>::few : d_tile_rows<d_pair>::most;
+        high = d_least(end - i, most);
+        float* sums = before + (all.parted() ? i * d_round_up(n, d_panel) : 0);
+        all.row_of_tiles(most, pixel + i, high, filter, n, done, part,
+                         {lines + i % tile_block * d_left_step, d_left_step, 1, panels, d_panel},
+                         part * d_panel, sums, out + (pixel + i) * filters + filter);
+        if (skips && channel + step >= channels) correct(pixel + i, high, filter, n);
+      }
+      done += part;
+    }
+  }
+  // Tasks are strips of filters and parts of the pixels.
+  void run() const {
+    const products all = product();
+    const int64_t threads = d_threads(), most = all.most();
+    const int64_t strips = (all.panels() + most - 1) / most;
+    int64_t parts = (all.rows + d_high - 1) / d_high;
+    while (strips * parts < threads && all.rows > parts * 2 * d_tile_rows<d_pair>::most) ++parts;
+    const int64_t step = d_round_up((all.rows + parts - 1) / parts, d_tile_rows<d_pair>::most);
+    const d_rooms rooms(all.room(step) + d_panel * d_left_step);
+    if (!rooms.at) return;
+#pragma omp parallel if (all.rows * filters * all.depth > 50000)
+    {
+      const d_tiles_held held;
+      float* mine = rooms.mine();
+#pragma omp for schedule(dynamic)
+      for (int64_t k = 0; k < parts * strips; ++k) {
+        const int64_t pixel = k / strips * step, strip = k % strips;
+        const int64_t filter = all.panels() * strip / strips * d_panel;
+        const int64_t end = d_least(all.panels() * (strip + 1) / strips * d_panel, filters);
+        if (pixel < all.rows)
+          task(all, pixel, d_least(all.rows - pixel, step), filter, end - filter, mine);
+      }
+    }
+  }
+#else
+  void run() const {  // for compiler flags that leave out what the processor has
+#pragma omp parallel for
+    for (int64_t k = 0; k < images * pixels() * filters; ++k)
+      out[k] = d_to_bf16(one(k / filters, k % filters));
+  }
+#endif
+};
+
+// Arguments: images, filters (row-major), the bias if there is one, the result. Sizes: images, channels,
+// filters, both axes, the (image, row, pixel) steps of the images, whether padding is left out.
+static void d_convolve_nhwc(void** args, const int64_t* sizes, bool biased) {
+  d_convolution_nhwc{sizes[0], sizes[1], sizes[2], d_axis_of(sizes + 3), d_axis_of(sizes + 9),
+                     sizes[15], sizes[16], sizes[17], sizes[18] != 0,
+                     (const d_bf16*)args[0], (const d_bf16*)args[1],
+                     biased ? (const d_bf16*)args[2] : nullptr, (d_bf16*)args[2 + biased]}
+      .run();
+}

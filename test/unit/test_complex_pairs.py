@@ -1,0 +1,87 @@
+"""Complex arithmetic on pairs of real numbers: values, strides, gradients, and what stays eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dicp.dynamo_bridge.backend import Backend
+
+BORDER = {"aten.view_as_real.default", "aten.view_as_complex.default"}
+"""What a graph's complex inputs and results become pairs and complex values by."""
+
+
+def pairs(*shape: int) -> Tensor:
+    return torch.randn(*shape, 2, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def rotated(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary embedding by a table of complex numbers."""
+    z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    turns = table[: x.shape[1]].view(1, x.shape[1], 1, -1)
+    return torch.view_as_real(z * turns).flatten(3)
+
+
+def mixed(x: Tensor, y: Tensor) -> Any:
+    z, w = torch.view_as_complex(x), torch.view_as_complex(y)
+    moved = (z * w.conj() + z / 2 - w)[1:].transpose(0, 1)
+    joined = torch.cat([z, w]).unsqueeze(1) * x[..., 0].sum()
+    picked = z[torch.tensor([2, 0])].select(1, -1).expand(3, 2)
+    polar = torch.polar(x[..., 0].abs(), y[..., 1]) + 1j
+    parts = [moved, polar, -picked, z.permute(1, 0), (x[..., 0] + z).sum(1)]
+    return (z * 2j).abs(), joined, *map(torch.view_as_real, parts)
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "rotated": (rotated, [torch.randn(2, 3, 4, 8), torch.view_as_complex(pairs(16, 4))]),
+    "mixed": (mixed, [pairs(3, 4), pairs(3, 4) + 1]),
+    "double": (mixed, [pairs(3, 4).double(), pairs(3, 4).double() + 1]),
+}
+
+
+def leaves(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def gradients(results: Any, inputs: list[Tensor]) -> list[Tensor]:
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in leaves(results)]
+    wanted = [x for x in inputs if x.requires_grad]
+    return list(torch.autograd.grad([(t * t).sum() for t in real], wanted))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_but_the_border_is_complex(name: str, symbolic: bool) -> None:
+    fn, inputs = CASES[name]
+    torch._dynamo.reset()
+    backend = Backend("cpu", cache=False)
+    compiled = torch.compile(fn, backend=backend, dynamic=symbolic)
+    for train in (False, True):
+        given = [x.clone().requires_grad_(train and not x.is_complex()) for x in inputs]
+        got, expected = compiled(*given), fn(*given)
+        torch.testing.assert_close(got, expected)
+        for mine, theirs in zip(leaves(got), leaves(expected), strict=True):
+            assert mine.stride() == theirs.stride()
+        if train:
+            found, reference = gradients(got, given), gradients(expected, given)
+            torch.testing.assert_close(found, reference)
+    eager = {n.op for report in backend.reports for n in report.nodes if n.decision == "eager"}
+    assert eager <= BORDER
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda z: torch.view_as_real(z / (z + 1)), lambda z: torch.view_as_real(z.exp() * z)],
+    ids=["quotient", "exponential"],
+)
+def test_values_that_meet_an_operator_without_pairs_stay_complex(fn: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    backend = Backend("cpu", cache=False)
+    z = torch.view_as_complex(pairs(3, 4))
+    torch.testing.assert_close(torch.compile(fn, backend=backend)(z), fn(z))
+    (report,) = backend.reports
+    assert all(node.decision == "eager" for node in report.nodes)

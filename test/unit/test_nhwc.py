@@ -1,0 +1,85 @@
+"""Convolutions of channels-last bfloat16 images whose filters are large beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_im2col import convolved
+from test_routines import check, leaf
+from torch import Tensor
+
+from dicp import Backend
+from dicp.config import Config
+from dicp.vendor.cpu.toolchain import has_feature
+
+pytestmark = pytest.mark.skipif(
+    not has_feature("avx512_bf16"), reason="the processor does not multiply pairs of bfloat16"
+)
+HALF = torch.bfloat16
+CASES = {
+    "whole vectors": ((1, 64, 6, 6), (32, 64, 3, 3), {"padding": 1}),
+    "channels in parts": ((2, 256, 5, 4), (70, 256, 3, 3), {"padding": 1}),
+    "an odd channel": ((1, 117, 3, 4), (33, 117, 3, 3), {"padding": 1}),
+    "more filters than a strip": ((1, 48, 4, 4), (300, 48, 3, 3), {"padding": (1, 0)}),
+    "more pixels than a block": ((2, 900, 7, 7), (5, 900, 3, 3), {"padding": 1}),
+    "a step": ((2, 130, 8, 9), (40, 130, 3, 3), {"padding": 1, "stride": 2}),
+    "more taps than lanes": ((2, 20, 5, 6), (36, 20, 5, 5), {"padding": 2, "stride": (2, 3)}),
+    "taps at different steps": (
+        (1, 36, 7, 7),
+        (16, 36, 7, 3),
+        {"padding": (6, 1), "dilation": (2, 1)},
+    ),
+    "one pixel": ((1, 24, 3, 3), (20, 24, 3, 3), {}),
+    "an image of one pixel": ((3, 27, 1, 1), (20, 27, 3, 3), {"padding": 1}),
+}
+"""Images, filters and options."""
+
+
+def images(*shape: int) -> Tensor:
+    made = torch.randn(shape).to(HALF).contiguous(memory_format=torch.channels_last)
+    return made.requires_grad_()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("what", CASES)
+def test_results_and_gradients(tmp_path: Path, what: str) -> None:
+    image, filters, options = CASES[what]
+    for bias in (leaf(filters[0], dtype=HALF), None):
+        given = images(*image), leaf(*filters, dtype=HALF), bias
+        steps = check(tmp_path, convolved(options), *given)
+        assert any(step.startswith("dicp_nhwc") for step in steps), steps
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("where", [0, 1], ids=["images", "filters"])
+@pytest.mark.parametrize("odd", [torch.inf, torch.nan], ids=["infinity", "nan"])
+@torch.no_grad()
+def test_odd_numbers_stay_off_the_padding(
+    tmp_path: Path, what: str, where: int, odd: float
+) -> None:
+    image, filters, options = CASES[what]
+    given = images(*image), leaf(*filters, dtype=HALF)
+    given[where][0, 0, 0, 0] = odd
+    torch._dynamo.reset()
+    fn = convolved(options)
+    got = torch.compile(fn, backend=Backend("cpu", cache_dir=tmp_path))(*given)
+    torch.testing.assert_close(got, fn(*given), equal_nan=True)
+
+
+def test_images_and_filters_with_other_strides(tmp_path: Path) -> None:
+    def convolve(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x[:, ::2, 1:].transpose(2, 3), w.flip(0), padding=1)
+
+    steps = check(tmp_path, convolve, images(2, 80, 6, 4), leaf(12, 40, 3, 3, dtype=HALF))
+    assert "dicp_nhwc_bf16" in steps
+
+
+def test_compiler_flags_may_leave_out_what_it_multiplies_by(tmp_path: Path) -> None:
+    image, filters, options = CASES["a step"]
+    given = images(*image), leaf(*filters, dtype=HALF)
+    flags = Config(cache_dir=tmp_path, cxx_flags=("-mno-avx512bf16",))
+    assert "dicp_nhwc_bf16" in check(tmp_path, convolved(options), *given, config=flags)
