@@ -209,6 +209,19 @@ def test_a_result_returned_twice_is_one_tensor(backend_name: str) -> None:
     assert not fails(program, Mode(backend_name, dynamo=False))
 
 
+@pytest.mark.parametrize("columns", [2, 3, 5, 8])
+def test_columns_of_joined_rows_in_another_order(columns: int, backend_name: str) -> None:
+    """g++ 12 does not permute masked loads (`scalar_rows`)."""
+
+    def mirrored(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.cat([x, y])
+        return torch.stack([z[:, k] - z[:, columns - 1 - k] * 2 for k in range(columns)], -1)
+
+    given = torch.randn(30, columns), torch.randn(20, columns)
+    run = torch.compile(mirrored, backend=backend_name, fullgraph=True)
+    torch.testing.assert_close(run(*given), mirrored(*given))
+
+
 def test_a_size_that_a_guard_makes_one_is_broadcast(backend_name: str) -> None:
     def bounded(x: torch.Tensor, offset: int) -> torch.Tensor:
         return torch.clamp_max(x, x.diagonal(offset, 0, -1).cumsum(-1))

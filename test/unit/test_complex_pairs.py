@@ -73,6 +73,40 @@ def test_nothing_but_the_border_is_complex(name: str, symbolic: bool) -> None:
     assert eager <= BORDER
 
 
+INFINITE = torch.tensor([complex(torch.inf, 1), complex(2, -torch.inf), complex(0, torch.nan)])
+VALUES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "real times number": (lambda x: x * 1j, [torch.randn(3, 4)]),
+    "number times real": (
+        lambda x, z: 1j * x + z,
+        [torch.randn(3), torch.view_as_complex(pairs(3))],
+    ),
+    "complex alpha": (lambda z: torch.add(z, z * 2, alpha=1j), [torch.view_as_complex(pairs(3))]),
+    "sum without dimensions": (lambda x: torch.complex(x, x).sum(0), [torch.randn(())]),
+    "squeezed without dimensions": (lambda x: torch.complex(x, x).squeeze(0), [torch.randn(())]),
+    "turned without dimensions": (lambda x: torch.complex(x, x).transpose(0, 0), [torch.randn(())]),
+    "infinite times real": (lambda z, x: z * x, [INFINITE, torch.tensor(2.0)]),
+    "infinite times number": (lambda z: z * 2.0, [INFINITE]),
+    "infinite by real": (lambda z, x: z / x, [INFINITE, torch.tensor([1.0, 2.0, -4.0])]),
+    "joined, then scaled": (
+        lambda z, w: torch.cat([z, w]) * 2,
+        [torch.view_as_complex(pairs(n)) for n in (3, 2)],
+    ),
+    "a range of symbolic length": (
+        lambda z: z[: z.shape[0] // 2] * 2j,
+        [torch.view_as_complex(pairs(6))],
+    ),
+}
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_of_eager(name: str, symbolic: bool) -> None:
+    fn, given = VALUES[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=Backend("cpu", cache=False), dynamic=symbolic)
+    torch.testing.assert_close(compiled(*given), fn(*given), equal_nan=True)
+
+
 @pytest.mark.parametrize(
     "fn",
     [lambda z: torch.view_as_real(z / (z + 1)), lambda z: torch.view_as_real(z.exp() * z)],

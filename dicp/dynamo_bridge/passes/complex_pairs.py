@@ -58,23 +58,22 @@ class Emitter:
         return self.pairs[node]
 
     def parts(self, x: Any) -> tuple[Any, Any]:
-        """The real and the imaginary part of a tensor or number."""
-        if isinstance(x, fx.Node) and is_complex(x):
+        """The real and the imaginary part of a tensor or number; a real one's is the number 0."""
+        if is_complex(x):
             pair = self.pair(x)
             real, imaginary = (self.emit(aten.select.int, pair, -1, k) for k in (0, 1))
             return real, imaginary
-        return (x, None) if isinstance(x, fx.Node) else (complex(x).real, complex(x).imag)
+        return (x, 0.0) if isinstance(x, fx.Node) else (complex(x).real, complex(x).imag)
+
+    def product(self, x: Any, y: Any) -> Any:
+        """The product of two parts, either of which may be a number."""
+        if isinstance(x, fx.Node):
+            return self.emit(aten.mul.Tensor, x, y)
+        return self.emit(aten.mul.Tensor, y, x) if isinstance(y, fx.Node) else x * y
 
     def joined(self, real: fx.Node, imaginary: fx.Node) -> fx.Node:
         parts = [self.emit(aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
         return self.emit(aten.cat.default, parts, -1)
-
-    def scaled(self, op: Any, x: fx.Node, by: Any) -> fx.Node:
-        """`op` of both parts and a real tensor or number."""
-        pair = self.pair(x)
-        if isinstance(by, fx.Node) and value_of(by).dim():
-            by = self.emit(aten.unsqueeze.default, by, -1)
-        return self.emit(op, pair, by)
 
 
 # ---- rules ---------------------------------------------------------------------------------------
@@ -117,18 +116,21 @@ def conjugate(g: Emitter, node: fx.Node, x: fx.Node | complex) -> fx.Node:
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def multiply(g: Emitter, node: fx.Node, x: Any, y: Any) -> fx.Node:
-    if not is_complex(x):
+    """A real factor has an imaginary part, too: eager multiplies infinities by its 0."""
+    if not isinstance(x, fx.Node):
         x, y = y, x
-    if not is_complex(y) and not isinstance(y, complex):
-        return g.scaled(aten.mul.Tensor, x, y)
     (a, b), (c, d) = g.parts(x), g.parts(y)
-    ac, bd, ad, bc = (g.emit(aten.mul.Tensor, *of) for of in ((a, c), (b, d), (a, d), (b, c)))
+    ac, bd, ad, bc = (g.product(*of) for of in ((a, c), (b, d), (a, d), (b, c)))
     return g.joined(g.emit(aten.sub.Tensor, ac, bd), g.emit(aten.add.Tensor, ad, bc))
 
 
 @rule(aten.div.Tensor)
 def divide(g: Emitter, node: fx.Node, x: fx.Node, y: Any) -> fx.Node:
-    return g.scaled(aten.div.Tensor, x, y)
+    """By a real divisor, whose imaginary part is 0."""
+    a, b = g.parts(x)
+    real = g.emit(aten.add.Tensor, a, g.product(b, 0.0))
+    imaginary = g.emit(aten.sub.Tensor, b, g.product(a, 0.0))
+    return g.joined(g.emit(aten.div.Tensor, real, y), g.emit(aten.div.Tensor, imaginary, y))
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
@@ -225,6 +227,13 @@ def index_put(
     return g.emit(node.target, g.pair(x), indices, g.pair(y), *rest)
 
 
+ALONG_DIMS = frozenset({
+    aten.permute.default, aten.transpose.int, aten.select.int, aten.slice.Tensor, aten.squeeze.dim,
+    aten.slice_scatter.default, aten.select_scatter.default, aten.cat.default,
+    aten.sum.dim_IntList, aten.index.Tensor, aten.index_put.default,
+})  # fmt: skip
+
+
 # ---- the pass ------------------------------------------------------------------------------------
 
 
@@ -232,8 +241,13 @@ def _has_rule(node: fx.Node) -> bool:
     """Whether a call on complex values, or that makes one, can be on pairs."""
     if node.op in ("placeholder", "get_attr", "output"):
         return True
-    if node.target not in RULES or any(isinstance(arg, complex) for arg in node.args[2:]):
+    numbers = (*node.args[2:], *node.kwargs.values())
+    if node.target not in RULES or any(isinstance(number, complex) for number in numbers):
         return False
+    if node.target in ALONG_DIMS and not all(
+        value_of(x).dim() for x in filter(is_complex, node.all_input_nodes)
+    ):
+        return False  # their dimension is that of the pairs
     given = [is_complex(arg) for arg in node.args]
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
         return given[0] and given[1]

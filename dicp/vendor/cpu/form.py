@@ -46,6 +46,8 @@ class HostForm(Form):
     """A form of the host: its loops, divided by `team` if there is one."""
 
     team: Team | None = None
+    scalar_rows: bool = field(default=False, kw_only=True)
+    """Whether the compiler is kept from vectorizing loops around the last one."""
 
     @property
     def non_temporal(self) -> bool:

@@ -23,6 +23,8 @@ reduction loop instead."""
 UNROLL_AND_JAM = 4
 """Rows per unrolled and jammed iteration: column sums load and store their accumulators once for
 all of them, and scans wait for the previous element of their own row only."""
+MOST_UNROLLED = 16
+"""Iterations up to which g++ unrolls an inner loop completely (max-completely-peel-times)."""
 SUM_LANES = 16
 """Sums that a vectorized loop over a row adds up at once."""
 SUM_ADDITIONS = 64

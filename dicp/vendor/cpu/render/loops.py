@@ -57,6 +57,10 @@ class Loops(Strips, Generic[F]):
             self.pop(body)
         return lines
 
+    def _scalar_rows(self, indent: int) -> list[str]:
+        """What keeps the compiler from vectorizing the loops around, where the form asks for it."""
+        return [f'{margin(indent)}asm("");  // rows are not vectorized'] * self.form.scalar_rows
+
     def _outer_loops(
         self, loops: Sequence[Var], inner: list[str], team: Team | None
     ) -> list[str]:  # fmt: skip

@@ -113,6 +113,7 @@ class Passes(Loops[F]):
             else:
                 inner = [*pragma, *self._loop(last, body, middle.indent, limits)]
             self.pop(body)
+        inner = [*self._scalar_rows(middle.indent), *inner]
         if not outer:
             scope.lines += inner
             return

@@ -27,7 +27,8 @@ class PointsWriter(Loops[Points]):
         row_scope = self.push(outer, 1 + len(outer))
         pragma = f"{margin(row_scope.indent)}#pragma omp simd{half_vectors(form.half_vectors)}"
         loops = self._strips(form.strips, last, row_scope.indent, [pragma])
-        return self._outer_loops(outer, [*row_scope.lines, *loops], form.team)
+        rows_alone = self._scalar_rows(row_scope.indent)
+        return self._outer_loops(outer, [*row_scope.lines, *rows_alone, *loops], form.team)
 
 
 class TransposedWriter(Loops[Transposed]):
