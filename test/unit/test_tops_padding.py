@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import padded_cases
 import pytest
 import torch
 import torch.nn.functional as F
+from padded_cases import mark, rand
 from recorder import Recording, record
 from torch import Tensor, nn
 
@@ -20,20 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")
 BUCKETS = (8, 16)
 
 
-def rand(rows: int, *shape: int) -> Tensor:
-    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows))
-
-
-def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Norm, product, activation, and heads taken apart and put together."""
-    y = F.gelu(F.linear(F.layer_norm(x + 1, (12,), b, b), w))
-    return (y.unflatten(-1, (2, 6)).softmax(-1).flatten(1) * x.sum(1, keepdim=True)).mean(-1)
-
-
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(ids, table) + torch.arange(ids.shape[0])[:, None]
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -42,36 +30,29 @@ def network() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-Case = tuple[Callable[..., Any], Callable[[int], list[Tensor]]]
-TAKEN: dict[str, Case] = {
-    "layer": (layer, lambda n: [rand(n, 12), rand(12, 12), rand(12)]),
-    "looked_up": (looked_up, lambda n: [torch.arange(n) % 5, rand(9, 6)]),
-    "batched_product": (lambda x, y: x @ y, lambda n: [rand(n, 3, 4), rand(n, 4, 5)]),
+TAKEN: dict[str, padded_cases.Case] = {
+    **padded_cases.TAKEN,
     "best": (lambda x: (x.argmax(1), x[:, 1:3].topk(1).values), lambda n: [rand(n, 4)]),
     "joined": (lambda x: torch.cat([x, x.neg()], 1), lambda n: [rand(n, 4)]),
     "written": (lambda x: x.add_(1).exp(), lambda n: [rand(n, 4)]),
     "images": (network(), lambda n: [rand(n, 2, 6, 6)]),
 }  # fmt: skip
-REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
-    "sum": (lambda x: x.sum(0), [rand(5, 3)], "ReduceSum works along a padded dimension"),
-    "softmax": (lambda x: x.softmax(0), [rand(5, 3)], "Softmax works along a padded"),
-    "number": (lambda x: x * x.shape[0], [rand(5, 3)], "uses a size as a number"),
-    "contracted": (lambda x: x.t() @ x, [rand(5, 3)], "DotGeneral adds up along a padded"),
-    "joined": (lambda x: torch.cat([x, x]), [rand(5, 3)], "Concatenate joins along a padded"),
-    "part": (lambda x: x[1:] * 2, [rand(5, 3)], "takes a part of a padded"),
-    "flip": (lambda x: x.flip(0) + 1, [rand(5, 3)], "Reverse is not known to keep padded"),
-    "middle": (lambda x: x.transpose(0, 1).reshape(-1) * 2, [rand(5, 3)], "takes a padded dim"),
-    "divided": (lambda x: 12 // x, [torch.arange(1, 6)], "Div divides integers"),
-    "looked_up": (
-        lambda i, x: F.embedding(i, x), [torch.tensor([1, 3]), rand(5, 3)], "looks into a padded"
-    ),
-}  # fmt: skip
-
-
-def mark(inputs: list[Tensor], n: int) -> None:
-    for x in inputs:
-        for dim, size in enumerate(x.shape):
-            (torch._dynamo.mark_dynamic if size == n else torch._dynamo.mark_static)(x, dim)
+REFUSED = {
+    **padded_cases.REFUSED,
+    "looked_up": (lambda i, x: F.embedding(i, x), [torch.tensor([1, 3]), rand(5, 3)]),
+}
+REASONS = {
+    "sum": "ReduceSum works along a padded dimension",
+    "softmax": "Softmax works along a padded",
+    "number": "uses a size as a number",
+    "contracted": "DotGeneral adds up along a padded",
+    "joined": "Concatenate joins along a padded",
+    "part": "takes a part of a padded",
+    "flip": "Reverse is not known to keep padded",
+    "middle": "takes a padded dim",
+    "divided": "Div divides integers",
+    "looked_up": "looks into a padded",
+}
 
 
 class Compiled:
@@ -142,9 +123,9 @@ class Symbolic(Recording, TopsTarget):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_operator(name: str) -> None:
-    fn, inputs, reason = REFUSED[name]
+    fn, inputs = REFUSED[name]
     mark(inputs, 5)
     target = Symbolic()
     record(fn, *inputs, target=target, shape_buckets=BUCKETS)
     refusals = [graph.bucket_refusal for p in target.programs for graph in p.graphs]
-    assert any(reason in str(refusal) for refusal in refusals), refusals
+    assert any(REASONS[name] in str(refusal) for refusal in refusals), refusals
