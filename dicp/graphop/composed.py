@@ -229,6 +229,27 @@ def _truth(kind: str) -> Form:
 COMPOSED |= {"ReduceAny": _truth("ReduceMax"), "ReduceAll": _truth("ReduceMin")}
 
 
+def _scan(kind: str) -> Form:
+    """y[k] = x[0] + ... + x[k] in log2(n) steps: each combines elements that stand 1, 2, 4, ...
+    places apart (Hillis, Steele: Data parallel algorithms, 1986)."""
+
+    def make(g: Ops, x: Value, axis: Value) -> Value:
+        dim, y = known(axis)[0], g.wide(x)
+        size, gap = x.shape[dim], 1
+        if not isinstance(size, int):
+            raise NoRule("a scan along a size that changes from run to run")
+        while gap < size:
+            later, sooner = g.slice(y, dim, gap, size), g.slice(y, dim, 0, size - gap)
+            y = g.concat([g.slice(y, dim, 0, gap), g.op(kind, sooner, later)], dim)
+            gap *= 2
+        return g.cast(y, x.dtype)
+
+    return make
+
+
+COMPOSED |= {"Cumsum": _scan("Add"), "Cumprod": _scan("Mul")}
+
+
 @form("LogSoftmax")
 def log_softmax(g: Ops, x: Value, axes: Sequence[int]) -> Value:
     """x - m - log sum exp(x - m), with m the maximum."""
