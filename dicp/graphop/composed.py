@@ -237,7 +237,7 @@ def _scan(kind: str) -> Form:
         dim, y = known(axis)[0], g.wide(x)
         size, gap = x.shape[dim], 1
         if not isinstance(size, int):
-            raise NoRule("a scan along a size that changes from run to run")
+            return g.cast(_triangular_scan(g, kind, y, dim), x.dtype)
         while gap < size:
             later, sooner = g.slice(y, dim, gap, size), g.slice(y, dim, 0, size - gap)
             y = g.concat([g.slice(y, dim, 0, gap), g.op(kind, sooner, later)], dim)
@@ -245,6 +245,15 @@ def _scan(kind: str) -> Form:
         return g.cast(y, x.dtype)
 
     return make
+
+
+def _triangular_scan(g: Ops, kind: str, x: Value, dim: int) -> Value:
+    """y[k] = sum of x[j] where j <= k: for sizes that no number of steps is known for."""
+    shape = [*x.shape[: dim + 1], *x.shape[dim:]]
+    before = g.op("LessEqual", g.iota(shape, dim + 1), g.iota(shape, dim))
+    wide = g.broadcast(g.unsqueeze(x, dim), shape)
+    kept = g.where(before, wide, 0 if kind == "Add" else 1, x.dtype)
+    return g.reduce("ReduceSum" if kind == "Add" else "ReduceProd", kept, [dim + 1], False)
 
 
 COMPOSED |= {"Cumsum": _scan("Add"), "Cumprod": _scan("Mul")}
