@@ -37,6 +37,7 @@ from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
 from dicp.graphop.thresholds import MOST_PADDED
 from dicp.outline import Outline
+from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
 from dicp.specializations import Specializations
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
@@ -294,7 +295,10 @@ class GraphTarget(RuleTarget):
             sizes: Mapping[str, int] | None,
         ) -> None:  # fmt: skip
             run = runs[name] if sizes is None else padded_run(name, sizes)
-            status = run(inputs, outputs)
+            try:
+                status = run(inputs, outputs)
+            except Exception as error:
+                raise_run_failure(error, self.name, f"graph {name}")
             if status != 0:
                 raise RunStatusError(self.name, f"graph {name}", status, "0")
 
