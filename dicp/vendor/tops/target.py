@@ -109,9 +109,10 @@ class TopsTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
-        if driver.simulator is not None:
-            driver.simulator.stated = unit.options.split("\n")
-        binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
+        with driver.building:
+            if driver.simulator is not None:
+                driver.simulator.stated = unit.options.split("\n")
+            binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:
