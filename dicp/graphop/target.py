@@ -121,6 +121,10 @@ class GraphTarget(RuleTarget):
         """`graph` in the vendor's memory formats; `static` are the same in every run."""
         return graph
 
+    def mask_padding(self, builder: Builder, items: Sequence[Item]) -> Sequence[Item]:
+        """`items` with operands masked where something works along a padded dimension."""
+        return items
+
     def bucket_refusal(self, graph: Graph) -> str | None:
         """Why a graph does not run on inputs padded to a shape bucket; None if it does."""
         return "the target pads no inputs"
@@ -169,6 +173,8 @@ class GraphTarget(RuleTarget):
 
         lowering = Lowering(gm, context, builder, self.rules, decide).run()
         items: Sequence[Item] = remove_dead(lowering.items, lowering.outputs)
+        if config.shape_buckets:
+            items = self.mask_padding(builder, items)
         if config.fuse:
             items = self.fuse(builder, items, lowering.outputs)
         if self.writing is not None:

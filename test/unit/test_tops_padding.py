@@ -33,25 +33,54 @@ def network() -> nn.Module:
 TAKEN: dict[str, padded_cases.Case] = {
     **padded_cases.TAKEN,
     "best": (lambda x: (x.argmax(1), x[:, 1:3].topk(1).values), lambda n: [rand(n, 4)]),
+    "sum": (lambda x: x.sum(0) + x, lambda n: [rand(n, 3)]),
+    "softmax": (lambda x: x.softmax(0), lambda n: [rand(n, 3)]),
+    "number": (lambda x: x * x.shape[0] + (x * 3).std(0), lambda n: [rand(n, 3)]),
+    "contracted": (lambda x: (1 / x).t() @ (1 / x) + x, lambda n: [rand(n, 1)]),
+    "part": (lambda x: (x[1:] * 2).softmax(0).sum(0) + x, lambda n: [rand(n, 3)]),
+    "looked_up_in": (lambda x: x[torch.tensor([1, -1])].sum() + x, lambda n: [rand(n, 3)]),
     "joined": (lambda x: torch.cat([x, x.neg()], 1), lambda n: [rand(n, 4)]),
     "written": (lambda x: x.add_(1).exp(), lambda n: [rand(n, 4)]),
     "images": (network(), lambda n: [rand(n, 2, 6, 6)]),
 }  # fmt: skip
-REFUSED = {
-    **padded_cases.REFUSED,
-    "looked_up": (lambda i, x: F.embedding(i, x), [torch.tensor([1, 3]), rand(5, 3)]),
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.abs() + 1
+    return y / (y + 1).sum(1, keepdim=True), y.mean(1), (-y).amax(1), y.amin(1), y.argmin(1)
+
+
+def heads(x: Tensor) -> list[Tensor]:
+    return [y.unflatten(-1, (2, 6)).transpose(1, 2) for y in (x, x * 2, x + 1)]
+
+
+FLATTENED: dict[str, padded_cases.Case] = {
+    "rows": (lambda x, w: (x @ w).relu() + 1, lambda n: [rand(2, n, 4), rand(4, 3)]),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(*heads(x)).transpose(1, 2) + 1,
+        lambda n: [rand(2, n, 12)],
+    ),
+    "scan": (lambda x: x.cumsum(1) * 2, lambda n: [rand(2, n)]),
+    "places": (
+        lambda i, x: x[:, i - 100] / x.shape[1] + x[:, -1:] + x[:, ::2].sum(),
+        lambda n: [torch.arange(n) + 100, rand(2, n)],
+    ),
+    "statistics": (statistics, lambda n: [rand(2, n)]),
+}  # fmt: skip
+"""Their second size changes; operators work along it, others are flattened together with it."""
+REFUSED = {name: padded_cases.REFUSED[name] for name in ("joined", "flip", "middle", "divided")} | {
+    "rows_turned": (lambda x: x.reshape(2, -1).softmax(1), [rand(2, 5, 3).transpose(0, 1)]),
+    "sum_of_rows": (lambda x: x.flatten(0, 1).sum(0), [rand(2, 5, 3)]),
+    "random": (lambda x: F.dropout(x, 0.5), [rand(2, 5)]),
 }
 REASONS = {
-    "sum": "ReduceSum works along a padded dimension",
-    "softmax": "Softmax works along a padded",
-    "number": "uses a size as a number",
-    "contracted": "DotGeneral adds up along a padded",
     "joined": "Concatenate joins along a padded",
-    "part": "takes a part of a padded",
     "flip": "Reverse is not known to keep padded",
-    "middle": "takes a padded dim",
+    "middle": "a result has a flattened padded dimension",
     "divided": "Div divides integers",
-    "looked_up": "looks into a padded",
+    "rows_turned": "takes a padded dimension apart",
+    "sum_of_rows": "operands that are padded at different places",
+    "random": "seed is not known to keep padded",
 }
 
 
@@ -75,11 +104,11 @@ class Compiled:
         for mine, theirs in zip(leaves(got), leaves(expected), strict=True):
             assert mine.stride() == theirs.stride()
 
-    def sizes(self) -> set[int]:
-        """The rows of the graphs that were compiled."""
+    def sizes(self, dim: int = 0) -> set[int]:
+        """The sizes of results of the graphs that were compiled."""
         (driver,) = self.target._drivers.values()
         assert driver.simulator is not None
-        return {model.outputs[0].dims[0] for model in driver.simulator.models.values()}
+        return {model.outputs[0].dims[dim] for model in driver.simulator.models.values()}
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -93,6 +122,15 @@ def test_sizes_of_one_bucket_share_a_graph(name: str, monkeypatch: pytest.Monkey
     for n in (5, 7, 13, 20, 7, 20):
         compiled.check(make(n), n)
     assert compiled.sizes() == {8, 16, 20}
+
+
+@pytest.mark.parametrize("name", FLATTENED)
+def test_padded_places_are_kept_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, make = FLATTENED[name]
+    compiled = Compiled(fn, monkeypatch)
+    for n in (5, 7, 13, 20):
+        compiled.check(make(n), n)
+    assert compiled.sizes(1) == {8, 16, 20}
 
 
 def test_graphs_of_old_sizes_are_dropped_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,11 +147,11 @@ def test_graphs_of_old_sizes_are_dropped_with_one_warning(monkeypatch: pytest.Mo
 def test_a_graph_that_takes_no_padding_is_compiled_for_each_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled = Compiled(lambda x: x.softmax(0), monkeypatch)
+    compiled = Compiled(lambda x: x.flip(0) + 1, monkeypatch)
     for n in (5, 7, 5):
         compiled.check([rand(n, 3)], n)
     assert compiled.sizes() == {5, 7}
-    note = "shape buckets do not apply: Softmax works along a padded dimension, from"
+    note = "shape buckets do not apply: Reverse is not known to keep padded elements apart, from"
     assert note in str(compiled.backend.reports[0])
 
 
