@@ -69,7 +69,8 @@ CASES = [
         T(X, dtype=torch.bool),
         dtypes=(torch.bool,),
     ),
-    op("trapezoid", lambda y: torch.trapezoid(y, dx=0.5), X, dtypes=F32_F64),
+    # terms of both signs cancel, and each row's sum may be near zero
+    op("trapezoid", lambda y: torch.trapezoid(y, dx=0.5), X, dtypes=F32_F64, floor=2.0),
 ]
 
 
