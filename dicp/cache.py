@@ -13,11 +13,9 @@ import hashlib
 import hmac
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +24,7 @@ from filelock import Timeout
 
 from dicp.config import Config
 from dicp.errors import CacheFolderError
-from dicp.private_files import Damaged, Untrusted, reason_of
+from dicp.private_files import Damaged, Untrusted, reason_of, remove_with
 from dicp.store import (
     FOLDER_NAME,
     MANIFEST,
@@ -388,13 +386,8 @@ def _check_names(kind: str, key: str, *names: str) -> None:
 def _temporary_store() -> Store:
     """A private store, deleted when it is garbage-collected or the process ends."""
     store = private_store()
-    weakref.finalize(store, _remove_private, store.folder, os.getpid())
+    remove_with(store, store.folder)
     return store
-
-
-def _remove_private(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # a fork's exit leaves its parent's folder alone
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,19 @@ def check_parents(folder: Path) -> None:
         if found.st_mode & writers and not found.st_mode & stat.S_ISVTX:
             mode = found.st_mode & 0o7777
             raise Untrusted(f"other users can write {str(place)!r} (mode {mode:o})")
+
+
+def remove_with(owner: object, folder: Path) -> None:
+    """Remove the folder when its owner is garbage-collected or the process ends.
+
+    `tempfile.TemporaryDirectory` would be removed by each fork of the process that ends, too.
+    """
+    weakref.finalize(owner, _remove, folder, os.getpid())
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def reason_of(error: OSError) -> str:

@@ -1,15 +1,17 @@
-"""Errors of a target's rules: an exception that one raises, or results that are not eager's."""
+"""Errors of a target's own code: an exception that a rule or a run raises, and results of a rule
+that are not eager's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
-from dicp.errors import DicpError, RuleError
+from dicp.errors import DicpError, RuleError, RunFailureError
 from dicp.origin import call_of
 from dicp.rules import NoRule
 from dicp.torch_private import TorchDynamoException
@@ -56,3 +58,19 @@ def naming_rule(node: fx.Node, target: str) -> Iterator[None]:
     except Exception as error:
         problem = f"raises {type(error).__name__}: {error}".rstrip(" .:")
         raise rule_error(node, target, problem) from error
+
+
+def raise_run_failure(
+    error: Exception, target: str, what: str, sources: Sequence[str] = ()
+) -> NoReturn:
+    """Raises RunFailureError for what a target's run of `what` raised.
+
+    Errors of dicp's and of memory pass as they are. `sources`: the operators that `what` computes.
+    """
+    if isinstance(error, (DicpError, MemoryError, torch.OutOfMemoryError)):
+        raise error
+    frames = traceback.extract_tb(error.__traceback__)
+    called = frames[min(1, len(frames) - 1)]  # below the frame that caught it: the target's
+    problem = f"{type(error).__name__}: {error}".rstrip(" .:")
+    place = f"{called.filename}:{called.lineno}"
+    raise RunFailureError(target, what, problem, place, sources) from error

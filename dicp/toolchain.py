@@ -159,14 +159,22 @@ def compile_file(
 def _folder_with(target: str, files: Mapping[str, str]) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         try:
-            folder = held.enter_context(
-                tempfile.TemporaryDirectory(prefix="dicp-", ignore_cleanup_errors=True)
-            )
+            folder = held.enter_context(_temporary_folder())
             for name, text in files.items():
                 Path(folder, name).write_text(text)
         except OSError as error:
             raise no_space(target, error) from error
         yield Path(folder)
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """A folder that forks leave alone as they end: see `dicp.private_files.remove_with`."""
+    folder = tempfile.mkdtemp(prefix="dicp-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def no_space(target: str, error: OSError) -> ToolchainError:
@@ -332,7 +340,7 @@ def load_content(
     except OSError as error:
         trouble = error
     try:
-        with tempfile.TemporaryDirectory(prefix="dicp-", ignore_cleanup_errors=True) as folder:
+        with _temporary_folder() as folder:
             path = Path(folder, OUTPUT)
             path.write_bytes(content)
             return ctypes.CDLL(str(path), mode)

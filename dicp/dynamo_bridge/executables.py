@@ -5,9 +5,6 @@ Each is called with a list of inputs, which it may clear, and returns a sequence
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +14,7 @@ from torch import fx
 from dicp.dynamo_bridge.partition import Part
 from dicp.dynamo_bridge.specialize import Sizes, Sources, specialized
 from dicp.dynamo_bridge.thresholds import MOST_SIZES
-from dicp.errors import SpecializationWarning
+from dicp.specializations import Specializations
 from dicp.target import Executable
 
 
@@ -92,19 +89,13 @@ class PerSizeExecutable:
         self._gm = gm
         self._sources = dict(sources)
         self._compile = compile
-        self._programs: OrderedDict[Sizes, Executable] = OrderedDict()
-        self._lock = threading.Lock()
-        self._warned = False
+        self._programs: Specializations[Sizes, Executable] = Specializations(
+            MOST_SIZES, map(str, sources)
+        )
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         sizes = self._sizes(inputs)
-        with self._lock:
-            found = self._programs.get(sizes)
-            if found is None:
-                found = self._compile(sizes)
-                self.keep(sizes, found)
-            self._programs.move_to_end(sizes)
-        return found(inputs)
+        return self._programs.find(sizes, lambda: self._compile(sizes))(inputs)
 
     def graph_for(self, sizes: Sizes) -> fx.GraphModule:
         """The graph specialized to these sizes."""
@@ -112,13 +103,7 @@ class PerSizeExecutable:
 
     def keep(self, sizes: Sizes, program: Executable) -> None:
         """Use `program` for these sizes."""
-        self._programs[sizes] = program
-        if len(self._programs) > MOST_SIZES:
-            self._programs.popitem(last=False)
-            if not self._warned:
-                self._warned = True
-                names = sorted(map(str, self._sources))
-                warnings.warn(SpecializationWarning(MOST_SIZES, names), stacklevel=2)
+        self._programs.keep(sizes, program)
 
     def _sizes(self, inputs: Sequence[Any]) -> Sizes:
         return tuple(

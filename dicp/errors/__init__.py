@@ -27,6 +27,7 @@ from dicp.errors.execution import (
     MixedDevicesError,
     ModelMismatchError,
     ResultMismatchError,
+    RunFailureError,
     RunStatusError,
     SizeMismatchError,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "ResultMismatchError",
     "ResultsFileError",
     "RuleError",
+    "RunFailureError",
     "RunStatusError",
     "RuntimeLibraryError",
     "SerialWarning",

@@ -45,6 +45,25 @@ class RunStatusError(DicpError):
         super().__init__("\n".join(lines))
 
 
+class RunFailureError(DicpError):
+    """A target's own code raised an exception, the cause of this error, while a graph ran."""
+
+    def __init__(
+        self, target: str, what: str, problem: str, place: str, sources: Sequence[str] = ()
+    ) -> None:
+        self.target = target
+        self.problem = problem
+        self.place = place
+        lines = [f"target {target!r}: the run of {what} raises {problem}, at {place}."]
+        if sources:
+            lines += ["compiled from:", *indented("\n".join(shortened(sources)))]
+        lines.append(
+            "Mend the target there, or report it; until then eager_ops (DICP_EAGER_OPS) runs these "
+            "operators eagerly."
+        )
+        super().__init__("\n".join(lines))
+
+
 class DeviceError(DicpError):
     """The device's runtime reported a failure. `message` holds its own words."""
 

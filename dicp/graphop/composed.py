@@ -229,6 +229,36 @@ def _truth(kind: str) -> Form:
 COMPOSED |= {"ReduceAny": _truth("ReduceMax"), "ReduceAll": _truth("ReduceMin")}
 
 
+def _scan(kind: str) -> Form:
+    """y[k] = x[0] + ... + x[k] in log2(n) steps: each combines elements that stand 1, 2, 4, ...
+    places apart (Hillis, Steele: Data parallel algorithms, 1986)."""
+
+    def make(g: Ops, x: Value, axis: Value) -> Value:
+        dim, y = known(axis)[0], g.wide(x)
+        size, gap = x.shape[dim], 1
+        if not isinstance(size, int):
+            return g.cast(_triangular_scan(g, kind, y, dim), x.dtype)
+        while gap < size:
+            later, sooner = g.slice(y, dim, gap, size), g.slice(y, dim, 0, size - gap)
+            y = g.concat([g.slice(y, dim, 0, gap), g.op(kind, sooner, later)], dim)
+            gap *= 2
+        return g.cast(y, x.dtype)
+
+    return make
+
+
+def _triangular_scan(g: Ops, kind: str, x: Value, dim: int) -> Value:
+    """y[k] = sum of x[j] where j <= k: for sizes that no number of steps is known for."""
+    shape = [*x.shape[: dim + 1], *x.shape[dim:]]
+    before = g.op("LessEqual", g.iota(shape, dim + 1), g.iota(shape, dim))
+    wide = g.broadcast(g.unsqueeze(x, dim), shape)
+    kept = g.where(before, wide, 0 if kind == "Add" else 1, x.dtype)
+    return g.reduce("ReduceSum" if kind == "Add" else "ReduceProd", kept, [dim + 1], False)
+
+
+COMPOSED |= {"Cumsum": _scan("Add"), "Cumprod": _scan("Mul")}
+
+
 @form("LogSoftmax")
 def log_softmax(g: Ops, x: Value, axes: Sequence[int]) -> Value:
     """x - m - log sum exp(x - m), with m the maximum."""

@@ -3,8 +3,13 @@
 Every symbolic dimension is padded at its end, up to a shape bucket. A graph may be padded if each
 operator's elements at unpadded places depend on elements at unpadded places alone: elementwise
 operators, moves that leave padded dimensions whole, products and reductions and norms over other
-dimensions. What is left over at padded places is cut off the results. A graph may not be that uses
-a size as a number, writes to an input, or holds an operator that its vendor has no check for.
+dimensions. What is left over at padded places is cut off the results. A graph may not be that
+writes to an input, or holds an operator that its vendor has no check for.
+
+Graphs that are compiled for known sizes take the sizes of the run as numbers beside the padded
+tensors. What works along a padded dimension there reads operands that are masked: at padded places
+they hold what changes no result (`masks`). Elsewhere such graphs are refused, and those that use a
+size as a number.
 """
 
 from __future__ import annotations
@@ -15,8 +20,12 @@ from typing import Any
 
 import torch
 
+from dicp.graphop.builder import Builder
+from dicp.graphop.flattened import Flow, Forms, Mixed, unknown
 from dicp.graphop.interpreter import Semantics
+from dicp.graphop.operators import Ops
 from dicp.graphop.program import Graph, Node, Value
+from dicp.graphop.rewrite import Rewrite, Rewritten
 from dicp.torch_private import linear_factor
 
 Refusal = str | None
@@ -24,9 +33,16 @@ Check = Callable[[Node], Refusal]
 """Why an operator does not keep padded elements apart, or None."""
 
 
-def padding_refusal(graph: Graph, checks: Mapping[str, Check], semantics: Semantics) -> Refusal:
+def padding_refusal(
+    graph: Graph, checks: Mapping[str, Check], semantics: Semantics,
+    flows: Mapping[str, Flow] | None = None,
+) -> Refusal:  # fmt: skip
     """Why a graph does not run on padded inputs; None if it does. `checks` are the vendor's by
-    operator; a graph of known sizes has no use for padding."""
+    operator; a graph of known sizes has no use for padding.
+
+    flows: of graphs that take sizes of the run as numbers, where an operator leaves padded places.
+    """
+    placed: dict[Value, Forms] = {}
     if not any(is_padded(size) for node in graph.nodes for size in _sizes_of(node)):
         return "its sizes are known"
     if not any(node.kind == "input" for node in graph.nodes):
@@ -34,13 +50,35 @@ def padding_refusal(graph: Graph, checks: Mapping[str, Check], semantics: Semant
     if any(result.placement != "fresh" for result in graph.results):
         return "it writes to an input"
     for node in graph.nodes:
-        found = None if node.checks else _node_refusal(node, checks, semantics)
+        found = None if node.checks else _node_refusal(node, checks, semantics, flows is not None)
+        if found is None and flows is not None:
+            found = _flow_refusal(node, flows, placed)
         if found is not None:
             return f"{node.kind} {found}" + (f", from {node.origin}" if node.origin else "")
+    if any(any(placed[result.value]) for result in graph.results if flows is not None):
+        return "a result has a flattened padded dimension"
     return None
 
 
-def _node_refusal(node: Node, checks: Mapping[str, Check], semantics: Semantics) -> Refusal:
+def _flow_refusal(node: Node, flows: Mapping[str, Flow], placed: dict[Value, Forms]) -> Refusal:
+    """Settles where the results of a node hold padding."""
+    flow = flows.get(node.kind, unknown)
+    if node.checks:  # only reads indices
+        placed.update((value, [None] * value.ndim) for value in node.outputs)
+        return None
+    try:
+        forms = flow(node, [placed[value] for value in node.operands()])
+    except Mixed as error:
+        return str(error)
+    placed.update((value, forms) for value in node.outputs)
+    return None
+
+
+def _node_refusal(
+    node: Node, checks: Mapping[str, Check], semantics: Semantics, takes_numbers: bool
+) -> Refusal:
+    if node.kind == "sizes" and takes_numbers:
+        return None
     if node.kind in ("input", "const", "sizes"):
         simple = all(linear_factor(size) is not None for size in _sizes_of(node))
         return None if simple else "has a size that is no multiple of one symbol"
@@ -50,7 +88,7 @@ def _node_refusal(node: Node, checks: Mapping[str, Check], semantics: Semantics)
     host = semantics[node.kind].host
     for port, operand in node.inputs.items():
         for value in [operand] if isinstance(operand, Value) else operand:
-            if value.node.kind == "sizes" and port not in host:
+            if value.node.kind == "sizes" and port not in host and not takes_numbers:
                 return "uses a size as a number"
     return check(node)
 
@@ -95,9 +133,10 @@ def last(count: Callable[[Node], int]) -> Check:
 
 
 def joined(attr: str) -> Check:
-    """The operands stand one after the other along the axis that an attribute names."""
+    """The operands stand one after the other along the axis that an attribute names: only the last
+    may be padded."""
     return lambda node: unless(
-        any(is_padded(v.shape[node.attrs[attr]]) for v in node.operands()),
+        any(is_padded(v.shape[node.attrs[attr]]) for v in node.operands()[:-1]),
         "joins along a padded dimension",
     )
 
@@ -145,3 +184,62 @@ def _before_padded(shape: Sequence[Any]) -> int | None:
     if not places:
         return 0
     return math.prod(shape[: places[0]]) if len(places) == 1 else None
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+def masked(g: Ops, x: Value, axes: Sequence[int], fill: float) -> Value:
+    """`x` with `fill` at the padded places of `axes`."""
+    for axis in axes:
+        size = x.shape[axis]
+        if is_padded(size):
+            inside = g.op("Less", g.iota(x.shape, axis), g.number(size, torch.int64))
+            x = g.where(inside, x, fill, x.dtype)
+    return x
+
+
+def masks(axes: Callable[[Node], Sequence[int]], fill: Callable[[torch.dtype], float]) -> Rewrite:
+    """Masks the first operand of an operator that works along `axes`."""
+
+    def rewrite(g: Builder, node: Node) -> Rewritten:
+        assert isinstance(g, Ops)
+        x = node.operands()[0]
+        if not any(is_padded(x.shape[axis]) for axis in axes(node)):
+            return None
+        return g.own(node.kind, masked(g, x, axes(node), fill(x.dtype)), **node.attrs)
+
+    return rewrite
+
+
+def masked_mean(axes: Callable[[Node], Sequence[int]], total: str) -> Rewrite:
+    """The mean is the sum (the operator `total`), divided by how many elements the run has."""
+
+    def rewrite(g: Builder, node: Node) -> Rewritten:
+        assert isinstance(g, Ops)
+        x = node.operands()[0]
+        count = math.prod(x.shape[axis] for axis in axes(node))
+        if not is_padded(count):
+            return None
+        found = g.own(total, masked(g, g.wide(x), axes(node), 0), **node.attrs)[0]
+        return [g.cast(g.div(found, g.number(count, found.dtype)), x.dtype)]
+
+    return rewrite
+
+
+def masked_dot(g: Builder, node: Node) -> Rewritten:
+    """Both factors are masked along the dimensions that are added up, the last two of `dims`: what
+    stands at padded places may be infinite."""
+    assert isinstance(g, Ops)
+    sides = list(zip(node.operands(), node.attrs["dims"][2:], strict=True))
+    if not any(is_padded(x.shape[axis]) for x, axes in sides for axis in axes):
+        return None
+    return g.own(node.kind, *(masked(g, x, axes, 0) for x, axes in sides), **node.attrs)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float:
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -35,7 +35,7 @@ Launch = Callable[
     [str, Sequence[torch.Tensor], Sequence[torch.Tensor], Mapping[str, int] | None], None
 ]
 """Runs a built graph on row-major inputs, into row-major outputs. Where the symbols' numbers are
-given, the graph compiled for these sizes alone is meant, which takes no sizes from the host."""
+given, the graph compiled for these sizes alone is meant."""
 
 Env = list[Any]
 Step = Callable[[Env], None]
@@ -176,7 +176,8 @@ class _Plan:
 
     def _graph(self, step: Mapping[str, Any]) -> Step:
         padded = self._rounded() if "buckets" in step else None
-        wanted = [plain for plain in step["inputs"] if padded is None or "sizes" not in plain]
+        numbers = padded is None or self.executable.program["static_sizes"]
+        wanted = [plain for plain in step["inputs"] if numbers or "sizes" not in plain]
         getters = [self._graph_input(plain, padded) for plain in wanted]
         written = step["written"]
         results = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ from dicp.errors import (
     FallbackWarning,
     GraphRejectedError,
     RunStatusError,
-    SpecializationWarning,
 )
 from dicp.graphop.assemble import assemble
 from dicp.graphop.builder import Builder
@@ -37,13 +35,14 @@ from dicp.graphop.partition import Partition, remove_dead
 from dicp.graphop.program import Graph, GraphProgram, Item, Node, Slot, describe
 from dicp.graphop.runtime import GraphExecutable
 from dicp.graphop.sizes import at_sizes
+from dicp.graphop.thresholds import MOST_PADDED
 from dicp.outline import Outline
+from dicp.rule_errors import raise_run_failure
 from dicp.serialize import evaluate_size
+from dicp.specializations import Specializations
 from dicp.target import Artifact, Decision, Executable, LowerContext, RuleTarget, Source
 from dicp.torch_private import FakeTensorMode
 
-MOST_PADDED = 64
-"""How many sets of sizes keep their compiled graphs, where each set has graphs of its own."""
 UNIT = "model"
 """The kind of cache entry that holds a compiled graph."""
 Run = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], int]
@@ -122,6 +121,10 @@ class GraphTarget(RuleTarget):
         """`graph` in the vendor's memory formats; `static` are the same in every run."""
         return graph
 
+    def mask_padding(self, builder: Builder, items: Sequence[Item]) -> Sequence[Item]:
+        """`items` with operands masked where something works along a padded dimension."""
+        return items
+
     def bucket_refusal(self, graph: Graph) -> str | None:
         """Why a graph does not run on inputs padded to a shape bucket; None if it does."""
         return "the target pads no inputs"
@@ -170,6 +173,8 @@ class GraphTarget(RuleTarget):
 
         lowering = Lowering(gm, context, builder, self.rules, decide).run()
         items: Sequence[Item] = remove_dead(lowering.items, lowering.outputs)
+        if config.shape_buckets:
+            items = self.mask_padding(builder, items)
         if config.fuse:
             items = self.fuse(builder, items, lowering.outputs)
         if self.writing is not None:
@@ -275,17 +280,25 @@ class GraphTarget(RuleTarget):
             built = found or self._compiled(unit, cache, config)
             runs[name] = self.launch(unit, built, cache, config)
 
-        def compile_unit(unit: GraphUnit) -> Run:
-            return self.launch(unit, self._compiled(unit, cache, config), cache, config)
+        padded: Specializations[GraphUnit, Run] = Specializations(
+            MOST_PADDED, plain["program"]["symbols"], each=len(static)
+        )
 
-        padded = _PaddedRuns(static, compile_unit, plain["program"]["symbols"])
+        def padded_run(name: str, sizes: Mapping[str, int]) -> Run:
+            unit = static[name].at(lambda size: evaluate_size(size, sizes))
+            return padded.find(
+                unit, lambda: self.launch(unit, self._compiled(unit, cache, config), cache, config)
+            )
 
         def launch(
             name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
             sizes: Mapping[str, int] | None,
         ) -> None:  # fmt: skip
-            run = runs[name] if sizes is None else padded.run(name, sizes)
-            status = run(inputs, outputs)
+            run = runs[name] if sizes is None else padded_run(name, sizes)
+            try:
+                status = run(inputs, outputs)
+            except Exception as error:
+                raise_run_failure(error, self.name, f"graph {name}")
             if status != 0:
                 raise RunStatusError(self.name, f"graph {name}", status, "0")
 
@@ -293,33 +306,6 @@ class GraphTarget(RuleTarget):
 
     def outline(self, program: GraphProgram, sizes: Mapping[str, int]) -> Outline:
         return outline(program, sizes)
-
-
-class _PaddedRuns:
-    """The graphs that were compiled for one set of sizes each, as these occurred. The least
-    recently used are dropped beyond a limit, with one warning."""
-
-    def __init__(
-        self, units: Mapping[str, GraphUnit], compile: Callable[[GraphUnit], Run],
-        symbols: Collection[str],
-    ) -> None:  # fmt: skip
-        self._units = units
-        self._compile = compile
-        self._symbols = sorted(symbols)
-        self._runs: OrderedDict[GraphUnit, Run] = OrderedDict()
-        self._warned = False
-
-    def run(self, name: str, sizes: Mapping[str, int]) -> Run:
-        unit = self._units[name].at(lambda size: evaluate_size(size, sizes))
-        if unit not in self._runs:
-            self._runs[unit] = self._compile(unit)
-        self._runs.move_to_end(unit)
-        if len(self._runs) > MOST_PADDED * len(self._units):
-            self._runs.popitem(last=False)
-            if not self._warned:
-                self._warned = True
-                warnings.warn(SpecializationWarning(MOST_PADDED, self._symbols), stacklevel=2)
-        return self._runs[unit]
 
 
 def _written(program: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -27,19 +27,18 @@ def against_eager(
     yield AgainstEager(backend.inner, dynamic, backend.device)
     counts.count(request.config, request.node.nodeid, backend)
     if backend.name == "topsgraph":
-        check_share(backend, most_graphs=2 if "lora" in request.node.name else 1)
+        check_share(backend)
 
 
-def check_share(backend: Any, most_graphs: int) -> None:
+def check_share(backend: Any) -> None:
     """Of each model's calls 95 of 100 or more are in one graph for each direction, beside what is
-    computed once, but for those on dtypes that the chip lacks. Forward of the fine-tuning with
-    adapters is cut in two."""
+    computed once, but for those on dtypes that the chip lacks."""
     for report in backend.reports():
         lacking = [n for n in report.nodes if n.decision == "eager" and "dtype" in str(n.reason)]
         eager = [n for n in report.nodes if n.decision == "eager" and n not in lacking]
         assert len(eager) <= 0.05 * len(report.nodes), eager
         graphs = [kernel.name for kernel in report.kernels if not kernel.name.startswith("once")]
-        assert lacking or len(graphs) <= most_graphs, graphs
+        assert lacking or len(graphs) <= 1, graphs
 
 
 @pytest.fixture

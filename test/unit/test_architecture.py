@@ -30,6 +30,7 @@ RANKS = {
     "module_calls": 1,
     "config": 1,
     "store": 1,
+    "specializations": 1,
     "cache": 2,
     "dtypes": 1,
     "domains": 2,

@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import padded_cases
 import pytest
 import torch
 import torch.nn.functional as F
 from ascend_recorder import record
+from padded_cases import mark, rand
 from torch import Tensor
 
 from dicp.config import Config
@@ -22,55 +24,36 @@ pytestmark = pytest.mark.sweep
 GEARS = (8, 16)
 
 
-def rand(rows: int, *shape: int) -> Tensor:
-    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows))
-
-
-def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Norm, product, activation, and heads taken apart and put together."""
-    y = F.gelu(F.linear(F.layer_norm(x + 1, (12,), b, b), w))
-    return (y.unflatten(-1, (2, 6)).softmax(-1).flatten(1) * x.sum(1, keepdim=True)).mean(-1)
-
-
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     split = [x.unflatten(-1, (2, 16)).transpose(1, 2) for x in (q, k, v)]
     return F.scaled_dot_product_attention(*split, is_causal=True).transpose(1, 2).flatten(2)
 
 
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(ids, table) + torch.arange(ids.shape[0])[:, None]
-
-
-TAKEN: dict[str, tuple[Callable[..., Any], Callable[[int], list[Tensor]]]] = {
-    "layer": (layer, lambda n: [rand(n, 12), rand(12, 12), rand(12)]),
-    "looked_up": (looked_up, lambda n: [torch.arange(n) % 5, rand(9, 6)]),
-    "batched_product": (lambda x, y: x @ y, lambda n: [rand(n, 3, 4), rand(n, 4, 5)]),
+TAKEN: dict[str, padded_cases.Case] = {
+    **padded_cases.TAKEN,
     "rows_and_columns": (
         lambda x, y: (x.relu() @ y).tanh(), lambda n: [rand(n, 12), rand(12, n)]
     ),
     "flattened": (lambda x: x.view(-1, 4).relu().view(-1, 3, 4) + 1, lambda n: [rand(n, 3, 4)]),
 }  # fmt: skip
-
-REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
-    "sum": (lambda x: x.sum(0), [rand(5, 3)], "ReduceSum works along a padded dimension"),
-    "softmax": (lambda x: x.softmax(0), [rand(5, 3)], "SoftmaxV2 works along a padded"),
-    "mean": (lambda x: x * x.shape[0], [rand(5, 3)], "Mul uses a size as a number"),
-    "contracted": (lambda x: x.t() @ x, [rand(5, 3)], "MatMulV2 adds up along a padded"),
-    "joined": (lambda x: torch.cat([x, x]), [rand(5, 3)], "ConcatD joins along a padded"),
-    "part": (lambda x: x[1:] * 2, [rand(5, 3)], "takes a part of a padded"),
-    "flip": (lambda x: x.flip(0) + 1, [rand(5, 3)], "ReverseV2 is not known to keep padded"),
-    "middle": (lambda x: x.transpose(0, 1).reshape(-1) * 2, [rand(5, 3)], "takes a padded dim"),
-    "computed": (lambda x, t: t[x - 1], [torch.arange(5) % 3 + 1, rand(4, 2)],
-                 "looks up places that are computed"),
-    "divided": (lambda x: 12 // x, [torch.arange(1, 6)], "FloorDiv divides integers"),
-    "written": (lambda x: x.add_(1).exp(), [rand(5, 3)], "it writes to an input"),
-}  # fmt: skip
-
-
-def mark(inputs: list[Tensor], n: int) -> None:
-    for x in inputs:
-        for dim, size in enumerate(x.shape):
-            (torch._dynamo.mark_dynamic if size == n else torch._dynamo.mark_static)(x, dim)
+REFUSED = {
+    **padded_cases.REFUSED,
+    "computed": (lambda x, t: t[x - 1], [torch.arange(5) % 3 + 1, rand(4, 2)]),
+    "written": (lambda x: x.add_(1).exp(), [rand(5, 3)]),
+}
+REASONS = {
+    "sum": "ReduceSum works along a padded dimension",
+    "softmax": "SoftmaxV2 works along a padded",
+    "number": "Mul uses a size as a number",
+    "contracted": "MatMulV2 adds up along a padded",
+    "joined": "ConcatD joins along a padded",
+    "part": "takes a part of a padded",
+    "flip": "ReverseV2 is not known to keep padded",
+    "middle": "takes a padded dim",
+    "divided": "FloorDiv divides integers",
+    "computed": "looks up places that are computed",
+    "written": "it writes to an input",
+}
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -110,11 +93,11 @@ def run_at(
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_operator(name: str) -> None:
-    fn, inputs, reason = REFUSED[name]
+    fn, inputs = REFUSED[name]
     mark(inputs, 5)
     target = record(fn, *inputs, shape_buckets=GEARS)
     (graph,) = (g for p in target.programs for g in p.graphs)
-    assert graph.bucket_refusal is not None and reason in graph.bucket_refusal
+    assert graph.bucket_refusal is not None and REASONS[name] in graph.bucket_refusal
     assert f"# takes no buckets: {graph.bucket_refusal}" in target.reports[0].kernels[0].text
 
 

@@ -39,6 +39,7 @@ from dicp.errors import (
     ResultMismatchError,
     ResultsFileError,
     RuleError,
+    RunFailureError,
     RunStatusError,
     RuntimeLibraryError,
     SimulatorForbiddenError,
@@ -93,6 +94,12 @@ CASES: list[tuple[DicpError, str]] = [
         "registers a runtime of that name. "
         "Did you mean 'droplet'? Installed: droplet. A runtime is registered by an entry point in "
         "the group 'dicp.devices'; unset the variable for the simulated chip.",
+    ),
+    (
+        RunFailureError("chip", "graph g0", "KeyError: 'x'", "chip/run.py:7", ["relu at a.py:3"]),
+        "target 'chip': the run of graph g0 raises KeyError: 'x', at chip/run.py:7.\n"
+        "compiled from:\n  relu at a.py:3\nMend the target there, or report it; until then "
+        "eager_ops (DICP_EAGER_OPS) runs these operators eagerly.",
     ),
     (
         RunStatusError("chip", "relu_12", None, "0", ["aten.relu.default (relu) at a.py:3"]),

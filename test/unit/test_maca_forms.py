@@ -13,7 +13,7 @@ from recorder import MacaRecorder, record
 from test_triton_cross_row import (
     NORMS,
     SHAPES,
-    gradients,
+    check_gradients,
     inputs_of,
     layer_norm,
     rows_beside_sums,
@@ -49,11 +49,9 @@ def compiled(fn: Callable[..., Any], folder: Path, wave: int = 64, **options: An
 def test_gradients_of_norms(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    inputs, fn = inputs_of(shape, dtype), NORMS[name]
-    mine = gradients(compiled(fn, tmp_path, WAVES.get(dtype, 64), dynamic=False), inputs)
-    eager, truth = gradients(fn, inputs), gradients(fn, [t.double() for t in inputs])
-    for got, theirs, real in zip(mine, eager, truth, strict=True):
-        assert_matches(got, theirs, real)
+    fn = NORMS[name]
+    found = compiled(fn, tmp_path, WAVES.get(dtype, 64), dynamic=False)
+    check_gradients(found, fn, inputs_of(shape, dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -66,11 +64,7 @@ def test_rows_are_read_once_for_all_sums(name: str, shape: tuple[int, ...]) -> N
 def test_any_number_of_rows(tmp_path: Path) -> None:
     fn = compiled(layer_norm, tmp_path)
     for rows in (1031, 2047, 2048, 800, 5):
-        inputs = inputs_of((rows, 48), torch.float32)
-        mine, eager = gradients(fn, inputs), gradients(layer_norm, inputs)
-        truth = gradients(layer_norm, [t.double() for t in inputs])
-        for got, theirs, real in zip(mine, eager, truth, strict=True):
-            assert_matches(got, theirs, real)
+        check_gradients(fn, layer_norm, inputs_of((rows, 48), torch.float32))
 
 
 @pytest.mark.parametrize("changing", [False, True], ids=["static", "any size"])

@@ -10,8 +10,10 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import recorder
@@ -216,6 +218,19 @@ def test_random_numbers_follow_the_seed() -> None:
     assert abs((found[0] == 0).float().mean() - 0.25) < 0.03
 
 
+def test_threads_that_run_one_graph_do_not_mix_their_tensors() -> None:
+    torch._dynamo.reset()
+    doubled = torch.compile(lambda x: x * 2 + 1, backend=Backend("tops", cache=False))
+    doubled(f32(64, 64))
+
+    def right(number: int) -> bool:
+        x = torch.full((64, 64), float(number))
+        return torch.equal(doubled(x), x * 2 + 1)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(right, range(200)))
+
+
 def test_more_sizes_than_are_kept_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr(executables, "MOST_SIZES", 2)
@@ -384,7 +399,7 @@ def executable() -> tuple[Executable, TopsTarget]:
     return real.launch(unit, real._compiled(unit, cache, config), cache, config), real
 
 
-def test_sizes_and_statuses_of_a_run_are_checked() -> None:
+def test_sizes_and_statuses_of_a_run_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SimulatorWarning)
         run, _ = executable()
@@ -398,3 +413,6 @@ def test_sizes_and_statuses_of_a_run_are_checked() -> None:
     with pytest.raises(DeviceError, match="topsLaunchExecutableV2") as caught:
         run([torch.ones(3)], [made_here])
     assert caught.value.status == 719 and "graph0" in str(caught.value)
+    monkeypatch.setattr(run.driver, "_library", Mock(**{"dicp_unload.return_value": 1}))
+    with pytest.raises(DeviceError):
+        run.driver.unload(0)

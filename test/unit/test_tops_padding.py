@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import padded_cases
 import pytest
 import torch
 import torch.nn.functional as F
+from padded_cases import mark, rand
 from recorder import Recording, record
 from torch import Tensor, nn
 
@@ -20,20 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::dicp.errors.SimulatorWarning")
 BUCKETS = (8, 16)
 
 
-def rand(rows: int, *shape: int) -> Tensor:
-    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows))
-
-
-def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Norm, product, activation, and heads taken apart and put together."""
-    y = F.gelu(F.linear(F.layer_norm(x + 1, (12,), b, b), w))
-    return (y.unflatten(-1, (2, 6)).softmax(-1).flatten(1) * x.sum(1, keepdim=True)).mean(-1)
-
-
-def looked_up(ids: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(ids, table) + torch.arange(ids.shape[0])[:, None]
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -42,36 +30,58 @@ def network() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-Case = tuple[Callable[..., Any], Callable[[int], list[Tensor]]]
-TAKEN: dict[str, Case] = {
-    "layer": (layer, lambda n: [rand(n, 12), rand(12, 12), rand(12)]),
-    "looked_up": (looked_up, lambda n: [torch.arange(n) % 5, rand(9, 6)]),
-    "batched_product": (lambda x, y: x @ y, lambda n: [rand(n, 3, 4), rand(n, 4, 5)]),
+TAKEN: dict[str, padded_cases.Case] = {
+    **padded_cases.TAKEN,
     "best": (lambda x: (x.argmax(1), x[:, 1:3].topk(1).values), lambda n: [rand(n, 4)]),
+    "sum": (lambda x: x.sum(0) + x, lambda n: [rand(n, 3)]),
+    "softmax": (lambda x: x.softmax(0), lambda n: [rand(n, 3)]),
+    "number": (lambda x: x * x.shape[0] + (x * 3).std(0), lambda n: [rand(n, 3)]),
+    "contracted": (lambda x: (1 / x).t() @ (1 / x) + x, lambda n: [rand(n, 1)]),
+    "part": (lambda x: (x[1:] * 2).softmax(0).sum(0) + x, lambda n: [rand(n, 3)]),
+    "looked_up_in": (lambda x: x[torch.tensor([1, -1])].sum() + x, lambda n: [rand(n, 3)]),
     "joined": (lambda x: torch.cat([x, x.neg()], 1), lambda n: [rand(n, 4)]),
     "written": (lambda x: x.add_(1).exp(), lambda n: [rand(n, 4)]),
     "images": (network(), lambda n: [rand(n, 2, 6, 6)]),
 }  # fmt: skip
-REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
-    "sum": (lambda x: x.sum(0), [rand(5, 3)], "ReduceSum works along a padded dimension"),
-    "softmax": (lambda x: x.softmax(0), [rand(5, 3)], "Softmax works along a padded"),
-    "number": (lambda x: x * x.shape[0], [rand(5, 3)], "uses a size as a number"),
-    "contracted": (lambda x: x.t() @ x, [rand(5, 3)], "DotGeneral adds up along a padded"),
-    "joined": (lambda x: torch.cat([x, x]), [rand(5, 3)], "Concatenate joins along a padded"),
-    "part": (lambda x: x[1:] * 2, [rand(5, 3)], "takes a part of a padded"),
-    "flip": (lambda x: x.flip(0) + 1, [rand(5, 3)], "Reverse is not known to keep padded"),
-    "middle": (lambda x: x.transpose(0, 1).reshape(-1) * 2, [rand(5, 3)], "takes a padded dim"),
-    "divided": (lambda x: 12 // x, [torch.arange(1, 6)], "Div divides integers"),
-    "looked_up": (
-        lambda i, x: F.embedding(i, x), [torch.tensor([1, 3]), rand(5, 3)], "looks into a padded"
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.abs() + 1
+    return y / (y + 1).sum(1, keepdim=True), y.mean(1), (-y).amax(1), y.amin(1), y.argmin(1)
+
+
+def heads(x: Tensor) -> list[Tensor]:
+    return [y.unflatten(-1, (2, 6)).transpose(1, 2) for y in (x, x * 2, x + 1)]
+
+
+FLATTENED: dict[str, padded_cases.Case] = {
+    "rows": (lambda x, w: (x @ w).relu() + 1, lambda n: [rand(2, n, 4), rand(4, 3)]),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(*heads(x)).transpose(1, 2) + 1,
+        lambda n: [rand(2, n, 12)],
     ),
+    "scan": (lambda x: x.cumsum(1) * 2, lambda n: [rand(2, n)]),
+    "places": (
+        lambda i, x: x[:, i - 100] / x.shape[1] + x[:, -1:] + x[:, ::2].sum(),
+        lambda n: [torch.arange(n) + 100, rand(2, n)],
+    ),
+    "statistics": (statistics, lambda n: [rand(2, n)]),
 }  # fmt: skip
-
-
-def mark(inputs: list[Tensor], n: int) -> None:
-    for x in inputs:
-        for dim, size in enumerate(x.shape):
-            (torch._dynamo.mark_dynamic if size == n else torch._dynamo.mark_static)(x, dim)
+"""Their second size changes; operators work along it, others are flattened together with it."""
+REFUSED = {name: padded_cases.REFUSED[name] for name in ("joined", "flip", "middle", "divided")} | {
+    "rows_turned": (lambda x: x.reshape(2, -1).softmax(1), [rand(2, 5, 3).transpose(0, 1)]),
+    "sum_of_rows": (lambda x: x.flatten(0, 1).sum(0), [rand(2, 5, 3)]),
+    "random": (lambda x: F.dropout(x, 0.5), [rand(2, 5)]),
+}
+REASONS = {
+    "joined": "Concatenate joins along a padded",
+    "flip": "Reverse is not known to keep padded",
+    "middle": "a result has a flattened padded dimension",
+    "divided": "Div divides integers",
+    "rows_turned": "takes a padded dimension apart",
+    "sum_of_rows": "operands that are padded at different places",
+    "random": "seed is not known to keep padded",
+}
 
 
 class Compiled:
@@ -94,11 +104,11 @@ class Compiled:
         for mine, theirs in zip(leaves(got), leaves(expected), strict=True):
             assert mine.stride() == theirs.stride()
 
-    def sizes(self) -> set[int]:
-        """The rows of the graphs that were compiled."""
+    def sizes(self, dim: int = 0) -> set[int]:
+        """The sizes of results of the graphs that were compiled."""
         (driver,) = self.target._drivers.values()
         assert driver.simulator is not None
-        return {model.outputs[0].dims[0] for model in driver.simulator.models.values()}
+        return {model.outputs[0].dims[dim] for model in driver.simulator.models.values()}
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -112,6 +122,15 @@ def test_sizes_of_one_bucket_share_a_graph(name: str, monkeypatch: pytest.Monkey
     for n in (5, 7, 13, 20, 7, 20):
         compiled.check(make(n), n)
     assert compiled.sizes() == {8, 16, 20}
+
+
+@pytest.mark.parametrize("name", FLATTENED)
+def test_padded_places_are_kept_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, make = FLATTENED[name]
+    compiled = Compiled(fn, monkeypatch)
+    for n in (5, 7, 13, 20):
+        compiled.check(make(n), n)
+    assert compiled.sizes(1) == {8, 16, 20}
 
 
 def test_graphs_of_old_sizes_are_dropped_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,11 +147,11 @@ def test_graphs_of_old_sizes_are_dropped_with_one_warning(monkeypatch: pytest.Mo
 def test_a_graph_that_takes_no_padding_is_compiled_for_each_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled = Compiled(lambda x: x.softmax(0), monkeypatch)
+    compiled = Compiled(lambda x: x.flip(0) + 1, monkeypatch)
     for n in (5, 7, 5):
         compiled.check([rand(n, 3)], n)
     assert compiled.sizes() == {5, 7}
-    note = "shape buckets do not apply: Softmax works along a padded dimension, from"
+    note = "shape buckets do not apply: Reverse is not known to keep padded elements apart, from"
     assert note in str(compiled.backend.reports[0])
 
 
@@ -142,9 +161,9 @@ class Symbolic(Recording, TopsTarget):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_operator(name: str) -> None:
-    fn, inputs, reason = REFUSED[name]
+    fn, inputs = REFUSED[name]
     mark(inputs, 5)
     target = Symbolic()
     record(fn, *inputs, target=target, shape_buckets=BUCKETS)
     refusals = [graph.bucket_refusal for p in target.programs for graph in p.graphs]
-    assert any(reason in str(refusal) for refusal in refusals), refusals
+    assert any(REASONS[name] in str(refusal) for refusal in refusals), refusals

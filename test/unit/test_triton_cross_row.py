@@ -55,18 +55,24 @@ def gradients(fn: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [t.grad for t in leaves if t.grad is not None]
 
 
+def check_gradients(
+    compiled: Callable[..., Tensor], fn: Callable[..., Tensor], inputs: list[Tensor]
+) -> None:
+    mine, eager = gradients(compiled, inputs), gradients(fn, inputs)
+    truth = gradients(fn, [t.double() for t in inputs])
+    assert len(mine) == len(inputs)
+    for got, theirs, real in zip(mine, eager, truth, strict=True):
+        assert_matches(got, theirs, real)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients(name: str, shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
-    inputs, fn = inputs_of(shape, dtype), NORMS[name]
+    fn = NORMS[name]
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=Backend("triton", cache_dir=tmp_path), dynamic=False)
-    mine, eager = gradients(compiled, inputs), gradients(fn, inputs)
-    truth = gradients(fn, [t.double() for t in inputs])
-    assert len(mine) == 3
-    for got, theirs, real in zip(mine, eager, truth, strict=True):
-        assert_matches(got, theirs, real)
+    check_gradients(compiled, fn, inputs_of(shape, dtype))
 
 
 def backward_of(
@@ -118,11 +124,7 @@ def test_one_kernel_for_any_number_of_rows(tmp_path: Path) -> None:
     backend = Backend("triton", cache_dir=tmp_path)
     compiled = torch.compile(layer_norm, backend=backend)
     for rows in (1031, 2047, 2048, 800, 5):
-        inputs = inputs_of((rows, 48), torch.float32)
-        mine, eager = gradients(compiled, inputs), gradients(layer_norm, inputs)
-        truth = gradients(layer_norm, [t.double() for t in inputs])
-        for got, theirs, real in zip(mine, eager, truth, strict=True):
-            assert_matches(got, theirs, real)
+        check_gradients(compiled, layer_norm, inputs_of((rows, 48), torch.float32))
     assert len(backend.reports) == 4  # the first number, and any
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support.packages import NAMES, compiled, folder, target
 from dicp.errors import (
     FallbackWarning,
     RuleError,
+    RunFailureError,
     RunStatusError,
     SimulatorWarning,
     TargetFailureError,
@@ -104,6 +107,28 @@ def test_a_profiled_kernel_s_status_is_checked_too(
     monkeypatch.setattr(simulator.Segment, "run_one", lambda self, position: status)
     with pytest.raises(RunStatusError, match="not 0"), torch.profiler.profile():
         compiled(target, lambda x: torch.relu(x) * 2)(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("profiled", [False, True])
+def test_what_a_run_raises_names_the_target_and_the_line(
+    profiled: bool, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulator = importlib.import_module(f"{target.name}_dicp.simulator")
+    loop = target.name == NAMES["loop"]
+
+    def run(self: Any, *given: Any) -> int:
+        return {}["no such buffer"]  # type: ignore[no-any-return]
+
+    place, name = (simulator.Segment, "run_one" if profiled else "run") if loop else (
+        simulator.Model, "run")  # fmt: skip
+    monkeypatch.setattr(place, name, run)
+    problem = "raises KeyError: 'no such buffer', at"
+    profile = torch.profiler.profile() if profiled else nullcontext()
+    with pytest.raises(RunFailureError, match=problem) as caught, profile:
+        compiled(target, lambda x: torch.relu(x) * 2)(torch.randn(2, 3))
+    lines = inspect.getsourcelines(run)
+    assert caught.value.place == f"{__file__}:{lines[1] + 1}"
+    assert repr(target.name) in str(caught.value)
 
 
 STAGES = ("fingerprint", "prepare", "lower", "render", "build", "load")

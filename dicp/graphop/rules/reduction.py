@@ -269,15 +269,12 @@ def _in_order(g: Ops, x: Value, k: Any, dim: int) -> tuple[Value, Value]:
 # ---- scans ---------------------------------------------------------------------------------------
 
 
-def _scan(kind: str, *, wide: bool = False) -> Any:
+def _scan(kind: str) -> Any:
     def apply(g: Ops, x: Value, dim: int, dtype: Any = None) -> Value:
         x = g.cast(x, g.dtype)
         if x.ndim == 0:
             return g.op("Identity", x)
-        axis = g.const(dim % x.ndim, torch.int32)
-        if not wide:
-            return g.op(kind, x, axis)
-        return g.cast(g.op(kind, g.wide(x), axis), g.dtype)
+        return g.op(kind, x, g.const(dim % x.ndim, torch.int32))
 
     return apply
 

@@ -20,6 +20,7 @@ from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.loop.runtime.checks import check_inputs, check_sizes, raise_kernel_error
 from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
+from dicp.rule_errors import raise_run_failure
 from dicp.serialize import (
     callable_of,
     decode_argument,
@@ -249,14 +250,20 @@ class ExecutionPlan:
             if watch is not None or profiling():
                 run_one_by_one(watch or self._profiled)
                 return
-            stopped = run()
+            try:
+                stopped = run()
+            except Exception as error:
+                self._raise_failure(launches, error)
             if stopped != 0:
                 self._raise(launches, stopped)
 
         def run_one_by_one(around: Watch) -> None:
             for k, step in enumerate(launches):
                 with around(step):
-                    stopped = segment.run_one(k)
+                    try:
+                        stopped = segment.run_one(k)
+                    except Exception as error:
+                        self._raise_failure(launches[k : k + 1], error)
                 if stopped != 0:
                     self._raise(launches[k : k + 1], stopped)
 
@@ -276,6 +283,11 @@ class ExecutionPlan:
         status = tuple(self.status)
         self.status[0] = 0
         raise_kernel_error(launches, stopped, status, self.loaded.target)
+
+    def _raise_failure(self, launches: Sequence[Step], error: Exception) -> NoReturn:
+        names = ", ".join(step["kernel"] for step in launches)
+        sources = [str(origin) for step in launches for origin in step["origins"]]
+        raise_run_failure(error, self.loaded.target, names, sources)
 
     def _call(self, step: Step) -> RunStep:
         name = step["call"]

@@ -100,7 +100,7 @@ def value_name(value: Value, names: Mapping[Node, str]) -> str:
 
 def _lines(node: Node, names: Mapping[Node, str]) -> list[str]:
     name = names[node]
-    if node.kind in ("input", "seed"):
+    if node.kind in ("input", "seed", "sizes"):
         return [f"Op {name} = b->CreateInput({_type(node.outputs[0])});"]
     if node.kind == "const":
         return _constant(node, name)

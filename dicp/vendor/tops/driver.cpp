@@ -34,6 +34,7 @@ struct Executable {
   int32_t device = 0;
   std::vector<uint64_t> inputs, outputs;  // bytes of each
   std::vector<Buffer> in, out;
+  std::mutex running;  // of the buffers: one run at a time
 };
 
 std::mutex mutex;  // of the streams
@@ -138,8 +139,8 @@ int dicp_build(void (*define)(std::shared_ptr<builder::Builder>&), int count, co
   topsgraphProgram program = nullptr;
   TRY(topsgraphCreateProgramFromModule, &program, module.get());
   int status = compile(program, count, options, receive);
-  topsgraphDestroyProgram(&program);
-  return status;
+  int destroyed = check("topsgraphDestroyProgram", topsgraphDestroyProgram(&program));
+  return status != 0 ? status : destroyed;
 }
 
 int dicp_load(const void* data, uint64_t size, int32_t device, Executable** loaded) {
@@ -159,22 +160,28 @@ void dicp_sizes(const Executable* executable, uint64_t* counts, uint64_t* sizes)
   for (uint64_t size : executable->outputs) *sizes++ = size;
 }
 
+// Frees all that it can; the first status that is no success.
 int dicp_unload(Executable* executable) {
-  int status = topsSetDevice(executable->device);
+  int first = 0;
+  auto note = [&first](const char* call, int status) {
+    if (first == 0) first = check(call, status);
+  };
+  note("topsSetDevice", topsSetDevice(executable->device));
   for (auto* buffers : {&executable->in, &executable->out}) {
     for (Buffer& buffer : *buffers) {
-      if (buffer.memory != nullptr) topsFree(buffer.memory);
+      if (buffer.memory != nullptr) note("topsFree", topsFree(buffer.memory));
     }
   }
-  if (status == 0) status = topsDestroyExecutable(executable->handle);
+  note("topsDestroyExecutable", topsDestroyExecutable(executable->handle));
   delete executable;
-  return status;
+  return first;
 }
 
 // Runs on the stream `on`, or, to the end, on the driver's own of the device if there is none.
 // Tensors of the host are copied there and back.
 int dicp_run(Executable* executable, const Argument* inputs, uint64_t in, const Argument* outputs,
              uint64_t out, topsStream_t on) {
+  std::lock_guard<std::mutex> lock(executable->running);
   TRY(topsSetDevice, executable->device);
   bool waits = on == nullptr;
   if (waits) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Driver:
 
     def __init__(self, library: Any, simulated: bool) -> None:
         self._library = library
+        self.building = threading.Lock()
         self.simulator: Simulator | None = None
         library.dicp_call.restype = ctypes.c_char_p
         library.dicp_log.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
@@ -91,7 +93,7 @@ class Driver:
         return list(found[: counts[0]]), list(found[counts[0] : counts[0] + counts[1]])
 
     def unload(self, handle: int) -> None:
-        self._library.dicp_unload(handle)
+        self.check(self._library.dicp_unload(handle), "")
 
     def run(
         self, handle: int, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],

@@ -11,6 +11,7 @@ from dicp.config import BOOLEAN, WORDS, Config, vendor_option
 from dicp.graphop.builder import Builder
 from dicp.graphop.padding import padding_refusal
 from dicp.graphop.program import Graph, Item, Node
+from dicp.graphop.rewrite import rewritten
 from dicp.graphop.rules import RULES
 from dicp.graphop.target import GraphTarget, GraphUnit
 from dicp.target import Check, Facts, tensors_of
@@ -20,7 +21,7 @@ from dicp.vendor.tops.codegen import ENTRY, node_names, render_graph, stated_typ
 from dicp.vendor.tops.doctor import checks
 from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.layout import cancelled
-from dicp.vendor.tops.padding import CHECKS
+from dicp.vendor.tops.padding import CHECKS, FLOWS, MASKS
 from dicp.vendor.tops.prototypes import DTYPES
 from dicp.vendor.tops.runtime import Driver, Executable
 from dicp.vendor.tops.semantics import SEMANTICS
@@ -84,8 +85,11 @@ class TopsTarget(GraphTarget):
     ) -> Sequence[Item]:
         return cancelled(builder, items, outputs)
 
+    def mask_padding(self, builder: Builder, items: Sequence[Item]) -> Sequence[Item]:
+        return rewritten(builder, items, MASKS)
+
     def bucket_refusal(self, graph: Graph) -> str | None:
-        return padding_refusal(graph, CHECKS, SEMANTICS)
+        return padding_refusal(graph, CHECKS, SEMANTICS, FLOWS)
 
     # ---- source, binary, run --------------------------------------------------------------------
 
@@ -105,9 +109,10 @@ class TopsTarget(GraphTarget):
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
         shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
-        if driver.simulator is not None:
-            driver.simulator.stated = unit.options.split("\n")
-        binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
+        with driver.building:
+            if driver.simulator is not None:
+                driver.simulator.stated = unit.options.split("\n")
+            binary = driver.build(address_of(self.name, shared, ENTRY), _flags(config))
         return {"graph.cpp": unit.text.encode(), "graph.bin": binary}
 
     def launch(self, unit: GraphUnit, built: Entry, cache: Cache, config: Config) -> Executable:

@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import json
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from dicp.errors import CompilerError, FallbackWarning, ToolchainError
 from dicp.gpu import build
 from dicp.gpu.build import Binary
 from dicp.gpu.launch import LaunchPlan
+from dicp.private_files import remove_with
 from dicp.vendor.triton.facts import GPU
 from dicp.vendor.triton.thresholds import STARTED_AHEAD
 
@@ -109,11 +111,12 @@ class _Process:
     """One worker process."""
 
     def __init__(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="dicp-triton-", ignore_cleanup_errors=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="dicp-triton-"))
+        remove_with(self, self.folder)
         worker = FOLDER / "worker.py"
         with environment(TRITON_INTERPRET="0"):  # even if the user's own kernels are interpreted
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(worker), self.folder.name],  # -P: not on sys.path
+                [sys.executable, "-P", str(worker), str(self.folder)],  # -P: not on sys.path
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         self.messages: list[str] = []
@@ -150,7 +153,7 @@ class _Process:
             if stream is not None:
                 with contextlib.suppress(OSError):  # flushing what the dead worker did not read
                     stream.close()
-        self.folder.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workers:

@@ -24,6 +24,8 @@ EVERY_TOKEN = 2147483647
 MOST_HEADS, WIDEST_HEAD, HEAD_STEP = 256, 512, 16
 HIGH_PRECISION = 0
 LARGEST = torch.finfo(torch.float32).max
+ABSORBS = {torch.float32: -(2.0**27), torch.float64: -(2.0**56)}
+"""A row's largest score below this is that of a mask that absorbs the scores."""
 
 
 @rule(ATTENTION_FORWARD)
@@ -63,7 +65,10 @@ def attention_backward(
     if hidden is not None:
         return _training_backward(g, dy, q, k, v, out, logsum, factor, hidden)
     scores = _scores(g, q, k, is_causal, attn_mask, factor)
-    return _gradients(g, dy, q, k, v, out, factor, scores, logsum)
+    weights, total, shift = _probabilities(g, scores, attn_mask is not None)
+    if attn_mask is not None:
+        dy = g.mul(g.wide(dy), _counts(g, total, shift))
+    return _gradients(g, dy, q, k, v, factor, weights)
 
 
 # ---- what the fused operators take ---------------------------------------------------------------
@@ -241,6 +246,13 @@ def _probabilities(g: Ge, scores: Value, masked: bool) -> tuple[Value, Value, Va
     return g.op("RealDiv", weights, divisor), total, shift
 
 
+def _counts(g: Ge, total: Value, shift: Value) -> Value:
+    """By what the graph has divided the gradient of each row: the number of its keys, where the
+    mask absorbs their scores (dynamo_bridge/attention/training.py), else 1."""
+    absorbs = g.op("Less", shift, g.number(ABSORBS[shift.dtype], shift.dtype))
+    return g.where(absorbs, total, 1.0, total.dtype)
+
+
 def _scores(g: Ge, q: Value, k: Value, is_causal: bool, mask: Value | None, factor: float) -> Value:
     """factor q k', masked, in float32 where it is narrower."""
     k = _for_heads(g, k, q)
@@ -291,22 +303,18 @@ def _product(g: Ge, x: Value, y: Value) -> Value:
 
 
 def _gradients(
-    g: Ge, dy: Value, q: Value, k: Value, v: Value, out: Value, factor: float, scores: Value,
-    logsum: Value,
-) -> tuple[Value, Value, Value]:  # fmt: skip
-    """The probabilities are exp(s - logsum), as in every implementation of this operator.
+    g: Ge, dy: Value, q: Value, k: Value, v: Value, factor: float, weights: Value
+) -> tuple[Value, Value, Value]:
+    """ds = p (dy v' - sum(p dy v')), with the probabilities p.
 
-    Who calls it relies on that: a large negative mask leaves nothing of the count of keys in
-    `logsum`, and the caller divides by that count. A row that sees no key has weights of 0.
+    Neither exp(s - logsum), which is off by the rounding error of a large `logsum`, nor
+    sum(dy out), which is not that of the same products where one key has all of the weight.
     """
-    logsum = g.unsqueeze(g.cast(logsum, scores.dtype), 3)
-    unseen = g.op("Equal", logsum, g.number(-math.inf, logsum.dtype))
-    weights = g.op("Exp", g.sub(scores, g.where(unseen, LARGEST, logsum, logsum.dtype)))
     wide_dy = g.wide(dy)
     dv = _product(g, g.transpose(weights, [0, 1, 3, 2]), wide_dy)
     values, keys = (g.wide(_for_heads(g, x, q)) for x in (v, k))
     dweights = _product(g, wide_dy, g.transpose(values, [0, 1, 3, 2]))
-    inner = g.reduce("ReduceSum", g.mul(wide_dy, g.wide(out)), [3], True)
+    inner = g.reduce("ReduceSum", g.mul(weights, dweights), [3], True)
     dscores = g.mul(weights, g.sub(dweights, inner))
     dq = g.mul(_product(g, dscores, keys), factor)
     dk = _product(g, g.transpose(dscores, [0, 1, 3, 2]), g.wide(q))
