@@ -87,17 +87,26 @@ void check_memory(const at::Tensor& tensor) {
 
 // ---- host views -----------------------------------------------------------------------------------
 
+const c10::Storage* HostCall::twin_of(const Twins& all, const c10::StorageImpl* storage) {
+  for (const auto& twin : all)
+    if (twin.of == storage) return &twin.storage;
+  return nullptr;
+}
+
 at::Tensor HostCall::view_of(const at::Tensor& tensor) {
   check_memory(tensor);
   const auto& storage = tensor.storage();
   if (host_addressable()) {
-    auto& host = host_storages_[storage.unsafeGetStorageImpl()];
+    auto* impl = storage.unsafeGetStorageImpl();
+    const auto* host = twin_of(host_storages_, impl);
     if (!host) {
-      host = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                          share(storage, c10::kCPU), c10::GetCPUAllocator(), true);
-      device_storages_.emplace(host.unsafeGetStorageImpl(), storage);
+      host_storages_.push_back(
+          {impl, c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                              share(storage, c10::kCPU), c10::GetCPUAllocator(), true)});
+      host = &host_storages_.back().storage;
+      device_storages_.push_back({host->unsafeGetStorageImpl(), storage});
     }
-    auto made = over(host, kHostKeys, tensor, tensor.storage_offset());
+    auto made = over(*host, kHostKeys, tensor, tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
       made.unsafeGetTensorImpl()->set_wrapped_number(true);
     return made;
@@ -153,14 +162,13 @@ at::Tensor HostCall::on_device(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) return tensor;
   const c10::Device place(kType, c10::DeviceIndex(device_));
   auto* impl = tensor.storage().unsafeGetStorageImpl();
-  auto known = device_storages_.find(impl);
   at::Tensor made;
-  if (known != device_storages_.end()) {
-    made = over(known->second, kDeviceKeys, tensor, tensor.storage_offset());
+  if (const auto* known = twin_of(device_storages_, impl)) {
+    made = over(*known, kDeviceKeys, tensor, tensor.storage_offset());
   } else if (host_addressable() && (impl->nbytes() == 0 || block_of(impl->data_ptr()))) {
     c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
                          moved_or_shared(tensor.storage(), place), device_allocator(), true);
-    device_storages_.emplace(impl, storage);
+    device_storages_.push_back({impl, storage});
     made = over(storage, kDeviceKeys, tensor, tensor.storage_offset());
   } else {
     made = at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), device_allocator(),
