@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class BackendUnderTest:
         """Whether the backend keeps reports of what it compiled."""
         return hasattr(self.inner, "reports")
 
-    @property
+    @cached_property
     def limits(self) -> tuple[str, ...]:
         """How the reasons begin for which the target may leave a call to eager in any case."""
         target = self.name.removesuffix(SUFFIX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -24,6 +25,11 @@ LISTED = pytest.StashKey[list[str]]()
 """Operators that stand for files of the list in use, as regular expressions."""
 SAMPLES = ("sample", "sweeps")
 """Options that leave tests out, another part every few hours."""
+SHARED_MEMORY = "/dev/shm"
+"""Where Linux keeps files in memory. Tens of thousands of small files take minutes to remove from
+a disk."""
+CACHE_BYTES = 4 * 2**30
+"""Free bytes that the cache of a session needs at most."""
 DYNAMIC_CHOICES: dict[str, list[bool]] = {"true": [True], "false": [False], "both": [False, True]}
 
 
@@ -102,7 +108,8 @@ def _use_a_cache_of_our_own(config: pytest.Config) -> None:
     """A session starts from an empty cache that its workers share, unless DICP_CACHE_DIR is set."""
     if is_set("DICP_CACHE_DIR") or hasattr(config, "workerinput"):
         return
-    folder = tempfile.mkdtemp(prefix="dicp-test-cache-")
+    memory = SHARED_MEMORY if _takes_programs(SHARED_MEMORY) else None
+    folder = tempfile.mkdtemp(prefix="dicp-test-cache-", dir=memory)
     environment = pytest.MonkeyPatch()
     environment.setenv("DICP_CACHE_DIR", folder)
 
@@ -111,6 +118,16 @@ def _use_a_cache_of_our_own(config: pytest.Config) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
     config.add_cleanup(remove)
+
+
+def _takes_programs(folder: str) -> bool:
+    """Whether there is room for the cache of a session in a folder, and its libraries can run."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    runs = not found.f_flag & os.ST_NOEXEC
+    return runs and os.access(folder, os.W_OK) and found.f_bavail * found.f_frsize > CACHE_BYTES
 
 
 def _use_testpaths_of_the_ini_file(config: pytest.Config) -> None:

@@ -78,11 +78,17 @@ struct Plan {
   std::string name;
 };
 
+// Names of ranges of the profiler: without the namespace, and of work on a device.
+std::string short_name(const std::string& name);
+std::string kernel_row(const std::string& name, int device);
+
 // The exact signature of a call's arguments; false where no plan may serve it.
 bool signature(const torch::jit::Stack& stack, size_t first, std::string& key);
 bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
               torch::jit::Stack* stack);
 
+// False where the memory has gaps or overlaps.
+bool fill_with_zeros(const at::Tensor& self);
 void copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
 
 }  // namespace dicp
