@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from dicp.config import Config
+from dicp.device.cells import CELLS
 from dicp.dynamo_bridge.compile_fx import compile_aten
 from dicp.dynamo_bridge.decompose import decompositions
 from dicp.target import Target
@@ -52,19 +53,51 @@ class Call:
 
 @dataclass
 class CompiledOperator:
+    """A compiled graph of real tensors: complex ones go in and come out as pairs."""
+
     executable: Callable[[list[Any]], Sequence[Any]]
     graph: fx.GraphModule
     guards: str
-    single: bool
+    form: Results
+    sizes: tuple[torch.Size, ...] | None = None
+    """The only sizes it was compiled for; None: any that satisfy the guards."""
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the sizes of `tensors` are among those it was compiled for."""
+        if self.sizes is not None:
+            return self.sizes == _sizes(tensors)
         if not self.guards:
             return True
         return traced_guards_hold(self.graph, self.guards, [as_traced(t) for t in tensors])
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return list(self.executable(list(tensors)))
+        results = self.executable([in_pairs(t) for t in tensors])
+        return [
+            torch.view_as_complex(r) if pairs else r
+            for r, pairs in zip(results, self.form.pairs, strict=True)
+        ]
+
+    def prepare(self, tensors: Sequence[torch.Tensor]) -> None:
+        prepare = getattr(self.executable, "prepare", None)
+        if prepare is not None:
+            prepare([in_pairs(t) for t in tensors])
+
+    def native_call(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the native part needs to run it alone on `tensors`; None if it cannot."""
+        native_call = getattr(self.executable, "native_call", None)
+        if native_call is None or any(self.form.pairs):
+            return None
+        return native_call([in_pairs(t) for t in tensors])
+
+
+@dataclass
+class Results:
+    """What a traced operator returned."""
+
+    single: bool = False
+    """One tensor, and no tuple."""
+    pairs: tuple[bool, ...] = ()
+    """Which results are complex: pairs of real numbers in the graph."""
 
 
 class OperatorCompiler:
@@ -108,41 +141,84 @@ class OperatorCompiler:
     def _compile(
         self, call: Call, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]
     ) -> CompiledOperator:
-        run, single = _as_function(call, leaves, spec)
-        tensors = [as_traced(tensor) for tensor in tensors]
+        """For any sizes, or where the target has code for fixed ones alone, for these."""
+        fixed = (call.op, call.dtypes, str(spec), *_classes(leaves))
         try:
-            graph = make_fx(
-                run, decomposition_table=decompositions(self.target), tracing_mode="symbolic"
-            )(*tensors)
-            compiled, report = compile_aten(graph, tensors, self.target, self.config)
+            if fixed in self._variants:
+                raise NotCompiled("its sizes have to be fixed")
+            return self._traced(call, leaves, spec, tensors, "symbolic")
+        except NotCompiled:
+            if all(n < 2 for t in tensors for n in t.shape):
+                raise
+            made = self._traced(call, leaves, spec, tensors, "fake")
+            self._count_variant(fixed, _sizes(tensors))
+            return replace(made, guards="", sizes=_sizes(tensors))
+
+    def _traced(
+        self,
+        call: Call,
+        leaves: Sequence[Any],
+        spec: Any,
+        tensors: Sequence[torch.Tensor],
+        sizes: Literal["symbolic", "fake"],
+    ) -> CompiledOperator:
+        form = Results()
+        run = _as_function(call, leaves, spec, form)
+        given = [as_traced(tensor) for tensor in tensors]
+        try:
+            table = {**decompositions(self.target), **CELLS}
+            graph = make_fx(run, decomposition_table=table, tracing_mode=sizes)(*given)
+            compiled, report = compile_aten(graph, given, self.target, self.config)
         except Exception as error:
             raise NotCompiled(f"{type(error).__name__}: {str(error)[:200]}") from error
         left = [node for node in report.nodes if node.decision == "eager"]
         if left:
             raise NotCompiled(f"{left[0].op}: {left[0].reason}")
         assert compiled.executable is not None
-        return CompiledOperator(compiled.executable, graph, traced_guards(graph), single())
+        return CompiledOperator(compiled.executable, graph, traced_guards(graph), form)
 
 
 def _as_function(
-    call: Call, leaves: Sequence[Any], spec: Any
-) -> tuple[Callable[..., list[Any]], Callable[[], bool]]:
-    """The call as a function of its tensors, and whether it returned one tensor when traced."""
-    single = [False]
+    call: Call, leaves: Sequence[Any], spec: Any, form: Results
+) -> Callable[..., list[Any]]:
+    """The call as a function of its tensors in pairs; `form` is set when it is traced."""
 
     def run(*tensors: Any) -> list[Any]:
         given = iter(tensors)
-        filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        filled = [
+            (torch.view_as_complex(next(given)) if leaf.is_complex() else next(given))
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         result = call.op(*args, **kwargs)
-        single[0] = isinstance(result, torch.Tensor)
-        results = [result] if single[0] else list(result)
+        form.single = isinstance(result, torch.Tensor)
+        results = [result] if form.single else list(result)
         if not all(isinstance(r, torch.Tensor) for r in results):
             raise NotCompiled("it returns something else than tensors")
+        form.pairs = tuple(r.is_complex() for r in results)
         wanted = call.dtypes or (None,) * len(results)
-        return [r if d is None else r.to(d) for r, d in zip(results, wanted, strict=True)]
+        return [_converted(r, dtype) for r, dtype in zip(results, wanted, strict=True)]
 
-    return run, lambda: single[0]
+    return run
+
+
+def _converted(result: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A result in the dtype of the tensor that was given for it, complex numbers as pairs."""
+    if not result.is_complex():
+        return result if dtype is None else result.to(dtype)
+    pairs = torch.view_as_real(result)
+    return pairs if dtype is None else pairs.to(dtype.to_real())
+
+
+def in_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers that share its memory; any other as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
 
 
 def as_traced(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,8 +227,9 @@ def as_traced(tensor: torch.Tensor) -> torch.Tensor:
     Neither the place in its storage nor the strides of dimensions of size 1 matter to compiled
     code; a trace would take each for a symbol, and guard it.
     """
-    if is_wrapped_number(tensor):
+    if is_wrapped_number(tensor) and not tensor.is_complex():
         return tensor
+    tensor = in_pairs(tensor)
     order = sorted(range(tensor.dim()), key=lambda d: (tensor.size(d) == 1, -tensor.stride(d)))
     strides, step = [0] * tensor.dim(), 1
     for position in reversed(order):

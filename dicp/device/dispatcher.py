@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from dicp.config import Config, DeviceSettings
+from dicp.device.cells import CELLS
 from dicp.device.compile import Call, CompiledOperator, NotCompiled, OperatorCompiler
 from dicp.device.output import say
 from dicp.device.patterns import Patterns
+from dicp.dynamo_bridge.decompose import decompositions
 from dicp.errors import FallbackWarning, MixedDevicesError
 from dicp.target import Target
 from dicp.torch_private import (
@@ -66,7 +68,9 @@ class Functional:
 
     op: OpOverload
     outs: tuple[str, ...] = ()
-    """Names of the arguments that receive the results."""
+    """Names of the arguments that receive the results, the last ones."""
+    fresh: int = 0
+    """How many results come before those."""
 
 
 @dataclass
@@ -194,7 +198,7 @@ class Dispatcher:
             self.counts.add(name, "library")
             self.native.run_on_host(schema_of(op).name, schema_of(op).overload_name)
             return self.on_host(op, args, kwargs)
-        if kind is None and functional.op not in all_decompositions:
+        if kind is None and self.decomposition(functional.op) is None:
             raise NotCompiled("the target has no rule for it")
         result = self._compiled(op, functional, args, kwargs)
         self.counts.add(name, "compiled")
@@ -212,19 +216,18 @@ class Dispatcher:
         outs = [given[name] for name in form.outs]
         if outs:  # whose dtypes do not depend on whether a number is a tensor
             given = _with_tensors_for_numbers(op, given)
-        inputs = {argument.name: given[argument.name] for argument in schema_of(form.op).arguments}
+        inputs = inputs_of(form, given, outs)
         device = self.index_of(args, kwargs)
         call = self.native.HostCall(device)
         self.native.wait_for_queue(device)
         positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
-        prepared = Call(form.op, positional, named, tuple(out.dtype for out in outs))
+        dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
+        prepared = Call(form.op, positional, named, dtypes if outs else ())
         compiled, tensors = self.compiler.compiled(prepared)
-        prepare = getattr(compiled.executable, "prepare", None)
-        if prepare is not None:
-            prepare(tensors)
+        compiled.prepare(tensors)
         with self.native.HostMemory(device):
             results = [call.on_device(r) for r in compiled(tensors)]
-        for out, result in zip(outs, results, strict=bool(outs)):
+        for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
             if out.shape != result.shape:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
                 out.resize_(result.shape)
@@ -232,9 +235,11 @@ class Dispatcher:
         copied = any(a is not b for a, b in zip(_tensors(prepared), tensors, strict=True))
         if signature is not None and not copied and self.native.host_addressable():
             self._install(op, form, given, signature, compiled, tensors)
+        if form.fresh:
+            return tuple(results[: form.fresh])
         if outs:
             return outs[0] if len(outs) == 1 else tuple(outs)
-        return results[0] if compiled.single else tuple(results)
+        return results[0] if compiled.form.single else tuple(results)
 
     def index_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """The index of the device that a call runs on."""
@@ -253,12 +258,12 @@ class Dispatcher:
         tensors: Sequence[torch.Tensor],
     ) -> None:
         """Let the native part run calls of the same signature, if they are one native call."""
-        native_call = getattr(compiled.executable, "native_call", None)
-        plan = native_call(tensors) if native_call is not None else None
+        plan = None if form.fresh else compiled.native_call(tensors)
         if plan is None:
             return
         order = [place for name in given for place in _places(name, given[name])]
-        names = [p for a in schema_of(form.op).arguments for p in _places(a.name, given[a.name])]
+        taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
+        names = [place for name in taken for place in _places(name, given[name])]
         numbers = [a for a in schema_of(op).arguments if _is_number_for_tensor(a, given[a.name])]
         if len(names) != len(tensors) or numbers:
             return
@@ -293,14 +298,15 @@ class Dispatcher:
         reason: str,
     ) -> Any:
         form = self.functional(op)
-        rule = all_decompositions.get(form.op) if form is not None else None
+        rule = self.decomposition(form.op) if form is not None else None
         running: set[str] = self._here.__dict__.setdefault("running", set())
         if form is not None and rule is not None and name not in running:
             running.add(name)
             try:
                 result = self._decomposed(op, form, rule, args, kwargs)
-                self.counts.add(name, "decomposed", reason)
-                return result
+                if result is not NotImplemented:
+                    self.counts.add(name, "decomposed", reason)
+                    return result
             except (NotImplementedError, TypeError):
                 pass
             finally:
@@ -322,16 +328,17 @@ class Dispatcher:
     ) -> Any:
         given = bound(op, args, kwargs)
         outs = [given[name] for name in form.outs]
-        inputs = {a.name: given[a.name] for a in schema_of(form.op).arguments}
-        positional, named = _arguments_of(form.op, inputs)
+        positional, named = _arguments_of(form.op, inputs_of(form, given, outs))
         result = rule(*positional, **named)
-        if not outs:
+        if result is NotImplemented or not outs:
             return result
         results = [result] if isinstance(result, torch.Tensor) else list(result)
-        for out, value in zip(outs, results, strict=True):
+        for out, value in zip(outs, results[form.fresh :], strict=True):
             if out.shape != value.shape:
                 out.resize_(value.shape)
             out.copy_(value)
+        if form.fresh:
+            return tuple(results[: form.fresh])
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _say_fallback(self, name: str, reason: str) -> None:
@@ -347,6 +354,11 @@ class Dispatcher:
             self._said.add(line)
             say(line)
 
+    def decomposition(self, op: OpOverload) -> Callable[..., Any] | None:
+        """What the device or its target decomposes `op` by, else PyTorch's own decomposition."""
+        tables = (CELLS, decompositions(self.target), all_decompositions)
+        return next((table[op] for table in tables if op in table), None)
+
     def functional(self, op: OpOverload) -> Functional | None:
         """The functional overload behind `op`; None if there is none with the same arguments."""
         if op not in self._functional:
@@ -354,11 +366,23 @@ class Dispatcher:
         return self._functional[op]
 
 
+HELPERS = {
+    torch.ops.aten._cummax_helper.default: torch.ops.aten.cummax.default,
+    torch.ops.aten._cummin_helper.default: torch.ops.aten.cummin.default,
+}
+"""Operators that write to given results, under names of their own."""
+
+
 def _functional_of(op: OpOverload) -> Functional | None:
     schema = schema_of(op)
     if not schema.is_mutable:
         return Functional(op)
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    if op in HELPERS:
+        return Functional(HELPERS[op], tuple(written))
+    beside = getattr(torch.ops.aten, f"{packet_name(op)}_functional", None)
+    if beside is not None and not schema.overload_name:  # what is written is returned, last
+        return Functional(beside.default, tuple(written), len(schema.returns))
     outs = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
     name = packet_name(op)
     in_place = not outs and name.endswith("_") and len(written) == 1
@@ -369,10 +393,28 @@ def _functional_of(op: OpOverload) -> Functional | None:
     for overload in packet.overloads() if packet is not None else ():
         found = getattr(packet, overload)
         has = [(a.name, str(a.type)) for a in schema_of(found).arguments]
+        factory = tuple(name for name, _ in has[len(wanted) :]) == OPTIONS
         returned = len(schema_of(found).returns)
-        if not schema_of(found).is_mutable and has == wanted and returned == len(outs or written):
+        if schema_of(found).is_mutable or returned != len(outs or written):
+            continue
+        if has == wanted or (factory and has[: len(wanted)] == wanted):
             return Functional(found, tuple(outs or written))
     return None
+
+
+OPTIONS = ("dtype", "layout", "device", "pin_memory")
+"""Arguments of an operator that makes a tensor of numbers; given results stand for them."""
+
+
+def inputs_of(
+    form: Functional, given: Mapping[str, Any], outs: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """The arguments of the functional operator, by name."""
+    options: dict[str, Any] = dict.fromkeys(OPTIONS)
+    if outs:
+        options |= {"dtype": outs[0].dtype, "device": true_device(outs[0])}
+    names = [argument.name for argument in schema_of(form.op).arguments]
+    return {name: given[name] if name in given else options[name] for name in names}
 
 
 def bound(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -399,7 +441,7 @@ def _with_tensors_for_numbers(op: OpOverload, given: Mapping[str, Any]) -> dict[
 
 
 def _is_number_for_tensor(argument: Any, value: Any) -> bool:
-    return isinstance(value, (bool, int, float)) and str(argument.type) == "Tensor"
+    return isinstance(value, (bool, int, float, complex)) and str(argument.type) == "Tensor"
 
 
 def _places(name: str, value: Any) -> list[tuple[str, int]]:

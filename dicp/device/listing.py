@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dicp.device.dispatcher import Dispatcher, name_of
 from dicp.device.registration import Registered
-from dicp.torch_private import OpOverload, all_decompositions, dispatches_alone, overloads_of
+from dicp.torch_private import OpOverload, dispatches_alone, overloads_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,6 @@ def path_of(dispatcher: Dispatcher, op: OpOverload) -> str:
     kind = dispatcher.target.rule_kind(form.op) if form is not None else None
     if kind in ("compiled", "library", "view"):
         return str(kind)
-    if form is not None and form.op in all_decompositions:
+    if form is not None and dispatcher.decomposition(form.op) is not None:
         return "decomposed"
     return "cpu"

@@ -279,6 +279,17 @@ class DipuModule(ModuleType):
         free, total = self.native.memory_info(as_device(place).index)
         return free, total
 
+    def caching_allocator_alloc(
+        self, size: int, device: Any = None, stream: torch.Stream | None = None
+    ) -> int:
+        """The address of `size` bytes of a device, for work on `stream`."""
+        with self.stream(stream):
+            return int(self.native.allocate(size, as_device(device).index))
+
+    def caching_allocator_delete(self, mem_ptr: int) -> None:
+        """Frees what `caching_allocator_alloc` gave. Raises RuntimeError for a double free."""
+        self.native.free(mem_ptr)
+
     def empty_cache(self) -> None:
         self.native.empty_cache()
 

@@ -76,7 +76,7 @@ class AutoCompare:
         name = name_of(op)
         if not self.patterns.match(name) or self.dispatcher.is_random(op):
             return run()
-        host_args, host_kwargs = _on_host(args), _on_host(dict(kwargs))
+        host_args, host_kwargs = _on_host((args, dict(kwargs)), {})
         result = run()
         lines = [f"{function_name(op)}_autocompare"]
         try:
@@ -103,22 +103,25 @@ class AutoCompare:
         }
         if not written:
             yield from compare(f"{name} out", theirs=expected, ours=result)
-        order = [n for n in ours if n in written] + [n for n in ours if n not in written]
-        for argument in order:
-            if _holds_tensors(ours[argument]):
-                yield from compare(f"{name} {argument}", theirs[argument], ours[argument])
+        for argument in (n for n in ours if n in written):
+            yield from compare(f"{name} {argument}", theirs[argument], ours[argument])
+        for argument in (n for n in ours if n not in written):
+            yield from compare(f"{name} {argument}", theirs[argument], ours[argument], False)
 
 
-def compare(label: str, theirs: Any, ours: Any) -> Iterator[str]:
-    """The lines of one comparison: CPU tensor, device tensor, verdict."""
+def compare(label: str, theirs: Any, ours: Any, described: bool = True) -> Iterator[str]:
+    """The lines of one comparison: CPU tensor, device tensor, verdict; else the verdict alone."""
     if isinstance(ours, (list, tuple)):
         if not isinstance(theirs, (list, tuple)) or len(theirs) != len(ours):
             yield f"autocompare:    {label}: not_allclose, lengths differ"
             return
         for k, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-            yield from compare(f"{label} {k}-th", a, b)
+            yield from compare(f"{label} {k}-th", a, b, described)
         return
     if not isinstance(ours, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        return
+    if not described:
+        yield f"autocompare:    {label}: {verdict(theirs, ours.cpu())}"
         return
     yield f"autocompare:    {label}:"
     yield f"  {describe(theirs)}"
@@ -148,24 +151,21 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_holds_tensors, value))
-    return isinstance(value, torch.Tensor)
-
-
-def _on_host(value: Any) -> Any:
-    """Copies on the CPU of the tensors in `value`, with their strides."""
+def _on_host(value: Any, known: dict[Any, torch.Tensor]) -> Any:
+    """Copies on the CPU of the tensors in `value`, with their strides; one of each in `known`."""
     if isinstance(value, torch.Tensor):
-        strided = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        dense = value.numel() == 0 or 0 not in value.stride()
-        return strided.copy_(value) if dense else value.cpu()
+        key = value.data_ptr(), value.dtype, value.shape, value.stride()
+        if key not in known:  # a result that is an operand, too, is written for both
+            strided = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            dense = value.numel() == 0 or 0 not in value.stride()
+            known[key] = strided.copy_(value) if dense else value.cpu()
+        return known[key]
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_on_host, value))
+        return type(value)(_on_host(item, known) for item in value)
     if isinstance(value, dict):
-        return {name: _on_host(item) for name, item in value.items()}
+        return {name: _on_host(item, known) for name, item in value.items()}
     return value
 
 

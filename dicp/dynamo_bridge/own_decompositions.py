@@ -175,6 +175,25 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "m
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+def angle(x: Tensor) -> Tensor:
+    """The argument of numbers on the complex plane: of real ones 0, pi, or NaN."""
+    if x.is_complex():
+        return torch.atan2(x.imag, x.real)
+    result = torch.where(x < 0, math.pi, 0.0)
+    return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
+
+
+def hardshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
+
+
+def index_put(
+    x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False
+) -> Tensor:
+    """Whether eager may skip the check of the indices is no matter of what is written."""
+    return aten.index_put.default(x, indices, values, accumulate)
+
+
 MIXED: dict[OpOverload, int] = {
     aten.native_layer_norm.default: 2,
     aten.native_group_norm.default: 1,
@@ -212,6 +231,9 @@ def no_dropout(input: Tensor, p: float, train: bool | None = True) -> Any:
 
 
 OWN: dict[Any, Callable[..., Any]] = {
+    aten.angle.default: angle,
+    aten._index_put_impl.default: index_put,
+    aten.hardshrink_backward.default: hardshrink_backward,
     aten.ldexp.Tensor: ldexp,
     aten.eye.default: _eye,
     aten.eye.m: _eye,

@@ -27,6 +27,7 @@ from dicp.serialize import (
 from dicp.torch_private import (
     HOST,
     disable_current_modes,
+    profiled_range,
     profiling,
 )
 
@@ -208,7 +209,8 @@ class _Plan:
         def profiled(env: Env) -> None:
             if not profiling():
                 return run(env)
-            with torch.profiler.record_function(f"dicp::{name}"):
+            given = [tensor for get in getters if isinstance(tensor := get(env), torch.Tensor)]
+            with profiled_range(f"dicp::{name}", given, {}):
                 run(env)
 
         return profiled

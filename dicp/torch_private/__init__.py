@@ -95,6 +95,7 @@ from dicp.torch_private.modes import (
     TorchDispatchMode,
     disable_current_modes,
     pop_function_mode,
+    profiled_range,
     profiling,
     push_function_mode,
     pytree,

@@ -36,15 +36,22 @@ def work(rank: int, port: int) -> None:
     assert total.tolist() == [3, 3, 3] and sent.tolist() == [1, 2]
     assert scattered.tolist() == [2, 2] and total.is_cuda
     dist.barrier()
-    dist.destroy_process_group()
-    if rank == 0:
-        torch.manual_seed(0)
-        whole = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-        data = torch.randn(8, 4)
-        whole(data).square().mean().backward()
-        expected = torch.cat([p.grad.flatten() for p in whole.parameters()])
-        torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
-        print("DDP agrees")
+    if rank == 1:
+        os._exit(0)  # without a word to its peer
+    try:
+        while True:
+            dist.all_reduce(total)
+    except RuntimeError as error:
+        assert "closed by peer" in str(error) or "reset by peer" in str(error), error
+        print("a dead peer is named")
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    data = torch.randn(8, 4)
+    whole(data).square().mean().backward()
+    expected = torch.cat([p.grad.flatten() for p in whole.parameters()])
+    torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-5)
+    print("DDP agrees", flush=True)
+    os._exit(0)  # the group cannot be left in order
 
 
 if __name__ == "__main__":

@@ -180,6 +180,17 @@ except RuntimeError as error:
 else:
     raise AssertionError("a tensor without memory was read")
 
+# memory without a tensor, and what is no such memory
+address = dipu.caching_allocator_alloc(1000)
+dipu.caching_allocator_delete(address)
+for wrong, said in ((address, "double free of"), (4096, "not memory of a device")):
+    try:
+        dipu.caching_allocator_delete(wrong)
+    except RuntimeError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(said)
+
 # threads, each with its own current device and stream
 seen = []
 def other():
@@ -262,6 +273,75 @@ def test_warm_calls_stay_out_of_python(run: Any) -> None:
     assert run(WARM, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
 
 
+ON_THE_DEVICE = """
+import torch, torch_dipu
+import torch.nn as nn
+import torch.nn.functional as F
+from torch_dipu import dipu
+
+x, s = torch.randn(4, 5), torch.rand(3, 5) + 0.5
+c, i = torch.randn(4, 5, dtype=torch.complex64), torch.randint(0, 4, (3, 5))
+statistics = [torch.zeros(5), torch.ones(5)]
+
+def trained(module, *given):
+    leaves = [t.clone().requires_grad_() for t in given]
+    results = torch.utils._pytree.tree_leaves(module(*leaves))
+    sum(r.square().sum() for r in results).backward()
+    return [r.detach() for r in results] + [t.grad for t in (*leaves, *module.parameters())]
+
+def cell(kind, width, bias=True):
+    torch.manual_seed(0)
+    return kind(4, width, bias=bias).to(torch.get_default_device())
+
+def normalized(x, *statistics):
+    mine = [t.clone() for t in statistics]
+    args = None, None, *mine, True, 0.1, 1e-5
+    return *torch.ops.aten._native_batch_norm_legit(x, *args), *mine
+
+CALLS = {
+    "a range": (lambda: torch.arange(3, 17, 2), ()),
+    "angles": (lambda x, c: [x.angle(), c.angle()], (x, c)),
+    "complex numbers": (lambda c: [c * c.conj(), c * 1j + 2, (c.conj() + 1).imag * 2], (c,)),
+    "pairs": (lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(5, 2, 2)) * 2), (x,)),
+    "zeros": (lambda *given: [t.clone()[:, ::k].zero_() for t in given for k in (1, 2)], (x, x)),
+    "indices": (lambda x, i: x.clone().index_put_((i[:, 0],), x[0]), (x, i)),
+    "sizes that have to be fixed": (
+        lambda x: trained(nn.AdaptiveAvgPool2d((3, 2)), x), (torch.randn(1, 2, 7, 9),)
+    ),
+    "other sizes": (lambda x: trained(nn.AdaptiveAvgPool2d((3, 2)), x), (torch.randn(1, 2, 8, 5),)),
+    "LSTM": (lambda x: trained(cell(nn.LSTMCell, 6), x), (torch.randn(2, 4),)),
+    "GRU without bias": (lambda x: trained(cell(nn.GRUCell, 6, False), x), (torch.randn(2, 4),)),
+    "largest so far": (lambda x: list(x.cummax(1)) + list(x.cummin(0)), (x,)),
+    "shrunk": (lambda x: trained(nn.Hardshrink(), x), (x,)),
+    "statistics": (normalized, (x, *statistics)),
+}
+for how in ("mean", "amin"):
+    def reduced(x, i, s, how=how):
+        given = {"reduce": how, "include_self": False}
+        return [x.scatter_reduce(0, i, s, **given), x.index_reduce(0, i[:, 0], s, **given)]
+    CALLS[f"{how} without self"] = (reduced, (x, i, s))
+for name, (call, given) in CALLS.items():
+    torch.set_default_device("cpu")
+    expected = call(*given)
+    torch.set_default_device("dipu")
+    for attempt in range(2):
+        found = call(*(t.to("dipu") for t in given))
+        found = torch.utils._pytree.tree_map(lambda t: t.cpu(), found)
+        try:
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+fell = {operator for operator, path in dipu.path_counts() if path == "cpu"}
+assert not fell, fell
+print("all well")
+"""
+
+
+def test_operators_stay_on_the_device(run: Any) -> None:
+    """Given results, complex numbers, fixed sizes, cells, operators that write to statistics."""
+    assert run(ON_THE_DEVICE, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+
+
 ALLOCATOR = """
 import random, torch, torch_dipu
 from torch_dipu import dipu
@@ -306,6 +386,16 @@ def test_allocator(run: Any, algorithm: str) -> None:
 
 LEAK = """
 import torch, torch_dipu
+def freed():
+    return torch_dipu.dipu.caching_allocator_alloc(512)
+address = freed()
+torch_dipu.dipu.caching_allocator_delete(address)
+try:
+    torch_dipu.dipu.caching_allocator_delete(address)
+except RuntimeError as error:
+    assert "double free" in str(error) and "in freed" in str(error), error
+else:
+    raise AssertionError("a block was freed twice")
 def leak():
     return torch.ones(1 << 18, device="dipu")
 kept = leak()
@@ -333,6 +423,7 @@ def test_memory_checker(run: Any) -> None:
     leaked = lines[found[-1] + 1 :]
     assert "block of 1048576 bytes" in leaked[0] and "is not freed" in leaked[0], done.stdout
     assert any("in leak" in line for line in leaked), "the backtrace names the function"
+    assert any("at::_ops::" in line for line in leaked), "and the functions of C++"
 
 
 ROADS = """
@@ -397,10 +488,10 @@ def test_autocompare(run: Any) -> None:
     assert lines[1] == "autocompare:    add.out out:"
     assert re.fullmatch(tensor.format("cpu"), lines[2]), lines[2]
     assert re.fullmatch(tensor.format("dipu:0"), lines[3]), lines[3]
-    assert lines[4] == "  allclose" and "autocompare:    add.out self:" in text
+    assert lines[4] == "  allclose" and "autocompare:    add.out self: allclose" in lines
     assert "bernoulli" not in text, "random operators are not compared"
     bad = [line for line in text.splitlines() if "not_close" in line]
-    assert bad and all("max diff: 1, MAE: 1" in line for line in bad), text
+    assert len(bad) == 1 and "max diff: 1, MAE: 1" in bad[0], text  # none of the sum in place
     assert "not_close" not in text[text.index("dipu_sub_out_autocompare") :]
 
 
@@ -420,6 +511,55 @@ def test_dump(run: Any) -> None:
     assert lines[1].startswith("  add.out: self:numel:12, sizes:[3, 4]"), lines
     assert "  add.out: other:3" in lines and "  add.out: alpha:1" in lines
     assert sum(line.startswith("[dipu_add_out") for line in lines) == 1
+
+
+PROFILED = """
+import json, tempfile, torch
+from dicp.testing import torchvision_operators
+torchvision_operators.define()
+import torch_dipu, torchvision
+
+model = torchvision.models.resnet18(num_classes=4).eval().to("dipu")
+image = torch.randn(1, 3, 32, 32).to("dipu")
+with torch.no_grad():
+    model(image)
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    with torch.profiler.profile(**options) as profile:
+        with torch.profiler.record_function("inference"):
+            model(image)
+calls = {}
+for event in profile.key_averages():
+    calls[event.key] = event.count
+for name in ("convolution", "native_batch_norm"):
+    place = f"{name} (simulated dipu:0)"
+    assert calls[f"dipu_{name}"] == calls[f"LaunchKernel_{name}"] == calls[place] == 20, calls
+assert calls["aten::conv2d"] == calls["aten::batch_norm"] == 20, calls
+shaped = profile.key_averages(group_by_input_shape=True)
+assert any(e.key == "aten::conv2d" and e.input_shapes[:2] == [[1, 3, 32, 32], [64, 3, 7, 7]]
+           for e in shaped)
+table = profile.key_averages().table(sort_by="self_cpu_time_total")
+for column in ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg",
+               "# of Calls", "DIPU Mem", "Self DIPU Mem"):
+    assert column in table, column
+assert max(e.device_memory_usage for e in profile.key_averages()) > 64 * 16 * 16 * 4
+with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    profile.export_chrome_trace(file.name)
+    events = [e for e in json.load(open(file.name))["traceEvents"] if e.get("ph") == "X"]
+names = [e["name"] for e in events]
+launches = [e for e in events if e["name"].startswith("LaunchKernel_")]
+for launch in launches:  # work of an idle queue runs at once, inside of its launch
+    end, row = launch["ts"] + launch["dur"], launch["name"][len("LaunchKernel_"):] + " (simulated"
+    assert any(e["name"].startswith(row) and launch["ts"] <= e["ts"] <= end for e in events), row
+assert len(launches) > 40 and "inference" in names
+stacks = [e for e in events if e.get("cat") == "python_function"]
+assert any("resnet" in e["name"] for e in stacks)
+print("all well")
+"""
+
+
+def test_profiler(run: Any) -> None:
+    """ResNet-18's inference: rows, shapes, memory, stacks, a kernel for each launch."""
+    assert run(PROFILED, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
 
 
 ERRORS = {

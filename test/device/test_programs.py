@@ -34,7 +34,8 @@ def test_two_processes(run: Any) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    assert "DDP agrees" in run(HERE / "ddp_training.py", str(port)).stdout
+    said = run(HERE / "ddp_training.py", str(port)).stdout
+    assert "DDP agrees" in said and "a dead peer is named" in said
 
 
 def _runs(text: str) -> list[list[float]]:

@@ -251,15 +251,18 @@ CASES = [
         )
         for how in ("mean", "amax", "amin", "prod")
     ],
-    op(
-        "scatter_reduce_no_self",
-        lambda x, i, s: x.scatter_reduce(0, i, s, "amax", include_self=False),
-        X,
-        index((9, 37), 6),
-        (9, 37),
-        dtypes=F32_F64,
-        layouts=("contiguous",),
-    ),
+    *[
+        op(
+            f"scatter_reduce_no_self_{how}",
+            lambda x, i, s, how=how: x.scatter_reduce(0, i, s, how, include_self=False),
+            X,
+            index((9, 37), 6),
+            (9, 37),
+            dtypes=F32_F64,
+            layouts=("contiguous",),
+        )
+        for how in ("amax", "mean")
+    ],
     op("masked_scatter", torch.masked_scatter, X, MASK, X, dtypes=(*F32_F64, torch.int64)),
     op("select_scatter", lambda x, s: torch.select_scatter(x, s, 1, 2), X, (6,), dtypes=ANY),
     op(

@@ -221,7 +221,7 @@ def few(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return e.amax(1)  # amax
 
 
-@pytest.mark.parametrize("backend", ["ascendgraph", "tritongraph"])
+@pytest.mark.parametrize("backend", ["ascendgraph", "tritongraph", "topsgraph"])
 @pytest.mark.filterwarnings("ignore")
 def test_faults_through_a_simulator_and_an_interpreter(
     backend: str, monkeypatch: pytest.MonkeyPatch

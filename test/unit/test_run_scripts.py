@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def test_lists_run_from_any_folder(vendor: str, kind: str, started: Path) -> Non
         ]  # fmt: skip
         wrong = run(started, script, "maybe")
         assert wrong.returncode == 2 and "true|false|all" in wrong.stderr
+
+
+@pytest.mark.parametrize("kind", ["ops", "models"])
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_lists_for_static_and_dynamic_shapes_name_the_same_tests(vendor: str, kind: str) -> None:
+    folder = TEST / f"{vendor}_scripts" / kind
+    static, dynamic = (
+        re.findall(r"test_\w+\.py", (folder / f"{form}.ini").read_text())
+        for form in ("static", "dynamic")
+    )
+    assert static == dynamic and static
 
 
 def test_a_list_takes_backend_and_shapes_from_the_environment(started: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,12 +148,20 @@ def test_workspaces_are_lent_and_returned() -> None:
     assert pool.take(10**6).numel() >= 10**6
 
 
-def test_profiler_names_each_kernel_by_its_operators() -> None:
+def test_profiler_names_each_kernel_by_its_operators(tmp_path: Path) -> None:
     x = torch.randn(16, 16)
     compiled = torch.compile(lambda x: torch.softmax(x * 2, -1).sum(0), backend="cpugraph")
     compiled(x)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(record_shapes=True) as profile:
         compiled(x)
-    ranges = [event.key for event in profile.key_averages() if event.key.startswith("dicp::")]
+    events = profile.key_averages(group_by_input_shape=True)
+    ranges = [event.key for event in events if event.key.startswith("dicp::")]
     assert any("softmax" in name for name in ranges), ranges
     assert any("sum" in name for name in ranges), ranges
+    shapes = [event.input_shapes for event in events if "softmax" in event.key]
+    assert shapes and all(each == [[16, 16]] for each in shapes), shapes
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (kernel,) = [event for event in trace if "softmax" in event.get("name", "")]
+    assert "softmax" in kernel["args"]["operators"]
+    assert "test_runtime.py" in kernel["args"]["source"], kernel

@@ -48,6 +48,7 @@ from dicp.vendor.tops.runtime import Executable
 from dicp.vendor.tops.semantics import SEMANTICS
 from dicp.vendor.tops.simulator.compiler import Compiler
 from dicp.vendor.tops.simulator.shapes import SHAPES
+from dicp.vendor.tops.target import GRAPH_FLAGS
 from dicp.vendor.tops.toolchain import find_toolchain
 
 GOLDEN = Path(__file__).parent / "golden_tops"
@@ -116,6 +117,37 @@ def test_generated_code_is_golden(name: str, golden: Callable[[Path, str], None]
 def test_generated_code_does_not_change_between_runs() -> None:
     fn, inputs = GRAPHS["matmul"]()
     assert record(fn, *inputs).sources() == record(fn, *inputs).sources()
+
+
+NUMBERS: dict[torch.dtype, list[float]] = {
+    torch.float32: [torch.inf, -torch.inf, torch.nan, -0.0, 1 / 3, 1e-45, 3.4028234663852886e38],
+    torch.float64: [torch.inf, torch.nan, -0.0, 1 / 3, 5e-324],
+    torch.float16: [65504.0, -torch.inf, torch.nan, -0.0, 1 / 3, 6e-8],
+    torch.int64: [-(2**63), 2**63 - 1], torch.int32: [-(2**31)], torch.uint8: [255],
+    torch.bool: [True, False],
+}  # fmt: skip
+
+
+def test_constants_keep_every_bit() -> None:
+    def fills(x: Tensor) -> list[Tensor]:
+        return [torch.full((1,), n, dtype=d) for d, found in NUMBERS.items() for n in found]
+
+    torch._dynamo.reset()
+    backend = Backend("tops", cache=False, fallback="error")
+    got = torch.compile(lambda x: [x + 1, *fills(x)], backend=backend)(f32(1))[1:]
+    for mine, theirs in zip(got, fills(f32(1)), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)), theirs
+
+
+def test_the_graph_compilers_options_are_a_setting_and_part_of_the_key() -> None:
+    other = ("-arch=gcu300", "-resource=1c8s")
+    cache, target = Cache.open(Config(cache=False)), TopsTarget()
+    plain, changed = (
+        target.identity(cache, Config(vendor=vendor)) for vendor in ({}, {"graph_flags": other})
+    )
+    assert list(plain)[1:] == list(GRAPH_FLAGS) and list(changed)[1:] == list(other)
+    assert list(plain)[0] == list(changed)[0] == find_toolchain(Config()).identity
 
 
 # ---- tables --------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 // The Python module: the path of every operator, autocast, and what the Python side asks for.
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
+#include <c10/util/Backtrace.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,6 +21,7 @@ void register_collectives();
 
 namespace {
 
+constexpr size_t kOwnFrames = 3, kMostFrames = 32;  // of a C++ backtrace: the allocator's, and all
 constexpr size_t kMostPlans = 4096;  // of one operator: a program whose sizes never repeat
 
 struct Entry {
@@ -82,6 +85,7 @@ void call_python(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  RECORD_USER_SCOPE("dipu_" + short_name(op.schema().name()));
   auto& entry = entry_of(op);
   if (!python_side().watching) {
     if (entry.has_plans) {
@@ -100,8 +104,11 @@ void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       const int device = device_of(*stack, first);
       if (entry.generator >= 0 && (*stack)[first + size_t(entry.generator)].isNone())
         (*stack)[first + size_t(entry.generator)] = default_generator(device);
-      call_on_host(op, stack, device);
-      return;
+      RECORD_USER_SCOPE("LaunchKernel_" + short_name(op.schema().name()));
+      return [&] {
+        RECORD_USER_SCOPE(kernel_row(op.schema().name(), device));
+        call_on_host(op, stack, device);
+      }();
     }
   }
   call_python(op, stack);
@@ -111,13 +118,25 @@ c10::OperatorHandle operator_named(const std::string& name, const std::string& o
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
+// Once the target has taken it, `zero_` of memory without gaps is the runtime's fill: as every call
+// of a boxed kernel, choose_path costs two locks of Python for each tensor.
+at::Tensor& zero(at::Tensor& self) {
+  static const auto op = operator_named("aten::zero_", "");
+  if (entry_of(op).has_plans && !python_side().watching && fill_with_zeros(self)) return self;
+  torch::jit::Stack stack{self};
+  choose_path(op, &stack);
+  return self;
+}
+
 // Python sees a number where PyTorch has made a tensor of one.
 c10::IValue value_of(py::handle value, const c10::TypePtr& type) {
-  const bool number = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr());
+  const bool number = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr()) ||
+                      PyComplex_Check(value.ptr());
   if (!number || type->kind() != c10::TypeKind::TensorType) return torch::jit::toIValue(value, type);
-  auto scalar = PyBool_Check(value.ptr())    ? at::Scalar(py::cast<bool>(value))
-                : PyLong_Check(value.ptr()) ? at::Scalar(py::cast<int64_t>(value))
-                                            : at::Scalar(py::cast<double>(value));
+  auto scalar = PyBool_Check(value.ptr())      ? at::Scalar(py::cast<bool>(value))
+                : PyLong_Check(value.ptr())    ? at::Scalar(py::cast<int64_t>(value))
+                : PyComplex_Check(value.ptr()) ? at::Scalar(py::cast<c10::complex<double>>(value))
+                                               : at::Scalar(py::cast<double>(value));
   auto made = c10::scalar_to_tensor(scalar);
   made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return made;
@@ -300,6 +319,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&choose_path>());
 }
 
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("zero_", &zero); }
+
 // Whole operators that PyTorch would otherwise take apart for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
@@ -372,8 +393,9 @@ void watch_memory(bool on, bool backtraces, int64_t most, int64_t interval, py::
   const auto kept = new py::function(std::move(where));
   const auto shown = new py::function(std::move(print));
   check.where = [kept] {
+    const auto native = c10::get_backtrace(kOwnFrames, kMostFrames);
     py::gil_scoped_acquire gil;
-    return py::cast<std::string>((*kept)());
+    return py::cast<std::string>((*kept)()) + "C++ (most recent call first):\n" + native;
   };
   check.print = [shown](const std::string& text) {
     py::gil_scoped_acquire gil;
@@ -476,6 +498,10 @@ PYBIND11_MODULE(dicp_device_native, m) {
   m.def("reset_peak", [](int device) { pool_at(device).reset_peak(); });
   m.def("reset_accumulated", [](int device) { pool_at(device).reset_accumulated(); });
   m.def("limit", [](int device, size_t bytes) { pool_at(device).limit(bytes); });
+  m.def("allocate", [](size_t bytes, int device) {
+    return reinterpret_cast<uintptr_t>(allocate_memory(bytes, device));
+  });
+  m.def("free", [](uintptr_t address) { free_memory(reinterpret_cast<void*>(address)); });
   m.def("live_blocks", [](int device) { return blocks(pool_at(device).live()); });
   m.def("all_blocks", [](int device) { return blocks(pool_at(device).all()); });
   m.def("watch_memory", &watch_memory);

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <sstream>
 #include <unordered_map>
 
 namespace dicp {
@@ -70,11 +71,36 @@ int stream_id(int device) {
   return this_stream[size_t(device)];
 }
 
-// Frees device memory; its address is the context, as PyTorch wants of memory without an owner.
-void free_block(void* address) {
+void report_to_profiler(void* address, int64_t bytes, int device) {
+  if (!c10::memoryProfilingEnabled()) return;
+  const auto now = state().pools[size_t(device)]->statistics();
+  c10::reportMemoryUsageToProfiler(address, bytes, size_t(now.allocated_bytes.current),
+                                   size_t(now.reserved_bytes.current),
+                                   c10::Device(kType, c10::DeviceIndex(device)));
+}
+
+// What is wrong with freeing device memory at `address`; empty where it is freed.
+std::string freed(void* address) {
   int device = -1;
-  if (!state().stopped.empty() || runtime().address_device(address, &device) != 0) return;
-  if (device >= 0) state().pools[size_t(device)]->free(address);
+  if (runtime().address_device(address, &device) != 0 || device < 0) {
+    std::ostringstream text;
+    text << "free of " << address << ", which is not memory of a device";
+    return text.str();
+  }
+  auto& pool = *state().pools[size_t(device)];
+  const Block* block = c10::memoryProfilingEnabled() ? pool.block_at(address) : nullptr;
+  const auto bytes = block ? int64_t(block->size) : 0;
+  const auto fault = pool.free(address);
+  if (bytes > 0) report_to_profiler(address, -bytes, device);
+  return fault;
+}
+
+// The deleter of a block's memory; its address is the context, as PyTorch wants of memory without
+// an owner.
+void free_block(void* address) {
+  if (!state().stopped.empty()) return;
+  const auto fault = freed(address);
+  if (!fault.empty() && checker().print) checker().print("dipu memory checker: " + fault);
 }
 
 c10::DeleterFnPtr free_on_host = nullptr;
@@ -89,14 +115,8 @@ void free_anywhere(void* address) {
 c10::DataPtr allocate_on(size_t bytes, int device) {
   const c10::Device place(kType, c10::DeviceIndex(device));
   if (bytes == 0) return {nullptr, place};
-  check_device(device);
-  auto stream = queue_of(device, stream_id(device)).handle;
-  try {
-    Block* block = state().pools[size_t(device)]->allocate(bytes, stream);
-    return {block->at, block->at, &free_block, place};
-  } catch (const OutOfMemory& error) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
-  }
+  auto* at = allocate_memory(bytes, device);
+  return {at, at, &free_block, place};
 }
 
 namespace stats = c10::CachingAllocator;
@@ -412,6 +432,23 @@ bool host_addressable() { return state().addressable; }
 Pool& pool_at(int device) {
   check_device(device);
   return *state().pools[size_t(device)];
+}
+
+void* allocate_memory(size_t bytes, int device) {
+  check_device(device);
+  auto stream = queue_of(device, stream_id(device)).handle;
+  try {
+    Block* block = state().pools[size_t(device)]->allocate(bytes, stream);
+    report_to_profiler(block->at, int64_t(block->size), device);
+    return block->at;
+  } catch (const OutOfMemory& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  }
+}
+
+void free_memory(void* address) {
+  const auto fault = freed(address);
+  TORCH_CHECK(fault.empty(), fault);
 }
 
 c10::Allocator* device_allocator() { return &memory; }

@@ -23,6 +23,9 @@ int current_device();
 void set_device(int device);
 bool host_addressable();
 Pool& pool_at(int device);
+// Memory without a tensor. Freeing raises for what is no live block: a double free, another pointer.
+void* allocate_memory(size_t bytes, int device);
+void free_memory(void* address);
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);

@@ -16,6 +16,7 @@ constexpr size_t kLargeSegment = size_t(20) << 20;  // of requests below kOwnSeg
 constexpr size_t kOwnSegment = size_t(10) << 20;
 constexpr size_t kStep = size_t(2) << 20;
 constexpr size_t kShown = 10;
+constexpr size_t kMostFreed = 10000;  // addresses remembered to tell a double free
 
 std::atomic<int64_t> block_number{0}, block_bytes{0}, insert_count{0};
 std::atomic<bool> above_limit{false};
@@ -175,6 +176,7 @@ Block* Pool::allocate(size_t bytes, dicp_rt_stream stream) {
   block->free = false;
   block->requested = bytes;
   used_[block->at] = block;
+  if (!freed_.empty()) freed_.erase(block->at);
   statistics_.allocation.add(1);
   statistics_.active.add(1);
   statistics_.allocated_bytes.add(int64_t(block->size));
@@ -194,14 +196,25 @@ Block* Pool::block_at(void* address) {
   return found == used_.end() ? nullptr : found->second;
 }
 
-void Pool::free(void* address) {
+bool Pool::is_cached(const void* address) const {
+  const auto holds = [address](const Block* block) {
+    return block->at <= address && address < block->at + block->size;
+  };
+  return std::any_of(small_.begin(), small_.end(), holds) ||
+         std::any_of(large_.begin(), large_.end(), holds) ||
+         std::any_of(deferred_.begin(), deferred_.end(), holds);
+}
+
+std::string Pool::free(void* address) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = used_.find(address);
   if (found == used_.end()) {
     std::ostringstream line;
-    line << "dipu memory checker: free of an unknown pointer " << address;
-    if (checker().print) checker().print(line.str());
-    return;
+    line << (is_cached(address) ? "double free of " : "free of an unknown pointer ") << address
+         << " on device " << device_;
+    auto before = freed_.find(address);
+    if (before != freed_.end()) line << ", allocated at\n" << before->second;
+    return line.str();
   }
   Block* block = found->second;
   used_.erase(found);
@@ -209,7 +222,11 @@ void Pool::free(void* address) {
   statistics_.allocation.take(1);
   statistics_.allocated_bytes.take(int64_t(block->size));
   statistics_.requested_bytes.take(int64_t(block->requested));
-  block->where.clear();
+  if (!block->where.empty()) {
+    if (freed_.size() >= kMostFreed) freed_.clear();
+    freed_[address] = std::move(block->where);
+    block->where.clear();
+  }
   for (auto stream : block->users) {
     dicp_rt_event event = nullptr;
     if (runtime().event_create(device_, 0, &event) != 0) continue;
@@ -221,6 +238,7 @@ void Pool::free(void* address) {
     put_back(block);
   else
     deferred_.push_back(block);
+  return "";
 }
 
 void Pool::record(Block* block, dicp_rt_stream stream) {

@@ -94,7 +94,8 @@ class Pool {
  public:
   Pool(int device, Options options);
   Block* allocate(size_t bytes, dicp_rt_stream stream);
-  void free(void* address);
+  // What is wrong with freeing the address; empty where it is a live block, which is freed.
+  std::string free(void* address);
   Block* block_at(void* address);  // null: not a live block
   void record(Block* block, dicp_rt_stream stream);
   void empty_cache();
@@ -123,6 +124,7 @@ class Pool {
   Block* grow(size_t size, dicp_rt_stream stream);
   void* reserve(size_t bytes);
   void release_cached();
+  bool is_cached(const void* address) const;  // in memory that was given back
   void collect(bool wait);
   void put_back(Block* block);
   void swallow(Block* block, Block* neighbour);
@@ -135,6 +137,7 @@ class Pool {
   std::mutex mutex_;
   Free small_, large_;
   std::unordered_map<void*, Block*> used_;
+  std::unordered_map<void*, std::string> freed_;  // where they had been allocated, if known
   std::list<Block*> deferred_;
   Statistics statistics_;
 };

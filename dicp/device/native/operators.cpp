@@ -1,6 +1,7 @@
 #include "operators.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -8,7 +9,10 @@
 #include <ATen/ops/empty_cpu_dispatch.h>
 #include <ATen/ops/empty_strided_cpu_dispatch.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
@@ -83,17 +87,26 @@ void check_memory(const at::Tensor& tensor) {
 
 // ---- host views -----------------------------------------------------------------------------------
 
+const c10::Storage* HostCall::twin_of(const Twins& all, const c10::StorageImpl* storage) {
+  for (const auto& twin : all)
+    if (twin.of == storage) return &twin.storage;
+  return nullptr;
+}
+
 at::Tensor HostCall::view_of(const at::Tensor& tensor) {
   check_memory(tensor);
   const auto& storage = tensor.storage();
   if (host_addressable()) {
-    auto& host = host_storages_[storage.unsafeGetStorageImpl()];
+    auto* impl = storage.unsafeGetStorageImpl();
+    const auto* host = twin_of(host_storages_, impl);
     if (!host) {
-      host = c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                          share(storage, c10::kCPU), c10::GetCPUAllocator(), true);
-      device_storages_.emplace(host.unsafeGetStorageImpl(), storage);
+      host_storages_.push_back(
+          {impl, c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
+                              share(storage, c10::kCPU), c10::GetCPUAllocator(), true)});
+      host = &host_storages_.back().storage;
+      device_storages_.push_back({host->unsafeGetStorageImpl(), storage});
     }
-    auto made = over(host, kHostKeys, tensor, tensor.storage_offset());
+    auto made = over(*host, kHostKeys, tensor, tensor.storage_offset());
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
       made.unsafeGetTensorImpl()->set_wrapped_number(true);
     return made;
@@ -149,14 +162,13 @@ at::Tensor HostCall::on_device(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) return tensor;
   const c10::Device place(kType, c10::DeviceIndex(device_));
   auto* impl = tensor.storage().unsafeGetStorageImpl();
-  auto known = device_storages_.find(impl);
   at::Tensor made;
-  if (known != device_storages_.end()) {
-    made = over(known->second, kDeviceKeys, tensor, tensor.storage_offset());
+  if (const auto* known = twin_of(device_storages_, impl)) {
+    made = over(*known, kDeviceKeys, tensor, tensor.storage_offset());
   } else if (host_addressable() && (impl->nbytes() == 0 || block_of(impl->data_ptr()))) {
     c10::Storage storage(c10::Storage::use_byte_size_t(), impl->nbytes(),
                          moved_or_shared(tensor.storage(), place), device_allocator(), true);
-    device_storages_.emplace(impl, storage);
+    device_storages_.push_back({impl, storage});
     made = over(storage, kDeviceKeys, tensor, tensor.storage_offset());
   } else {
     made = at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), device_allocator(),
@@ -260,6 +272,15 @@ void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int d
   for (size_t k = first; k < stack->size(); ++k) (*stack)[k] = call.on_device((*stack)[k]);
 }
 
+std::string short_name(const std::string& name) {
+  return name.rfind("aten::", 0) == 0 ? name.substr(6) : name;
+}
+
+std::string kernel_row(const std::string& name, int device) {
+  const auto* kind = host_addressable() ? " (simulated dipu:" : " (dipu:";
+  return short_name(name) + kind + std::to_string(device) + ")";
+}
+
 // ---- plans ----------------------------------------------------------------------------------------
 
 namespace {
@@ -361,12 +382,22 @@ struct Task {
   std::vector<at::Tensor> numbers;  // host tensors: a queued kernel reads them later
   std::vector<void*> table;
   int64_t status[4] = {0, 0, 0, 0};
+  int device = 0;
+  std::unique_ptr<at::ThreadLocalState> profiled;  // the launching thread's, where one records it
 };
+
+int64_t run_kernels(Task& task) {
+  const auto& plan = *task.plan;
+  if (!task.profiled) return plan.run(plan.launches, plan.count, task.table.data(), task.status);
+  at::ThreadLocalStateGuard launched_in(*task.profiled);
+  RECORD_USER_SCOPE(kernel_row(plan.name, task.device));
+  return plan.run(plan.launches, plan.count, task.table.data(), task.status);
+}
 
 int run_task(void* argument) {
   std::unique_ptr<Task> task(static_cast<Task*>(argument));
   const auto& plan = *task->plan;
-  const auto stopped = plan.run(plan.launches, plan.count, task->table.data(), task->status);
+  const auto stopped = run_kernels(*task);
   if (stopped == 0) return 0;
   std::string text = plan.name;
   switch (task->status[0]) {
@@ -399,6 +430,7 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
   auto task = std::make_unique<Task>();
   task->plan = plan;
   task->table = plan->table;
+  task->device = device;
   c10::SmallVector<bool, 4> aside(plan->outputs.size(), false);  // written over what is read
   for (const auto& input : plan->inputs) {
     const auto& tensor = *tensors[size_t(input.argument)];
@@ -437,8 +469,13 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     task->table[size_t(alias.slot)] =
         static_cast<char*>(task->table[size_t(alias.base)]) + alias.offset;
   const auto stream = current_stream(device);
-  check(runtime().stream_launch(handle(stream), &run_task, task.release(), plan->bytes),
-        "launching");
+  {
+    RECORD_USER_SCOPE("LaunchKernel_" + short_name(plan->name));
+    if (at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE))
+      task->profiled = std::make_unique<at::ThreadLocalState>();
+    check(runtime().stream_launch(handle(stream), &run_task, task.release(), plan->bytes),
+          "launching");
+  }
   for (size_t k = 0; k < outputs.size(); ++k)
     if (aside[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
@@ -448,6 +485,16 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
                                                                      result.strides, result.offset)
                                  : output);
   }
+  return true;
+}
+
+bool fill_with_zeros(const at::Tensor& self) {
+  if (self.numel() == 0) return true;
+  if (!self.is_non_overlapping_and_dense()) return false;
+  check_memory(self);
+  const int device = self.device().index();
+  check(runtime().fill(device, self.data_ptr(), 0, self.nbytes(), handle(current_stream(device))),
+        "filling");
   return true;
 }
 
@@ -637,6 +684,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &view);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("unfold", &unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("resize_", &resize);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Storage", &set_source);
@@ -647,6 +696,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_and_resize);
   m.impl("record_stream", &record_stream);
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
+}
+
+// Copies resolve conjugates and negatives themselves: PyTorch would resolve them by a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  m.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+  m.impl("_copy_from_and_resize", torch::CppFunction::makeFallthrough());
 }
 
 namespace {

@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "device.h"
@@ -33,8 +32,14 @@ class HostCall {
   void take_over(const Pair& pair);
   void copy_back(const Pair& pair);
   int device_;
-  std::vector<Pair> pairs_;
-  std::unordered_map<c10::StorageImpl*, c10::Storage> host_storages_, device_storages_;
+  struct Twin {
+    c10::StorageImpl* of;
+    c10::Storage storage;
+  };
+  using Twins = c10::SmallVector<Twin, 4>;  // few: a search is cheaper than a hash table
+  static const c10::Storage* twin_of(const Twins& all, const c10::StorageImpl* storage);
+  c10::SmallVector<Pair, 4> pairs_;
+  Twins host_storages_, device_storages_;
 };
 
 // Runs an operator by its host kernel, on host views of the tensors.
@@ -78,11 +83,17 @@ struct Plan {
   std::string name;
 };
 
+// Names of ranges of the profiler: without the namespace, and of work on a device.
+std::string short_name(const std::string& name);
+std::string kernel_row(const std::string& name, int device);
+
 // The exact signature of a call's arguments; false where no plan may serve it.
 bool signature(const torch::jit::Stack& stack, size_t first, std::string& key);
 bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
               torch::jit::Stack* stack);
 
+// False where the memory has gaps or overlaps.
+bool fill_with_zeros(const at::Tensor& self);
 void copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
 
 }  // namespace dicp

@@ -12,9 +12,10 @@ from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref, apply, cast, const
 from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, domain, is_positive, product
+from dicp.loop.ir.ops import identity_of
 from dicp.loop.lowering.core import Lowering, Value
 from dicp.loop.lowering.indexing import Indices, index_coords, index_layout, is_empty, no_masks
-from dicp.loop.lowering.pointwise import compare, select
+from dicp.loop.lowering.pointwise import compare, maximum, select
 from dicp.loop.lowering.views import wrap
 from dicp.rules import NoRule, RuleTable
 
@@ -165,11 +166,24 @@ def scatter_mode(
     return _scatter(lw, x, dim, index, source, _REDUCE[reduce])
 
 
-def _combination(operator: str, reduce: str, include_self: bool) -> str:
-    """How the store combines the old value with the new one."""
-    if reduce not in _REDUCE or not include_self:
-        raise NoRule(f"{operator} by mean or without the old values")
-    return _REDUCE[reduce]
+def _reduced(
+    lw: Lowering, x: Value, reduce: str, include_self: bool,
+    put: Callable[[Value, float | None, str], Value],
+) -> Value:  # fmt: skip
+    """`x` with the given values combined into it by `reduce`.
+
+    `put(x, number, op)` combines the given values into `x`, or that number in the place of each.
+    """
+    op = _REDUCE.get(reduce, "sum")
+    if reduce != "mean" and include_self:
+        return put(x, None, op)
+    total = put(x if include_self else put(x, identity_of(op, x.dtype), "store"), None, op)
+    if reduce != "mean":
+        return total
+    first = const(int(include_self), x.dtype)
+    count = put(lw.pointwise(x.shape, x.dtype, lambda idx: first), 1, "sum")
+    divide = "div" if x.dtype.is_floating_point else "floor_div"
+    return lw.map(lambda t, n: apply(divide, x.dtype, t, maximum(n, 1)), total, count)
 
 
 @rule(aten.scatter_reduce.two)
@@ -177,7 +191,10 @@ def scatter_reduce(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str,
     *, include_self: bool = True,
 ) -> Value:  # fmt: skip
-    return _scatter(lw, x, dim, index, source, _combination("scatter_reduce", reduce, include_self))
+    def put(x: Value, number: float | None, op: str) -> Value:
+        return _scatter(lw, x, dim, index, source if number is None else number, op)
+
+    return _reduced(lw, x, reduce, include_self, put)
 
 
 @rule(aten.index_add.default)
@@ -197,8 +214,13 @@ def index_reduce(
     lw: Lowering, x: Value, dim: int, index: Value, source: Value, reduce: str,
     *, include_self: bool = True,
 ) -> Value:  # fmt: skip
-    how = _combination("index_reduce", reduce, include_self)
-    return _slices_at(lw, x, dim, index, source, lambda v: v, how, product(index.shape))
+    def put(x: Value, number: float | None, op: str) -> Value:
+        def body(item: Expr) -> Expr:
+            return item if number is None else const(number, x.dtype)
+
+        return _slices_at(lw, x, dim, index, source, body, op, product(index.shape))
+
+    return _reduced(lw, x, reduce, include_self, put)
 
 
 @rule(aten.index_copy.default)

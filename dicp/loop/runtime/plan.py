@@ -31,6 +31,7 @@ from dicp.serialize import (
 from dicp.torch_private import (
     HOST,
     empty_strided_cpu,
+    profiled_range,
     profiling,
     reinterpret_tensor,
 )
@@ -247,7 +248,7 @@ class ExecutionPlan:
 
         def run_segment(env: Environment) -> None:
             if watch is not None or profiling():
-                run_one_by_one(watch or _profiler_range)
+                run_one_by_one(watch or self._profiled)
                 return
             try:
                 stopped = run()
@@ -267,6 +268,16 @@ class ExecutionPlan:
                     self._raise(launches[k : k + 1], stopped)
 
         return run_segment
+
+    def _profiled(self, step: Step) -> AbstractContextManager[Any]:
+        """A kernel's range of the profiler: shapes of what it reads, its operators and lines."""
+        read = [self.buffers[slot] for slot in step["args"] if slot not in step["writes"]]
+        inputs = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta")
+                  for b in read]  # fmt: skip
+        lines = dict.fromkeys(origin.user_line for origin in step["origins"])
+        known = {"operators": ", ".join(dict.fromkeys(o.op for o in step["origins"])),
+                 "source": "; ".join(filter(None, lines))}  # fmt: skip
+        return profiled_range(f"dicp::{step['kernel']}", inputs, known)
 
     def _raise(self, launches: Sequence[Step], stopped: object) -> NoReturn:
         status = tuple(self.status)
@@ -510,7 +521,3 @@ def _watched(run: RunStep, step: Step, watch: Watch) -> RunStep:
             run(env)
 
     return run_watched
-
-
-def _profiler_range(step: Step) -> AbstractContextManager[Any]:
-    return torch.profiler.record_function(f"dicp::{step['kernel']}")
