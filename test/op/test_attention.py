@@ -25,7 +25,7 @@ def attend(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ONE)
     options.setdefault("fixed", HEADS)
-    return op(name, fn, *specs, floor=8.0, strides=False, **options)
+    return op(name, fn, *specs, strides=False, **options)
 
 
 def by_hand(q: Any, k: Any, v: Any, mask: Any = None) -> Any:

@@ -23,7 +23,7 @@ def conv(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ONE)
     options.setdefault("fixed", FIX)
-    return op(name, fn, *specs, strides=False, floor=8.0, **options)
+    return op(name, fn, *specs, strides=False, **options)
 
 
 CASES = [

@@ -23,7 +23,7 @@ def well_conditioned(x: torch.Tensor) -> torch.Tensor:
 def other(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ONE)
-    return op(name, fn, *specs, floor=16.0, **options)
+    return op(name, fn, *specs, **options)
 
 
 CASES = [

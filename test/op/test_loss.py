@@ -19,7 +19,7 @@ TARGET = T(X, 0.0, 1.0, grad=False)
 def loss(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ("contiguous", "transposed"))
-    return op(name, fn, *specs, floor=4.0, **options)
+    return op(name, fn, *specs, **options)
 
 
 CASES = [

@@ -145,7 +145,6 @@ CASES = [
         dtypes=F32_F64,
         strides=False,
         layouts=("contiguous", "transposed", "channels_last"),
-        floor=8.0,
     ),
     op(
         "batch_norm_bf16",

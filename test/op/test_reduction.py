@@ -46,7 +46,6 @@ CASES = [
         (3, 5000),
         dtypes=FLOATS,
         fixed=(5000,),
-        floor=4.0,
     ),
     op("mean", torch.mean, X, layouts=(*LAYOUTS, "scalar")),
     op("mean_dims", lambda x: (x.mean(0), x.mean(-1, keepdim=True), x.mean((0, 1))), X3),
@@ -59,7 +58,6 @@ CASES = [
         lambda x: (x.prod(1), x.prod(0, keepdim=True)),
         T((5, 7), 0.5, 1.5),
         dtypes=(*F32_F64, torch.bfloat16),
-        floor=4.0,
     ),
     op(
         "amax_amin",
@@ -158,7 +156,6 @@ CASES = [
         lambda x: (x.var(), x.var(1), x.var(0, unbiased=False), x.var((0, 1), keepdim=True)),
         X3,
         layouts=VARYING,
-        floor=4.0,
     ),
     op(
         "var_correction",
@@ -180,7 +177,7 @@ CASES = [
         X,
         dtypes=F32_F64,
         layouts=VARYING,
-        floor=256.0,
+        floor=64.0,  # float64 has no finer reference; a mean of 1000 is off by units of 1000
     ),
     op("var_of_one", lambda x: x.var(1), (5, 1), dtypes=(torch.float32,), grad=False),
     op(
@@ -209,7 +206,6 @@ CASES = [
         ),
         X,
         dtypes=F32_F64,
-        floor=4.0,
     ),
     op("logsumexp", lambda x: (torch.logsumexp(x, 1), torch.logsumexp(x, (0, 1))), X),
     op(
@@ -232,7 +228,6 @@ CASES = [
         "softmax_large_values",
         lambda x: torch.softmax(x * 1000, -1),
         X,
-        floor=64.0,
         dtypes=(torch.float32,),
     ),
     op(

@@ -20,7 +20,6 @@ CASES = [
         X,
         dtypes=NUMBERS,
         layouts=(*LAYOUTS, "scalar", "empty"),
-        floor=2.0,
     ),
     op("cumsum_middle", lambda x: x.cumsum(1), (3, 7, 5), dtypes=(torch.float32,)),
     op(
@@ -29,7 +28,6 @@ CASES = [
         (2, 8, 9),
         dtypes=(*F32_F64, torch.bfloat16),
         layouts=LAYOUTS,
-        floor=4.0,
     ),
     op(
         "cumsum_dtype",
@@ -44,7 +42,6 @@ CASES = [
         lambda x: x.cumprod(1),
         T((5, 7), 0.5, 1.5),
         dtypes=(torch.float32, torch.float64, torch.bfloat16),
-        floor=4.0,
     ),
     op("cumprod_ints", lambda x: x.cumprod(1), T((5, 7), 1, 3), dtypes=(torch.int64, torch.bool)),
     op(
@@ -52,16 +49,14 @@ CASES = [
         lambda x: x.cummax(1),
         X,
         dtypes=(torch.float32, torch.bfloat16, torch.int64),
-        floor=4.0,
     ),
     op(
         "cummin",
         lambda x: x.cummin(0),
         X,
         dtypes=(torch.float32, torch.bfloat16, torch.int64),
-        floor=4.0,
     ),
-    op("logcumsumexp", lambda x: x.logcumsumexp(1), X, dtypes=F32_F64, floor=4.0),
+    op("logcumsumexp", lambda x: x.logcumsumexp(1), X, dtypes=F32_F64),
     op(
         "diff",
         lambda x: (torch.diff(x), torch.diff(x, n=2, dim=0)),
@@ -74,7 +69,8 @@ CASES = [
         T(X, dtype=torch.bool),
         dtypes=(torch.bool,),
     ),
-    op("trapezoid", lambda y: torch.trapezoid(y, dx=0.5), X, dtypes=F32_F64, floor=8.0),
+    # terms of both signs cancel, and each row's sum may be near zero
+    op("trapezoid", lambda y: torch.trapezoid(y, dx=0.5), X, dtypes=F32_F64, floor=2.0),
 ]
 
 

@@ -16,7 +16,7 @@ ONE = ("contiguous",)
 
 def serve(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", BOTH)
-    return op(name, fn, *specs, layouts=ONE, floor=8.0, strides=False, grad=False, **options)
+    return op(name, fn, *specs, layouts=ONE, strides=False, grad=False, **options)
 
 
 def updated(x: Any, src: Any) -> Any:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 def up(name: str, fn: Any, *specs: Any, **options: Any) -> Any:
     options.setdefault("dtypes", F32_F64)
     options.setdefault("layouts", ONE)
-    return op(name, fn, *specs, strides=False, floor=16.0, **options)
+    return op(name, fn, *specs, strides=False, **options)
 
 
 CASES = [

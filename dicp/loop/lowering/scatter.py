@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Expr, Ref, apply, cast, const
 from dicp.loop.ir.graph import Compute
@@ -30,9 +31,15 @@ def scattered(
     body: Callable[[tuple[Index, ...]], Expr],
     target: Callable[[tuple[Index, ...]], Sequence[Index]],
     op: str = "store",
+    rounded_once: bool = False,
 ) -> Value:
-    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`."""
+    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`.
+
+    `rounded_once`: whether 16-bit floats are combined in float32, as eager does for some operators.
+    """
     wide = base.dtype if op == "store" else lw.combined_in(base.dtype)
+    if rounded_once and op in ("sum", "prod") and wide in REDUCED_FLOATS:
+        wide = torch.float32
     if wide != base.dtype:
         widened = scattered(
             lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op
@@ -133,8 +140,9 @@ def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: st
 
     places = Indices(lw, index, x.shape[dim], wrap=False)
     return scattered(
-        lw, x, index.shape, body, lambda idx: [*idx[:dim], places.at(idx), *idx[dim + 1 :]], op
-    )
+        lw, x, index.shape, body, lambda idx: [*idx[:dim], places.at(idx), *idx[dim + 1 :]], op,
+        rounded_once=True,
+    )  # fmt: skip
 
 
 @rule(aten.scatter.src, aten.scatter.value)
@@ -235,7 +243,7 @@ def _slices_at(
         lw, x, source.shape,
         lambda idx: body(cast(source.at(idx), x.dtype)),
         lambda idx: [*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]],
-        op,
+        op, rounded_once=True,
     )  # fmt: skip
 
 
