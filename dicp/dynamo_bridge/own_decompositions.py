@@ -179,7 +179,9 @@ def angle(x: Tensor) -> Tensor:
     """The argument of numbers on the complex plane: of real ones 0, pi, or NaN."""
     if x.is_complex():
         return torch.atan2(x.imag, x.real)
-    result = torch.where(x < 0, math.pi, 0.0)
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    half_turn = torch.scalar_tensor(math.pi, dtype=dtype, device=x.device)
+    result = torch.where(x < 0, half_turn, 0.0)
     return torch.where(torch.isnan(x), x, result) if x.is_floating_point() else result
 
 
