@@ -152,6 +152,10 @@ class GraphBreak:
         return self.reason.startswith(_RECURRENT)
 
 
+UNRECORDED = "<file not recorded>"
+"""The place of a failure of PyTorch's before it has looked at a function."""
+
+
 class GraphBreaks:
     """The graph breaks and skipped functions of the process since this object was made."""
 
@@ -172,8 +176,8 @@ class GraphBreaks:
             reason = (metrics.fail_reason or "").strip()
             if id(metrics) in self._known or not reason:
                 continue
-            file = metrics.fail_user_frame_filename or metrics.co_filename
-            place = f"{file}:{metrics.fail_user_frame_lineno or metrics.co_firstlineno}"
+            file = metrics.fail_user_frame_filename or metrics.co_filename or UNRECORDED
+            place = f"{file}:{metrics.fail_user_frame_lineno or metrics.co_firstlineno or 0}"
             if (reason.partition("\n")[0], place) not in known and not file.startswith(_TORCH):
                 breaks.append(GraphBreak(reason, place, skipped=True))
         return list(dict.fromkeys(breaks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch._decomp import decompositions
 
 import dicp
 from dicp.dynamo_bridge.backend import cpugraph
+from dicp.torch_private import GraphBreaks
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -136,3 +138,13 @@ def test_the_exit_report_lists_graph_breaks() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert b"graph break at RNN(2, 2)" in done.stderr and b"set rnn=True" in done.stderr
+
+
+def test_a_failure_before_any_function_is_listed_without_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("fail_user_frame_filename", "co_filename", "fail_user_frame_lineno", "co_firstlineno")
+    breaks = GraphBreaks()
+    failed = SimpleNamespace(fail_reason="no such codec", **dict.fromkeys(names))
+    monkeypatch.setattr(GraphBreaks, "_metrics", staticmethod(lambda: [failed]))
+    assert [(b.reason, b.skipped) for b in breaks.found()] == [("no such codec", True)]
