@@ -105,7 +105,7 @@ def _version(command: tuple[str, ...], changed: int) -> tuple[str, str]:
 def compile_shared(
     target: str,
     command: Sequence[str],
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     symbols: Collection[str],
     *,
     sources: Sequence[str] = (),
@@ -132,7 +132,7 @@ def compile_shared(
 def compile_file(
     target: str,
     command: Sequence[str],
-    files: Mapping[str, str],
+    files: Mapping[str, str | bytes],
     *,
     sources: Sequence[str] = (),
     cautious: Sequence[str] = (),
@@ -156,12 +156,14 @@ def compile_file(
 
 
 @contextlib.contextmanager
-def _folder_with(target: str, files: Mapping[str, str]) -> Iterator[Path]:
+def _folder_with(target: str, files: Mapping[str, str | bytes]) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         try:
             folder = held.enter_context(_temporary_folder())
-            for name, text in files.items():
-                Path(folder, name).write_text(text)
+            for name, content in files.items():
+                Path(folder, name).write_bytes(
+                    content.encode() if isinstance(content, str) else content
+                )
         except OSError as error:
             raise no_space(target, error) from error
         yield Path(folder)

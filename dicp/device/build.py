@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import CDLL
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from dicp.cache import Cache, Entry, key_of
 from dicp.config import Config
-from dicp.toolchain import OUTPUT, compile_shared, find_compiler, load_library
+from dicp.toolchain import OUTPUT, compile_file, compile_shared, find_compiler, load_library
 
 FOLDER = Path(__file__).parent / "native"
 MODULE = "dicp_device_native"
@@ -31,9 +32,9 @@ _MODULE_FILES = (
 def load_simulator(config: Config) -> CDLL:
     """The simulated chip's runtime. Raises ToolchainError and CompilerError."""
     command, version = find_compiler(USER, config.cxx)
-    arguments = [*command, "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread"]
+    arguments = [*command, "-std=c++17", "-O2", "-fPIC", "-pthread"]
     symbols = ["dicp_rt_device_count"]
-    entry = _built(config, _SIMULATOR, (*arguments, "-o", OUTPUT), version, symbols)
+    entry = _built(config, _SIMULATOR, arguments, version, symbols)
     return load_library(USER, entry, symbols)
 
 
@@ -47,37 +48,48 @@ def load_module(config: Config) -> ModuleType:
     include = root / "include"
     folders = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
     arguments = [
-        *command, "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread",
+        *command, "-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pthread",
         *(f"-I{folder}" for folder in folders),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
     ]  # fmt: skip
     libraries = [f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10"]
     symbols = [f"PyInit_{MODULE}"]
-    parts = (*arguments, "-o", OUTPUT)
-    entry = _built(config, _MODULE_FILES, parts, version, symbols, libraries)
+    entry = _built(config, _MODULE_FILES, arguments, version, symbols, libraries)
     return _imported(entry.path(OUTPUT))
 
 
 def _built(
     config: Config,
     names: tuple[str, ...],
-    arguments: tuple[str, ...],
+    compiler: Sequence[str],
     version: str,
-    symbols: list[str],
-    libraries: list[str] | tuple[str, ...] = (),
+    symbols: Sequence[str],
+    libraries: Sequence[str] = (),
 ) -> Entry:
     files = {name: (FOLDER / name).read_text() for name in names}
-    sources = [name for name in names if name.endswith(".cpp")]
-    command = [*arguments, *sources, *libraries]
-    key = key_of(files, command, version, torch.__version__)
-    build = partial(_compile, command, files, symbols)
+    key = key_of(files, list(compiler), list(libraries), version, torch.__version__)
+    build = partial(_compile, config.jobs, compiler, files, symbols, libraries)
     return Cache.open(config).get_or_build("device", key, build)
 
 
 def _compile(
-    command: list[str], files: Mapping[str, str], symbols: list[str]
+    jobs: int,
+    compiler: Sequence[str],
+    files: Mapping[str, str],
+    symbols: Sequence[str],
+    libraries: Sequence[str],
 ) -> Mapping[str, bytes]:
-    return {OUTPUT: compile_shared(USER, command, files, symbols)}
+    """The shared object of the sources, which are compiled `jobs` at a time."""
+    sources = [name for name in files if name.endswith(".cpp")]
+
+    def compiled(source: str) -> bytes:
+        return compile_file(USER, [*compiler, "-c", source, "-o", OUTPUT], files)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        made = list(pool.map(compiled, sources))
+    objects = {f"{name}.o": content for name, content in zip(sources, made, strict=True)}
+    link = [*compiler, "-shared", *objects, *libraries, "-o", OUTPUT]
+    return {OUTPUT: compile_shared(USER, link, objects, symbols)}
 
 
 def _imported(path: Path) -> ModuleType:
