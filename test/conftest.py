@@ -37,11 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Garbage collection skips what imports have made and runs seldom: a quarter of the time."""
+    """Garbage collection is seldom: it would take a fifth of the time of tests that compile."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(200_000, 20, 50)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    gc.unfreeze()

@@ -69,9 +69,10 @@ class Calls:
 
     def functions(self) -> list[tuple[FunctionType, Phase]]:
         """Those that a module or class has: functions within others fail with their callers."""
-        found = [(f, phase) for code, phase in self.found for f in gc.get_referrers(code)
-                 if isinstance(f, FunctionType) and "<locals>" not in f.__qualname__]  # fmt: skip
-        return [(f, phase) for f, phase in found if f not in FALLBACK]
+        functions = [f for f in gc.get_objects() if type(f) is FunctionType]  # not proxies
+        wanted = [f for f in functions if "<locals>" not in f.__qualname__ and f not in FALLBACK]
+        by_code = {f.__code__: f for f in wanted}
+        return [(by_code[code], phase) for code, phase in self.found if code in by_code]
 
 
 class Failure:
