@@ -9,59 +9,57 @@ from dicp.errors.base import DicpError
 from dicp.errors.text import amount, at, indented, sentence, shortened
 
 
-class LaunchError(DicpError):
+class _RunError(DicpError):
+    """A compiled graph that did not run: what happened, of which operators, what to do next."""
+
+    def __init__(self, target: str, problem: str, sources: Sequence[str], advice: str) -> None:
+        self.target = target
+        origin = ["compiled from:", *indented("\n".join(shortened(sources)))] if sources else []
+        super().__init__("\n".join([f"target {target!r}: {problem}.", *origin, advice]))
+
+
+class LaunchError(_RunError):
     """The device's driver refused to run a compiled kernel, or an earlier kernel failed on it."""
 
     def __init__(self, target: str, kernel: str, reason: str, sources: Sequence[str] = ()) -> None:
-        self.target = target
         self.kernel = kernel
         self.reason = reason
         self.kernel_sources = tuple(sources)
-        lines = [f"target {target!r}: kernel {kernel} cannot be run: {reason}.", "compiled from:"]
-        lines += indented("\n".join(shortened(self.kernel_sources)))
-        lines.append(
+        super().__init__(
+            target, f"kernel {kernel} cannot be run: {reason}", sources,
             "Where the device reports a failed assertion or an illegal access, the message printed "
-            "before this one names the operator; the process must be started again."
-        )
-        super().__init__("\n".join(lines))
+            "before this one names the operator; the process must be started again.",
+        )  # fmt: skip
 
 
-class RunStatusError(DicpError):
+class RunStatusError(_RunError):
     """A target's run gave something other than the status of a success or of a failed kernel."""
 
     def __init__(
         self, target: str, what: str, status: object, expected: str, sources: Sequence[str] = ()
     ) -> None:
-        self.target = target
         self.status = status
-        lines = [f"target {target!r}: the run of {what} gave status {status!r}, not {expected}."]
-        if sources:
-            lines += ["compiled from:", *indented("\n".join(shortened(sources)))]
-        lines.append(
+        super().__init__(
+            target, f"the run of {what} gave status {status!r}, not {expected}", sources,
             "Its results cannot be trusted. The device may have refused the launch, or the "
             "target's run returns no status: see `python -m dicp doctor` and "
-            "docs/adding_a_vendor.md."
-        )
-        super().__init__("\n".join(lines))
+            "docs/adding_a_vendor.md.",
+        )  # fmt: skip
 
 
-class RunFailureError(DicpError):
+class RunFailureError(_RunError):
     """A target's own code raised an exception, the cause of this error, while a graph ran."""
 
     def __init__(
         self, target: str, what: str, problem: str, place: str, sources: Sequence[str] = ()
     ) -> None:
-        self.target = target
         self.problem = problem
         self.place = place
-        lines = [f"target {target!r}: the run of {what} raises {problem}, at {place}."]
-        if sources:
-            lines += ["compiled from:", *indented("\n".join(shortened(sources)))]
-        lines.append(
+        super().__init__(
+            target, f"the run of {what} raises {problem}, at {place}", sources,
             "Mend the target there, or report it; until then eager_ops (DICP_EAGER_OPS) runs these "
-            "operators eagerly."
-        )
-        super().__init__("\n".join(lines))
+            "operators eagerly.",
+        )  # fmt: skip
 
 
 class DeviceError(DicpError):
