@@ -287,7 +287,8 @@ def trained(module, *given):
     leaves = [t.clone().requires_grad_() for t in given]
     results = torch.utils._pytree.tree_leaves(module(*leaves))
     sum(r.square().sum() for r in results).backward()
-    return [r.detach() for r in results] + [t.grad for t in (*leaves, *module.parameters())]
+    weights = getattr(module, "parameters", tuple)()
+    return [r.detach() for r in results] + [t.grad for t in (*leaves, *weights)]
 
 def cell(kind, width, bias=True):
     torch.manual_seed(0)
@@ -313,6 +314,7 @@ CALLS = {
     "GRU without bias": (lambda x: trained(cell(nn.GRUCell, 6, False), x), (torch.randn(2, 4),)),
     "largest so far": (lambda x: list(x.cummax(1)) + list(x.cummin(0)), (x,)),
     "shrunk": (lambda x: trained(nn.Hardshrink(), x), (x,)),
+    "gradients that are zero tensors": (lambda x: trained(torch.sgn, x), (x,)),
     "statistics": (normalized, (x, *statistics)),
 }
 for how in ("mean", "amin"):
