@@ -105,10 +105,11 @@ void choose_path(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (entry.generator >= 0 && (*stack)[first + size_t(entry.generator)].isNone())
         (*stack)[first + size_t(entry.generator)] = default_generator(device);
       RECORD_USER_SCOPE("LaunchKernel_" + short_name(op.schema().name()));
-      return [&] {
+      {
         RECORD_USER_SCOPE(kernel_row(op.schema().name(), device));
         call_on_host(op, stack, device);
-      }();
+      }
+      return;
     }
   }
   call_python(op, stack);
