@@ -56,3 +56,28 @@ def test_mean_beside_random_numbers(backend_name: str) -> None:
     x = torch.rand(33, 33)
     got = torch.compile(loss, backend=backend_name, fullgraph=True)(x)
     assert not check_tensor(got, loss(x), torch.tensor(2.0).double().log(), Rule())
+
+
+def norms(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    images = x.view(4, 8, 32, 32)
+    rows = F.layer_norm(x, (4096,)) + F.layer_norm(x.abs().sqrt(), (4096,))
+    return (
+        F.batch_norm(images, None, None, training=True),
+        rows,
+        F.layer_norm(x.flip(1), (4096,)),
+        x.view(4, 32, 4, 64).square().sum((1, 3)),
+        x.view(4096, 8).var(0),
+    )
+
+
+def test_elements_beside_far_larger_ones(backend_name: str) -> None:
+    """Where a partial sum has a far larger element, each addition rounds to its precision, and
+    equal elements round alike."""
+    x = 50 + torch.randn(8, 4096)
+    x[:, -1], x[:, 1000] = 1e5, 1e5
+    results = torch.compile(norms, backend=backend_name, fullgraph=True)(x)
+    errors = zip(results, norms(x), norms(x.double()), strict=True)
+    for place, (got, eager, real) in enumerate(errors):
+        largest = real.abs().max()
+        floor = 4 * torch.finfo(torch.float32).eps * largest
+        assert (got - real).abs().max() <= 2 * (eager - real).abs().max() + floor, place

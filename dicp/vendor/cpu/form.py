@@ -6,15 +6,17 @@ vectorized, and in which blocks. The renderers print it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dicp.codegen.emitter import LINE_BYTES
 from dicp.loop.ir.access import Access
 from dicp.loop.ir.expr import Read
 from dicp.loop.ir.index import Indirect, Size, Var
 from dicp.loop.ir.kernel import Form, Phase, Reduce, Scan, Stmt, Store
 from dicp.loop.passes.moments import Deviations
 from dicp.loop.passes.split_loops import Range
+from dicp.vendor.cpu.thresholds import SUM_BLOCK
 
 Prefetch = tuple[Read, Var, int]
 """A load, and the loop by how many of whose steps it is prefetched ahead."""
@@ -120,19 +122,26 @@ class Pass:
     """Long floating sums, which go in blocks: their error grows with these only."""
     block: int = 0
     """Elements of such a block."""
+    lines: Strip | None = None
+    """The last loop a line at a time, if those sums have lane accumulators."""
     extrema: Mapping[Reduce, Reduce] = field(default_factory=dict)
     """argmax or argmin -> the max or min beside it, whose block's values are then searched."""
     added: frozenset[Stmt] = frozenset()
     """Statements of `phase` that this pass adds to the kernel's: such extrema."""
     strips: tuple[Strip, ...] = ()
     """The last loop in ranges; empty where it goes in blocks or over a part of its range."""
-    grouped: Strip | None = None
-    """The last loop, if long sums over it are short: groups of it share lane accumulators."""
     half_vectors: bool = False
 
     @property
     def non_temporal(self) -> bool:
         return any(s.non_temporal for s in self.strips)
+
+
+def is_grouped(loops: Sequence[Var]) -> bool:
+    """Whether the last loop is so short that several iterations of the one around share a block."""
+    size = loops[-1].size
+    short = len(loops) == 2 and isinstance(size, int) and 2 * size <= SUM_BLOCK
+    return short and isinstance(size, int) and size % LINE_BYTES == 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,12 +65,15 @@ class ColumnsWriter(Loops[Columns]):
         for phase in phases:
             middle = self.push(loops, scope.indent + len(loops))
             body = self.push((column,), middle.indent + 1)
+            long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.blocks]
+            jammed = long if self.form.jammed else []
             for stmt in phase.stmts:
                 if isinstance(stmt, Reduce):
-                    value = self.value(stmt.value)
-                    body.lines.append(
-                        margin(body.indent) + self._combine_at(stmt, value, f"{column.key} - tile")
-                    )
+                    value, rows = self.value(stmt.value), f"rows_{stmt.name}"
+                    text = self._combine_at(stmt, value, f"{column.key} - tile")
+                    if stmt in jammed:
+                        text = f"{rows} = {combine(stmt.op, rows, value)};"
+                    body.lines.append(margin(body.indent) + text)
                 elif isinstance(stmt, Scan):
                     slot = f"column_{stmt.name}[{column.key} - tile]"
                     value = combine(stmt.op, slot, self.value(stmt.value))
@@ -83,25 +86,25 @@ class ColumnsWriter(Loops[Columns]):
                     self.statements((stmt,))
             self.pop(body)
             self.pop(middle)
-            long = [s for s in phase.stmts if isinstance(s, Reduce) and s in self.form.blocks]
             if not long:
-                scope.lines += self._rows_together(loops, middle, body, column, first_range)
+                scope.lines += self._rows_together(loops, middle, body, column, first_range, ())
                 continue
             outside, step = _row_blocks(loops)
             whole, inside = loops[:outside], loops[outside:]
             limits = None if whole else first_range
             lines = [
                 *self._open_row_blocks(scope, inside[0], step, limits, long, column),
-                *self._rows_together(inside, middle, body, column, ("block", "block_end")),
+                *self._rows_together(inside, middle, body, column, ("block", "block_end"), jammed),
                 *self._close_row_blocks(scope, long),
             ]
             scope.lines += self._nest(whole, lines, scope.indent, first_range)
 
     def _rows_together(
         self, loops: Sequence[Var], middle: Scope, body: Scope, column: Var,
-        limits: tuple[str, str] | None,
+        limits: tuple[str, str] | None, sums: Sequence[Reduce],
     ) -> list[str]:  # fmt: skip
-        """The loop over rows, unrolled and jammed where their number allows it."""
+        """The loop over rows, unrolled and jammed where their number allows it: `sums` of jammed
+        rows are added up before they are added to the column's, which then rounds less often."""
         indent, bounds = middle.indent, ("tile", "tile_end")
         pragma = f"{margin(indent)}#pragma omp simd"
         if not self.form.jammed:
@@ -114,11 +117,15 @@ class ColumnsWriter(Loops[Columns]):
             f"{margin(indent - 1)}for (int64_t first = {low}; first < {high}; "
             f"first += {UNROLL_AND_JAM}) {{",
             pragma, f"{pad}{self._for(column, bounds)} {{",
+            *(f"{pad}{VALUE_TYPE[s.dtype]} rows_{s.name} = 0;" for s in sums),
         ]  # fmt: skip
         for k in range(UNROLL_AND_JAM):
             lines += [f"{pad}{{", f"{pad}  const int64_t {last.key} = first + {k};",
                       *middle.lines, *body.lines, f"{pad}}}"]  # fmt: skip
-        lines += [f"{pad}}}", f"{margin(indent - 1)}}}"]
+        lines += [
+            *(f"{pad}column_{s.name}[{column.key} - tile] += rows_{s.name};" for s in sums),
+            f"{pad}}}", f"{margin(indent - 1)}}}",
+        ]  # fmt: skip
         return self._nest(outer, lines, indent - len(loops), limits)
 
     def _open_row_blocks(

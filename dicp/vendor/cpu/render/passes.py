@@ -10,9 +10,10 @@ from dicp.codegen.types import VALUE_TYPE, literal
 from dicp.codegen.values import Scope, local, margin
 from dicp.loop.ir.index import Size, Var, product
 from dicp.loop.ir.kernel import Reduce, Scan, ScratchStore
-from dicp.vendor.cpu.form import Guessed, HostForm, Pass
+from dicp.vendor.cpu.form import Guessed, HostForm, Pass, Strip, is_grouped
 from dicp.vendor.cpu.render.loops import Loops, block_end, half_vectors
-from dicp.vendor.cpu.thresholds import GUESS, PLACE_BLOCK, SUM_BLOCK
+from dicp.vendor.cpu.render.strips import each_lane
+from dicp.vendor.cpu.thresholds import GUESS, PLACE_BLOCK, SUM_ADDITIONS, SUM_BLOCK
 
 F = TypeVar("F", bound=HostForm)
 
@@ -35,7 +36,14 @@ class Passes(Loops[F]):
             scope.lines += self._kept_blocks(place, pad)
         for stmt in over.blocks:
             scope.lines.append(f"{pad}double total_{stmt.name} = 0;")
-        self._pass_body(over, scope, first_range)
+        for kept in (s for s in over.phase.stmts if isinstance(s, ScratchStore)):
+            size = product(v.size for v in self.kernel.reduction)
+            assert isinstance(size, int), "rows are kept whose length is known"
+            scope.lines.append(pad + self._array(kept.dtype, f"saved_{kept.name}", size))
+        if over.lines is not None:
+            scope.lines += self._in_lines(over, over.lines, scope.indent, first_range)
+        else:
+            self._pass_body(over, scope, first_range)
         for stmt in over.blocks:
             total = f"({VALUE_TYPE[stmt.dtype]})total_{stmt.name}"
             scope.lines.append(f"{pad}{local(stmt.name)} = {total};")
@@ -81,17 +89,8 @@ class Passes(Loops[F]):
 
     def _pass_body(self, over: Pass, scope: Scope, first_range: tuple[str, str] | None) -> None:
         stmts = over.phase.stmts
-        for stmt in stmts:
-            if isinstance(stmt, ScratchStore):
-                size = product(v.size for v in self.kernel.reduction)
-                assert isinstance(size, int), "rows are kept whose length is known"
-                array = self._array(stmt.dtype, f"saved_{stmt.name}", size)
-                scope.lines.append(margin(scope.indent) + array)
         if not over.loops:
             self.statements(stmts)
-            return
-        if over.grouped is not None:
-            scope.lines += self._in_groups(over, scope.indent, first_range)
             return
         outer, last = over.loops[:-1], over.loops[-1]
         middle = self.push(outer, scope.indent + len(outer)) if outer else scope
@@ -176,28 +175,109 @@ class Passes(Loops[F]):
             lines.append(f"{pad}{local(best.name)} = {local(name)};")
         return lines
 
-    def _in_groups(self, over: Pass, indent: int, limits: tuple[str, str] | None) -> list[str]:
-        """Long sums in groups of innermost loops that share lane accumulators: folding the lanes
-        costs as much as one short innermost loop."""
+    def _in_lines(
+        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+    ) -> list[str]:  # fmt: skip
+        """The loops a line at a time. Long sums have lane accumulators for each block, which are
+        then added to lanes of double: folding lanes costs as much as several lines."""
+        count, sums = strip.lanes, over.blocks
+        others = [s for s in over.phase.stmts if isinstance(s, Reduce) and s not in sums]
+        each, pad = each_lane(count), margin(indent)
+        in_blocks = self._in_groups if is_grouped(over.loops) else self._in_lines_of_rows
+        return [
+            *self._clear_lane_accumulators(others, count, indent),
+            *(f"{pad}double totals_{s.name}[{count}]; {each} totals_{s.name}[lane] = 0;"
+              for s in sums),
+            *in_blocks(over, strip, indent, limits),
+            f"{pad}#pragma omp simd "
+            + " ".join(f"reduction(+: total_{s.name})" for s in sums),
+            f"{pad}{each} {{",
+            *(f"{pad}  total_{s.name} += totals_{s.name}[lane];" for s in sums),
+            f"{pad}}}",
+            *self._fold_lane_accumulators(others, count, indent),
+        ]  # fmt: skip
+
+    def _in_groups(
+        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+    ) -> list[str]:  # fmt: skip
+        """Blocks of whole iterations of the first loop."""
         outer, last = over.loops
-        assert over.grouped is not None and isinstance(last.size, int)
-        sums = [s for s in over.phase.stmts if isinstance(s, Reduce)]
+        assert isinstance(last.size, int)
         low, high = limits or ("0", self.size(outer.size))
-        rows, pad, count = SUM_BLOCK // last.size, margin(indent + 1), over.grouped.lanes
+        rows, pad = SUM_BLOCK // last.size, margin(indent + 1)
         middle = self.push((outer,), indent + 2)
-        passes = self._lines_of(over.grouped, last, indent + 2)
+        middle.lines += self._lines_of(strip, last, indent + 2)
         self.pop(middle)
-        end = block_end("group", rows, high)
         return [
             f"{margin(indent)}for (int64_t group = {low}; group < {high}; group += {rows}) {{",
-            f"{pad}const int64_t group_end = {end};",
-            *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in sums),
-            *self._clear_lane_accumulators(sums, count, indent + 1),
-            *self._nest([outer], [*middle.lines, *passes], indent + 1, ("group", "group_end")),
-            *self._fold_lane_accumulators(sums, count, indent + 1),
-            *(f"{pad}total_{s.name} += {local(s.name)};" for s in sums),
+            f"{pad}const int64_t group_end = {block_end('group', rows, high)};",
+            *self._clear_lane_accumulators(over.blocks, strip.lanes, indent + 1),
+            *self._nest([outer], middle.lines, indent + 1, ("group", "group_end")),
+            *self._add_lanes(over, strip, indent + 1),
             f"{margin(indent)}}}",
+        ]
+
+    def _in_lines_of_rows(
+        self, over: Pass, strip: Strip, indent: int, limits: tuple[str, str] | None
+    ) -> list[str]:  # fmt: skip
+        """Blocks of the last loop, and its elements beyond whole lines."""
+        outer, last, count = over.loops[:-1], over.loops[-1], strip.lanes
+        middle = self.push(outer, indent + len(outer))
+        pad, inner = margin(middle.indent), margin(middle.indent + 1)
+        low, high = (None if outer else limits) or ("0", self.size(last.size))
+        whole = f"whole_{over.blocks[0].name}"
+        step = _even_step(last.size, count)
+        even = isinstance(last.size, int) and not limits and last.size // count * count % step == 0
+        end = f"block + {step}" if even else block_end("block", step, whole)
+        lines = [
+            *self._scalar_rows(middle.indent),
+            f"{pad}const int64_t {whole} = {low} + ({high} - {low}) / {count} * {count};",
+            f"{pad}for (int64_t block = {low}; block < {whole}; block += {step}) {{",
+            f"{inner}const int64_t block_end = {end};",
+            *self._clear_lane_accumulators(over.blocks, count, middle.indent + 1),
+            f"{inner}#pragma GCC unroll 1",
+            *self._lines_of(strip, last, middle.indent + 1, ("block", "block_end")),
+            *self._add_lanes(over, strip, middle.indent + 1),
+            f"{pad}}}",
         ]  # fmt: skip
+        if not isinstance(last.size, int) or last.size % count or limits:
+            lines += self._remainder(over, middle.indent, (whole, high))
+        self.pop(middle)
+        return self._nest(outer, [*middle.lines, *lines], indent, limits)
+
+    def _add_lanes(self, over: Pass, strip: Strip, indent: int) -> list[str]:
+        """Adds the lanes of a block's sums to those of their totals."""
+        pad, each = margin(indent), each_lane(strip.lanes)
+        return [
+            f"{pad}#pragma omp simd",
+            f"{pad}{each} {{",
+            *(f"{pad}  totals_{s.name}[lane] += lanes_{s.name}[lane];" for s in over.blocks),
+            f"{pad}}}",
+        ]
+
+    def _remainder(self, over: Pass, indent: int, limits: tuple[str, str]) -> list[str]:
+        last, pad = over.loops[-1], margin(indent + 1)
+        body = self.push((last,), indent + 2)
+        self.statements(over.phase.stmts)
+        self.pop(body)
+        simd = self._simd([s for s in over.phase.stmts if isinstance(s, Reduce)])
+        return [
+            f"{margin(indent)}{{",
+            *(f"{pad}{VALUE_TYPE[s.dtype]} {local(s.name)} = 0;" for s in over.blocks),
+            pad + simd,
+            *self._loop(last, body, indent + 1, limits),
+            *(f"{pad}total_{s.name} += {local(s.name)};" for s in over.blocks),
+            f"{margin(indent)}}}",
+        ]
+
+
+def _even_step(size: Size, count: int) -> int:
+    """Elements per block of a loop of `size`: about SUM_ADDITIONS lines, no block much shorter."""
+    if not isinstance(size, int) or size < count:
+        return SUM_ADDITIONS * count
+    lines = size // count
+    blocks = max(1, round(lines / SUM_ADDITIONS))
+    return -(-lines // blocks) * count
 
 
 def tracks_nan(stmt: Reduce | Scan) -> bool:

@@ -30,7 +30,9 @@ class Strips(Emitter):
             *self._fold_lane_accumulators(sums, strip.lanes, indent),
         ]
 
-    def _lines_of(self, strip: Strip, var: Var, indent: int) -> list[str]:
+    def _lines_of(
+        self, strip: Strip, var: Var, indent: int, bounds: tuple[str, str] | None = None
+    ) -> list[str]:  # fmt: skip
         """The loop itself: results are computed in registers and stored a line at once."""
         part, count, non_temporal = strip.range, strip.lanes, strip.non_temporal
         pad, inner = margin(indent + 1), margin(indent + 2)
@@ -43,7 +45,7 @@ class Strips(Emitter):
         self.pop(body)
         self.lane_places.clear()
         self.strip_mined = set()
-        low, high = self.size(part.low), self.size(part.high)
+        low, high = bounds or (self.size(part.low), self.size(part.high))
         return [
             f"{margin(indent)}for (int64_t line = {low}; line < {high}; line += {count}) {{",
             f"{pad}const int64_t {var.key} = line;",
@@ -52,7 +54,7 @@ class Strips(Emitter):
               for k, s in enumerate(non_temporal)),
             *(f"{pad}{VALUE_TYPE[s.dtype]} lanes_{s.name}[{count}];" for s in saves),
             f"{pad}#pragma omp simd",
-            f"{pad}{_each_lane(count)} {{",
+            f"{pad}{each_lane(count)} {{",
             f"{inner}const int64_t {var.key} = line + lane;", *body.lines, f"{pad}}}",
             *(f"{pad}d_stream({self.arg(s.ref)} + ({self.index(s.index)}), far{k});"
               for k, s in enumerate(non_temporal)),
@@ -72,7 +74,7 @@ class Strips(Emitter):
             text += f"{nan_bits(s)} nan_lanes_{s.name}[{count}]; " if nan else ""
             clear = f"lanes_{s.name}[lane] = {start};"
             clear += f" nan_lanes_{s.name}[lane] = 0;" if nan else ""
-            lines.append(f"{margin(indent)}{text}{_each_lane(count)} {{ {clear} }}")
+            lines.append(f"{margin(indent)}{text}{each_lane(count)} {{ {clear} }}")
         return lines
 
     def _fold_lane_accumulators(self, sums: Sequence[Reduce], count: int, indent: int) -> list[str]:
@@ -90,7 +92,7 @@ class Strips(Emitter):
                     f"{nan} = {bits} > {nan} ? {bits} : {nan};"
                 )
             lines.append(f"{pad}  {text}")
-        return [f"{pad}{self._simd(sums)}", f"{pad}{_each_lane(count)} {{", *lines, f"{pad}}}"]
+        return [f"{pad}{self._simd(sums)}", f"{pad}{each_lane(count)} {{", *lines, f"{pad}}}"]
 
     def _later(self, item: Read, loop: Var, steps: int) -> str:
         """The address that `item` reads `steps` steps of `loop` later."""
@@ -105,5 +107,5 @@ class Strips(Emitter):
         return " ".join(["#pragma omp simd", *parts])
 
 
-def _each_lane(count: int) -> str:
+def each_lane(count: int) -> str:
     return f"for (int64_t lane = 0; lane < {count}; ++lane)"

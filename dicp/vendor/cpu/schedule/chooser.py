@@ -58,10 +58,10 @@ class Chooser:
             return False
         return any(item.ref.dtype in ir.LOW_PRECISION for item in self.kernel.reads())
 
-    def is_long(self, block: int) -> bool:
-        """Whether floating sums over the reduction go in blocks of `block` elements."""
+    def is_long(self, most: int) -> bool:
+        """Whether the reduction is over more than `most` elements."""
         count = product(v.size for v in self.kernel.reduction)
-        return not isinstance(count, int) or count > 2 * block
+        return not isinstance(count, int) or count > most
 
     # ---- cache lines ----------------------------------------------------------------------------
 

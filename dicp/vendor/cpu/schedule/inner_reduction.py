@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dicp.codegen.emitter import LINE_BYTES
 from dicp.codegen.types import VALUE_TYPE
 from dicp.loop.ir import expr as ir
 from dicp.loop.ir.expr import Read
@@ -19,12 +18,13 @@ from dicp.loop.passes.moments import Deviations, deviations
 from dicp.loop.passes.split_loops import Range, split
 from dicp.loop.schedule.form import online_softmax
 from dicp.vendor.cpu import form
-from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, Prefetch, RowStep, Strip
-from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, line, unrolled
+from dicp.vendor.cpu.form import HostForm, Online, Pass, PlaneStep, RowStep, Strip
+from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
 from dicp.vendor.cpu.schedule.vectors import is_vectorized
 from dicp.vendor.cpu.thresholds import (
     BEYOND_NEAR,
     FEW_ROWS,
+    LONG_SUM,
     MIN_GUESSED,
     MIN_PLANE,
     MIN_PLANES,
@@ -91,11 +91,12 @@ class Inner(Chooser):
         added = frozenset(s for s in phase.stmts if s not in own)
         block = 0 if serial else self._block(phase)
         blocks = tuple(s for s in phase.stmts if block and is_floating_sum(s))
-        found = Pass(phase, loops, serial, blocks, block, extrema, added)
+        found = Pass(phase, loops, serial, blocks, block, extrema=extrema, added=added)
         if not loops:
             return found
-        if _in_groups(phase, loops, blocks):
-            return replace(found, grouped=self._group(phase, loops))
+        if blocks and not extrema and is_vectorized(phase.stmts, loops[-1]):
+            lines = self._lines(phase, loops, prefetch)
+            return replace(found, lines=lines) if lines else found
         strips: list[Strip] = []
         if not blocks and not extrema and not (limited and len(loops) == 1):
             if serial:
@@ -109,20 +110,24 @@ class Inner(Chooser):
         """Elements of a row per block of the phase's floating sums; 0 where the row is short."""
         loops = self.kernel.reduction
         lanes = SUM_LANES if loops and is_vectorized(phase.stmts, loops[-1]) else 1
-        block = SUM_ADDITIONS * lanes
-        return block if self.is_long(block) else 0
+        return SUM_ADDITIONS * lanes if self.is_long(LONG_SUM * lanes) else 0
 
-    def _group(self, phase: Phase, loops: tuple[Var, ...]) -> Strip:
-        """The innermost loop of a group; prefetches the loads of the next group."""
-        outer, last = loops
-        assert isinstance(last.size, int)
-        reads = distinct(ir.reads(s.value for s in phase.stmts))
-        streams = [item for item in reads if self._is_stream(item)]
-        lanes = line([item.ref for item in streams]) if streams else LINE_BYTES // 4
-        prefetches: tuple[Prefetch, ...] = tuple(
-            (item, outer, SUM_BLOCK // last.size) for item in streams
-        )
-        return Strip(Range(0, last.size, tuple(phase.stmts)), lanes, (), prefetches)
+    def _lines(
+        self, phase: Phase, loops: tuple[Var, ...], prefetch: Sequence[Read]
+    ) -> Strip | None:  # fmt: skip
+        """The last loop a line at a time, if it is longer than a block or goes in groups, which
+        prefetch the loads of the next one."""
+        size, ahead = loops[-1].size, (self.kernel.parallel[-1:], 1)
+        if form.is_grouped(loops):
+            assert isinstance(size, int)
+            reads = distinct(ir.reads(s.value for s in phase.stmts))
+            prefetch = [item for item in reads if self._is_stream(item)]
+            ahead = loops[:1], SUM_BLOCK // size
+        elif isinstance(size, int) and size <= SUM_BLOCK:
+            return None
+        (loop,), steps = ahead if prefetch else (loops[:1], 0)
+        prefetches = tuple((item, loop, steps) for item in prefetch)
+        return Strip(Range(0, size, tuple(phase.stmts)), SUM_LANES, (), prefetches)
 
     def _between(self) -> list[Phase]:
         """The passes during which memory would be idle: those after the first, which loads the row,
@@ -305,13 +310,6 @@ def _is_plain(stmt: Stmt) -> bool:
     if isinstance(stmt, Reduce):
         return stmt.op == "sum" and VALUE_TYPE[stmt.dtype] == "float"
     return isinstance(stmt, Let) or (isinstance(stmt, Store) and not stmt.op)
-
-
-def _in_groups(phase: Phase, loops: Sequence[Var], blocks: Sequence[Stmt]) -> bool:
-    """Whether long sums have a short innermost loop, such as the planes of many images."""
-    size = loops[-1].size
-    whole = len(loops) == 2 and len(phase.stmts) == len(blocks)
-    return whole and isinstance(size, int) and 2 * size <= SUM_BLOCK and size % LINE_BYTES == 0
 
 
 def _with_extrema(phase: Phase) -> tuple[Phase, dict[Reduce, Reduce]]:

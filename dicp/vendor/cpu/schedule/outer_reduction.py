@@ -14,8 +14,8 @@ from dicp.vendor.cpu.schedule.chooser import Chooser, is_floating_sum, unrolled
 from dicp.vendor.cpu.thresholds import (
     COLUMN_TILE,
     FEW_TILES,
+    LONG_SUM,
     PARALLEL_COST,
-    ROW_BLOCK,
     SPLIT_COST,
 )
 
@@ -34,7 +34,7 @@ class Outer(Chooser):
         team = None if split_rows else self.team(loops, len(outer) + 1)
         blocks = frozenset(
             s for s in kernel.stmts()
-            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(ROW_BLOCK)
+            if isinstance(s, (Reduce, Scan)) and is_floating_sum(s) and self.is_long(LONG_SUM)
         )  # fmt: skip
         inner = kernel.reduction
         return form.Columns(team, split_rows, blocks, bool(inner) and unrolled(inner[-1]))
