@@ -225,6 +225,21 @@ CASES = [
         layouts=("contiguous",),
         fixed=(3,),
     ),
+    op(  # of a table that is not copied in float32
+        "sums_into_few_rows",
+        lambda x, i, s: (
+            x.index_add(0, i, s),
+            x.scatter_add(0, i[:, None].expand_as(s), s),
+            x.scatter_reduce(0, i[:, None].expand_as(s), s.abs() + 0.5, "prod"),
+        ),
+        (400, 3),
+        index((100,), 3),
+        (100, 3),
+        dtypes=(torch.bfloat16, torch.float16),
+        layouts=("contiguous",),
+        fixed=(3,),
+        grad=False,
+    ),
     *[
         op(
             f"scatter_reduce_{how}",

@@ -14,13 +14,23 @@ from dicp.loop.ir.graph import Compute
 from dicp.loop.ir.index import ZERO, Index, Size, domain, is_positive, product
 from dicp.loop.ir.ops import identity_of
 from dicp.loop.lowering.core import Lowering, Value
-from dicp.loop.lowering.indexing import Indices, index_coords, index_layout, is_empty, no_masks
+from dicp.loop.lowering.indexing import (
+    Indices,
+    index_coords,
+    index_layout,
+    is_empty,
+    no_masks,
+    proven,
+)
 from dicp.loop.lowering.pointwise import compare, maximum, select
 from dicp.loop.lowering.views import wrap
 from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 SCATTER = RuleTable()
+FAR_LARGER = 2
+"""How many times a tensor must be larger than the slices that are scattered into it, so that a copy
+of it in float32 costs more than one of each slice."""
 rule = SCATTER.register
 
 
@@ -31,15 +41,12 @@ def scattered(
     body: Callable[[tuple[Index, ...]], Expr],
     target: Callable[[tuple[Index, ...]], Sequence[Index]],
     op: str = "store",
-    rounded_once: bool = False,
+    wide: torch.dtype | None = None,
 ) -> Value:
-    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`.
-
-    `rounded_once`: whether 16-bit floats are combined in float32, as eager does for some operators.
-    """
-    wide = base.dtype if op == "store" else lw.combined_in(base.dtype)
-    if rounded_once and op in ("sum", "prod") and wide in REDUCED_FLOATS:
-        wide = torch.float32
+    """A copy of `base` with each `body(idx)` stored (or combined by `op`) at `target(idx)`, which
+    is rounded once where the target combines in a wider dtype or `wide` is given."""
+    if wide is None:
+        wide = base.dtype if op == "store" else lw.combined_in(base.dtype)
     if wide != base.dtype:
         widened = scattered(
             lw, lw.cast(base, wide), shape, lambda idx: ir.opmath(body(idx), wide), target, op
@@ -60,6 +67,71 @@ def scattered(
     )  # fmt: skip
     lw.add(compute)
     return Value(result, base.shape, domain(base.shape))
+
+
+def _scattered_along(
+    lw: Lowering, x: Value, dim: int, shape: Sequence[Size],
+    body: Callable[[tuple[Index, ...]], Expr],
+    place: Callable[[Sequence[Index]], Index],
+    op: str,
+) -> Value:  # fmt: skip
+    """`scattered` at `place` along `dim`; 16-bit floats are combined in float32, as in eager."""
+
+    def target(idx: tuple[Index, ...]) -> Sequence[Index]:
+        return [*idx[:dim], place(idx), *idx[dim + 1 :]]
+
+    if op not in ("sum", "prod") or lw.combined_in(x.dtype) not in REDUCED_FLOATS:
+        return scattered(lw, x, shape, body, target, op)
+    if _is_far_larger(x, shape) and _is_same_along(place, dim, shape):
+        return _in_slices(lw, x, dim, shape, body, target, op)
+    return scattered(lw, x, shape, body, target, op, torch.float32)
+
+
+def _is_far_larger(x: Value, shape: Sequence[Size]) -> bool:
+    """Whether slices of float32 for each source cost less than a copy of `x` in float32."""
+    own, source = product(x.shape), product(shape)
+    return isinstance(own, int) and isinstance(source, int) and own > FAR_LARGER * source
+
+
+def _is_same_along(
+    place: Callable[[Sequence[Index]], Index], dim: int, shape: Sequence[Size]
+) -> bool:
+    """Whether whole slices along `dim` have one place, as of an expanded index."""
+    idx = domain(tuple(shape))
+    return place(idx) == place([idx[k] if k == dim else ZERO for k in range(len(idx))])
+
+
+def _in_slices(
+    lw: Lowering, x: Value, dim: int, shape: Sequence[Size],
+    body: Callable[[tuple[Index, ...]], Expr],
+    target: Callable[[tuple[Index, ...]], Sequence[Index]],
+    op: str,
+) -> Value:  # fmt: skip
+    """`x` with slices combined into it in float32, without a copy of `x` in float32: one of the
+    slices with the same place, its leader, holds their sum, beginning with that of `x`."""
+    count, zero = shape[dim], [ZERO] * len(shape)
+
+    def place(i: Index) -> Index:
+        return target((*zero[:dim], i, *zero[dim + 1 :]))[dim]
+
+    numbers = lw.pointwise((x.shape[dim],), torch.int64, lambda idx: const(0, torch.int64))
+    leaders = scattered(
+        lw, numbers, (count,), lambda idx: ir.index_value(idx[0]), lambda idx: [place(idx[0])]
+    )
+    leader = lw.pointwise((count,), torch.int64, lambda idx: leaders.at([place(idx[0])]))
+
+    def at_leader(idx: tuple[Index, ...]) -> Sequence[Index]:
+        return [*idx[:dim], proven(leader.at([idx[dim]]), count), *idx[dim + 1 :]]
+
+    copies = lw.pointwise(shape, torch.float32, lambda idx: cast(x.at(target(idx)), torch.float32))
+    totals = scattered(
+        lw, copies, shape,
+        lambda idx: ir.opmath(body(idx), torch.float32), at_leader, op,
+    )  # fmt: skip
+    sums = lw.pointwise(shape, x.dtype, lambda idx: cast(totals.at(at_leader(idx)), x.dtype))
+    assert isinstance(sums.ref.producer, Compute)
+    sums.ref.producer.realize = True  # a kernel with both indices would run along them
+    return scattered(lw, x, shape, sums.at, target)
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
@@ -139,10 +211,7 @@ def _scatter(lw: Lowering, x: Value, dim: int, index: Value, source: Any, op: st
         return lw.element(source, x.dtype)
 
     places = Indices(lw, index, x.shape[dim], wrap=False)
-    return scattered(
-        lw, x, index.shape, body, lambda idx: [*idx[:dim], places.at(idx), *idx[dim + 1 :]], op,
-        rounded_once=True,
-    )  # fmt: skip
+    return _scattered_along(lw, x, dim, index.shape, body, places.at, op)
 
 
 @rule(aten.scatter.src, aten.scatter.value)
@@ -239,11 +308,9 @@ def _slices_at(
     slices = [*x.shape[:dim], product(index.shape), *x.shape[dim + 1 :]]
     lw.require_equal(source.shape, slices, "slices do not fit the tensor and the indices")
     places = Indices(lw, index, x.shape[dim], wrap=False, count=count)
-    return scattered(
-        lw, x, source.shape,
-        lambda idx: body(cast(source.at(idx), x.dtype)),
-        lambda idx: [*idx[:dim], places.along(idx[dim]), *idx[dim + 1 :]],
-        op, rounded_once=True,
+    return _scattered_along(
+        lw, x, dim, source.shape, lambda idx: body(cast(source.at(idx), x.dtype)),
+        lambda idx: places.along(idx[dim]), op,
     )  # fmt: skip
 
 
