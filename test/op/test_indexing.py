@@ -232,7 +232,7 @@ CASES = [
             x.scatter_add(0, i[:, None].expand_as(s), s),
             x.scatter_reduce(0, i[:, None].expand_as(s), s.abs() + 0.5, "prod"),
         ),
-        (400, 3),
+        (500, 3),
         index((100,), 3),
         (100, 3),
         dtypes=(torch.bfloat16, torch.float16),

@@ -28,7 +28,7 @@ from dicp.rules import NoRule, RuleTable
 
 aten = torch.ops.aten
 SCATTER = RuleTable()
-FAR_LARGER = 2
+FAR_LARGER = 4
 """How many times a tensor must be larger than the slices that are scattered into it, so that a copy
 of it in float32 costs more than one of each slice."""
 rule = SCATTER.register

@@ -138,9 +138,9 @@ class Pass:
 
 
 def is_grouped(loops: Sequence[Var]) -> bool:
-    """Whether the last loop is so short that several iterations of the one around share a block."""
+    """Whether the last loop is so short that iterations of the one around share a block."""
     size = loops[-1].size
-    short = len(loops) == 2 and isinstance(size, int) and 2 * size <= SUM_BLOCK
+    short = len(loops) == 2 and isinstance(size, int) and size <= SUM_BLOCK
     return short and isinstance(size, int) and size % LINE_BYTES == 0
 
 
