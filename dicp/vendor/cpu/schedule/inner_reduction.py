@@ -121,7 +121,8 @@ class Inner(Chooser):
         if form.is_grouped(loops):
             assert isinstance(size, int)
             reads = distinct(ir.reads(s.value for s in phase.stmts))
-            prefetch = [item for item in reads if self._is_stream(item)]
+            whole = all(map(is_floating_sum, phase.stmts))
+            prefetch = [item for item in reads if whole and self._is_stream(item)]
             ahead = loops[:1], SUM_BLOCK // size
         elif isinstance(size, int) and size <= SUM_BLOCK:
             return None
