@@ -64,7 +64,7 @@ class Strips(Emitter):
         ]  # fmt: skip
 
     def _clear_lane_accumulators(
-        self, sums: Sequence[Reduce], count: int, indent: int
+        self, sums: Sequence[Reduce | Scan], count: int, indent: int
     ) -> list[str]:
         """Declares and clears lane accumulators, one per element of a cache line."""
         lines = []
