@@ -70,6 +70,7 @@ from dicp.torch_private.dynamo import (
     original_module,
     register_repeatedly,
     set_compiled_call,
+    shorten_compilations,
     trace_recurrent_modules,
     traced_device_attributes,
 )
