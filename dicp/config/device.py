@@ -128,6 +128,13 @@ class DeviceSettings:
         factory=dict,
     )
 
+    profiled: bool = setting(
+        BOOLEAN,
+        "FORCE_USE_DIPU_PROFILER",
+        "profiles that name no device have the rows of this one, too",
+        default=False,
+    )
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> DeviceSettings:
         """The settings of this process. Raises ConfigValueError."""

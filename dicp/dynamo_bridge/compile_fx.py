@@ -58,7 +58,7 @@ from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
 from dicp.operator_choice import OperatorChoice, hidden
-from dicp.origin import mark_lines, user_lines
+from dicp.origin import Place, mark_lines, user_places
 from dicp.target import Artifact, Executable, LowerContext, Target
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class Compilation(GraphCompiler):
         self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
-        self.lines: Mapping[str, str] = user_lines(gm)
+        self.places: Mapping[str, Place] = user_places(gm)
         self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
         self.train = False
 
@@ -195,7 +195,7 @@ class Compilation(GraphCompiler):
 
     def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
-            stored = StoredGraph.decode(text, self.lines)
+            stored = StoredGraph.decode(text, self.places)
             return CompiledGraph(text, self._restore(stored, observer))
 
     @contextlib.contextmanager

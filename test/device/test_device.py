@@ -407,6 +407,16 @@ else:
     raise AssertionError("a block was freed twice")
 def leak():
     return torch.ones(1 << 18, device="dipu")
+lost = leak()
+lost.untyped_storage().resize_(0)
+try:
+    lost + 1
+except RuntimeError as error:
+    assert "use after free" in str(error) and "its block of 1048576 bytes" in str(error), error
+    assert "in leak" in str(error), "the allocation is named"
+else:
+    raise AssertionError("a tensor without memory was read")
+del lost
 kept = leak()
 others = [torch.ones(8, device="dipu") for _ in range(6)]
 others.clear()
@@ -528,47 +538,90 @@ from dicp.testing import torchvision_operators
 torchvision_operators.define()
 import torch_dipu, torchvision
 
-model = torchvision.models.resnet18(num_classes=4).eval().to("dipu")
-image = torch.randn(1, 3, 32, 32).to("dipu")
+def trace_of(profile):
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.load(open(file.name))["traceEvents"]
+    return events, [e for e in events if e.get("ph") == "X"]
+
+host_only = [torch.profiler.ProfilerActivity.CPU]
+host_model = torchvision.models.resnet18(num_classes=4).eval()
+host_image = torch.randn(1, 3, 32, 32)
+compiled = torch.compile(host_model, backend="cpugraph")
 with torch.no_grad():
-    model(image)
+    compiled(host_image)
+    with torch.profiler.profile(record_shapes=True, activities=host_only) as profile:
+        with torch.profiler.record_function("inference"):
+            compiled(host_image)
+kernels = [e for e in trace_of(profile)[1] if e["name"].startswith("dicp::")]
+spent = {}
+for event in kernels:
+    for kind in ("convolution", "batch_norm"):
+        if kind in event["args"]["operators"]:
+            assert kind in event["name"] and "resnet.py" in event["args"]["source"]
+            spent.setdefault(kind, []).append(event["dur"])
+            break
+    else:
+        spent.setdefault("others", []).append(event["dur"])
+normalized = [e for e in kernels if "batch_norm" in e["name"]]
+on_images = [e for e in normalized if any(len(d) == 4 for d in e["args"]["Input Dims"])]
+calls = sum(e["args"]["operators"].count("batch_norm") for e in on_images)  # some are fused
+assert len(spent["convolution"]) == calls == 20, (len(spent["convolution"]), calls)
+assert sum(spent["others"]) < min(sum(spent["convolution"]), sum(spent["batch_norm"])), spent
+
+model, image = host_model.to("dipu"), host_image.to("dipu")
+with torch.no_grad():
+    for _ in range(3):
+        model(image)
     options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-    with torch.profiler.profile(**options) as profile:
+    with torch.profiler.profile(activities=host_only, **options) as profile:
         with torch.profiler.record_function("inference"):
             model(image)
-calls = {}
-for event in profile.key_averages():
-    calls[event.key] = event.count
+calls = {event.key: event for event in profile.key_averages()}
 for name in ("convolution", "native_batch_norm"):
-    place = f"{name} (simulated dipu:0)"
-    assert calls[f"dipu_{name}"] == calls[f"LaunchKernel_{name}"] == calls[place] == 20, calls
-assert calls["aten::conv2d"] == calls["aten::batch_norm"] == 20, calls
+    names = f"dipu_{name}", f"LaunchKernel_{name}", f"{name} (simulated dipu:0)"
+    rows = [calls[row] for row in names]
+    assert [row.count for row in rows] == [20] * 3, rows
+    assert rows[0].device_time_total == rows[2].self_device_time_total > 0
+    assert rows[2].self_cpu_time_total == 0, "a row of the device"
+assert calls["aten::conv2d"].count == calls["aten::batch_norm"].count == 20
+assert "wrapper_DIPU_empty_strided" in calls
 shaped = profile.key_averages(group_by_input_shape=True)
 assert any(e.key == "aten::conv2d" and e.input_shapes[:2] == [[1, 3, 32, 32], [64, 3, 7, 7]]
            for e in shaped)
 table = profile.key_averages().table(sort_by="self_cpu_time_total")
 for column in ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg",
-               "# of Calls", "DIPU Mem", "Self DIPU Mem"):
+               "# of Calls", "Self DIPU", "Self DIPU %", "DIPU total", "DIPU time avg",
+               "DIPU Mem", "Self DIPU Mem"):
     assert column in table, column
+by_device = sorted(calls.values(), key=lambda e: -e.self_device_time_total)
+assert "convolution" in by_device[0].key, by_device[0]
 assert max(e.device_memory_usage for e in profile.key_averages()) > 64 * 16 * 16 * 4
-with tempfile.NamedTemporaryFile(suffix=".json") as file:
-    profile.export_chrome_trace(file.name)
-    events = [e for e in json.load(open(file.name))["traceEvents"] if e.get("ph") == "X"]
-names = [e["name"] for e in events]
-launches = [e for e in events if e["name"].startswith("LaunchKernel_")]
-for launch in launches:  # work of an idle queue runs at once, inside of its launch
-    end, row = launch["ts"] + launch["dur"], launch["name"][len("LaunchKernel_"):] + " (simulated"
-    assert any(e["name"].startswith(row) and launch["ts"] <= e["ts"] <= end for e in events), row
-assert len(launches) > 40 and "inference" in names
-stacks = [e for e in events if e.get("cat") == "python_function"]
+
+events, ranges = trace_of(profile)
+at = {(e["ts"], e["pid"], e["tid"]): e for e in ranges}
+launches = [e for e in ranges if e["name"].startswith("LaunchKernel_")]
+rows = {e["pid"] for e in events if e.get("args", {}).get("name") == "simulated dipu:0"}
+kernels = [e for e in ranges if e["pid"] in rows]
+starts = {e["id"]: e for e in events if e["ph"] == "s" and e["cat"] == "ac2g"}
+ends = {e["id"]: e for e in events if e["ph"] == "f" and e["cat"] == "ac2g"}
+assert len(rows) == 1 and len(launches) == len(kernels) == len(starts) == len(ends) > 40
+for number, start in starts.items():
+    launch, kernel = (at[e["ts"], e["pid"], e["tid"]] for e in (start, ends[number]))
+    assert kernel["name"] == launch["name"][len("LaunchKernel_"):] + " (simulated dipu:0)"
+    assert kernel["args"]["queued us"] >= 0 and kernel["args"]["simulated"], kernel
+assert any(e["name"] == "inference" for e in ranges)
+stacks = [e for e in ranges if e.get("cat") == "python_function"]
 assert any("resnet" in e["name"] for e in stacks)
 print("all well")
 """
 
 
 def test_profiler(run: Any) -> None:
-    """ResNet-18's inference: rows, shapes, memory, stacks, a kernel for each launch."""
-    assert run(PROFILED, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+    """ResNet-18's inference on the device and compiled for the host: rows, shapes, memory, stacks,
+    a kernel for each launch. The profiles name no device."""
+    done = run(PROFILED, DIPU_MOCK_CUDA="false", FORCE_USE_DIPU_PROFILER="1")
+    assert done.stdout.splitlines()[-1] == "all well"
 
 
 ERRORS = {

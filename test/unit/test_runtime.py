@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,3 +167,42 @@ def test_profiler_names_each_kernel_by_its_operators(tmp_path: Path) -> None:
     (kernel,) = [event for event in trace if "softmax" in event.get("name", "")]
     assert "softmax" in kernel["args"]["operators"]
     assert "test_runtime.py" in kernel["args"]["source"], kernel
+
+
+class Scores(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * 2, -1)
+
+
+class Average(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = Scores()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(x).sum(0) @ x
+
+
+def test_profiler_shows_the_users_frames_and_the_workspace_of_each_kernel() -> None:
+    x = torch.randn(16, 16)
+    compiled = torch.compile(Average(), backend="cpugraph")
+    compiled(x)
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    options: dict[str, Any] = {"with_stack": True, "experimental_config": verbose}
+    with torch.profiler.profile(profile_memory=True, **options) as profile:
+        compiled(x)
+    ranges = {e.name.split("_")[0]: e for e in profile.events() if e.name.startswith("dicp::")}
+    softmax, total = ranges["dicp::mul"], ranges["dicp::sum"]
+
+    def line(module: type, frame: str) -> str:
+        place = inspect.getsourcelines(module.forward)[1] + 1  # type: ignore[attr-defined]
+        return f"test_runtime.py({place}): {frame}"
+
+    assert softmax.stack[0].endswith(line(Scores, "forward"))
+    assert softmax.stack[1].endswith(line(Average, "forward"))
+    assert total.stack[0].endswith(line(Average, "forward"))
+    assert "test_profiler_shows" in " ".join(total.stack), "and go on to the caller"
+    by_stack = profile.key_averages(group_by_stack_n=5)
+    assert any(e.key == softmax.name and e.stack[:1] == softmax.stack[:1] for e in by_stack)
+    assert (softmax.cpu_memory_usage, total.cpu_memory_usage) == (16 * 16 * 4, 16 * 4)
+    assert sum(e.cpu_memory_usage for e in profile.events() if not e.cpu_parent) == 0, "not freed"

@@ -18,10 +18,16 @@ namespace dicp {
 namespace {
 
 constexpr int kStreamsPerPriority = 16;
+constexpr size_t kMostLost = 10000;  // storages remembered to name the block of a use after free
 
 struct Queue {
   dicp_rt_stream handle = nullptr;
   int priority = 0;
+};
+
+struct Lost {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that its address means no other one
+  std::string block;
 };
 
 struct State {
@@ -34,6 +40,7 @@ struct State {
   std::mutex mutex;
   std::deque<std::string> errors;
   std::unordered_map<const void*, size_t> pinned;
+  std::unordered_map<const c10::StorageImpl*, Lost> lost;
   std::atomic<bool> running{false};
   std::string stopped;
 };
@@ -207,6 +214,27 @@ struct Pinned final : c10::Allocator {
   }
 };
 
+std::string description(const Block& block) {
+  std::ostringstream text;
+  text << "its block of " << block.requested << " bytes at " << static_cast<void*>(block.at);
+  if (!block.where.empty())
+    text << ", allocated at\n" << block.where;
+  else
+    text << "; DIPU_MEM_CHECK=1 DIPU_MEM_CHECK_ENABLE_BACKTRACE=1 shows where it was allocated";
+  return text.str();
+}
+
+void remember_lost(c10::StorageImpl* storage) {
+  const Block* block = block_of(storage->data_ptr());
+  if (!block) return;
+  auto text = description(*block);
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto& lost = state().lost;
+  if (lost.size() >= kMostLost) lost.clear();
+  auto held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
+  lost.insert_or_assign(storage, Lost{c10::weak_intrusive_ptr<c10::StorageImpl>(held), text});
+}
+
 // The random state of a device: a host generator of its own, since kernels here draw on the host.
 struct Generator final : c10::GeneratorImpl {
   Generator(c10::DeviceIndex device, at::Generator host)
@@ -345,6 +373,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* impl = storage.unsafeGetStorageImpl();
     const int device = storage.device().index();
+    if (bytes < impl->nbytes()) remember_lost(impl);
     auto fresh = allocate_on(bytes, device);
     const size_t kept = std::min(bytes, impl->nbytes());
     if (kept > 0) {
@@ -468,6 +497,12 @@ Block* block_of(const c10::DataPtr& data) {
   if (data.get_deleter() != &free_block) return nullptr;
   runtime().address_device(data.get(), &device);
   return device < 0 ? nullptr : state().pools[size_t(device)]->block_at(data.get_context());
+}
+
+std::string lost_block(c10::StorageImpl* storage) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  const auto found = state().lost.find(storage);
+  return found == state().lost.end() ? "" : "; " + found->second.block;
 }
 
 c10::Stream current_stream(int device) {

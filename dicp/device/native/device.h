@@ -30,6 +30,8 @@ c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);
 Block* block_of(const c10::DataPtr& data);
+// Which block a storage lost when it was resized, and where that had been allocated; else empty.
+std::string lost_block(c10::StorageImpl* storage);
 
 c10::Stream current_stream(int device);
 c10::Stream stream_from_pool(int device, int priority);

@@ -80,7 +80,8 @@ void check_memory(const at::Tensor& tensor) {
   TORCH_CHECK(needed == 0 || start + needed <= tensor.storage().nbytes(),
               "use after free: a tensor of sizes ", tensor.sizes(), " on ", tensor.device(),
               " has no memory any more (its storage holds ", tensor.storage().nbytes(),
-              " bytes, it needs ", start + needed, ")");
+              " bytes, it needs ", start + needed, ")",
+              lost_block(tensor.storage().unsafeGetStorageImpl()));
 }
 
 }  // namespace
@@ -373,6 +374,7 @@ Overlap overlap_of(const at::Tensor& out, const at::Tensor& input) {
 }
 
 at::Tensor fresh(const PlannedTensor& output) {
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
   return at::detail::empty_strided_generic(output.sizes, output.strides, device_allocator(),
                                            kDeviceKeys, output.dtype);
 }
@@ -554,7 +556,8 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "the device has no ", *layout,
               " tensors");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
                                    c10::dtype_or_default(dtype), format);
 }
@@ -563,7 +566,8 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
                                            c10::dtype_or_default(dtype));
 }
