@@ -121,6 +121,12 @@ class DeviceSettings:
         "the allocator: best fit, size buckets, none, or as PyTorch's",
         default="BF",
     )
+    host_algorithm: str = setting(
+        choice("BF", "BS", "RAW", "TORCH"),
+        "DIPU_HOST_MEMCACHING_ALGORITHM",
+        "the allocator of pinned memory, as above",
+        default="BF",
+    )
     allocator: Mapping[str, float] = setting(
         ALLOCATOR,
         "DIPU_TORCH_ALLOCATOR_CONF",

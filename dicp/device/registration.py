@@ -59,7 +59,8 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     native = build.load_module(config)
-    native.start(addresses, settings.algorithm, settings.max_split_mb << 20, settings.collect_above)
+    algorithms = settings.algorithm, settings.host_algorithm
+    native.start(addresses, *algorithms, settings.max_split_mb << 20, settings.collect_above)
     dispatcher = Dispatcher(native, target, config, settings)
     module = DipuModule(native, dispatcher, settings)
     device.__vendor__ = settings.vendor if _is_vendor(settings.vendor) else SIMULATED

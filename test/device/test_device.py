@@ -301,6 +301,9 @@ def normalized(x, *statistics):
 
 CALLS = {
     "a range": (lambda: torch.arange(3, 17, 2), ()),
+    "ranges of any length": (lambda: [torch.arange(-n, 2 * n + 5, 3) for n in range(2, 16)], ()),
+    "other ranges": (lambda: [torch.arange(n, k, k - n) for n, k in ((0, 9), (9, 0), (8, 3))], ()),
+    "any distance": (lambda x: [x.roll(n, 1) for n in range(-4, 9)], (x,)),
     "angles": (lambda x, c: [x.angle(), c.angle()], (x, c)),
     "complex numbers": (lambda c: [c * c.conj(), c * 1j + 2, (c.conj() + 1).imag * 2], (c,)),
     "pairs": (lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(5, 2, 2)) * 2), (x,)),
@@ -530,6 +533,73 @@ def test_dump(run: Any) -> None:
     assert lines[1].startswith("  add.out: self:numel:12, sizes:[3, 4]"), lines
     assert "  add.out: other:3" in lines and "  add.out: alpha:1" in lines
     assert sum(line.startswith("[dipu_add_out") for line in lines) == 1
+
+
+SETTINGS = """
+import logging, os, torch
+logging.basicConfig(level=logging.WARNING)
+import torch_dipu
+from torch_dipu import dipu
+
+# two of three devices; CUDA's name means them, tensors say their own
+x = torch.ones(4, device="cuda")
+assert str(x.device) == "dipu:0" and x.is_cuda and dipu.device_count() == 2
+
+# every call is waited for: an error is raised at its operator
+table, bad = torch.zeros(3, 2, device="dipu"), torch.tensor([0, 9], device="dipu")
+torch.index_select(table, 0, torch.tensor([0, 1], device="dipu"))
+for _ in range(3):
+    try:
+        torch.index_select(table, 0, bad)
+    except (RuntimeError, IndexError) as error:
+        assert "9" in str(error), error
+    else:
+        raise AssertionError("the error was not raised at the operator")
+
+# the level of the dump is read at every call
+x + 1
+os.environ["DIPU_DUMP_OP_ARGS"] = "1"
+x + 2
+os.environ["DIPU_DUMP_OP_ARGS"] = "0"
+x + 3
+for _ in range(2):
+    x.cpu(); torch.linalg.qr(torch.eye(2, device="dipu"))
+
+# blocks above the split limit serve large requests alone, and go back above the threshold
+large = torch.empty(3 << 20, dtype=torch.uint8, device="dipu")
+address = large.data_ptr()
+del large
+small = torch.empty(3 << 19, dtype=torch.uint8, device="dipu")
+assert not address <= small.data_ptr() < address + (20 << 20), "a block above the limit was split"
+del small
+assert dipu.memory_reserved() > 40 << 20
+dipu.set_per_process_memory_fraction((78 << 20) / dipu.mem_get_info()[1])
+other = torch.empty(30 << 20, dtype=torch.uint8, device="dipu")
+assert dipu.memory_reserved() < 35 << 20, "unused blocks were kept above the threshold"
+
+# freed pinned memory is given away again, or with RAW goes back
+pinned = torch.ones(1000).pin_memory()
+address = pinned.data_ptr()
+del pinned
+again = torch.ones(900).pin_memory()
+print("REUSED", again.data_ptr() == address, again.is_pinned())
+"""
+
+
+def test_settings(run: Any) -> None:
+    """Variables that no other test sets, each by its effect."""
+    done = run(
+        SETTINGS,
+        DIPU_PYTHON_DEVICE_AS_CUDA="false", DIPU_SIMULATED_DEVICES="3", DIPU_VISIBLE_DEVICES="2,0",
+        DIPU_SYNC_EXEC_MODE="1", DIPU_DUMP_OP_ARGS="0", DIPU_LOG_FALLBACK_INFO="1",
+        DIPU_DEVICE_MEMCACHING_ALGORITHM="TORCH", DIPU_HOST_MEMCACHING_ALGORITHM="BS",
+        DIPU_TORCH_ALLOCATOR_CONF="max_split_size_mb:2,garbage_collection_threshold:0.5",
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines.count("DIPU_SYNC_EXEC_MODE: every operator is waited for") == 1
+    assert len([line for line in lines if "]:add.out" in line]) == 1, lines
+    assert done.stderr.count("linalg_qr.out runs on the CPU") == 2, done.stderr
+    assert lines[-1] == "REUSED True True"
 
 
 PROFILED = """

@@ -34,6 +34,7 @@ struct State {
   int devices = 0;
   bool addressable = false;
   std::vector<std::unique_ptr<Pool>> pools;
+  std::unique_ptr<Pool> host_pool;  // pinned memory
   std::vector<std::vector<Queue>> queues;  // of each device; 0 is the default stream
   std::vector<size_t> next_urgent, next_plain;
   std::vector<at::Generator> generators;
@@ -137,7 +138,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   bool initialized() override { return state().running; }
   void emptyCache(c10::MempoolId_t) override {
-    for (auto& pool : state().pools) pool->empty_cache();
+    empty_caches();
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (Block* block = block_of(data)) pool_at(block->device).record(block, handle(stream));
@@ -194,7 +195,11 @@ struct Pinned final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     void* at = nullptr;
-    check(runtime().host_malloc(bytes, &at), "allocating pinned memory");
+    try {
+      at = state().host_pool->allocate(bytes, nullptr)->at;
+    } catch (const OutOfMemory& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    }
     std::lock_guard<std::mutex> lock(state().mutex);
     state().pinned[at] = bytes;
     return {at, at, &Pinned::release, c10::Device(c10::kCPU)};
@@ -206,7 +211,7 @@ struct Pinned final : c10::Allocator {
       std::lock_guard<std::mutex> lock(state().mutex);
       state().pinned.erase(at);
     }
-    runtime().host_free(at);
+    state().host_pool->free(at);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &Pinned::release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
@@ -410,7 +415,7 @@ bool started() { return state().running; }
 
 void stop_using(const std::string& why) { state().stopped = why; }
 
-void start(const std::vector<int64_t>& addresses, Options options) {
+void start(const std::vector<int64_t>& addresses, Options options, Algorithm host) {
   TORCH_CHECK(!started(), "the device is registered already");
   auto& table = runtime();
   size_t next = 0;
@@ -420,6 +425,7 @@ void start(const std::vector<int64_t>& addresses, Options options) {
 #undef DICP_SET
   auto& s = state();
   check(table.device_count(&s.devices), "counting devices");
+  s.host_pool = std::make_unique<Pool>(kHostMemory, Options{host});
   for (int device = 0; device < s.devices; ++device) {
     s.pools.push_back(std::make_unique<Pool>(device, options));
     std::vector<Queue> queues(1 + 2 * kStreamsPerPriority);
@@ -473,6 +479,11 @@ void* allocate_memory(size_t bytes, int device) {
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
   }
+}
+
+void empty_caches() {
+  for (auto& pool : state().pools) pool->empty_cache();
+  state().host_pool->empty_cache();
 }
 
 void free_memory(void* address) {
