@@ -74,8 +74,10 @@ def user_places(gm: fx.GraphModule) -> dict[str, Place]:
 
 def place_of(node: fx.Node) -> Place:
     trace = node.meta.get("stack_trace") or ""
-    frames = frames_of(trace)
-    return Place(f"{frames[-1][0]}:{frames[-1][1]}", trace) if frames else Place()
+    lines = (line.strip() for line in trace.splitlines())
+    frames = [line for line in lines if line.startswith("File ") and _TOOLS not in line]
+    found = _FRAME.match(frames[-1]) if frames else None
+    return Place(f"{found[1]}:{found[2]}", trace) if found else Place()
 
 
 def user_line(node: fx.Node) -> str:

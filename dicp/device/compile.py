@@ -7,7 +7,7 @@ sizes that satisfy the guards of its trace.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -72,12 +72,13 @@ class CompiledOperator:
             return True
         return traced_guards_hold(self.graph, self.guards, [as_traced(one) for one in inputs])
 
-    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
         results = self.executable([in_pairs(one) for one in inputs])
-        return [
+        given = [
             torch.view_as_complex(r) if pairs else r
             for r, pairs in zip(results, self.form.pairs, strict=True)
         ]
+        return self.form.in_place(given, None)
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         prepare = getattr(self.executable, "prepare", None)
@@ -100,6 +101,13 @@ class Results:
     """One tensor, and no tuple."""
     pairs: tuple[bool, ...] = ()
     """Which results are complex: pairs of real numbers in the graph."""
+    absent: tuple[bool, ...] = ()
+    """Which results are None, such as gradients that nobody wants: the graph has none for them."""
+
+    def in_place(self, results: Iterable[Any], absent: Any) -> list[Any]:
+        """`results` of the graph at their places among the operator's, `absent` at the others."""
+        given = iter(results)
+        return [absent if missing else next(given) for missing in self.absent]
 
 
 class OperatorCompiler:
@@ -219,7 +227,9 @@ def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[...,
         args, kwargs = pytree.tree_unflatten([filled(leaf) for leaf in leaves], spec)
         result = call.op(*args, **kwargs)
         form.single = isinstance(result, torch.Tensor)
-        results = [result] if form.single else list(result)
+        every = [result] if form.single else list(result)
+        form.absent = tuple(r is None for r in every)
+        results = [r for r in every if r is not None]
         if not all(isinstance(r, torch.Tensor) for r in results):
             raise NotCompiled("it returns something else than tensors")
         form.pairs = tuple(r.is_complex() for r in results)

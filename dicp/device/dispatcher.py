@@ -226,7 +226,8 @@ class Dispatcher:
         compiled, given_inputs = self.compiler.compiled(prepared)
         compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
-            results = [call.on_device(r) for r in compiled(given_inputs)]
+            made = compiled(given_inputs)
+            results: list[Any] = [r if r is None else call.on_device(r) for r in made]
         for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
             if out.shape != result.shape:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
@@ -282,7 +283,8 @@ class Dispatcher:
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
             "inputs": [{"slot": s, "argument": order.index(names[p])} for s, p in plan.inputs],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
-            "outputs": outputs, "aliases": plan.aliases, "results": plan.results,
+            "outputs": outputs, "aliases": plan.aliases,
+            "results": compiled.form.in_place(plan.results, (-1, None)),
             "pointwise": torch.Tag.pointwise in form.op.tags, "keep": plan.keep,
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip

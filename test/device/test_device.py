@@ -247,6 +247,9 @@ CALLS = {
     "statistics": lambda a, b, image, index, mean, variance: (
         torch.cat([F.batch_norm(image, mean, variance, training=True).flatten(), mean, variance])
     ),
+    "gradients": lambda a, b, image, index, mean, variance: torch.autograd.grad(
+        F.batch_norm(image.requires_grad_(), mean, variance, a[0, :2], b[0, :2], training=True),
+        image, image.cos())[0],
     "no rule": lambda a, b, image, index, mean, variance: (a > 0.5).nonzero(),
 }
 for name, call in CALLS.items():

@@ -331,6 +331,14 @@ bool append_value(const c10::IValue& value, std::string& key) {
     key.push_back('l');
     for (auto item : value.toIntVector()) append(key, item);
     key.push_back(']');
+  } else if (value.isBoolList()) {
+    key.push_back('o');
+    for (const bool item : value.toBoolList()) key.push_back(item ? 'y' : 'f');
+    key.push_back(']');
+  } else if (value.isDoubleList()) {
+    key.push_back('e');
+    for (auto item : value.toDoubleVector()) append(key, item);
+    key.push_back(']');
   } else if (value.isDevice()) {
     key.push_back('v');
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -482,6 +490,10 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     if (aside[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
   for (const auto& result : plan->results) {
+    if (result.output < 0) {
+      stack->push_back(at::Tensor());
+      continue;
+    }
     const auto& output = outputs[size_t(result.output)];
     stack->push_back(result.view ? at::native::as_strided_tensorimpl(output, result.sizes,
                                                                      result.strides, result.offset)
