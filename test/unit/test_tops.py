@@ -28,6 +28,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge import executables
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import (
+    CompilerError,
     DeviceError,
     FallbackWarning,
     GraphRejectedError,
@@ -35,12 +36,12 @@ from dicp.errors import (
     SimulatorWarning,
     SpecializationWarning,
 )
-from dicp.graphop.simulator import Refused
+from dicp.graphop.simulator import HEADER_FLAGS, Refused
 from dicp.graphop.target import GraphUnit
 from dicp.graphop.vocabulary import VOCABULARY
 from dicp.vendor.ascend.prototypes import PROTOTYPES as GE
 from dicp.vendor.ascend.rules.core import NAMES
-from dicp.vendor.tops import TopsTarget
+from dicp.vendor.tops import TopsTarget, toolchain
 from dicp.vendor.tops.codegen import node_names
 from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.prototypes import OP_TYPES, PROTOTYPES
@@ -138,6 +139,21 @@ def test_constants_keep_every_bit() -> None:
     for mine, theirs in zip(got, fills(f32(1)), strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)), theirs
+
+
+def test_the_headers_of_graphs_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (GOLDEN / "normalization.txt").read_text()
+    strict = (*(flag for flag in toolchain.FLAGS if flag != "-w"), "-Winvalid-pch", "-Werror")
+    monkeypatch.setattr(toolchain, "FLAGS", strict)
+    tools, cache = find_toolchain(Config()), Cache.open(Config(cache_dir=tmp_path))
+    for graphs in (0, 1, 1):
+        assert toolchain.compile_shared(tools, source, symbols=("dicp_graph",), cache=cache)
+        assert len(cache.keys("headers")) == graphs
+    monkeypatch.setattr(toolchain, "HEADER_FLAGS", ("-O1", *HEADER_FLAGS))
+    with pytest.raises(CompilerError, match="gch"):  # g++ looks at it each time
+        toolchain.compile_shared(tools, source, cache=cache)
 
 
 def test_the_graph_compilers_options_are_a_setting_and_part_of_the_key() -> None:
