@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import warnings
 from collections import Counter
@@ -464,3 +465,17 @@ def test_sizes_and_statuses_of_a_run_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(run.driver, "_library", Mock(**{"dicp_unload.return_value": 1}))
     with pytest.raises(DeviceError):
         run.driver.unload(0)
+
+
+def test_profiler_ranges_name_graph_operators_and_line(tmp_path: Path) -> None:
+    compiled, x = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="topsgraph"), f32(4, 8)
+    compiled(x)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        compiled(x)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (found,) = [event for event in events if event.get("name", "").startswith("dicp::")]
+    assert "softmax" in found["args"]["operators"] and "mul" in found["args"]["operators"], found
+    assert "test_tops.py" in found["args"]["source"]
+    ranges = [e for e in profile.events() if e.name.startswith("dicp::")]
+    assert [event.input_shapes for event in ranges] == [[[4, 8]]]
