@@ -61,7 +61,7 @@ def _evaluate(self: Any, call: Any, groups: Any, rounding: Any = None) -> Any:
     for kind in ("outputs", "grads"):
         for wide, short in zip(getattr(results, kind), getattr(narrowed, kind), strict=True):
             for one, other in zip(wide, short, strict=True):
-                _round_to(one, other)
+                _round_to(one, other, results.inputs)
     return results
 
 
@@ -77,9 +77,13 @@ def _rounded(value: Any) -> Any:
     return cases.clone_exactly(value).float() if is_wide else value
 
 
-def _round_to(wide: Any, narrowed: Any) -> None:
-    if isinstance(wide, torch.Tensor) and wide.dtype == torch.float64:
-        if isinstance(narrowed, torch.Tensor) and narrowed.dtype == torch.float32:
-            if not wide._is_zerotensor():
-                with torch.no_grad():
-                    wide.copy_(narrowed)
+def _round_to(wide: Any, narrowed: Any, inputs: Any) -> None:
+    """`wide` as `narrowed`, unless it shows an input: views keep their digits."""
+    if not isinstance(wide, torch.Tensor) or wide.dtype != torch.float64:
+        return
+    if not isinstance(narrowed, torch.Tensor) or narrowed.dtype != torch.float32:
+        return
+    given = [x.untyped_storage().data_ptr() for x in pytree.tree_leaves(inputs)]
+    if not wide._is_zerotensor() and wide.untyped_storage().data_ptr() not in given:
+        with torch.no_grad():
+            wide.copy_(narrowed)
