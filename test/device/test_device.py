@@ -316,6 +316,10 @@ CALLS = {
     "shrunk": (lambda x: trained(nn.Hardshrink(), x), (x,)),
     "gradients that are zero tensors": (lambda x: trained(torch.sgn, x), (x,)),
     "statistics": (normalized, (x, *statistics)),
+    "attention": (
+        lambda q: trained(lambda *t: F.scaled_dot_product_attention(*t, is_causal=True), q, q, q),
+        (torch.randn(2, 2, 5, 4),),
+    ),
 }
 for how in ("mean", "amin"):
     def reduced(x, i, s, how=how):
@@ -333,8 +337,11 @@ for name, (call, given) in CALLS.items():
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         except AssertionError as error:
             raise AssertionError(name) from error
-fell = {operator for operator, path in dipu.path_counts() if path == "cpu"}
+counts = dipu.path_counts()
+fell = {operator for operator, path in counts if path == "cpu"}
 assert not fell, fell
+attention = "_scaled_dot_product_flash_attention_for_cpu"
+assert (attention, "library") in counts and (f"{attention}_backward", "library") in counts
 print("all well")
 """
 

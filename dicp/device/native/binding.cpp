@@ -1,6 +1,8 @@
 // The Python module: the path of every operator, autocast, and what the Python side asks for.
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/record_function.h>
 #include <c10/util/Backtrace.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -322,10 +324,33 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("zero_", &zero); }
 
+// PyTorch computes attention by single operators on a device that has no choice of its own. Flash
+// attention of the host serves the same sizes, dtypes and masks here.
+namespace {
+
+int64_t attention_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool grouped) {
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), query,
+                                                 key, value, mask, dropout, causal, scale, grouped);
+}
+
+}  // namespace
+
+}  // namespace dicp
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &dicp::attention_choice)
+}
+
+namespace dicp {
+
 // Whole operators that PyTorch would otherwise take apart for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
                            "native_group_norm_backward"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
+  for (const char* name : kWindows)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
 }
 

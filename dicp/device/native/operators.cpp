@@ -668,6 +668,19 @@ void record_stream(at::Tensor& self, at::Stream stream) {
     pool_at(block->device).record(block, handle(stream));
 }
 
+// Runs an operator asked for the other device's name on this device.
+void call_on_meant(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  bool meant = false;
+  for (size_t k = stack->size() - op.schema().arguments().size(); k < stack->size(); ++k) {
+    auto& value = (*stack)[k];
+    if (!value.isDevice() || !value.toDevice().is_cuda()) continue;
+    value = placed(value.toDevice());
+    meant = true;
+  }
+  TORCH_CHECK(meant, op.operator_name(), " was called for a device that is not there");
+  op.callBoxed(stack);
+}
+
 // Under the mock, factories asked for the other device's name make tensors of this device.
 at::Tensor mock_empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                       std::optional<at::Layout> layout, std::optional<at::Device> device,
@@ -748,12 +761,19 @@ void register_collectives() {
 
 void register_mock_factories(bool on) {
   static std::unique_ptr<torch::Library> library;
+  static std::unique_ptr<torch::Library> others;  // operators without a kernel of that key
   library = nullptr;
+  others = nullptr;
   if (!on) return;
+  others = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::CUDA,
+                                            __FILE__, __LINE__);
+  others->fallback(torch::CppFunction::makeFromBoxedFunction<&call_on_meant>());
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
                                              __FILE__, __LINE__);
   library->impl("empty.memory_format", &mock_empty);
   library->impl("empty_strided", &empty_strided);
+  for (const char* name : kWindows)
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_on_meant>());
 }
 
 }  // namespace dicp
