@@ -8,6 +8,7 @@ inputs are float32, and counts as exact to a rounding of that: the chip knows no
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,5 +86,5 @@ def _round_to(wide: Any, narrowed: Any, inputs: Any) -> None:
         return
     given = [x.untyped_storage().data_ptr() for x in pytree.tree_leaves(inputs)]
     if not wide._is_zerotensor() and wide.untyped_storage().data_ptr() not in given:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.suppress(RuntimeError):  # an expanded tensor
             wide.copy_(narrowed)
