@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from dicp.adaptor import adaptor_text
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
@@ -131,6 +132,7 @@ def identity_of(target: Target, config: Config) -> str:
         target.name,
         target.fingerprint(config),
         config.key(target.options),
+        adaptor_text(target, config),
     )
 
 
