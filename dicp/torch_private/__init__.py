@@ -96,8 +96,6 @@ from dicp.torch_private.modes import (
     TorchDispatchMode,
     disable_current_modes,
     pop_function_mode,
-    profiled_range,
-    profiling,
     push_function_mode,
     pytree,
 )
@@ -118,6 +116,13 @@ from dicp.torch_private.operators import (
     registered_names,
     schema_of,
     twin_of,
+)
+from dicp.torch_private.profiling import (
+    DEVICE_ROW,
+    hook_profiler,
+    profiled_range,
+    profiling,
+    report_memory,
 )
 from dicp.torch_private.symbols import (
     ShapeEnv,

@@ -103,6 +103,11 @@ with torch.autocast("cuda", dtype=torch.float16):
     assert (x[None] @ x[:, None]).dtype == torch.float16
 with torch.device("cuda"):
     assert torch.ones(1).is_cuda
+kinds = torch.profiler.ProfilerActivity
+with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    for _ in range(3):  # the first call of a form compiles it
+        x + x
+assert any(row.self_device_time_total for row in profile.key_averages()), "the device's rows"
 def product(a, b):
     if a.device.type != "cuda" or not a.is_cuda or str(a.device) != "cuda:0":
         return a

@@ -430,6 +430,13 @@ void watch_memory(bool on, bool backtraces, int64_t most, int64_t interval, py::
   check.on = on;
 }
 
+Algorithm algorithm_named(const std::string& name) {
+  return name == "RAW"  ? Algorithm::RAW
+         : name == "BS" ? Algorithm::BS
+         : name == "BF" ? Algorithm::BF
+                        : Algorithm::TORCH;
+}
+
 int sleep_task(void* argument) {
   std::unique_ptr<double> milliseconds(static_cast<double*>(argument));
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(*milliseconds));
@@ -460,15 +467,12 @@ struct HostMemory {
 
 PYBIND11_MODULE(dicp_device_native, m) {
   m.def("start", [](const std::vector<int64_t>& addresses, const std::string& algorithm,
-                    size_t max_split, double collect_above) {
+                    const std::string& host, size_t max_split, double collect_above) {
     Options options;
-    options.algorithm = algorithm == "RAW"  ? Algorithm::RAW
-                        : algorithm == "BS" ? Algorithm::BS
-                        : algorithm == "BF" ? Algorithm::BF
-                                            : Algorithm::TORCH;
+    options.algorithm = algorithm_named(algorithm);
     if (max_split > 0) options.max_split = max_split;
     options.collect_above = collect_above;
-    start(addresses, options);
+    start(addresses, options, algorithm_named(host));
   });
   m.def("stop_using", &stop_using);
   m.def("mock", [](bool on) {
@@ -518,9 +522,7 @@ PYBIND11_MODULE(dicp_device_native, m) {
     check(runtime().memory_info(device, &free, &total), "asking for memory");
     return std::make_pair(free, total);
   });
-  m.def("empty_cache", [] {
-    for (int device = 0; device < device_count(); ++device) pool_at(device).empty_cache();
-  }, py::call_guard<py::gil_scoped_release>());
+  m.def("empty_cache", &empty_caches, py::call_guard<py::gil_scoped_release>());
   m.def("reset_peak", [](int device) { pool_at(device).reset_peak(); });
   m.def("reset_accumulated", [](int device) { pool_at(device).reset_accumulated(); });
   m.def("limit", [](int device, size_t bytes) { pool_at(device).limit(bytes); });

@@ -80,7 +80,8 @@ void check_memory(const at::Tensor& tensor) {
   TORCH_CHECK(needed == 0 || start + needed <= tensor.storage().nbytes(),
               "use after free: a tensor of sizes ", tensor.sizes(), " on ", tensor.device(),
               " has no memory any more (its storage holds ", tensor.storage().nbytes(),
-              " bytes, it needs ", start + needed, ")");
+              " bytes, it needs ", start + needed, ")",
+              lost_block(tensor.storage().unsafeGetStorageImpl()));
 }
 
 }  // namespace
@@ -330,6 +331,14 @@ bool append_value(const c10::IValue& value, std::string& key) {
     key.push_back('l');
     for (auto item : value.toIntVector()) append(key, item);
     key.push_back(']');
+  } else if (value.isBoolList()) {
+    key.push_back('o');
+    for (const bool item : value.toBoolList()) key.push_back(item ? 'y' : 'f');
+    key.push_back(']');
+  } else if (value.isDoubleList()) {
+    key.push_back('e');
+    for (auto item : value.toDoubleVector()) append(key, item);
+    key.push_back(']');
   } else if (value.isDevice()) {
     key.push_back('v');
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -373,6 +382,7 @@ Overlap overlap_of(const at::Tensor& out, const at::Tensor& input) {
 }
 
 at::Tensor fresh(const PlannedTensor& output) {
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
   return at::detail::empty_strided_generic(output.sizes, output.strides, device_allocator(),
                                            kDeviceKeys, output.dtype);
 }
@@ -480,6 +490,10 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     if (aside[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
   for (const auto& result : plan->results) {
+    if (result.output < 0) {
+      stack->push_back(at::Tensor());
+      continue;
+    }
     const auto& output = outputs[size_t(result.output)];
     stack->push_back(result.view ? at::native::as_strided_tensorimpl(output, result.sizes,
                                                                      result.strides, result.offset)
@@ -554,7 +568,8 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "the device has no ", *layout,
               " tensors");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
                                    c10::dtype_or_default(dtype), format);
 }
@@ -563,7 +578,8 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
                                            c10::dtype_or_default(dtype));
 }

@@ -63,7 +63,7 @@ struct PlannedAlias {
 };
 
 struct PlannedResult {
-  int output = 0;
+  int output = 0;     // below 0: none, such as a gradient that nobody wants
   bool view = false;  // of these sizes, strides and offset in elements
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
