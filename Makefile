@@ -1,7 +1,7 @@
 # Everything runs in the project's own virtual environment, .venv, made on first use.
 #   make demo    train small models, eager beside compiled
-#   make test    all tests; of sweeps (many arguments of one kind) a quarter and of static and
-#                dynamic shapes one, others eight hours later
+#   make test    all tests; of sweeps (many arguments of one kind) a quarter, of static and
+#                dynamic shapes one, of dtypes and layouts half; others eight hours later
 #   make test-all  all tests whole, on every target: hours     make unit    the internal ones only
 #   make ascend  operator and model tests on ascendgraph's simulator: those of what changed, and one
 #                of twenty parts of the others, another one every eight hours
@@ -86,8 +86,9 @@ env: $(READY)
 clean:
 	rm -rf $(VENV)
 
-# One thread per worker: the workers together fill the machine.
-PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
+# One thread per worker: the workers together fill the machine. The programs that tests start read
+# compiled modules: importing dicp from its sources takes two seconds.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS)
 
 # torch first and alone, so that nothing else pulls a larger build of it.
 $(READY): pyproject.toml

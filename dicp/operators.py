@@ -1,4 +1,4 @@
-"""Operators of our own that fusion puts into a graph, with eager and fake implementations.
+"""Operators of our own that passes put into a graph, with eager and fake implementations.
 
 They are ordinary `torch.library` operators in the namespace `dicp`: a target that has no kernel for
 one can run it as an eager call.
@@ -12,6 +12,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from dicp.errors import NarrowingError
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "none": lambda x: x,
@@ -44,3 +46,36 @@ def _linear_fake(input: Tensor, weight: Tensor, bias: Tensor | None, activation:
 
 
 linear = torch.ops.dicp.linear.default
+
+torch.library.define(
+    "dicp::narrow",
+    "(Tensor self, ScalarType dtype, str operator) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("dicp::narrow", "CompositeExplicitAutograd")
+def _narrow(self: Tensor, dtype: torch.dtype, operator: str) -> Tensor:
+    """Integers as `dtype`, for `operator`. One pass over them finds the extremes.
+
+    Raises NarrowingError.
+    """
+    if self.numel():
+        for value in map(int, self.aminmax()):
+            check_fits(value, dtype, operator)
+    return self.to(dtype)
+
+
+@torch.library.register_fake("dicp::narrow")
+def _narrow_fake(self: Tensor, dtype: torch.dtype, operator: str) -> Tensor:
+    return self.to(dtype)
+
+
+def check_fits(value: int, dtype: torch.dtype, operator: str) -> None:
+    """Raises NarrowingError for a number that `dtype` does not hold."""
+    info = torch.iinfo(dtype)
+    if not info.min <= value <= info.max:
+        raise NarrowingError(operator, value, dtype)
+
+
+narrow = torch.ops.dicp.narrow.default

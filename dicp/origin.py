@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from types import FunctionType
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import fx
 
 from dicp.errors import UnsupportedOperatorError
 
+T = TypeVar("T")
+Frame = tuple[str, int, str]
+"""File, line and function."""
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+)(?:, in (.+))?', re.MULTILINE)
 _TOOLS = str(Path(__file__).with_name("op_tools"))
 """Where a tool is active, its own frame is the innermost one of a traced call."""
 
@@ -27,6 +36,8 @@ class Origin:
     user_line: str
     line_of: str = ""
     """The captured graph's node whose line this is; stored programs keep it instead of the line."""
+    trace: str = field(default="", compare=False)
+    """The user's stack as PyTorch recorded it, innermost frame last."""
 
     def __str__(self) -> str:
         return f"{self.op} ({self.node})" + (f" at {self.user_line}" if self.user_line else "")
@@ -36,7 +47,9 @@ class Origin:
 
 
 def origin_of(node: fx.Node) -> Origin:
-    return Origin(node.name, str(node.target), user_line(node), node.meta.get(LINE_OF, ""))
+    place = place_of(node)
+    line_of = node.meta.get(LINE_OF, "")
+    return Origin(node.name, str(node.target), place.line, line_of, place.trace)
 
 
 def mark_lines(gm: fx.GraphModule) -> None:
@@ -46,21 +59,70 @@ def mark_lines(gm: fx.GraphModule) -> None:
             node.meta[LINE_OF] = node.name
 
 
-def user_lines(gm: fx.GraphModule) -> dict[str, str]:
-    """The user's source line of every node that has one."""
-    return {node.name: line for node in gm.graph.nodes if (line := user_line(node))}
+@dataclass(frozen=True)
+class Place:
+    """Where the user's code called an operator: its line, and the stack as PyTorch recorded it."""
+
+    line: str = ""
+    trace: str = ""
+
+
+def user_places(gm: fx.GraphModule) -> dict[str, Place]:
+    """The place in the user's code of every node that has one."""
+    return {node.name: place for node in gm.graph.nodes if (place := place_of(node)).line}
+
+
+def place_of(node: fx.Node) -> Place:
+    trace = node.meta.get("stack_trace") or ""
+    lines = (line.strip() for line in trace.splitlines())
+    frames = [line for line in lines if line.startswith("File ") and _TOOLS not in line]
+    found = _FRAME.match(frames[-1]) if frames else None
+    return Place(f"{found[1]}:{found[2]}", trace) if found else Place()
 
 
 def user_line(node: fx.Node) -> str:
     """`file:line` of the innermost frame of the user's stack that the node came from."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = (line.strip() for line in trace.splitlines())
-    frames = [line for line in lines if line.startswith("File ") and _TOOLS not in line]
+    return place_of(node).line
+
+
+def frames_of(trace: str) -> list[Frame]:
+    """The user's frames of a recorded stack, outermost first."""
+    found = _FRAME.findall(trace)
+    return [(file, int(line), name) for file, line, name in found if _TOOLS not in file]
+
+
+def in_user_frames(
+    origins: Sequence[Origin], context: AbstractContextManager[Any], run: Callable[[], T]
+) -> T:
+    """Run a part of a program in `context` under frames of the user's code, which tools see.
+
+    They are the frames of all its origins, outermost first and each once.
+    """
+    frames = list(dict.fromkeys(f for origin in origins for f in frames_of(origin.trace)))
     if not frames:
-        return ""
-    parts = frames[-1].split('"')
-    number = frames[-1].partition(", line ")[2].partition(",")[0]
-    return f"{parts[1]}:{number}" if len(parts) > 1 else ""
+        return _call_within(run, context)
+    run = partial(_function_at(frames.pop(), within=True), run, context)
+    for frame in reversed(frames):
+        run = partial(_function_at(frame), run)
+    return run()
+
+
+def _call_within(run: Callable[[], T], context: AbstractContextManager[Any]) -> T:
+    with context:
+        return run()
+
+
+def _call(run: Callable[[], T]) -> T:
+    return run()
+
+
+@lru_cache(maxsize=4096)
+def _function_at(frame: Frame, within: bool = False) -> Callable[..., Any]:
+    """A function that calls its argument, with the file, line and name of `frame`."""
+    file, line, name = frame
+    code = (_call_within if within else _call).__code__
+    placed = code.replace(co_filename=file, co_firstlineno=line, co_name=name)
+    return FunctionType(placed, {})
 
 
 def unsupported(

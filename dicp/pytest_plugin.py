@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sweeps": {
         "default": "", "metavar": "PARTS[:NUMBER]",
         "help": "all tests, but one of so many parts of the sweeps: static or dynamic shapes, "
-        "tests marked sweep",
+        "tests marked sweep, an operator's dtypes and layouts",
     },
     "update-golden": {"action": NO_VALUE, "help": "write the golden texts anew"},
 }  # fmt: skip

@@ -293,7 +293,8 @@ class RuleTarget(Target):
             return Decision("eager", "not an ATen operator")
         kind = self.rules.kind(node.target)
         if kind is None:
-            return Decision("eager", "no rule for this operator")
+            own = self.unsupported(node) if node.target.namespace == "dicp" else ""
+            return Decision("eager", own or "no rule for this operator")
         reason = self.unsupported(node)
         return Decision("eager", reason) if reason else Decision(kind)
 

@@ -7,7 +7,6 @@ pytest -c test/cpu_scripts/ops/static.ini --backend cpugraph --dynamic false
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
@@ -34,9 +33,3 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device", "cpu") == "dipu":
         import dicp.device.active  # noqa: F401  registers the device; DIPU_MOCK_CUDA=0 for its own name
     config.pluginmanager.import_plugin(FIXTURES)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Garbage collection is seldom: it would take a fifth of the time of tests that compile."""
-    gc.collect()
-    gc.set_threshold(200_000, 20, 50)

@@ -121,11 +121,24 @@ class DeviceSettings:
         "the allocator: best fit, size buckets, none, or as PyTorch's",
         default="BF",
     )
+    host_algorithm: str = setting(
+        choice("BF", "BS", "RAW", "TORCH"),
+        "DIPU_HOST_MEMCACHING_ALGORITHM",
+        "the allocator of pinned memory, as above",
+        default="BF",
+    )
     allocator: Mapping[str, float] = setting(
         ALLOCATOR,
         "DIPU_TORCH_ALLOCATOR_CONF",
         "limits of the allocator that is as PyTorch's",
         factory=dict,
+    )
+
+    profiled: bool = setting(
+        BOOLEAN,
+        "FORCE_USE_DIPU_PROFILER",
+        "profiles that name no device have the rows of this one, too",
+        default=False,
     )
 
     @classmethod

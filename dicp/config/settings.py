@@ -186,6 +186,13 @@ class Config:
         default=False,
         changes_code=True,
     )
+    convert_config: Path | None = setting(
+        OPTIONAL_PATH,
+        "DICP_CONVERT_CONFIG",
+        "adaptor file: dtypes and layouts to convert to before operators; unset: the "
+        "convert_config.yaml beside the target, if it ships one",
+        default=None,
+    )
     check_bounds: bool = setting(
         BOOLEAN,
         "DICP_CHECK_BOUNDS",

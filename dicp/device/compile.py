@@ -7,7 +7,7 @@ sizes that satisfy the guards of its trace.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ from dicp.torch_private import (
 MOST_VARIANTS = 8
 """Compiled forms of one operator that differ in numbers alone: a program with a new number at
 every step would compile at every step."""
+FIXED_INTEGERS = 2
+"""Compiled forms that differ in integers alone, after which one is compiled for any integers."""
 
 
 class NotCompiled(Exception):
@@ -62,32 +64,33 @@ class CompiledOperator:
     sizes: tuple[torch.Size, ...] | None = None
     """The only sizes it was compiled for; None: any that satisfy the guards."""
 
-    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the sizes of `tensors` are among those it was compiled for."""
+    def takes(self, inputs: Sequence[Any]) -> bool:
+        """Whether the sizes and integers in `inputs` are among those it was compiled for."""
         if self.sizes is not None:
-            return self.sizes == _sizes(tensors)
+            return self.sizes == _sizes(inputs)
         if not self.guards:
             return True
-        return traced_guards_hold(self.graph, self.guards, [as_traced(t) for t in tensors])
+        return traced_guards_hold(self.graph, self.guards, [as_traced(one) for one in inputs])
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = self.executable([in_pairs(t) for t in tensors])
-        return [
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor | None]:
+        results = self.executable([in_pairs(one) for one in inputs])
+        given = [
             torch.view_as_complex(r) if pairs else r
             for r, pairs in zip(results, self.form.pairs, strict=True)
         ]
+        return self.form.in_place(given, None)
 
-    def prepare(self, tensors: Sequence[torch.Tensor]) -> None:
+    def prepare(self, inputs: Sequence[Any]) -> None:
         prepare = getattr(self.executable, "prepare", None)
         if prepare is not None:
-            prepare([in_pairs(t) for t in tensors])
+            prepare([in_pairs(one) for one in inputs])
 
-    def native_call(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the native part needs to run it alone on `tensors`; None if it cannot."""
+    def native_call(self, inputs: Sequence[Any]) -> Any:
+        """What the native part needs to run it alone on `inputs`; None if it cannot."""
         native_call = getattr(self.executable, "native_call", None)
         if native_call is None or any(self.form.pairs):
             return None
-        return native_call([in_pairs(t) for t in tensors])
+        return native_call([in_pairs(one) for one in inputs])
 
 
 @dataclass
@@ -98,6 +101,13 @@ class Results:
     """One tensor, and no tuple."""
     pairs: tuple[bool, ...] = ()
     """Which results are complex: pairs of real numbers in the graph."""
+    absent: tuple[bool, ...] = ()
+    """Which results are None, such as gradients that nobody wants: the graph has none for them."""
+
+    def in_place(self, results: Iterable[Any], absent: Any) -> list[Any]:
+        """`results` of the graph at their places among the operator's, `absent` at the others."""
+        given = iter(results)
+        return [absent if missing else next(given) for missing in self.absent]
 
 
 class OperatorCompiler:
@@ -109,28 +119,49 @@ class OperatorCompiler:
         self._variants: dict[Any, set[Any]] = {}
         self._lock = threading.RLock()
 
-    def compiled(self, call: Call) -> tuple[CompiledOperator, list[torch.Tensor]]:
-        """The compiled form of a call, and the tensors to run it with. Raises NotCompiled."""
+    def compiled(self, call: Call) -> tuple[CompiledOperator, list[Any]]:
+        """The compiled form of a call, and the inputs to run it with: tensors, then integers.
+
+        Raises NotCompiled.
+        """
         leaves, spec = call.leaves()
         shapes, numbers = _classes(leaves)
-        tensors = [dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        key = (call.op, call.dtypes, str(spec), shapes, numbers)
+        group = (call.op, call.dtypes, str(spec), shapes)
+        inputs: list[Any] = [dense(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with self._lock:
-            found = self._found.get(key, [])
-            if isinstance(found, NotCompiled):
-                raise found
-            for one in found:
-                if one.takes(tensors):
-                    return one, tensors
-            try:
-                self._count_variant((call.op, call.dtypes, str(spec), shapes), numbers)
-                made = self._compile(call, leaves, spec, tensors)
-            except NotCompiled as reason:
-                if not found:
-                    self._found[key] = reason
-                raise
-            self._found[key] = [*found, made]
-            return made, tensors
+            if self._integers_change(group, numbers) and any(map(_is_symbol, leaves)):
+                integers = [leaf for leaf in leaves if _is_symbol(leaf)]
+                fixed = _classes(["symbol" if _is_symbol(leaf) else leaf for leaf in leaves])
+                try:
+                    made = (*group, fixed, "any")
+                    return self._found_or_made(call, made, (), [*inputs, *integers])
+                except NotCompiled:
+                    pass
+            return self._found_or_made(call, group, numbers, inputs)
+
+    def _integers_change(self, group: Any, numbers: Any) -> bool:
+        known = self._variants.get(group, set())
+        return len(known) >= FIXED_INTEGERS and numbers not in known
+
+    def _found_or_made(
+        self, call: Call, group: Any, numbers: Any, inputs: list[Any]
+    ) -> tuple[CompiledOperator, list[Any]]:
+        key = (*group, numbers)
+        found = self._found.get(key, [])
+        if isinstance(found, NotCompiled):
+            raise found
+        for one in found:
+            if one.takes(inputs):
+                return one, inputs
+        try:
+            self._count_variant(group, numbers if group[-1] != "any" else len(found))
+            made = self._compile(call, group, inputs)
+        except NotCompiled as reason:
+            if not found:
+                self._found[key] = reason
+            raise
+        self._found[key] = [*found, made]
+        return made, inputs
 
     def _count_variant(self, group: Any, numbers: Any) -> None:
         known = self._variants.setdefault(group, set())
@@ -138,33 +169,26 @@ class OperatorCompiler:
             raise NotCompiled("its numbers change from call to call")
         known.add(numbers)
 
-    def _compile(
-        self, call: Call, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]
-    ) -> CompiledOperator:
+    def _compile(self, call: Call, group: Any, inputs: Sequence[Any]) -> CompiledOperator:
         """For any sizes, or where the target has code for fixed ones alone, for these."""
-        fixed = (call.op, call.dtypes, str(spec), *_classes(leaves))
+        fixed = (*group, _classes(call.leaves()[0])[1], "fixed")
         try:
             if fixed in self._variants:
                 raise NotCompiled("its sizes have to be fixed")
-            return self._traced(call, leaves, spec, tensors, "symbolic")
+            return self._traced(call, inputs, "symbolic")
         except NotCompiled:
-            if all(n < 2 for t in tensors for n in t.shape):
+            if group[-1] == "any" or all(n < 2 for t in inputs for n in t.shape):
                 raise
-            made = self._traced(call, leaves, spec, tensors, "fake")
-            self._count_variant(fixed, _sizes(tensors))
-            return replace(made, guards="", sizes=_sizes(tensors))
+            made = self._traced(call, inputs, "fake")
+            self._count_variant(fixed, _sizes(inputs))
+            return replace(made, guards="", sizes=_sizes(inputs))
 
     def _traced(
-        self,
-        call: Call,
-        leaves: Sequence[Any],
-        spec: Any,
-        tensors: Sequence[torch.Tensor],
-        sizes: Literal["symbolic", "fake"],
+        self, call: Call, inputs: Sequence[Any], sizes: Literal["symbolic", "fake"]
     ) -> CompiledOperator:
         form = Results()
-        run = _as_function(call, leaves, spec, form)
-        given = [as_traced(tensor) for tensor in tensors]
+        run = _as_function(call, any(isinstance(one, int) for one in inputs), form)
+        given = [as_traced(one) for one in inputs]
         try:
             table = {**decompositions(self.target), **CELLS}
             graph = make_fx(run, decomposition_table=table, tracing_mode=sizes)(*given)
@@ -178,23 +202,34 @@ class OperatorCompiler:
         return CompiledOperator(compiled.executable, graph, traced_guards(graph), form)
 
 
-def _as_function(
-    call: Call, leaves: Sequence[Any], spec: Any, form: Results
-) -> Callable[..., list[Any]]:
-    """The call as a function of its tensors in pairs; `form` is set when it is traced."""
+def _is_symbol(leaf: Any) -> bool:
+    """Whether a number becomes a symbol of a trace; PyTorch takes 0 and 1 for constants."""
+    return isinstance(leaf, int) and leaf not in (0, 1)
 
-    def run(*tensors: Any) -> list[Any]:
-        given = iter(tensors)
-        filled = [
-            (torch.view_as_complex(next(given)) if leaf.is_complex() else next(given))
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf in leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(filled, spec)
+
+def _as_function(call: Call, any_integers: bool, form: Results) -> Callable[..., list[Any]]:
+    """The call as a function of its tensors in pairs, and of its integers if `any_integers`.
+
+    `form` is set when it is traced.
+    """
+    leaves, spec = call.leaves()
+
+    def run(*inputs: Any) -> list[Any]:
+        tensors = iter(inputs)
+        integers = iter(inputs[sum(isinstance(leaf, torch.Tensor) for leaf in leaves) :])
+
+        def filled(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                given = next(tensors)
+                return torch.view_as_complex(given) if leaf.is_complex() else given
+            return next(integers) if any_integers and _is_symbol(leaf) else leaf
+
+        args, kwargs = pytree.tree_unflatten([filled(leaf) for leaf in leaves], spec)
         result = call.op(*args, **kwargs)
         form.single = isinstance(result, torch.Tensor)
-        results = [result] if form.single else list(result)
+        every = [result] if form.single else list(result)
+        form.absent = tuple(r is None for r in every)
+        results = [r for r in every if r is not None]
         if not all(isinstance(r, torch.Tensor) for r in results):
             raise NotCompiled("it returns something else than tensors")
         form.pairs = tuple(r.is_complex() for r in results)
@@ -212,22 +247,23 @@ def _converted(result: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return pairs if dtype is None else pairs.to(dtype.to_real())
 
 
-def in_pairs(tensor: torch.Tensor) -> torch.Tensor:
+def in_pairs(given: Any) -> Any:
     """A complex tensor as pairs of real numbers that share its memory; any other as it is."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    complex_one = isinstance(given, torch.Tensor) and given.is_complex()
+    return torch.view_as_real(given) if complex_one else given
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
     return tuple(tensor.shape for tensor in tensors)
 
 
-def as_traced(tensor: torch.Tensor) -> torch.Tensor:
+def as_traced(tensor: Any) -> Any:
     """A tensor of its own of the same dtype, sizes and order of dimensions, without values.
 
     Neither the place in its storage nor the strides of dimensions of size 1 matter to compiled
     code; a trace would take each for a symbol, and guard it.
     """
-    if is_wrapped_number(tensor) and not tensor.is_complex():
+    if isinstance(tensor, int) or (is_wrapped_number(tensor) and not tensor.is_complex()):
         return tensor
     tensor = in_pairs(tensor)
     order = sorted(range(tensor.dim()), key=lambda d: (tensor.size(d) == 1, -tensor.stride(d)))

@@ -223,18 +223,19 @@ class Dispatcher:
         positional, named = _arguments_of(form.op, _map_tensors(call.on_host, inputs))
         dtypes = (None,) * form.fresh + tuple(out.dtype for out in outs)
         prepared = Call(form.op, positional, named, dtypes if outs else ())
-        compiled, tensors = self.compiler.compiled(prepared)
-        compiled.prepare(tensors)
+        compiled, given_inputs = self.compiler.compiled(prepared)
+        compiled.prepare(given_inputs)
         with self.native.HostMemory(device):
-            results = [call.on_device(r) for r in compiled(tensors)]
+            made = compiled(given_inputs)
+            results: list[Any] = [r if r is None else call.on_device(r) for r in made]
         for out, result in zip(outs, results[form.fresh :], strict=bool(outs)):
             if out.shape != result.shape:
                 signature = signature if out.numel() == 0 else None  # eager warns of the others
                 out.resize_(result.shape)
             out.copy_(result)
-        copied = any(a is not b for a, b in zip(_tensors(prepared), tensors, strict=True))
+        copied = any(a is not b for a, b in zip(_tensors(prepared), given_inputs, strict=False))
         if signature is not None and not copied and self.native.host_addressable():
-            self._install(op, form, given, signature, compiled, tensors)
+            self._install(op, form, given, signature, compiled, given_inputs)
         if form.fresh:
             return tuple(results[: form.fresh])
         if outs:
@@ -255,12 +256,13 @@ class Dispatcher:
         given: Mapping[str, Any],
         signature: bytes,
         compiled: CompiledOperator,
-        tensors: Sequence[torch.Tensor],
+        given_inputs: Sequence[Any],
     ) -> None:
         """Let the native part run calls of the same signature, if they are one native call."""
-        plan = None if form.fresh else compiled.native_call(tensors)
+        plan = None if form.fresh else compiled.native_call(given_inputs)
         if plan is None:
             return
+        tensors = [one for one in given_inputs if isinstance(one, torch.Tensor)]
         order = [place for name in given for place in _places(name, given[name])]
         taken = [a.name for a in schema_of(form.op).arguments if a.name in given]
         names = [place for name in taken for place in _places(name, given[name])]
@@ -281,7 +283,8 @@ class Dispatcher:
             "run": plan.run, "launches": plan.launches, "count": plan.count, "table": plan.table,
             "inputs": [{"slot": s, "argument": order.index(names[p])} for s, p in plan.inputs],
             "workspace": plan.workspace[0], "parts": plan.workspace[1],
-            "outputs": outputs, "aliases": plan.aliases, "results": plan.results,
+            "outputs": outputs, "aliases": plan.aliases,
+            "results": compiled.form.in_place(plan.results, (-1, None)),
             "pointwise": torch.Tag.pointwise in form.op.tags, "keep": plan.keep,
             "bytes": sum(t.numel() * t.element_size() for t in tensors),
         }  # fmt: skip

@@ -133,7 +133,16 @@ class Mock:
         def is_moved(self: torch.Tensor) -> bool:
             return on_device(true_device(self))
 
+        def with_meant(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(self: torch.Tensor, device: Any = None) -> Any:
+                return method(self) if device is None else method(self, meant(device))
+
+            return call
+
         self._set(torch.Tensor, "to", functools.wraps(to)(convert))
+        for name in ("pin_memory", "is_pinned"):
+            self._set(torch.Tensor, name, with_meant(getattr(torch.Tensor, name)))
         self._set(torch.Tensor, NAME, move)
         self._set(torch.Tensor, f"is_{NAME}", property(is_moved))
         if self.shown:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dicp.config import Config, DeviceSettings
-from dicp.device import build, sync_batch_norm
+from dicp.device import build, profiler, sync_batch_norm
 from dicp.device import runtime_interface as interface
 from dicp.device.composite import ForcedComposites
 from dicp.device.dispatcher import DEVICE_TYPE, Dispatcher
@@ -59,11 +59,13 @@ def register(settings: DeviceSettings, config: Config) -> Registered:
     torch.utils.rename_privateuse1_backend(DEVICE_TYPE)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     native = build.load_module(config)
-    native.start(addresses, settings.algorithm, settings.max_split_mb << 20, settings.collect_above)
+    algorithms = settings.algorithm, settings.host_algorithm
+    native.start(addresses, *algorithms, settings.max_split_mb << 20, settings.collect_above)
     dispatcher = Dispatcher(native, target, config, settings)
     module = DipuModule(native, dispatcher, settings)
     device.__vendor__ = settings.vendor if _is_vendor(settings.vendor) else SIMULATED
     register_device_module(DEVICE_TYPE, module)
+    profiler.register(module, settings.profiled)
     native.set_handler(dispatcher)
     library = torch.library.Library("aten", "IMPL")
     sync_batch_norm.register(library)

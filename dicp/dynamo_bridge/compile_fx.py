@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from dicp.adaptor import Adaptor, find_adaptor
 from dicp.cache import Cache
 from dicp.config import Config
 from dicp.dynamo_bridge.analysis.inference import Inference
@@ -51,6 +52,7 @@ from dicp.dynamo_bridge.inspection import InspectedGraph, active_inspector, arou
 from dicp.dynamo_bridge.layout import LAYOUT
 from dicp.dynamo_bridge.observe import FrontEnd, GraphReport, Observer, eager_nodes
 from dicp.dynamo_bridge.partition import DATA_DEPENDENT, check_eager_parts, split_data_dependent
+from dicp.dynamo_bridge.passes.adapt import ADAPT
 from dicp.dynamo_bridge.passes.base import Pass, PassContext, run_passes
 from dicp.dynamo_bridge.passes.canonicalize import CANONICALIZE
 from dicp.dynamo_bridge.passes.complex_pairs import COMPLEX_PAIRS
@@ -58,7 +60,7 @@ from dicp.dynamo_bridge.passes.freeze import split_frozen, static_positions
 from dicp.dynamo_bridge.provenance import DYNAMO, dynamo_nodes
 from dicp.dynamo_bridge.specialize import Sizes, Sources, symbol_sources, traced_sizes
 from dicp.operator_choice import OperatorChoice, hidden
-from dicp.origin import mark_lines, user_lines
+from dicp.origin import Place, mark_lines, user_places
 from dicp.target import Artifact, Executable, LowerContext, Target
 
 T = TypeVar("T")
@@ -128,13 +130,17 @@ class Compilation(GraphCompiler):
         self.results = None if config.freeze else self.stored
         self.recomputes_operands = target.facts.recomputes_operands
         self.choice = OperatorChoice.of(config)
-        self.lines: Mapping[str, str] = user_lines(gm)
+        self.places: Mapping[str, Place] = user_places(gm)
         self.functions: Mapping[str, Any] = {n.name: n.target for n in gm.graph.nodes}
         self.train = False
 
     @cached_property
     def identity(self) -> str:  # type: ignore[override]
         return identity_of(self.target, self.config)
+
+    @cached_property
+    def adaptor(self) -> Adaptor | None:
+        return find_adaptor(self.target, self.config)
 
     @cached_property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:  # type: ignore[override]
@@ -195,7 +201,7 @@ class Compilation(GraphCompiler):
 
     def load_graph(self, text: str) -> CompiledGraph:
         with self._observed(GraphReport("loaded", cache="aot")) as observer:
-            stored = StoredGraph.decode(text, self.lines)
+            stored = StoredGraph.decode(text, self.places)
             return CompiledGraph(text, self._restore(stored, observer))
 
     @contextlib.contextmanager
@@ -261,7 +267,10 @@ class Compilation(GraphCompiler):
         """Run the graph's passes; the graph then, split in two where parameters are frozen."""
         static = frozenset(info.static_inputs)
         infer = Inference.of(gm)
-        context = PassContext(self.target.facts, self.config, info.kind, infer, static)
+        context = PassContext(
+            self.target.facts, self.config, info.kind, infer, static, self.adaptor,
+            lambda node: self.target.decide(node).kind != "eager",
+        )  # fmt: skip
         with hidden(gm.graph):
             after_pass = observer.after_pass if observer else None
             run_passes(gm, graph_passes(self.config, info.kind), context, after_pass)
@@ -345,7 +354,7 @@ def graph_passes(config: Config, kind: str) -> tuple[Pass, ...]:
     pairs = (COMPLEX_PAIRS,) if kind == "inference" else ()
     fusion = (*masks, FUSE, CANONICALIZE) if config.fuse else ()
     layout = (LAYOUT,) if kind == "inference" else ()
-    return (*pairs, CANONICALIZE, *fusion, *layout)
+    return (*pairs, CANONICALIZE, *fusion, *layout, ADAPT)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:

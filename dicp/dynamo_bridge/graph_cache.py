@@ -18,13 +18,14 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from dicp.adaptor import adaptor_text
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.dynamo_bridge.aot_graph import GraphInfo, OtherLinesError
 from dicp.dynamo_bridge.observe import GraphReport
 from dicp.dynamo_bridge.provenance import dynamo_nodes
 from dicp.dynamo_bridge.thresholds import MOST_VARIANTS
-from dicp.origin import Origin, user_lines
+from dicp.origin import Origin, Place, user_places
 from dicp.target import Artifact, KernelReport, NodeReport, Target
 from dicp.torch_private import ShapeFacts, disable_current_modes
 from dicp.version import VERSION
@@ -75,29 +76,30 @@ class StoredGraph:
         return json.dumps(plain, default=_plain_origin)
 
     @classmethod
-    def decode(cls, text: str, dynamo_lines: Mapping[str, str]) -> StoredGraph:
+    def decode(cls, text: str, dynamo_places: Mapping[str, Place]) -> StoredGraph:
         """The graph stored as `text`, with the lines of the current Dynamo graph.
 
         Raises OtherLinesError.
         """
         line_of = json.loads(text)["line_of"]
-        lines = {name: dynamo_lines.get(source, "") for name, source in line_of.items()}
-        return cls._decoded(text, lines, line_of)
+        places = {name: dynamo_places.get(source, Place()) for name, source in line_of.items()}
+        return cls._decoded(text, places, line_of)
 
     @classmethod
     def decode_for(cls, text: str, gm: fx.GraphModule) -> StoredGraph:
         """The graph stored as `text`, with the lines of the captured graph `gm`."""
-        return cls._decoded(text, user_lines(gm), dynamo_nodes(gm))
+        return cls._decoded(text, user_places(gm), dynamo_nodes(gm))
 
     @classmethod
     def _decoded(
-        cls, text: str, lines: Mapping[str, str], line_of: Mapping[str, str]
+        cls, text: str, places: Mapping[str, Place], line_of: Mapping[str, str]
     ) -> StoredGraph:
         def with_origins(value: dict[str, Any]) -> Any:
             if value.keys() != {_ORIGIN}:
                 return value
             node, op, source = value[_ORIGIN]
-            return Origin(node, op, lines.get(source, ""), source)
+            place = places.get(source, Place())
+            return Origin(node, op, place.line, source, place.trace)
 
         plain = json.loads(text, object_hook=with_origins)
         if any(origin.user_line != line for origin, line in plain["baked"]):
@@ -130,6 +132,7 @@ def identity_of(target: Target, config: Config) -> str:
         target.name,
         target.fingerprint(config),
         config.key(target.options),
+        adaptor_text(target, config),
     )
 
 

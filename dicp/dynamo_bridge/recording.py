@@ -47,6 +47,8 @@ def program_record(
     flops = count_flops(gm, sizes)
     shared = Counter(origin.node for step in outline.steps for origin in step.origins)
     steps = [asdict(step) | {"flops": _sum(step, flops, shared)} for step in outline.steps]
+    for origin in (origin for step in steps for origin in step["origins"]):
+        del origin["trace"]  # the report shows lines alone
     tensors = [asdict(tensor) for tensor in outline.tensors]
     lines = source_lines(o.user_line for step in outline.steps for o in step.origins)
     return record | {

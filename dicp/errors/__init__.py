@@ -26,12 +26,14 @@ from dicp.errors.execution import (
     LaunchError,
     MixedDevicesError,
     ModelMismatchError,
+    NarrowingError,
     ResultMismatchError,
     RunFailureError,
     RunStatusError,
     SizeMismatchError,
 )
 from dicp.errors.setup import (
+    AdaptorFileError,
     CacheFolderError,
     ConfigValueError,
     DeviceRegistrationError,
@@ -66,6 +68,7 @@ from dicp.errors.warnings import (
 )
 
 __all__ = [
+    "AdaptorFileError",
     "CacheFolderError",
     "CacheWarning",
     "CaptureFormatError",
@@ -88,6 +91,7 @@ __all__ = [
     "LaunchError",
     "MixedDevicesError",
     "ModelMismatchError",
+    "NarrowingError",
     "NewVendorError",
     "OperatorNameError",
     "OverflowFoundError",

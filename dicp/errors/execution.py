@@ -209,3 +209,16 @@ class MixedDevicesError(DicpError):
             f"{operator}: argument {name!r} lies on {place} and argument {other!r} on "
             f"{elsewhere}; move one of them with .to()."
         )
+
+
+class NarrowingError(DicpError):
+    """An integer that does not fit the type which the adaptor file has it cast to."""
+
+    def __init__(self, operator: str, value: int, dtype: object) -> None:
+        self.operator = operator
+        self.value = value
+        super().__init__(
+            f"{operator}: {value} does not fit {dtype}, to which the target's adaptor file casts. "
+            "`allow_narrowing: True` in the file lets such numbers wrap around; "
+            f"eager_ops={operator.partition('.')[0]!r} keeps the operator's own type."
+        )

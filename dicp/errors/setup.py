@@ -148,3 +148,16 @@ class VendorNotFoundError(DicpError):
             "by an entry point in the group 'dicp.devices'; unset the variable for the simulated "
             "chip."
         )
+
+
+class AdaptorFileError(DicpError):
+    """A vendor's adaptor file (`convert_config.yaml`) with an entry that has no meaning."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        self.path = path
+        self.line = line
+        self.problem = problem
+        super().__init__(
+            f"{path}:{line}: {problem}. docs/adding_a_vendor.md describes the file; "
+            "DICP_CONVERT_CONFIG (option convert_config) names another one."
+        )

@@ -106,6 +106,7 @@ class _Assembler:
                 "device": next((str(r.slot.fake.device) for r in step.outputs), HOST),
                 **({"buckets": True} if step.bucket_refusal is None else {}),
                 "written": [k for k, b in enumerate(bounds) if b and b.slot in written],
+                "origins": list(dict.fromkeys(n.origin for n in step.operators if n.origin)),
             }
         if isinstance(step, EagerCall):
             return self._call(step)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dicp.dtypes import REDUCED_FLOATS
 from dicp.graphop.operators import Ops
 from dicp.graphop.program import Value
 from dicp.rules import NoRule
@@ -61,7 +62,10 @@ def identity(g: Ops, x: Value) -> Value:
 
 @form("Axpy")
 def axpy(g: Ops, x: Value, y: Value, alpha: Value) -> Value:
-    return g.add(x, g.mul(y, alpha))
+    """16-bit floats are rounded once, as eager's."""
+    wide = torch.float32 if x.dtype in REDUCED_FLOATS else x.dtype
+    left, right, factor = (g.as_type(operand, wide) for operand in (x, y, alpha))
+    return g.cast(g.add(left, g.mul(right, factor)), x.dtype)
 
 
 @form("Addcmul")

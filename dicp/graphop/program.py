@@ -251,8 +251,8 @@ class GraphProgram:
     """The same program with some nodes of the FX graph, by name, left to eager."""
 
     def text(self) -> str:
-        lines = [f"once {step}" for step in self.serialized["once"]]
-        lines += [str(step) for step in self.serialized["steps"]]
+        lines = [f"once {_without_origins(step)}" for step in self.serialized["once"]]
+        lines += [str(_without_origins(step)) for step in self.serialized["steps"]]
         for graph in self.graphs:
             lines += ["", graph.name, graph.text()]
         return "\n".join(lines) + "\n"
@@ -266,3 +266,8 @@ class GraphProgram:
             )
             for graph in self.graphs
         ]
+
+
+def _without_origins(step: Mapping[str, Any]) -> dict[str, Any]:
+    """A step without those of its operators, which the text of its graph has."""
+    return {key: value for key, value in step.items() if key != "origins"}

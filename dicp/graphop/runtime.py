@@ -206,11 +206,16 @@ class _Plan:
             for result, tensor in zip(results, outputs, strict=True):
                 result.leave(env, tensor)
 
+        origins = step["origins"]
+        lines = dict.fromkeys(origin.user_line for origin in origins)
+        known = {"operators": ", ".join(dict.fromkeys(o.op for o in origins)),
+                 "source": "; ".join(filter(None, lines))}  # fmt: skip
+
         def profiled(env: Env) -> None:
             if not profiling():
                 return run(env)
             given = [tensor for get in getters if isinstance(tensor := get(env), torch.Tensor)]
-            with profiled_range(f"dicp::{name}", given, {}):
+            with profiled_range(f"dicp::{name}", given, known):
                 run(env)
 
         return profiled

@@ -12,15 +12,22 @@ import ctypes
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from dicp.cache import Cache, key_of
+from dicp.toolchain import OUTPUT, compile_file
 from dicp.torch_private import disable_current_modes
 
 HEADER = '#include "callbacks.h"'
+INCLUDED = "included.h"
+HEADER_FLAGS = ("-include", INCLUDED, "-nostdlib")
+"""Arguments of a graph's compilation, with the files of `precompiled`. What it needs of the
+standard library is in the process already, by the driver."""
 Model = TypeVar("Model")
 
 _BUILD = ctypes.CFUNCTYPE(
@@ -59,6 +66,48 @@ def with_header(*sources: Path) -> str:
     """Sources of a simulator's library as one, after the text of the header they include."""
     header = (Path(__file__).parent / "callbacks.h").read_text()
     return "\n".join([header, *(source.read_text().replace(HEADER, "") for source in sources)])
+
+
+def precompiled(
+    target: str, command: tuple[str, ...], source: str, identity: str, cache: Cache
+) -> Mapping[str, bytes]:
+    """The headers that a graph's source includes, parsed by g++ once for all graphs: most of the
+    time of a small graph's compilation. Where a cache is new, a process that compiles one graph
+    does not wait for it.
+
+    command: the compiler with its flags; where those of a graph differ, g++ parses the headers.
+    identity: the compiler's version, and the simulator's.
+    """
+    included = "\n".join(line for line in source.splitlines() if line.startswith("#include"))
+    return _headers(target, command, f"{included}\n", identity, cache).files()
+
+
+class _Headers:
+    """One list of headers; `asked` counts the graphs that include it."""
+
+    def __init__(
+        self, target: str, command: tuple[str, ...], included: str, identity: str, cache: Cache
+    ) -> None:
+        self.target, self.cache, self.asked = target, cache, 0
+        self.command = [*command, "-x", "c++-header", INCLUDED, "-o", OUTPUT]
+        self.key = key_of(command, included, identity)
+        self.text = {INCLUDED: included.encode()}
+        self.moves = "clang" not in identity  # clang++ takes none of another folder
+
+    def files(self) -> Mapping[str, bytes]:
+        self.asked += 1
+        return self._parsed if self.moves and self.asked > 1 else self.text
+
+    @cached_property
+    def _parsed(self) -> Mapping[str, bytes]:
+        def build() -> Mapping[str, bytes]:
+            made = compile_file(self.target, self.command, self.text)
+            return {**self.text, f"{INCLUDED}.gch": made}
+
+        return self.cache.get_or_build("headers", self.key, build).files
+
+
+_headers = lru_cache(maxsize=4)(_Headers)
 
 
 class SimulatorBase(abc.ABC, Generic[Model]):

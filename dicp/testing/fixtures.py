@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -23,6 +24,10 @@ TRACE_LOG = "torch.__trace"
 """PyTorch's log of what it compiles."""
 LISTED = pytest.StashKey[list[str]]()
 """Operators that stand for files of the list in use, as regular expressions."""
+TURN = pytest.StashKey[int]()
+"""Which half of the variants operator cases take, where --sweeps leaves some out."""
+WHOLE = pytest.StashKey[set[str]]()
+"""The test files that changes concern, whose cases take all variants."""
 SAMPLES = ("sample", "sweeps")
 """Options that leave tests out, another part every few hours."""
 SHARED_MEMORY = "/dev/shm"
@@ -41,6 +46,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _keep_part(config, items, name)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Garbage is collected seldom: it would take a fifth of the time of tests that compile."""
+    from dicp.torch_private import shorten_compilations
+
+    shorten_compilations()
+    gc.collect()
+    gc.set_threshold(200_000, 20, 50)
+
+
 def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> None:
     number, parts = sample.part(option(config, name))
     changed = sample.changed_files(config.rootpath)
@@ -50,6 +64,8 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], name: str) -> No
     else:
         marked = {item.nodeid for item in items if item.get_closest_marker("sweep")}
         kept = sample.sweeps(tests, marked, number, parts, changed)
+        config.stash[TURN] = number // 2  # the number's parity chooses static or dynamic shapes
+        config.stash[WHOLE] = sample.test_files(changed, {sample.file_of(test) for test in tests})
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 
@@ -203,16 +219,19 @@ def check_op(
     """`check_op(case)` or `check_op(fn, *input_specs, **options)`: see `dicp.testing.op`."""
     from dicp.testing import Op, op
 
-    without = set(option(request.config, "without-dtypes").split(","))
+    config = request.config
+    without = set(option(config, "without-dtypes").split(","))
+    whole = sample.file_of(request.node.nodeid) in config.stash.get(WHOLE, ())
+    turn = None if whole else config.stash.get(TURN, None)
 
     def check(fn: Any, *specs: Any, **options: Any) -> None:
         case = fn if isinstance(fn, Op) else op(fn, *specs, **options)
         kept = tuple(d for d in case.dtypes if str(d).removeprefix("torch.") not in without)
         if kept:
-            replace(case, dtypes=kept).check(backend, dynamic)
+            replace(case, dtypes=kept, turn=turn).check(backend, dynamic)
 
     yield check
-    counts.count(request.config, request.node.nodeid, backend)
+    counts.count(config, request.node.nodeid, backend)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -7,7 +7,8 @@ has its share of the (slow) models.
 
 `--sweeps 4` leaves single tests alone and takes a quarter of the sweeps: tests marked `sweep` run
 for a quarter of their arguments, others eight hours later, so that 32 hours have all of them. Any
-other test of static and of dynamic shapes runs with one of the two.
+other test of static and of dynamic shapes runs with one of the two, and an operator's case with
+half of its dtypes and layouts, the first among them.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def sample(tests: Sequence[str], number: int, parts: int, changed: Collection[st
     """The ids of the tests to run: one part of all, and what the changed files concern."""
     folders: dict[str, list[str]] = defaultdict(list)
     for test in tests:
-        folders[str(Path(_file(test)).parent)].append(test)
+        folders[str(Path(file_of(test)).parent)].append(test)
     chosen: set[str] = set()
     for members in folders.values():
         chosen |= set(sorted(members, key=_shuffled)[number::parts])
@@ -84,7 +85,7 @@ def sweeps(
         if test not in marked:
             name = FORM.sub("*", test)
         else:
-            name = test.partition("[")[0] if "[" in test else _file(test)
+            name = test.partition("[")[0] if "[" in test else file_of(test)
         functions[name].append(test)
     chosen: set[str] = set()
     for name, members in functions.items():
@@ -98,13 +99,14 @@ def sweeps(
 
 
 def _concerned(tests: Sequence[str], number: int, changed: Collection[str]) -> set[str]:
-    files = test_files(changed, {_file(test) for test in tests})
-    concerned = sorted((t for t in tests if _file(t) in files), key=_shuffled)
+    files = test_files(changed, {file_of(test) for test in tests})
+    concerned = sorted((t for t in tests if file_of(t) in files), key=_shuffled)
     start = number * MOST_CHANGED % max(len(concerned), 1)
     return set((concerned[start:] + concerned[:start])[:MOST_CHANGED])
 
 
-def _file(test: str) -> str:
+def file_of(test: str) -> str:
+    """The file of a test's id."""
     return test.partition("::")[0]
 
 

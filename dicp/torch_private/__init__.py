@@ -70,6 +70,7 @@ from dicp.torch_private.dynamo import (
     original_module,
     register_repeatedly,
     set_compiled_call,
+    shorten_compilations,
     trace_recurrent_modules,
     traced_device_attributes,
 )
@@ -95,8 +96,6 @@ from dicp.torch_private.modes import (
     TorchDispatchMode,
     disable_current_modes,
     pop_function_mode,
-    profiled_range,
-    profiling,
     push_function_mode,
     pytree,
 )
@@ -117,6 +116,13 @@ from dicp.torch_private.operators import (
     registered_names,
     schema_of,
     twin_of,
+)
+from dicp.torch_private.profiling import (
+    DEVICE_ROW,
+    hook_profiler,
+    profiled_range,
+    profiling,
+    report_memory,
 )
 from dicp.torch_private.symbols import (
     ShapeEnv,

@@ -1,14 +1,11 @@
-"""Modes that see every call of a thread, and whether a profiler records it."""
+"""Modes that see every call of a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import overrides
-from torch._C._profiler import _RecordFunctionFast
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -29,15 +26,3 @@ def pop_function_mode(mode: Any) -> None:
         above.append(top)
     for other in reversed(above):
         overrides._push_mode(other)
-
-
-def profiled_range(
-    name: str, inputs: Sequence[torch.Tensor], arguments: Mapping[str, Any]
-) -> AbstractContextManager[Any]:
-    """A range of the profiler that carries the shapes of `inputs`, and arguments for the trace."""
-    return _RecordFunctionFast(name, list(inputs), dict(arguments))
-
-
-def profiling() -> bool:
-    """Whether a profiler is recording in this process."""
-    return bool(torch.autograd.profiler._is_profiler_enabled)

@@ -247,6 +247,9 @@ CALLS = {
     "statistics": lambda a, b, image, index, mean, variance: (
         torch.cat([F.batch_norm(image, mean, variance, training=True).flatten(), mean, variance])
     ),
+    "gradients": lambda a, b, image, index, mean, variance: torch.autograd.grad(
+        F.batch_norm(image.requires_grad_(), mean, variance, a[0, :2], b[0, :2], training=True),
+        image, image.cos())[0],
     "no rule": lambda a, b, image, index, mean, variance: (a > 0.5).nonzero(),
 }
 for name, call in CALLS.items():
@@ -301,6 +304,9 @@ def normalized(x, *statistics):
 
 CALLS = {
     "a range": (lambda: torch.arange(3, 17, 2), ()),
+    "ranges of any length": (lambda: [torch.arange(-n, 2 * n + 5, 3) for n in range(2, 16)], ()),
+    "other ranges": (lambda: [torch.arange(n, k, k - n) for n, k in ((0, 9), (9, 0), (8, 3))], ()),
+    "any distance": (lambda x: [x.roll(n, 1) for n in range(-4, 9)], (x,)),
     "angles": (lambda x, c: [x.angle(), c.angle()], (x, c)),
     "complex numbers": (lambda c: [c * c.conj(), c * 1j + 2, (c.conj() + 1).imag * 2], (c,)),
     "pairs": (lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(5, 2, 2)) * 2), (x,)),
@@ -316,6 +322,10 @@ CALLS = {
     "shrunk": (lambda x: trained(nn.Hardshrink(), x), (x,)),
     "gradients that are zero tensors": (lambda x: trained(torch.sgn, x), (x,)),
     "statistics": (normalized, (x, *statistics)),
+    "attention": (
+        lambda q: trained(lambda *t: F.scaled_dot_product_attention(*t, is_causal=True), q, q, q),
+        (torch.randn(2, 2, 5, 4),),
+    ),
 }
 for how in ("mean", "amin"):
     def reduced(x, i, s, how=how):
@@ -333,8 +343,11 @@ for name, (call, given) in CALLS.items():
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         except AssertionError as error:
             raise AssertionError(name) from error
-fell = {operator for operator, path in dipu.path_counts() if path == "cpu"}
+counts = dipu.path_counts()
+fell = {operator for operator, path in counts if path == "cpu"}
 assert not fell, fell
+attention = "_scaled_dot_product_flash_attention_for_cpu"
+assert (attention, "library") in counts and (f"{attention}_backward", "library") in counts
 print("all well")
 """
 
@@ -400,6 +413,16 @@ else:
     raise AssertionError("a block was freed twice")
 def leak():
     return torch.ones(1 << 18, device="dipu")
+lost = leak()
+lost.untyped_storage().resize_(0)
+try:
+    lost + 1
+except RuntimeError as error:
+    assert "use after free" in str(error) and "its block of 1048576 bytes" in str(error), error
+    assert "in leak" in str(error), "the allocation is named"
+else:
+    raise AssertionError("a tensor without memory was read")
+del lost
 kept = leak()
 others = [torch.ones(8, device="dipu") for _ in range(6)]
 others.clear()
@@ -515,53 +538,171 @@ def test_dump(run: Any) -> None:
     assert sum(line.startswith("[dipu_add_out") for line in lines) == 1
 
 
+SETTINGS = """
+import logging, os, torch
+logging.basicConfig(level=logging.WARNING)
+import torch_dipu
+from torch_dipu import dipu
+
+# two of three devices; CUDA's name means them, tensors say their own
+x = torch.ones(4, device="cuda")
+assert str(x.device) == "dipu:0" and x.is_cuda and dipu.device_count() == 2
+
+# every call is waited for: an error is raised at its operator
+table, bad = torch.zeros(3, 2, device="dipu"), torch.tensor([0, 9], device="dipu")
+torch.index_select(table, 0, torch.tensor([0, 1], device="dipu"))
+for _ in range(3):
+    try:
+        torch.index_select(table, 0, bad)
+    except (RuntimeError, IndexError) as error:
+        assert "9" in str(error), error
+    else:
+        raise AssertionError("the error was not raised at the operator")
+
+# the level of the dump is read at every call
+x + 1
+os.environ["DIPU_DUMP_OP_ARGS"] = "1"
+x + 2
+os.environ["DIPU_DUMP_OP_ARGS"] = "0"
+x + 3
+for _ in range(2):
+    x.cpu(); torch.linalg.qr(torch.eye(2, device="dipu"))
+
+# blocks above the split limit serve large requests alone, and go back above the threshold
+large = torch.empty(3 << 20, dtype=torch.uint8, device="dipu")
+address = large.data_ptr()
+del large
+small = torch.empty(3 << 19, dtype=torch.uint8, device="dipu")
+assert not address <= small.data_ptr() < address + (20 << 20), "a block above the limit was split"
+del small
+assert dipu.memory_reserved() > 40 << 20
+dipu.set_per_process_memory_fraction((78 << 20) / dipu.mem_get_info()[1])
+other = torch.empty(30 << 20, dtype=torch.uint8, device="dipu")
+assert dipu.memory_reserved() < 35 << 20, "unused blocks were kept above the threshold"
+
+# freed pinned memory is given away again, or with RAW goes back
+pinned = torch.ones(1000).pin_memory()
+address = pinned.data_ptr()
+del pinned
+again = torch.ones(900).pin_memory()
+print("REUSED", again.data_ptr() == address, again.is_pinned())
+"""
+
+
+def test_settings(run: Any) -> None:
+    """Variables that no other test sets, each by its effect."""
+    done = run(
+        SETTINGS,
+        DIPU_PYTHON_DEVICE_AS_CUDA="false", DIPU_SIMULATED_DEVICES="3", DIPU_VISIBLE_DEVICES="2,0",
+        DIPU_SYNC_EXEC_MODE="1", DIPU_DUMP_OP_ARGS="0", DIPU_LOG_FALLBACK_INFO="1",
+        DIPU_DEVICE_MEMCACHING_ALGORITHM="TORCH", DIPU_HOST_MEMCACHING_ALGORITHM="BS",
+        DIPU_TORCH_ALLOCATOR_CONF="max_split_size_mb:2,garbage_collection_threshold:0.5",
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines.count("DIPU_SYNC_EXEC_MODE: every operator is waited for") == 1
+    assert len([line for line in lines if "]:add.out" in line]) == 1, lines
+    assert done.stderr.count("linalg_qr.out runs on the CPU") == 2, done.stderr
+    assert lines[-1] == "REUSED True True"
+
+
 PROFILED = """
 import json, tempfile, torch
 from dicp.testing import torchvision_operators
 torchvision_operators.define()
 import torch_dipu, torchvision
 
-model = torchvision.models.resnet18(num_classes=4).eval().to("dipu")
-image = torch.randn(1, 3, 32, 32).to("dipu")
+def trace_of(profile):
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.load(open(file.name))["traceEvents"]
+    return events, [e for e in events if e.get("ph") == "X"]
+
+def undisturbed(times):
+    return {name: min(spent) * len(spent) for name, spent in times.items()}
+
+host_only = [torch.profiler.ProfilerActivity.CPU]
+host_model = torchvision.models.resnet18(num_classes=4).eval()
+host_image = torch.randn(1, 3, 32, 32)
+compiled = torch.compile(host_model, backend="cpugraph")
 with torch.no_grad():
-    model(image)
+    compiled(host_image)
+    with torch.profiler.profile(record_shapes=True, activities=host_only) as profile:
+        for _ in range(3):
+            compiled(host_image)
+kernels = [e for e in trace_of(profile)[1] if e["name"].startswith("dicp::")]
+kinds, spent = {}, {}
+for event in kernels:
+    known, name = event["args"], event["name"]
+    found = [kind for kind in ("convolution", "batch_norm") if kind in known["operators"]]
+    kinds[name] = (found or ["others"])[0]
+    assert not found or found[0] in name and "resnet.py" in known["source"], event
+    spent.setdefault(name, []).append(event["dur"])
+normalized = [e for e in kernels if "batch_norm" in e["name"]]
+on_images = [e for e in normalized if any(len(d) == 4 for d in e["args"]["Input Dims"])]
+calls = sum(e["args"]["operators"].count("batch_norm") for e in on_images)  # some are fused
+assert sum(kinds[e["name"]] == "convolution" for e in kernels) == calls == 3 * 20, calls
+total = dict.fromkeys(("convolution", "batch_norm", "others"), 0.0)
+for name, time in undisturbed(spent).items():
+    total[kinds[name]] += time
+assert sorted(total, key=total.get)[0] == "others", total
+
+model, image = host_model.to("dipu"), host_image.to("dipu")
+with torch.no_grad():
+    for _ in range(3):
+        model(image)
     options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-    with torch.profiler.profile(**options) as profile:
+    with torch.profiler.profile(activities=host_only, **options) as profile:
         with torch.profiler.record_function("inference"):
             model(image)
-calls = {}
-for event in profile.key_averages():
-    calls[event.key] = event.count
+calls = {event.key: event for event in profile.key_averages()}
 for name in ("convolution", "native_batch_norm"):
-    place = f"{name} (simulated dipu:0)"
-    assert calls[f"dipu_{name}"] == calls[f"LaunchKernel_{name}"] == calls[place] == 20, calls
-assert calls["aten::conv2d"] == calls["aten::batch_norm"] == 20, calls
+    names = f"dipu_{name}", f"LaunchKernel_{name}", f"{name} (simulated dipu:0)"
+    rows = [calls[row] for row in names]
+    assert [row.count for row in rows] == [20] * 3, rows
+    assert rows[0].device_time_total == rows[2].self_device_time_total > 0
+    assert rows[2].self_cpu_time_total == 0, "a row of the device"
+assert calls["aten::conv2d"].count == calls["aten::batch_norm"].count == 20
+assert "wrapper_DIPU_empty_strided" in calls
 shaped = profile.key_averages(group_by_input_shape=True)
 assert any(e.key == "aten::conv2d" and e.input_shapes[:2] == [[1, 3, 32, 32], [64, 3, 7, 7]]
            for e in shaped)
 table = profile.key_averages().table(sort_by="self_cpu_time_total")
 for column in ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg",
-               "# of Calls", "DIPU Mem", "Self DIPU Mem"):
+               "# of Calls", "Self DIPU", "Self DIPU %", "DIPU total", "DIPU time avg",
+               "DIPU Mem", "Self DIPU Mem"):
     assert column in table, column
+spent = {}
+for event in profile.events():
+    if event.device_type != torch.autograd.DeviceType.CPU:
+        spent.setdefault(event.name, []).append(event.device_time_total)
+by_device = undisturbed(spent)
+assert "convolution" in max(by_device, key=by_device.get), by_device
 assert max(e.device_memory_usage for e in profile.key_averages()) > 64 * 16 * 16 * 4
-with tempfile.NamedTemporaryFile(suffix=".json") as file:
-    profile.export_chrome_trace(file.name)
-    events = [e for e in json.load(open(file.name))["traceEvents"] if e.get("ph") == "X"]
-names = [e["name"] for e in events]
-launches = [e for e in events if e["name"].startswith("LaunchKernel_")]
-for launch in launches:  # work of an idle queue runs at once, inside of its launch
-    end, row = launch["ts"] + launch["dur"], launch["name"][len("LaunchKernel_"):] + " (simulated"
-    assert any(e["name"].startswith(row) and launch["ts"] <= e["ts"] <= end for e in events), row
-assert len(launches) > 40 and "inference" in names
-stacks = [e for e in events if e.get("cat") == "python_function"]
+
+events, ranges = trace_of(profile)
+at = {(e["ts"], e["pid"], e["tid"]): e for e in ranges}
+launches = [e for e in ranges if e["name"].startswith("LaunchKernel_")]
+rows = {e["pid"] for e in events if e.get("args", {}).get("name") == "simulated dipu:0"}
+kernels = [e for e in ranges if e["pid"] in rows]
+starts = {e["id"]: e for e in events if e["ph"] == "s" and e["cat"] == "ac2g"}
+ends = {e["id"]: e for e in events if e["ph"] == "f" and e["cat"] == "ac2g"}
+assert len(rows) == 1 and len(launches) == len(kernels) == len(starts) == len(ends) > 40
+for number, start in starts.items():
+    launch, kernel = (at[e["ts"], e["pid"], e["tid"]] for e in (start, ends[number]))
+    assert kernel["name"] == launch["name"][len("LaunchKernel_"):] + " (simulated dipu:0)"
+    assert kernel["args"]["queued us"] >= 0 and kernel["args"]["simulated"], kernel
+assert any(e["name"] == "inference" for e in ranges)
+stacks = [e for e in ranges if e.get("cat") == "python_function"]
 assert any("resnet" in e["name"] for e in stacks)
 print("all well")
 """
 
 
 def test_profiler(run: Any) -> None:
-    """ResNet-18's inference: rows, shapes, memory, stacks, a kernel for each launch."""
-    assert run(PROFILED, DIPU_MOCK_CUDA="false").stdout.splitlines()[-1] == "all well"
+    """ResNet-18's inference on the device and compiled for the host: rows, shapes, memory, stacks,
+    a kernel for each launch. The profiles name no device."""
+    done = run(PROFILED, DIPU_MOCK_CUDA="false", FORCE_USE_DIPU_PROFILER="1")
+    assert done.stdout.splitlines()[-1] == "all well"
 
 
 ERRORS = {

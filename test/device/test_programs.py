@@ -86,6 +86,13 @@ assert x.is_cuda and x.to("cuda") is x and str(x.device) == "cuda:0"
 assert torch.cuda.is_available() and torch.cuda.get_device_name(0) == "simulated chip"
 assert torch.zeros_like(x, device="cuda:0").device == x.device == torch.device("cuda:0")
 assert torch.tensor([1.0], device="cuda").is_cuda and torch.randperm(4, device="cuda").is_cuda
+indices = torch.tril_indices(3, 3, device="cuda"), torch.triu_indices(3, 3, device="cuda:0")
+assert all(t.is_cuda for t in indices)
+assert torch.equal(indices[0].cpu(), torch.tril_indices(3, 3))
+assert torch._efficientzerotensor([2], device="cuda").is_cuda
+window = torch.kaiser_window(8, device="cuda")
+assert window.is_cuda and torch.equal(window.cpu(), torch.kaiser_window(8))
+assert torch.ones(2).pin_memory("cuda").is_pinned("cuda") and not torch.ones(2).is_pinned("cuda")
 assert torch.cpu.is_available() and torch.ones(2).device.type == "cpu"
 assert isinstance(torch.Generator(device="cuda"), torch.Generator)
 with torch.cuda.stream(torch.cuda.Stream()):
@@ -96,6 +103,11 @@ with torch.autocast("cuda", dtype=torch.float16):
     assert (x[None] @ x[:, None]).dtype == torch.float16
 with torch.device("cuda"):
     assert torch.ones(1).is_cuda
+kinds = torch.profiler.ProfilerActivity
+with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+    for _ in range(3):  # the first call of a form compiles it
+        x + x
+assert any(row.self_device_time_total for row in profile.key_averages()), "the device's rows"
 def product(a, b):
     if a.device.type != "cuda" or not a.is_cuda or str(a.device) != "cuda:0":
         return a

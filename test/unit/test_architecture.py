@@ -45,6 +45,7 @@ RANKS = {
     "fused_attention": 2,
     "serving": 2,
     "operator_choice": 3,
+    "adaptor": 2,
     "rule_errors": 3,
     "target": 3,
     "toolchain": 3,

@@ -42,6 +42,7 @@ def test_defaults() -> None:
         "shape_buckets": (),
         "fallback_random": False,
         "freeze": False,
+        "convert_config": None,
         "check_bounds": True,
         "rnn": False,
         "target": "",
@@ -144,7 +145,9 @@ EXPECTED = {
         "one of 1, true, on, yes, 0, false, off, no. Use 1 to switch it on and 0 to switch it off.",
     ),
     "cache_dir": "the path of a folder. Give a path, such as ~/.cache/dicp.",
-    "dump": "the path of a folder, or nothing. Give a path, or leave it unset.",
+    **dict.fromkeys(
+        ("dump", "convert_config"), "a path, or nothing. Give a path, or leave it unset."
+    ),
     "cache_size_mb": "a whole number, 0 or more. Give it in digits.",
     "compile_jobs": "a whole number, 0 or more. Give it in digits.",
     "fallback": "'auto' or 'error'. Choose one of these.",
@@ -175,6 +178,7 @@ BAD: list[tuple[str, object]] = [
     ("cache_dir", 3),
     ("cache_dir", None),
     ("dump", 3),
+    ("convert_config", 3),
     ("dump", "~no-such-user-here/x"),
     ("cache_size_mb", "-1"),
     ("cache_size_mb", "4GB"),

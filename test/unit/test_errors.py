@@ -9,6 +9,7 @@ import pytest
 
 from dicp import errors
 from dicp.errors import (
+    AdaptorFileError,
     CacheFolderError,
     CaptureFormatError,
     CompilerError,
@@ -29,6 +30,7 @@ from dicp.errors import (
     LaunchError,
     MixedDevicesError,
     ModelMismatchError,
+    NarrowingError,
     NewVendorError,
     OperatorNameError,
     OverflowFoundError,
@@ -55,6 +57,17 @@ from dicp.errors import (
 )
 
 CASES: list[tuple[DicpError, str]] = [
+    (
+        AdaptorFileError(Path("convert_config.yaml"), 3, "unknown dtype 'int33'"),
+        "convert_config.yaml:3: unknown dtype 'int33'. docs/adding_a_vendor.md describes the file; "
+        "DICP_CONVERT_CONFIG (option convert_config) names another one.",
+    ),
+    (
+        NarrowingError("add.Tensor", 2**31, "torch.int32"),
+        "add.Tensor: 2147483648 does not fit torch.int32, to which the target's adaptor file "
+        "casts. `allow_narrowing: True` in the file lets such numbers wrap around; eager_ops='add' "
+        "keeps the operator's own type.",
+    ),
     (
         DeviceRegistrationError("PrivateUse1 is named 'other' already", "Import one of them"),
         "the eager device cannot be registered: PrivateUse1 is named 'other' already. Import one "

@@ -131,7 +131,7 @@ def test_whichever_function_fails_eager_code_runs(
     functions = calls.functions()
     assert {phase for _, phase in functions} == phases
     names = {function.__name__ for function, _ in functions}
-    assert names >= {"graph_name", "active_inspector", "around", "user_lines"}
+    assert names >= {"graph_name", "active_inspector", "around", "user_places"}
     assert len(names) > 50
     for function, phase in functions[part::PARTS]:
         try:

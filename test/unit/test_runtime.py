@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -89,11 +92,15 @@ def test_inputs_and_results_are_released() -> None:
 
 
 def held_at_most(run: Callable[[], object]) -> int:
-    """The most bytes that what `run` allocates takes at one time, after two runs to warm up."""
+    """The most bytes that what `run` allocates takes at one time, after two runs to warm up.
+
+    Without the workspace, which is there by then.
+    """
     run()
     run()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        run()
+    with mock.patch("dicp.loop.runtime.profiled.report_memory"):
+        with torch.profiler.profile(profile_memory=True) as profile:
+            run()
     kineto = profile.profiler.kineto_results.events()
     events = [(e.start_ns(), e.nbytes()) for e in kineto if e.name() == "[memory]"]
     return max(itertools.accumulate(size for _, size in sorted(events)))
@@ -165,3 +172,42 @@ def test_profiler_names_each_kernel_by_its_operators(tmp_path: Path) -> None:
     (kernel,) = [event for event in trace if "softmax" in event.get("name", "")]
     assert "softmax" in kernel["args"]["operators"]
     assert "test_runtime.py" in kernel["args"]["source"], kernel
+
+
+class Scores(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * 2, -1)
+
+
+class Average(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = Scores()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(x).sum(0) @ x
+
+
+def test_profiler_shows_the_users_frames_and_the_workspace_of_each_kernel() -> None:
+    x = torch.randn(16, 16)
+    compiled = torch.compile(Average(), backend="cpugraph")
+    compiled(x)
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    options: dict[str, Any] = {"with_stack": True, "experimental_config": verbose}
+    with torch.profiler.profile(profile_memory=True, **options) as profile:
+        compiled(x)
+    ranges = {e.name.split("_")[0]: e for e in profile.events() if e.name.startswith("dicp::")}
+    softmax, total = ranges["dicp::mul"], ranges["dicp::sum"]
+
+    def line(module: type, frame: str) -> str:
+        place = inspect.getsourcelines(module.forward)[1] + 1  # type: ignore[attr-defined]
+        return f"test_runtime.py({place}): {frame}"
+
+    assert softmax.stack[0].endswith(line(Scores, "forward"))
+    assert softmax.stack[1].endswith(line(Average, "forward"))
+    assert total.stack[0].endswith(line(Average, "forward"))
+    assert "test_profiler_shows" in " ".join(total.stack), "and go on to the caller"
+    by_stack = profile.key_averages(group_by_stack_n=5)
+    assert any(e.key == softmax.name and e.stack[:1] == softmax.stack[:1] for e in by_stack)
+    assert (softmax.cpu_memory_usage, total.cpu_memory_usage) == (16 * 16 * 4, 16 * 4)
+    assert sum(e.cpu_memory_usage for e in profile.events() if not e.cpu_parent) == 0, "not freed"

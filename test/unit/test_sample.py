@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-from dicp.testing import sample
+import torch
+
+from dicp.testing import op, sample
 
 TESTS = [
     f"test/op/test_{name}.py::test_op[{k}]" for name in ("norm", "pointwise") for k in range(90)
@@ -58,3 +61,12 @@ def test_a_sweep_is_run_in_turns_and_single_tests_always() -> None:
 def test_sweeps_of_changed_files_are_run_whole() -> None:
     taken = sample.sweeps(FORMS, (), 0, 2, ["dicp/loop/lowering/norm.py"])
     assert taken == set(FORMS)
+
+
+def test_the_variants_of_a_case_are_taken_in_two_halves() -> None:
+    cases = [replace(op(f"case{k}", torch.relu, (6, 37)), turn=None) for k in range(12)]
+    for case in cases:
+        halves = [replace(case, turn=turn).variants() for turn in (0, 1)]
+        assert all(half[0] == case.variants()[0] for half in halves)
+        assert Counter(halves[0][1:] + halves[1][1:]) == Counter(case.variants()[1:])
+    assert len({str(replace(case, turn=0).variants()) for case in cases}) == 2

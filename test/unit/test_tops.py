@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import warnings
 from collections import Counter
@@ -28,6 +29,7 @@ from dicp.config import Config
 from dicp.dynamo_bridge import executables
 from dicp.dynamo_bridge.backend import Backend
 from dicp.errors import (
+    CompilerError,
     DeviceError,
     FallbackWarning,
     GraphRejectedError,
@@ -35,12 +37,12 @@ from dicp.errors import (
     SimulatorWarning,
     SpecializationWarning,
 )
-from dicp.graphop.simulator import Refused
+from dicp.graphop.simulator import HEADER_FLAGS, Refused
 from dicp.graphop.target import GraphUnit
 from dicp.graphop.vocabulary import VOCABULARY
 from dicp.vendor.ascend.prototypes import PROTOTYPES as GE
 from dicp.vendor.ascend.rules.core import NAMES
-from dicp.vendor.tops import TopsTarget
+from dicp.vendor.tops import TopsTarget, toolchain
 from dicp.vendor.tops.codegen import node_names
 from dicp.vendor.tops.forms import Tops
 from dicp.vendor.tops.prototypes import OP_TYPES, PROTOTYPES
@@ -138,6 +140,21 @@ def test_constants_keep_every_bit() -> None:
     for mine, theirs in zip(got, fills(f32(1)), strict=True):
         assert mine.dtype == theirs.dtype
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)), theirs
+
+
+def test_the_headers_of_graphs_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (GOLDEN / "normalization.txt").read_text()
+    strict = (*(flag for flag in toolchain.FLAGS if flag != "-w"), "-Winvalid-pch", "-Werror")
+    monkeypatch.setattr(toolchain, "FLAGS", strict)
+    tools, cache = find_toolchain(Config()), Cache.open(Config(cache_dir=tmp_path))
+    for graphs in (0, 1, 1):
+        assert toolchain.compile_shared(tools, source, symbols=("dicp_graph",), cache=cache)
+        assert len(cache.keys("headers")) == graphs
+    monkeypatch.setattr(toolchain, "HEADER_FLAGS", ("-O1", *HEADER_FLAGS))
+    with pytest.raises(CompilerError, match="gch"):  # g++ looks at it each time
+        toolchain.compile_shared(tools, source, cache=cache)
 
 
 def test_the_graph_compilers_options_are_a_setting_and_part_of_the_key() -> None:
@@ -448,3 +465,17 @@ def test_sizes_and_statuses_of_a_run_are_checked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(run.driver, "_library", Mock(**{"dicp_unload.return_value": 1}))
     with pytest.raises(DeviceError):
         run.driver.unload(0)
+
+
+def test_profiler_ranges_name_graph_operators_and_line(tmp_path: Path) -> None:
+    compiled, x = torch.compile(lambda x: torch.softmax(x * 2, -1), backend="topsgraph"), f32(4, 8)
+    compiled(x)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        compiled(x)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    (found,) = [event for event in events if event.get("name", "").startswith("dicp::")]
+    assert "softmax" in found["args"]["operators"] and "mul" in found["args"]["operators"], found
+    assert "test_tops.py" in found["args"]["source"]
+    ranges = [e for e in profile.events() if e.name.startswith("dicp::")]
+    assert [event.input_shapes for event in ranges] == [[[4, 8]]]

@@ -1,6 +1,8 @@
 // The Python module: the path of every operator, autocast, and what the Python side asks for.
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/record_function.h>
 #include <c10/util/Backtrace.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -322,10 +324,33 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("zero_", &zero); }
 
+// PyTorch computes attention by single operators on a device that has no choice of its own. Flash
+// attention of the host serves the same sizes, dtypes and masks here.
+namespace {
+
+int64_t attention_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool grouped) {
+  return at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), query,
+                                                 key, value, mask, dropout, causal, scale, grouped);
+}
+
+}  // namespace
+
+}  // namespace dicp
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &dicp::attention_choice)
+}
+
+namespace dicp {
+
 // Whole operators that PyTorch would otherwise take apart for an unknown device.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"convolution", "convolution_backward", "native_group_norm",
                            "native_group_norm_backward"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
+  for (const char* name : kWindows)
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&choose_path>());
 }
 
@@ -405,6 +430,13 @@ void watch_memory(bool on, bool backtraces, int64_t most, int64_t interval, py::
   check.on = on;
 }
 
+Algorithm algorithm_named(const std::string& name) {
+  return name == "RAW"  ? Algorithm::RAW
+         : name == "BS" ? Algorithm::BS
+         : name == "BF" ? Algorithm::BF
+                        : Algorithm::TORCH;
+}
+
 int sleep_task(void* argument) {
   std::unique_ptr<double> milliseconds(static_cast<double*>(argument));
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(*milliseconds));
@@ -435,15 +467,12 @@ struct HostMemory {
 
 PYBIND11_MODULE(dicp_device_native, m) {
   m.def("start", [](const std::vector<int64_t>& addresses, const std::string& algorithm,
-                    size_t max_split, double collect_above) {
+                    const std::string& host, size_t max_split, double collect_above) {
     Options options;
-    options.algorithm = algorithm == "RAW"  ? Algorithm::RAW
-                        : algorithm == "BS" ? Algorithm::BS
-                        : algorithm == "BF" ? Algorithm::BF
-                                            : Algorithm::TORCH;
+    options.algorithm = algorithm_named(algorithm);
     if (max_split > 0) options.max_split = max_split;
     options.collect_above = collect_above;
-    start(addresses, options);
+    start(addresses, options, algorithm_named(host));
   });
   m.def("stop_using", &stop_using);
   m.def("mock", [](bool on) {
@@ -493,9 +522,7 @@ PYBIND11_MODULE(dicp_device_native, m) {
     check(runtime().memory_info(device, &free, &total), "asking for memory");
     return std::make_pair(free, total);
   });
-  m.def("empty_cache", [] {
-    for (int device = 0; device < device_count(); ++device) pool_at(device).empty_cache();
-  }, py::call_guard<py::gil_scoped_release>());
+  m.def("empty_cache", &empty_caches, py::call_guard<py::gil_scoped_release>());
   m.def("reset_peak", [](int device) { pool_at(device).reset_peak(); });
   m.def("reset_accumulated", [](int device) { pool_at(device).reset_accumulated(); });
   m.def("limit", [](int device, size_t bytes) { pool_at(device).limit(bytes); });

@@ -18,22 +18,30 @@ namespace dicp {
 namespace {
 
 constexpr int kStreamsPerPriority = 16;
+constexpr size_t kMostLost = 10000;  // storages remembered to name the block of a use after free
 
 struct Queue {
   dicp_rt_stream handle = nullptr;
   int priority = 0;
 };
 
+struct Lost {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that its address means no other one
+  std::string block;
+};
+
 struct State {
   int devices = 0;
   bool addressable = false;
   std::vector<std::unique_ptr<Pool>> pools;
+  std::unique_ptr<Pool> host_pool;  // pinned memory
   std::vector<std::vector<Queue>> queues;  // of each device; 0 is the default stream
   std::vector<size_t> next_urgent, next_plain;
   std::vector<at::Generator> generators;
   std::mutex mutex;
   std::deque<std::string> errors;
   std::unordered_map<const void*, size_t> pinned;
+  std::unordered_map<const c10::StorageImpl*, Lost> lost;
   std::atomic<bool> running{false};
   std::string stopped;
 };
@@ -130,7 +138,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   bool initialized() override { return state().running; }
   void emptyCache(c10::MempoolId_t) override {
-    for (auto& pool : state().pools) pool->empty_cache();
+    empty_caches();
   }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (Block* block = block_of(data)) pool_at(block->device).record(block, handle(stream));
@@ -187,7 +195,11 @@ struct Pinned final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     void* at = nullptr;
-    check(runtime().host_malloc(bytes, &at), "allocating pinned memory");
+    try {
+      at = state().host_pool->allocate(bytes, nullptr)->at;
+    } catch (const OutOfMemory& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    }
     std::lock_guard<std::mutex> lock(state().mutex);
     state().pinned[at] = bytes;
     return {at, at, &Pinned::release, c10::Device(c10::kCPU)};
@@ -199,13 +211,34 @@ struct Pinned final : c10::Allocator {
       std::lock_guard<std::mutex> lock(state().mutex);
       state().pinned.erase(at);
     }
-    runtime().host_free(at);
+    state().host_pool->free(at);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &Pinned::release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
 };
+
+std::string description(const Block& block) {
+  std::ostringstream text;
+  text << "its block of " << block.requested << " bytes at " << static_cast<void*>(block.at);
+  if (!block.where.empty())
+    text << ", allocated at\n" << block.where;
+  else
+    text << "; DIPU_MEM_CHECK=1 DIPU_MEM_CHECK_ENABLE_BACKTRACE=1 shows where it was allocated";
+  return text.str();
+}
+
+void remember_lost(c10::StorageImpl* storage) {
+  const Block* block = block_of(storage->data_ptr());
+  if (!block) return;
+  auto text = description(*block);
+  std::lock_guard<std::mutex> lock(state().mutex);
+  auto& lost = state().lost;
+  if (lost.size() >= kMostLost) lost.clear();
+  auto held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
+  lost.insert_or_assign(storage, Lost{c10::weak_intrusive_ptr<c10::StorageImpl>(held), text});
+}
 
 // The random state of a device: a host generator of its own, since kernels here draw on the host.
 struct Generator final : c10::GeneratorImpl {
@@ -345,6 +378,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* impl = storage.unsafeGetStorageImpl();
     const int device = storage.device().index();
+    if (bytes < impl->nbytes()) remember_lost(impl);
     auto fresh = allocate_on(bytes, device);
     const size_t kept = std::min(bytes, impl->nbytes());
     if (kept > 0) {
@@ -381,7 +415,7 @@ bool started() { return state().running; }
 
 void stop_using(const std::string& why) { state().stopped = why; }
 
-void start(const std::vector<int64_t>& addresses, Options options) {
+void start(const std::vector<int64_t>& addresses, Options options, Algorithm host) {
   TORCH_CHECK(!started(), "the device is registered already");
   auto& table = runtime();
   size_t next = 0;
@@ -391,6 +425,7 @@ void start(const std::vector<int64_t>& addresses, Options options) {
 #undef DICP_SET
   auto& s = state();
   check(table.device_count(&s.devices), "counting devices");
+  s.host_pool = std::make_unique<Pool>(kHostMemory, Options{host});
   for (int device = 0; device < s.devices; ++device) {
     s.pools.push_back(std::make_unique<Pool>(device, options));
     std::vector<Queue> queues(1 + 2 * kStreamsPerPriority);
@@ -446,6 +481,11 @@ void* allocate_memory(size_t bytes, int device) {
   }
 }
 
+void empty_caches() {
+  for (auto& pool : state().pools) pool->empty_cache();
+  state().host_pool->empty_cache();
+}
+
 void free_memory(void* address) {
   const auto fault = freed(address);
   TORCH_CHECK(fault.empty(), fault);
@@ -468,6 +508,12 @@ Block* block_of(const c10::DataPtr& data) {
   if (data.get_deleter() != &free_block) return nullptr;
   runtime().address_device(data.get(), &device);
   return device < 0 ? nullptr : state().pools[size_t(device)]->block_at(data.get_context());
+}
+
+std::string lost_block(c10::StorageImpl* storage) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  const auto found = state().lost.find(storage);
+  return found == state().lost.end() ? "" : "; " + found->second.block;
 }
 
 c10::Stream current_stream(int device) {

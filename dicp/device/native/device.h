@@ -15,7 +15,7 @@ constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 // Raises the error of the last failed call of the runtime, if `status` says that it failed.
 void check(int status, const char* action);
-void start(const std::vector<int64_t>& addresses, Options options);
+void start(const std::vector<int64_t>& addresses, Options options, Algorithm host);
 bool started();
 void stop_using(const std::string& why);  // every later use of the device raises `why`
 int device_count();
@@ -26,10 +26,13 @@ Pool& pool_at(int device);
 // Memory without a tensor. Freeing raises for what is no live block: a double free, another pointer.
 void* allocate_memory(size_t bytes, int device);
 void free_memory(void* address);
+void empty_caches();
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);
 Block* block_of(const c10::DataPtr& data);
+// Which block a storage lost when it was resized, and where that had been allocated; else empty.
+std::string lost_block(c10::StorageImpl* storage);
 
 c10::Stream current_stream(int device);
 c10::Stream stream_from_pool(int device, int priority);

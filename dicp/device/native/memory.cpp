@@ -123,7 +123,20 @@ Block* Pool::find(size_t size, dicp_rt_stream stream) {
 void* Pool::reserve(size_t bytes) {
   if (size_t(statistics_.reserved_bytes.current) + bytes > limit_) return nullptr;
   void* at = nullptr;
-  return runtime().malloc(device_, bytes, &at) == 0 ? at : nullptr;
+  const int status = device_ == kHostMemory ? runtime().host_malloc(bytes, &at)
+                                            : runtime().malloc(device_, bytes, &at);
+  return status == 0 ? at : nullptr;
+}
+
+void Pool::give_back(const Block& block) {
+  if (device_ == kHostMemory) {
+    runtime().host_free(block.at);
+  } else {
+    runtime().stream_synchronize(block.stream);
+    runtime().free(device_, block.at);
+  }
+  statistics_.segment.take(1);
+  statistics_.reserved_bytes.take(int64_t(block.size));
 }
 
 Block* Pool::grow(size_t size, dicp_rt_stream stream) {
@@ -183,7 +196,7 @@ Block* Pool::allocate(size_t bytes, dicp_rt_stream stream) {
   statistics_.active_bytes.add(int64_t(block->size));
   statistics_.requested_bytes.add(int64_t(bytes));
   lock.unlock();
-  if (checker().on) {
+  if (checker().on && device_ != kHostMemory) {
     if (checker().backtraces && checker().where) block->where = checker().where();
     checker_insert(*block);
   }
@@ -218,7 +231,7 @@ std::string Pool::free(void* address) {
   }
   Block* block = found->second;
   used_.erase(found);
-  if (checker().on) checker_remove(*block);
+  if (checker().on && device_ != kHostMemory) checker_remove(*block);
   statistics_.allocation.take(1);
   statistics_.allocated_bytes.take(int64_t(block->size));
   statistics_.requested_bytes.take(int64_t(block->requested));
@@ -289,10 +302,7 @@ void Pool::put_back(Block* block) {
   statistics_.active_bytes.take(int64_t(block->size));
   block->free = true;
   if (options_.algorithm == Algorithm::RAW) {
-    runtime().stream_synchronize(block->stream);
-    runtime().free(device_, block->at);
-    statistics_.segment.take(1);
-    statistics_.reserved_bytes.take(int64_t(block->size));
+    give_back(*block);
     delete block;
     return;
   }
@@ -309,10 +319,7 @@ void Pool::release_cached() {
         ++one;
         continue;
       }
-      runtime().stream_synchronize(block->stream);
-      runtime().free(device_, block->at);
-      statistics_.segment.take(1);
-      statistics_.reserved_bytes.take(int64_t(block->size));
+      give_back(*block);
       one = pool->erase(one);
       delete block;
     }
@@ -370,9 +377,14 @@ std::string Pool::shortage(size_t bytes) {
   for (auto& [at, block] : used_) largest.push_back(block);
   std::sort(largest.begin(), largest.end(), [](auto* a, auto* b) { return a->size > b->size; });
   size_t free_bytes = 0, total = 0;
-  runtime().memory_info(device_, &free_bytes, &total);
   std::ostringstream text;
-  text << "device " << device_ << " is out of memory: requested " << bytes << " bytes; allocated "
+  if (device_ == kHostMemory) {
+    text << "the host";
+  } else {
+    runtime().memory_info(device_, &free_bytes, &total);
+    text << "device " << device_;
+  }
+  text << " is out of memory: requested " << bytes << " bytes; allocated "
        << statistics_.allocated_bytes.current << ", reserved "
        << statistics_.reserved_bytes.current << ", total " << total;
   if (limit_ != SIZE_MAX) text << ", limited to " << limit_;

@@ -90,6 +90,9 @@ struct Checker {
 
 Checker& checker();
 
+// The memory of a device, or pinned memory of the host, whose device is kHostMemory.
+constexpr int kHostMemory = -1;
+
 class Pool {
  public:
   Pool(int device, Options options);
@@ -123,6 +126,7 @@ class Pool {
   Block* find(size_t size, dicp_rt_stream stream);
   Block* grow(size_t size, dicp_rt_stream stream);
   void* reserve(size_t bytes);
+  void give_back(const Block& block);  // to the runtime
   void release_cached();
   bool is_cached(const void* address) const;  // in memory that was given back
   void collect(bool wait);

@@ -80,7 +80,8 @@ void check_memory(const at::Tensor& tensor) {
   TORCH_CHECK(needed == 0 || start + needed <= tensor.storage().nbytes(),
               "use after free: a tensor of sizes ", tensor.sizes(), " on ", tensor.device(),
               " has no memory any more (its storage holds ", tensor.storage().nbytes(),
-              " bytes, it needs ", start + needed, ")");
+              " bytes, it needs ", start + needed, ")",
+              lost_block(tensor.storage().unsafeGetStorageImpl()));
 }
 
 }  // namespace
@@ -330,6 +331,14 @@ bool append_value(const c10::IValue& value, std::string& key) {
     key.push_back('l');
     for (auto item : value.toIntVector()) append(key, item);
     key.push_back(']');
+  } else if (value.isBoolList()) {
+    key.push_back('o');
+    for (const bool item : value.toBoolList()) key.push_back(item ? 'y' : 'f');
+    key.push_back(']');
+  } else if (value.isDoubleList()) {
+    key.push_back('e');
+    for (auto item : value.toDoubleVector()) append(key, item);
+    key.push_back(']');
   } else if (value.isDevice()) {
     key.push_back('v');
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
@@ -373,6 +382,7 @@ Overlap overlap_of(const at::Tensor& out, const at::Tensor& input) {
 }
 
 at::Tensor fresh(const PlannedTensor& output) {
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
   return at::detail::empty_strided_generic(output.sizes, output.strides, device_allocator(),
                                            kDeviceKeys, output.dtype);
 }
@@ -480,6 +490,10 @@ bool run_plan(const std::shared_ptr<Plan>& plan, const c10::OperatorHandle& op,
     if (aside[k]) copy_from(computed[k], outputs[k], false);
   stack->resize(first);
   for (const auto& result : plan->results) {
+    if (result.output < 0) {
+      stack->push_back(at::Tensor());
+      continue;
+    }
     const auto& output = outputs[size_t(result.output)];
     stack->push_back(result.view ? at::native::as_strided_tensorimpl(output, result.sizes,
                                                                      result.strides, result.offset)
@@ -554,7 +568,8 @@ at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "the device has no ", *layout,
               " tensors");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_generic(sizes, device_allocator(), kDeviceKeys,
                                    c10::dtype_or_default(dtype), format);
 }
@@ -563,7 +578,8 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "only host tensors are pinned");
-  c10::DeviceGuard guard(placed(device));
+  RECORD_USER_SCOPE("wrapper_DIPU_empty_strided");
+  c10::DeviceGuard here(placed(device));
   return at::detail::empty_strided_generic(sizes, strides, device_allocator(), kDeviceKeys,
                                            c10::dtype_or_default(dtype));
 }
@@ -668,6 +684,19 @@ void record_stream(at::Tensor& self, at::Stream stream) {
     pool_at(block->device).record(block, handle(stream));
 }
 
+// Runs an operator asked for the other device's name on this device.
+void call_on_meant(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  bool meant = false;
+  for (size_t k = stack->size() - op.schema().arguments().size(); k < stack->size(); ++k) {
+    auto& value = (*stack)[k];
+    if (!value.isDevice() || !value.toDevice().is_cuda()) continue;
+    value = placed(value.toDevice());
+    meant = true;
+  }
+  TORCH_CHECK(meant, op.operator_name(), " was called for a device that is not there");
+  op.callBoxed(stack);
+}
+
 // Under the mock, factories asked for the other device's name make tensors of this device.
 at::Tensor mock_empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                       std::optional<at::Layout> layout, std::optional<at::Device> device,
@@ -748,12 +777,19 @@ void register_collectives() {
 
 void register_mock_factories(bool on) {
   static std::unique_ptr<torch::Library> library;
+  static std::unique_ptr<torch::Library> others;  // operators without a kernel of that key
   library = nullptr;
+  others = nullptr;
   if (!on) return;
+  others = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::CUDA,
+                                            __FILE__, __LINE__);
+  others->fallback(torch::CppFunction::makeFromBoxedFunction<&call_on_meant>());
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA,
                                              __FILE__, __LINE__);
   library->impl("empty.memory_format", &mock_empty);
   library->impl("empty_strided", &empty_strided);
+  for (const char* name : kWindows)
+    library->impl(name, torch::CppFunction::makeFromBoxedFunction<&call_on_meant>());
 }
 
 }  // namespace dicp

@@ -44,6 +44,9 @@ class HostCall {
 
 // Runs an operator by its host kernel, on host views of the tensors.
 void call_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, int device);
+// Factories whose kernel for every device asks for one of the device that fills the tensor.
+constexpr const char* kWindows[] = {"kaiser_window", "kaiser_window.periodic",
+                                    "kaiser_window.beta"};
 // The device of the first device tensor in the arguments, else of the first device argument.
 int device_of(const torch::jit::Stack& stack, size_t first);
 
@@ -60,7 +63,7 @@ struct PlannedAlias {
 };
 
 struct PlannedResult {
-  int output = 0;
+  int output = 0;     // below 0: none, such as a gradient that nobody wants
   bool view = false;  // of these sizes, strides and offset in elements
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;

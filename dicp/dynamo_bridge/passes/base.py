@@ -15,6 +15,7 @@ from dicp.errors import InferenceMismatchError
 from dicp.torch_private import depends_on_data
 
 if TYPE_CHECKING:
+    from dicp.adaptor import Adaptor
     from dicp.config import Config
     from dicp.target import Facts
 
@@ -32,6 +33,9 @@ class PassContext:
     kind: str
     infer: Inference
     static_inputs: frozenset[int] = frozenset()
+    adaptor: Adaptor | None = None
+    compiles: Callable[[fx.Node], bool] = lambda node: True
+    """Whether the target compiles a call of these operands, rather than leave it to eager."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -18,7 +18,8 @@ import torch
 
 from dicp.errors import InputMismatchError, ResultMismatchError
 from dicp.loop.runtime.checks import check_inputs, check_sizes, raise_kernel_error
-from dicp.loop.runtime.device import DeviceRuntime, Native, Pool
+from dicp.loop.runtime.device import DeviceRuntime, Native, Pool, Segment
+from dicp.loop.runtime.profiled import ProfiledSteps
 from dicp.loop.schedule.placement import Buffer, Placement, Step, is_ref, refs
 from dicp.rule_errors import raise_run_failure
 from dicp.serialize import (
@@ -31,7 +32,6 @@ from dicp.serialize import (
 from dicp.torch_private import (
     HOST,
     empty_strided_cpu,
-    profiled_range,
     profiling,
     reinterpret_tensor,
 )
@@ -73,8 +73,8 @@ class NativeCall:
 
 RunStep = Callable[[Environment], None]
 Getter = Callable[[Environment], Any]
-Watch = Callable[[Step], AbstractContextManager[Any]]
-"""Makes the context in which a kernel or a call runs."""
+Runner = Callable[[Step, Callable[[], None]], None]
+"""Runs a kernel or a call, given as its second argument."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,8 @@ class ExecutionPlan:
         self._seeds = [s for s, b in enumerate(self.buffers) if b.role == "seed"]
         self._take_inputs = self._inputs(inputs)
         self._results = self._outputs(loaded.program["outputs"])
+        self._segments: list[Segment] = []
+        """What `run` of each segment needs to live."""
         self._steps = self._compile_steps()
 
     # ---- once per set of sizes ----------------------------------------------------------------
@@ -197,8 +199,8 @@ class ExecutionPlan:
             return lambda env: list(pick(env))
         return lambda env: [getter(env) for getter in getters]
 
-    def _compile_steps(self, watch: Watch | None = None) -> list[tuple[RunStep, list[int]]]:
-        """The steps in order, each with the tensors to drop after it."""
+    def _compile_steps(self, runner: Runner | None = None) -> list[tuple[RunStep, list[int]]]:
+        """The steps in order, each with the tensors to drop after it; one by one with a runner."""
         steps: list[tuple[RunStep, list[int]]] = []
         for group in self.placement.step_groups():
             dead = [self._holder(slot) for slot in group.dead]
@@ -206,9 +208,9 @@ class ExecutionPlan:
                 steps.append((self._allocate(group.fresh), []))
             if group.call is not None:
                 call = self._call(group.call)
-                steps.append((_watched(call, group.call, watch) if watch else call, dead))
+                steps.append((_by(runner, call, group.call) if runner else call, dead))
             elif group.launches:
-                steps.append((self._segment(group.launches, watch), dead))
+                steps.append((self._segment(group.launches, runner), dead))
         return steps
 
     def _holder(self, slot: int) -> int:
@@ -241,15 +243,13 @@ class ExecutionPlan:
         return partial(torch.empty_strided, buffer.shape, buffer.strides, dtype=buffer.dtype,
                        device=self.device)  # fmt: skip
 
-    def _segment(self, launches: Sequence[Step], watch: Watch | None) -> RunStep:
-        """Consecutive kernels behind one native call, or one by one where they are watched."""
+    def _segment(self, launches: Sequence[Step], runner: Runner | None) -> RunStep:
+        """Consecutive kernels behind one native call, or one by one with a runner."""
         segment = self.loaded.runtime.segment(launches, self.symbols, self.table, self.status)
+        self._segments.append(segment)
         run = segment.run
 
         def run_segment(env: Environment) -> None:
-            if watch is not None or profiling():
-                run_one_by_one(watch or self._profiled)
-                return
             try:
                 stopped = run()
             except Exception as error:
@@ -257,27 +257,24 @@ class ExecutionPlan:
             if stopped != 0:
                 self._raise(launches, stopped)
 
-        def run_one_by_one(around: Watch) -> None:
+        def run_one(k: int) -> None:
+            try:
+                stopped = segment.run_one(k)
+            except Exception as error:
+                self._raise_failure(launches[k : k + 1], error)
+            if stopped != 0:
+                self._raise(launches[k : k + 1], stopped)
+
+        def run_one_by_one(env: Environment) -> None:
+            assert runner is not None
             for k, step in enumerate(launches):
-                with around(step):
-                    try:
-                        stopped = segment.run_one(k)
-                    except Exception as error:
-                        self._raise_failure(launches[k : k + 1], error)
-                if stopped != 0:
-                    self._raise(launches[k : k + 1], stopped)
+                runner(step, partial(run_one, k))
 
-        return run_segment
+        return run_segment if runner is None else run_one_by_one
 
-    def _profiled(self, step: Step) -> AbstractContextManager[Any]:
-        """A kernel's range of the profiler: shapes of what it reads, its operators and lines."""
-        read = [self.buffers[slot] for slot in step["args"] if slot not in step["writes"]]
-        inputs = [torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta")
-                  for b in read]  # fmt: skip
-        lines = dict.fromkeys(origin.user_line for origin in step["origins"])
-        known = {"operators": ", ".join(dict.fromkeys(o.op for o in step["origins"])),
-                 "source": "; ".join(filter(None, lines))}  # fmt: skip
-        return profiled_range(f"dicp::{step['kernel']}", inputs, known)
+    @cached_property
+    def _profiled_steps(self) -> list[tuple[RunStep, list[int]]]:
+        return self._compile_steps(ProfiledSteps(self.placement, self.table, self.device).run)
 
     def _raise(self, launches: Sequence[Step], stopped: object) -> NoReturn:
         status = tuple(self.status)
@@ -449,14 +446,19 @@ class ExecutionPlan:
     # ---- every run ------------------------------------------------------------------------------
 
     def run(self, inputs: list[Any]) -> list[Any]:
-        return self._run(inputs, self._steps)
+        return self._run(inputs, self._profiled_steps if profiling() else self._steps)
 
     def watched(
         self, watch: Callable[[int], AbstractContextManager[Any]]
     ) -> Callable[[list[Any]], list[Any]]:
         """As `run`, with the program's k-th step, a kernel or a call, in the context `watch(k)`."""
         numbers = {id(step): k for k, step in enumerate(self.placement.steps)}
-        return partial(self._run, steps=self._compile_steps(lambda step: watch(numbers[id(step)])))
+
+        def within(step: Step, run: Callable[[], None]) -> None:
+            with watch(numbers[id(step)]):
+                run()
+
+        return partial(self._run, steps=self._compile_steps(within))
 
     def _run(self, inputs: list[Any], steps: Sequence[tuple[RunStep, Sequence[int]]]) -> list[Any]:
         block = self._take_workspace() if self._workspace.offsets else None
@@ -515,9 +517,5 @@ def _flat(result: Any) -> list[Any]:
     return [result]
 
 
-def _watched(run: RunStep, step: Step, watch: Watch) -> RunStep:
-    def run_watched(env: Environment) -> None:
-        with watch(step):
-            run(env)
-
-    return run_watched
+def _by(runner: Runner, call: RunStep, step: Step) -> RunStep:
+    return lambda env: runner(step, partial(call, env))

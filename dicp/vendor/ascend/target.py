@@ -139,7 +139,7 @@ class AscendTarget(GraphTarget):
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
+        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), cache=cache)
         define = address_of(self.name, shared, ENTRY)
         precision = PRECISION_MODES[config.precision]
         model = driver.build(define, unit.name, precision, unit.options)

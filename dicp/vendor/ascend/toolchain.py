@@ -15,7 +15,7 @@ from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config
 from dicp.errors import SimulatorForbiddenError, SimulatorWarning
-from dicp.graphop.simulator import with_header
+from dicp.graphop.simulator import HEADER_FLAGS, precompiled, with_header
 from dicp.vendor.ascend.installation import Cann, checked, device_count, locate_cann
 
 FOLDER = Path(__file__).parent
@@ -117,22 +117,27 @@ def _simulator_sources() -> list[str]:
 
 
 def compile_shared(
-    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
-) -> bytes:
-    """The shared object built from source texts, which defines `symbols`.
+    toolchain: Toolchain, *sources: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
+    cache: Cache | None = None,
+) -> bytes:  # fmt: skip
+    """The shared object built from source texts, which defines `symbols`; for the simulator with
+    the headers that `cache` has.
 
     Raises CompilerError and ToolchainError.
     """
-    files = {f"unit{k}.cpp": source for k, source in enumerate(sources)}
+    files: dict[str, str | bytes] = {f"unit{k}.cpp": text for k, text in enumerate(sources)}
     includes = toolchain.cann.includes if toolchain.cann is not None else (INCLUDES,)
-    command = [
-        *toolchain.compiler, *FLAGS, *(SIMULATOR_FLAGS if toolchain.simulated else ()), *flags,
-        *(f"-I{path}" for path in includes), *files, "-o", host.OUTPUT,
-    ]  # fmt: skip
+    own = SIMULATOR_FLAGS if toolchain.simulated else ()
+    command = (*toolchain.compiler, *FLAGS, *own, *flags, *(f"-I{path}" for path in includes))
+    units = tuple(files)
+    if toolchain.simulated and cache is not None:
+        files |= precompiled(TARGET, command, sources[0], toolchain.identity, cache)
+        command += HEADER_FLAGS
+    command += (*units, "-o", host.OUTPUT)
     if toolchain.cann is not None:
         libraries = toolchain.cann.libraries
-        command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
-        command += [f"-l{name}" for name in toolchain.cann.linked]
+        command += (f"-L{libraries}", f"-Wl,-rpath,{libraries}")
+        command += tuple(f"-l{name}" for name in toolchain.cann.linked)
     lines = [line for source in sources for line in source.splitlines()]
     comments = [line.strip()[3:] for line in lines if line.startswith("  // ")]
     return host.compile_shared(TARGET, command, files, symbols, sources=comments)

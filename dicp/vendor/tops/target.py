@@ -108,7 +108,7 @@ class TopsTarget(GraphTarget):
     def compile(self, unit: GraphUnit, cache: Cache, config: Config) -> Mapping[str, bytes]:
         toolchain = find_toolchain(config)
         driver = self._driver(toolchain, cache)
-        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,))
+        shared = compile_shared(toolchain, unit.text, symbols=(ENTRY,), cache=cache)
         with driver.building:
             if driver.simulator is not None:
                 driver.simulator.stated = unit.options.split("\n")

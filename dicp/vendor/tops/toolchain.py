@@ -14,7 +14,7 @@ from dicp import toolchain as host
 from dicp.cache import Cache, key_of
 from dicp.config import Config, vendor_variable
 from dicp.errors import SimulatorForbiddenError
-from dicp.graphop.simulator import with_header
+from dicp.graphop.simulator import HEADER_FLAGS, precompiled, with_header
 
 FOLDER = Path(__file__).parent
 INCLUDES = FOLDER / "simulator" / "include"
@@ -120,9 +120,11 @@ def _driver_source(simulated: bool) -> str:
 
 
 def compile_shared(
-    toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = ()
-) -> bytes:
-    """The shared object built from a source text, which defines `symbols`.
+    toolchain: Toolchain, source: str, flags: tuple[str, ...] = (), symbols: Collection[str] = (),
+    cache: Cache | None = None,
+) -> bytes:  # fmt: skip
+    """The shared object built from a source text, which defines `symbols`; for the simulator with
+    the headers that `cache` has.
 
     Raises CompilerError and ToolchainError.
     """
@@ -131,12 +133,17 @@ def compile_shared(
         source = source.replace('#include "dtu/', f'#include "{sdk.prefix}/')
     own = SIMULATOR_FLAGS if sdk is None else ()
     include = INCLUDES if sdk is None else sdk.root / "include"
-    command = [*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}", UNIT, "-o", host.OUTPUT]
+    command = (*toolchain.compiler, *FLAGS, *own, *flags, f"-I{include}")
+    files: dict[str, str | bytes] = {UNIT: source}
+    if sdk is None and cache is not None:
+        files |= precompiled(TARGET, command, source, toolchain.identity, cache)
+        command += HEADER_FLAGS
+    command += (UNIT, "-o", host.OUTPUT)
     if sdk is not None:
         folder = sdk.library.parent
-        command += [f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l{LIBRARY}"]
+        command += (f"-L{folder}", f"-Wl,-rpath,{folder}", f"-l{LIBRARY}")
     comments = [line.strip()[3:] for line in source.splitlines() if line.startswith("  // ")]
-    return host.compile_shared(TARGET, command, {UNIT: source}, symbols, sources=comments)
+    return host.compile_shared(TARGET, command, files, symbols, sources=comments)
 
 
 def load_driver(toolchain: Toolchain, cache: Cache) -> ctypes.CDLL:

@@ -1,0 +1,260 @@
+"""The adaptor file of a chip that lacks dtypes or layouts: what operators are converted to.
+
+`convert_config.yaml` is a list of entries, `common_config` and operators by DIOPI's or ATen's name.
+Of three levels (common, operator, argument) the deeper wins, for each dtype on its own. The file is
+data: parsed by YAML's safe loader, checked as a whole when it is read.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+
+from dicp.config import Config
+from dicp.dtypes import REDUCED_FLOATS
+from dicp.errors import AdaptorFileError
+from dicp.errors.text import did_you_mean, nearest
+from dicp.torch_private import overload_name, overloads_of, schema_of
+
+FILE: Final = "convert_config.yaml"
+COMMON: Final = "common_config"
+LAYOUTS: Final = ("NCHW", "NHWC", "ND")
+Dtypes = Mapping[torch.dtype, torch.dtype]
+
+DIOPI: Final = {
+    "batch_norm": ("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+                   "native_batch_norm"),
+    "convolution2d": ("convolution",), "convolution3d": ("convolution",),
+    "group_norm": ("native_group_norm",), "layer_norm": ("native_layer_norm",),
+    "log_softmax": ("_log_softmax",), "softmax": ("_softmax",), "matmul": ("mm", "bmm"),
+}  # fmt: skip
+"""What ATen calls an operator of DIOPI, where that is not the same name in lower case."""
+ALIASES: Final = {"input": "self"}
+"""What ATen calls an argument of DIOPI."""
+_CAST: Final = re.compile(r"\(([^()]*)\)\s*->\s*(\w+)")
+_LAYOUT: Final = re.compile(r"(\w+)(?:\((\w+)\))?")
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one entry states; None and absent: what the level above states."""
+
+    dtypes: Dtypes = field(default_factory=dict)
+    arguments: Mapping[str, Dtypes] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """By argument; under "" that of all others."""
+    contiguous: bool | None = None
+    allow_narrowing: bool | None = None
+
+
+@dataclass(frozen=True)
+class Conversions:
+    """What holds for one operator: its entry, then the common one."""
+
+    levels: tuple[Level, ...]
+
+    def dtype(self, argument: str, given: torch.dtype) -> torch.dtype:
+        """What an argument of this dtype is cast to; the dtype itself if it is not."""
+        tables = [level.arguments.get(argument, {}) for level in self.levels]
+        tables += [level.dtypes for level in self.levels]
+        return next((table[given] for table in tables if given in table), given)
+
+    def layout(self, argument: str) -> str:
+        """NCHW (row-major), NHWC (channels-last), or ND: as it is."""
+        for level in self.levels:
+            if argument in level.layouts or "" in level.layouts:
+                return level.layouts.get(argument) or level.layouts[""]
+            if level.contiguous is not None:
+                return "NCHW" if level.contiguous else "ND"
+        return "NCHW"
+
+    @property
+    def allow_narrowing(self) -> bool:
+        return next((v for v in (x.allow_narrowing for x in self.levels) if v is not None), False)
+
+
+@dataclass(frozen=True)
+class Adaptor:
+    """An adaptor file as read: the common level and operators' by their name in ATen."""
+
+    common: Level = field(default_factory=Level)
+    operators: Mapping[str, Level] = field(default_factory=dict)
+
+    def conversions(self, name: str, overload: str, scalar: bool) -> Conversions:
+        """For one overload; `scalar`: its second operand is a number."""
+        keys = [f"{name}.{overload}", *([f"{name}:Scalar"] if scalar else []), name]
+        own = [self.operators[key] for key in keys if key in self.operators]
+        return Conversions((*own, self.common))
+
+
+def adaptor_text(target: object, config: Config) -> str:
+    """The text of the adaptor file that applies to a target; empty where there is none."""
+    path = _path(target, config)
+    return "" if path is None else path.read_text("utf-8")
+
+
+def find_adaptor(target: object, config: Config) -> Adaptor | None:
+    """The adaptor that applies to a target: that of `config`, else the one that it ships.
+
+    Raises AdaptorFileError.
+    """
+    path = _path(target, config)
+    if path is None:
+        return None
+    return read_adaptor(path, path.read_text("utf-8"), config.precision == "half")
+
+
+def _path(target: object, config: Config) -> Path | None:
+    if config.convert_config is not None:
+        if not config.convert_config.is_file():
+            raise AdaptorFileError(config.convert_config, 0, "there is no such file")
+        return config.convert_config
+    file = getattr(sys.modules[type(target).__module__], "__file__", None)
+    path = Path(file or "").parent / FILE
+    return path if file and path.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def read_adaptor(path: Path, text: str, half: bool = False) -> Adaptor:
+    """The adaptor that a file's text states; `half`: float32 may be computed in 16 bits.
+
+    Raises AdaptorFileError with the line of what is wrong.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        raise AdaptorFileError(path, mark.line + 1 if mark else 1, problem) from error
+    return Adaptor() if root is None else _Reader(path, half).adaptor(root)
+
+
+@cache
+def _tensor_arguments() -> Mapping[str, frozenset[str]]:
+    """By operator of ATen, the names of the arguments that are tensors in some overload."""
+    found: dict[str, set[str]] = {}
+    for op in overloads_of("aten"):
+        schema = schema_of(op)
+        name = schema.name.split("::")[1]
+        tensors = {a.name for a in schema.arguments if "Tensor" in str(a.type)}
+        for key in (name, f"{name}.{overload_name(op)}"):
+            found.setdefault(key, set()).update(tensors)
+    return {name: frozenset(arguments) for name, arguments in found.items()}
+
+
+class _Reader:
+    """Turns YAML's nodes, which know their lines, into levels."""
+
+    def __init__(self, path: Path, half: bool) -> None:
+        self.path = path
+        self.half = half
+
+    def fail(self, node: Any, problem: str) -> AdaptorFileError:
+        return AdaptorFileError(self.path, node.start_mark.line + 1, problem)
+
+    def adaptor(self, root: Any) -> Adaptor:
+        if not isinstance(root, yaml.SequenceNode):
+            raise self.fail(root, "expected a list of entries such as `- common_config:`")
+        common, operators = Level(), {}
+        for entry in root.value:
+            for key, value in self.pairs(entry):
+                if key.value == COMMON:
+                    common = self.level(value, None)
+                    continue
+                names = self.operators(key)
+                arguments = frozenset[str]().union(
+                    *(_tensor_arguments()[name.partition(":")[0]] for name in names)
+                )
+                operators.update(dict.fromkeys(names, self.level(value, arguments)))
+        return Adaptor(common, operators)
+
+    def pairs(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if not isinstance(node, yaml.MappingNode):
+            raise self.fail(node, "expected `name: value`")
+        yield from node.value
+
+    def operators(self, key: Any) -> list[str]:
+        """The names in ATen of an entry's operator, `:Scalar` after those of numbers alone."""
+        known, name = _tensor_arguments(), key.value.removeprefix("aten.")
+        if name.startswith("diopi"):
+            base = re.sub(r"Inp$", "", name.removeprefix("diopi").removesuffix("Scalar"))
+            snake = re.sub(r"(?<!^)(?=[A-Z])", "_", base).lower()
+            only = ":Scalar" if name.endswith("Scalar") else ""
+            names = [f"{aten}{only}" for aten in DIOPI.get(snake, (snake,)) if aten in known]
+        else:
+            names = [name] if name in known else []
+        if not names:
+            near = did_you_mean(nearest(name, list(known)))
+            raise self.fail(key, f"unknown operator {key.value!r}.{near}".rstrip("."))
+        return names
+
+    def level(self, node: Any, arguments: frozenset[str] | None) -> Level:
+        """One entry; `arguments` are those of its operator, None for the common entry."""
+        stated: dict[str, Any] = {}
+        for key, value in self.pairs(node):
+            match key.value:
+                case "dtype":
+                    stated["dtypes"] = self.casts(value)
+                case "tensor_dtype" if arguments is not None:
+                    stated["arguments"] = {
+                        self.argument(name, name.value, arguments): self.casts(casts)
+                        for name, casts in self.pairs(value)
+                    }
+                case "layout":
+                    stated["layouts"] = self.layouts(value, arguments)
+                case "contiguous" | "allow_narrowing":
+                    stated[key.value] = self.boolean(value)
+                case _:
+                    raise self.fail(key, f"unknown key {key.value!r}")
+        return Level(**stated)
+
+    def argument(self, node: Any, name: str, arguments: frozenset[str] | None) -> str:
+        found = ALIASES.get(name, name)
+        if arguments is None or found not in arguments:
+            have = ", ".join(sorted(arguments or ())) or "none"
+            raise self.fail(node, f"unknown argument {name!r}; the tensor arguments are {have}")
+        return found
+
+    def casts(self, node: Any) -> Dtypes:
+        found: dict[torch.dtype, torch.dtype] = {}
+        text = node.value if isinstance(node, yaml.ScalarNode) else ""
+        if not text or re.sub(r"[\s,]", "", _CAST.sub("", text)):
+            raise self.fail(node, "expected casts such as `(int64)->int32, (float64)->float32`")
+        for sources, target in _CAST.findall(text):
+            to = self.dtype(node, target)
+            for source in sources.split(","):
+                given = self.dtype(node, source.strip())
+                if to in REDUCED_FLOATS and given not in REDUCED_FLOATS and not self.half:
+                    raise self.fail(node, f"{source.strip()} to {target} needs precision='half'")
+                found[given] = to
+        return found
+
+    def dtype(self, node: Any, name: str) -> torch.dtype:
+        found = getattr(torch, name, None)
+        if not isinstance(found, torch.dtype):
+            raise self.fail(node, f"unknown dtype {name!r}")
+        return found
+
+    def layouts(self, node: Any, arguments: frozenset[str] | None) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for part in str(node.value).split(","):
+            match = _LAYOUT.fullmatch(part.strip())
+            name, inner = match.groups() if match else ("", None)
+            argument = self.argument(node, name, arguments) if inner else ""
+            if (layout := inner or name) not in LAYOUTS:
+                raise self.fail(node, f"unknown layout {part.strip()!r}; known: {LAYOUTS}")
+            found[argument] = layout
+        return found
+
+    def boolean(self, node: Any) -> bool:
+        if str(node.value).lower() not in ("true", "false"):
+            raise self.fail(node, "expected True or False")
+        return str(node.value).lower() == "true"
